@@ -1,0 +1,1 @@
+"""From run directories to iteration times, congestion points, fits and reports."""

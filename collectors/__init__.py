@@ -1,0 +1,1 @@
+"""One module a source of measurements, each with check, start and stop."""

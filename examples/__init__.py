@@ -1,0 +1,1 @@
+"""Training jobs and sweep plans that ship with ringtap; the jobs know nothing of ringtap."""

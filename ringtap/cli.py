@@ -1,0 +1,62 @@
+"""The ``ringtap`` command: finds the room a verb lives in, and turns errors into one sentence and an exit code.
+
+Exit codes: 0 done; 1 the job or the measurement failed; 2 usage or bad input; 130 interrupted. ``ringtap run`` and ``ringtap lab exec`` pass
+on the wrapped command's own code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import ringtap
+from ringtap.errors import RingtapError
+
+# verb -> (module with register(subparsers), one line for --help); a module is imported only when its verb is used
+VERBS = {
+    "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
+    "lab": ("ringtap.agents.lab.commands", "the virtual testbed: up, exec, status, down"),
+    "traffic": ("ringtap.trafficgen.commands", "cross traffic: plan, serve, send"),
+    "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
+    "report": ("ringtap.analysis.commands", "turn a sweep into figures, tables and one HTML page"),
+    "fit": ("ringtap.analysis.commands", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
+    "demand": ("ringtap.analysis.commands", "network demand of a training iteration"),
+}
+
+
+def build_parser(verb: str | None) -> argparse.ArgumentParser:
+    """The argument parser; only the named verb's own arguments are built."""
+    parser = argparse.ArgumentParser(prog="ringtap", description=ringtap.__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    for name, (module, summary) in VERBS.items():
+        if name == verb:
+            importlib.import_module(module).register(subparsers, name, summary)
+        else:
+            subparsers.add_parser(name, help=summary, add_help=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verb = next((argument for argument in arguments if not argument.startswith("-")), None)
+    options = None
+    try:
+        options = build_parser(verb).parse_args(arguments)
+        return int(options.handler(options))
+    except RingtapError as error:
+        print(f"ringtap: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("ringtap: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Rates, sizes and durations as people write them, and back.
+
+Rates are bits per second (``250mbit``, ``25gbit``), sizes bytes (``1MB`` is 10^6, ``1MiB`` 2^20), durations
+seconds (``370ms``). Decimal prefixes throughout, as the thesis reports them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ringtap.errors import UsageError
+
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([A-Za-zµμ/]*)\s*", re.IGNORECASE)
+_RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+_SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_DURATIONS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    unit = match.group(3).lower() if match else ""
+    if match is None or unit not in units:
+        raise UsageError(f"{what} {text!r} is not understood: write a number and a unit, for example {example}")
+    value = float(match.group(1) + (match.group(2) or "")) * units[unit]
+    if not math.isfinite(value):
+        raise UsageError(f"{what} {text!r} is too large")
+    return value
+
+
+def parse_rate_bps(text: str) -> int:
+    """Parse a rate such as ``250mbit``, ``25gbit`` or ``25gbit/s`` into bits per second.
+
+    Raises:
+        UsageError: the text is not a number with a rate unit.
+    """
+    return round(_parse(text.lower().replace("bit/s", "bit").replace("bps", "bit"), _RATES, "rate", "250mbit"))
+
+
+def parse_size_bytes(text: str) -> int:
+    """Parse a size such as ``400kB`` (decimal) or ``1MiB`` (binary) into bytes.
+
+    Raises:
+        UsageError: the text is not a number with a size unit.
+    """
+    return round(_parse(text, _SIZES, "size", "400kB"))
+
+
+def parse_duration_s(text: str) -> float:
+    """Parse a duration such as ``370ms``, ``15s`` or ``3min`` into seconds.
+
+    Raises:
+        UsageError: the text is not a number with a time unit.
+    """
+    return _parse(text, _DURATIONS, "duration", "370ms")
+
+
+def format_rate(bps: float) -> str:
+    """Write bits per second with the prefix that leaves 1 to 999 before the point."""
+    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if abs(bps) >= size:
+            return f"{bps / size:.4g} {unit}"
+    return f"{bps:.4g} bit/s"
+
+
+def format_size(size_bytes: float) -> str:
+    """Write bytes with a decimal prefix."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(size_bytes) >= size:
+            return f"{size_bytes / size:.4g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds as ``8 min 05 s``, ``12.3 s``, ``4.1 ms`` or ``2.5 µs``."""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

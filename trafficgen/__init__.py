@@ -1,0 +1,1 @@
+"""Cross traffic: size distributions, flow plans, sender, receiver and the iperf3 driver."""

@@ -1,0 +1,97 @@
+"""The process that holds a testbed: first process of its PID namespace, so its end is the end of everything in it.
+
+Started by `ringtap.agents.lab.up`. It reports on standard output one JSON line a stage and then waits on standard input: a closed
+input ends the testbed, the word ``stay`` makes it outlive its maker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from ringtap.agents.lab import namespaces
+from ringtap.agents.lab.topology import LabSpec
+from ringtap.errors import RingtapError, UsageError
+
+
+def _say(item: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(item) + "\n")
+    sys.stdout.flush()
+
+
+def _isolate() -> None:
+    """Enter new namespaces; what is forked next is the first process of the new PID namespace.
+
+    Raises:
+        UsageError: the kernel refuses.
+    """
+    namespaces.become_namespace_root()
+    try:
+        namespaces.unshare(namespaces.NEWNS | namespaces.NEWNET | namespaces.NEWPID | namespaces.NEWUTS)
+        namespaces.make_mounts_private()
+    except OSError as error:
+        raise UsageError(
+            f"network namespaces cannot be made here ({error.strerror}): run as root, or where user namespaces are allowed"
+        ) from error
+
+
+def _furnish() -> None:
+    """Give the testbed its own /proc and /run: what it leaves there goes with it."""
+    try:
+        namespaces.mount("proc", "/proc", "proc")
+        namespaces.mount("tmpfs", "/run", "tmpfs", options="mode=755")
+    except OSError as error:
+        raise UsageError(f"the testbed cannot mount its own /proc and /run ({error}): is this a locked-down container?") from error
+
+
+def _hold(spec: LabSpec) -> None:
+    """Build, verify, then live until told or cut off."""
+    from ringtap.agents.lab import build, rates
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.stdin.readline().strip() != "go":  # the maker has not put this testbed on record
+        return
+    try:
+        _furnish()
+        build.build(spec)
+        namespaces.bind(build.HOSTS_FILE, "/etc/hosts")
+        _say({"built": True})
+        if sys.stdin.readline().strip() == "verify":
+            _say({"links": rates.measure_links(spec)})
+    except RingtapError as error:
+        _say({"error": str(error), "exit_code": error.exit_code})
+        return
+    except Exception as error:  # the keeper has no user to show a traceback to: its maker reports the sentence
+        _say({"error": f"the testbed could not be built: {type(error).__name__}: {error}", "exit_code": 1})
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the first process of a PID namespace inherits orphans
+    if sys.stdin.readline().strip() == "stay":
+        _say({"stays": True})
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        while True:
+            signal.pause()
+
+
+def main() -> int:
+    """Isolate, fork the keeper proper, tell its pid, and leave."""
+    spec = LabSpec.from_json(json.loads(sys.argv[1]))
+    try:
+        _isolate()
+    except RingtapError as error:
+        _say({"error": str(error), "exit_code": error.exit_code})
+        return error.exit_code
+    pid = os.fork()
+    if pid == 0:
+        _hold(spec)
+        os._exit(0)
+    _say({"pid": pid})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Linux namespaces: making, entering and mounting, with nothing but the C library.
+
+``os.unshare`` and ``os.setns`` are there from Python 3.12 only, so the C library is called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from ringtap.errors import UsageError
+
+NEWNS = 0x00020000
+NEWUTS = 0x04000000
+NEWUSER = 0x10000000
+NEWPID = 0x20000000
+NEWNET = 0x40000000
+_MS_BIND = 0x1000
+_MS_REC = 0x4000
+_MS_PRIVATE = 1 << 18
+_PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Move this process (its children, for NEWPID) into new namespaces."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter the namespace that fd refers to."""
+    _check(_libc.setns(fd, kind), "setns")
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str = "") -> None:
+    """Mount a file system."""
+    result = _libc.mount(
+        source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), options.encode()
+    )
+    _check(result, f"mount {target}")
+
+
+def bind(source: str, target: str) -> None:
+    """Let target show what source shows."""
+    mount(source, target, flags=_MS_BIND)
+
+
+def make_mounts_private() -> None:
+    """Keep this mount namespace's mounts from spreading to others."""
+    mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this process a signal when its parent thread ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
+
+
+def set_hostname(name: str) -> None:
+    """Set the host name of this UTS namespace."""
+    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
+def become_namespace_root() -> None:
+    """Enter a new user namespace in which this user is root; nothing to do for real root.
+
+    Raises:
+        UsageError: the kernel does not allow it.
+    """
+    if os.geteuid() == 0:
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        unshare(NEWUSER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    except OSError as error:
+        raise UsageError(
+            f"this kernel does not give user {uid} a user namespace ({error.strerror}); run as root, or ask for "
+            "kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0 and, on Ubuntu, "
+            "kernel.apparmor_restrict_unprivileged_userns=0"
+        ) from error

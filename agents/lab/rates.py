@@ -1,0 +1,119 @@
+"""What each link of a testbed really gives: TCP around the ring of hosts, counted at the interfaces.
+
+Every host sends to the next, so each link is full in both directions at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import Any
+
+from pyroute2 import NetNS
+
+from ringtap.agents.lab import namespaces
+from ringtap.agents.lab.topology import TRAINING_NIC, LabSpec
+from ringtap.errors import MeasurementError
+
+_PORT = 9
+_WARM_UP_S = 0.5
+_WINDOW_S = 1.0
+_CHUNK_BYTES = 65536
+TCP_CONGESTION = 13
+
+
+def _socket_in(host: str) -> socket.socket:
+    """A TCP socket of another network namespace; it stays there whatever thread uses it."""
+    made: list[socket.socket] = []
+
+    def work() -> None:
+        with open(f"/run/netns/{host}") as file:  # noqa: PTH123 - a namespace handle, not a file to read
+            namespaces.setns(file.fileno(), namespaces.NEWNET)
+        made.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+def _send(sock: socket.socket) -> None:
+    data = bytes(_CHUNK_BYTES)
+    with contextlib.suppress(OSError):
+        while True:
+            sock.sendall(data)
+
+
+def _discard(sock: socket.socket) -> None:
+    buffer = bytearray(_CHUNK_BYTES)
+    with contextlib.suppress(OSError):
+        while sock.recv_into(buffer):
+            pass
+
+
+def _connect_ring(spec: LabSpec) -> tuple[list[socket.socket], list[socket.socket]]:
+    senders, receivers = [], []
+    for index, host in enumerate(spec.hosts):
+        peer = spec.hosts[(index + 1) % len(spec.hosts)]
+        listener, sender = _socket_in(peer), _socket_in(host)
+        with listener:
+            listener.bind((spec.training_ip(peer), _PORT))
+            listener.listen()
+            sender.settimeout(3)
+            try:
+                sender.connect((spec.training_ip(peer), _PORT))
+            except OSError as error:
+                raise MeasurementError(f"{peer} cannot be reached from {host}: {error}") from error
+            sender.settimeout(None)
+            receivers.append(listener.accept()[0])
+        senders.append(sender)
+    return senders, receivers
+
+
+def _read_counters(netlinks: dict[str, NetNS]) -> dict[str, tuple[float, int, int]]:
+    counters = {}
+    for host, netlink in netlinks.items():
+        stats = netlink.link("get", ifname=TRAINING_NIC)[0].get_attr("IFLA_STATS64")
+        counters[host] = (time.monotonic(), stats["tx_bytes"], stats["rx_bytes"])
+    return counters
+
+
+def measure_links(spec: LabSpec) -> list[dict[str, Any]]:
+    """Measure every link in both directions at once.
+
+    Returns:
+        One item a host and direction: ``host``, ``direction`` (``up`` leaves the host), ``asked_bps``, ``measured_bps`` (Ethernet frames, as
+        the limit counts them) and ``congestion_control`` in force.
+
+    Raises:
+        MeasurementError: a host cannot be reached.
+    """
+    senders, receivers = _connect_ring(spec)
+    control = senders[0].getsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, 16).rstrip(b"\0").decode()
+    threads = [threading.Thread(target=_send, args=(sock,), daemon=True) for sock in senders]
+    threads += [threading.Thread(target=_discard, args=(sock,), daemon=True) for sock in receivers]
+    with contextlib.ExitStack() as stack:
+        netlinks = {host: stack.enter_context(NetNS(host)) for host in spec.hosts}
+        for thread in threads:
+            thread.start()
+        time.sleep(_WARM_UP_S)
+        before = _read_counters(netlinks)
+        time.sleep(_WINDOW_S)
+        after = _read_counters(netlinks)
+    for sock in senders + receivers:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join()
+    for sock in senders + receivers:
+        sock.close()
+    links = []
+    for host in spec.hosts:
+        seconds = after[host][0] - before[host][0]
+        for column, direction in ((1, "up"), (2, "down")):
+            rate = (after[host][column] - before[host][column]) * 8 / seconds
+            item = {"host": host, "direction": direction, "asked_bps": spec.rate_bps, "measured_bps": round(rate)}
+            links.append(item | {"congestion_control": control})
+    return links

@@ -6,7 +6,7 @@ happens. Standard library only, and nothing newer than Python 3.8: the job's int
 
 Whatever goes wrong in here is written to ``hook-<pid>.log`` beside the records and ends the recording, never the job.
 """
-# ruff: noqa: PTH
+# ruff: noqa: PTH100, PTH103, PTH108, PTH118, PTH120, PTH123
 # (pathlib would cost every process of the job its import time)
 
 from __future__ import annotations

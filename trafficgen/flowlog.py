@@ -1,0 +1,92 @@
+"""The per-flow logs of sender and receiver: record files, written in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.records import Field, RecordWriter
+
+FLUSH_S = 0.5
+FINISHED, UNFINISHED, FAILED = range(3)
+STATES = {"finished": FINISHED, "unfinished": UNFINISHED, "failed": FAILED}
+
+SENT_FIELDS = (
+    Field("flow", "<u8", "", "index"),
+    Field("intended_start_ns", "<i8", "ns", "time"),
+    Field("start_ns", "<i8", "ns", "time"),
+    Field("finish_ns", "<i8", "ns", "time"),
+    Field("received_ns", "<i8", "ns", "time"),
+    Field("lateness_ns", "<i8", "ns", "gauge"),
+    Field("size_bytes", "<i8", "bytes", "gauge"),
+    Field("sent_bytes", "<i8", "bytes", "gauge"),
+    Field("acked_bytes", "<i8", "bytes", "gauge"),
+    Field("state", "<u4", "", "index"),
+    Field("destination", "<u4", "", "index"),
+)
+RECEIVED_FIELDS = (
+    Field("flow", "<u8", "", "index"),
+    Field("connection", "<u8", "", "index"),
+    Field("start_ns", "<i8", "ns", "time"),
+    Field("finish_ns", "<i8", "ns", "time"),
+    Field("size_bytes", "<i8", "bytes", "gauge"),
+    Field("received_bytes", "<i8", "bytes", "gauge"),
+    Field("state", "<u4", "", "index"),
+)
+
+
+class FlowLog:
+    """A record file filled in batches: call ``flush`` every ``FLUSH_S``. Without a path it swallows everything.
+
+    Args:
+        path: file to create, or None.
+        fields: its columns.
+        about: what its header says beside them.
+
+    Raises:
+        UsageError: the file exists or cannot be made.
+    """
+
+    def __init__(self, path: Path | None, fields: Sequence[Field], about: dict[str, Any]) -> None:
+        self._path = path
+        self._batch: list[tuple[int, ...]] = []
+        self._writer: RecordWriter | None = None
+        if path is None:
+            return
+        try:
+            self._writer = RecordWriter(path, fields, about | {"states": STATES})
+        except FileExistsError as error:
+            raise UsageError(f"{path} exists: a log is never overwritten, name another file") from error
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+    def add(self, *values: int) -> None:
+        """Add one record to the batch."""
+        if self._writer is not None:
+            self._batch.append(values)
+
+    def flush(self) -> None:
+        """Hand the batch to the kernel.
+
+        Raises:
+            MeasurementError: the file cannot be written (a full disk, say).
+        """
+        if self._writer is None or not self._batch:
+            return
+        try:
+            self._writer.append_many(self._batch)
+        except OSError as error:
+            raise MeasurementError(f"{self._path} cannot be written: {error.strerror}; the log stops here") from error
+        finally:
+            self._batch.clear()
+
+    def close(self) -> None:
+        """Flush and close."""
+        try:
+            self.flush()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None

@@ -1,6 +1,7 @@
-"""What each link of a testbed really gives: TCP around the ring of hosts, counted at the interfaces.
+"""What each link of a testbed really gives: TCP around the ring of hosts, counted behind the limits.
 
-Every host sends to the next, so each link is full in both directions at once.
+Every host sends to the next, so each link is full in both directions at once. The limits' own counters are read: they count every
+frame, where an interface counts a piece of several packets once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from pyroute2 import NetNS
 
 from ringtap.agents.lab import namespaces
-from ringtap.agents.lab.topology import TRAINING_NIC, LabSpec
+from ringtap.agents.lab.topology import SWITCH, TRAINING_NIC, LabSpec
 from ringtap.errors import MeasurementError
 
 _PORT = 9
@@ -72,12 +73,13 @@ def _connect_ring(spec: LabSpec) -> tuple[list[socket.socket], list[socket.socke
     return senders, receivers
 
 
-def _read_counters(netlinks: dict[str, NetNS]) -> dict[str, tuple[float, int, int]]:
-    counters = {}
-    for host, netlink in netlinks.items():
-        stats = netlink.link("get", ifname=TRAINING_NIC)[0].get_attr("IFLA_STATS64")
-        counters[host] = (time.monotonic(), stats["tx_bytes"], stats["rx_bytes"])
-    return counters
+def _sent_bytes(netlink: NetNS, nic: str) -> tuple[float, int]:
+    """Time (s) and bytes that an interface's limit has let through."""
+    index = netlink.link_lookup(ifname=nic)[0]
+    for qdisc in netlink.get_qdiscs(index=index):
+        if qdisc.get_attr("TCA_KIND") == "tbf":
+            return time.monotonic(), int(qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+    raise MeasurementError(f"{nic} has lost its rate limit")
 
 
 def measure_links(spec: LabSpec) -> list[dict[str, Any]]:
@@ -95,13 +97,15 @@ def measure_links(spec: LabSpec) -> list[dict[str, Any]]:
     threads = [threading.Thread(target=_send, args=(sock,), daemon=True) for sock in senders]
     threads += [threading.Thread(target=_discard, args=(sock,), daemon=True) for sock in receivers]
     with contextlib.ExitStack() as stack:
-        netlinks = {host: stack.enter_context(NetNS(host)) for host in spec.hosts}
+        switch = stack.enter_context(NetNS(SWITCH))
+        limits = {(host, "down"): (switch, spec.port(host)) for host in spec.hosts}
+        limits |= {(host, "up"): (stack.enter_context(NetNS(host)), TRAINING_NIC) for host in spec.hosts}
         for thread in threads:
             thread.start()
         time.sleep(_WARM_UP_S)
-        before = _read_counters(netlinks)
+        before = {key: _sent_bytes(*limit) for key, limit in limits.items()}
         time.sleep(_WINDOW_S)
-        after = _read_counters(netlinks)
+        after = {key: _sent_bytes(*limit) for key, limit in limits.items()}
     for sock in senders + receivers:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -110,10 +114,8 @@ def measure_links(spec: LabSpec) -> list[dict[str, Any]]:
     for sock in senders + receivers:
         sock.close()
     links = []
-    for host in spec.hosts:
-        seconds = after[host][0] - before[host][0]
-        for column, direction in ((1, "up"), (2, "down")):
-            rate = (after[host][column] - before[host][column]) * 8 / seconds
-            item = {"host": host, "direction": direction, "asked_bps": spec.rate_bps, "measured_bps": round(rate)}
-            links.append(item | {"congestion_control": control})
+    for host, direction in sorted(limits):
+        seconds, size_bytes = (now - then for now, then in zip(after[host, direction], before[host, direction], strict=True))
+        item = {"host": host, "direction": direction, "asked_bps": spec.rate_bps}
+        links.append(item | {"measured_bps": round(size_bytes * 8 / seconds), "congestion_control": control})
     return links

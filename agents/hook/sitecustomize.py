@@ -202,6 +202,9 @@ def _log(folder: str) -> None:
 
 def _attach(module: ModuleType, folder: str) -> None:
     """Have every optimizer of this process report its steps."""
+    # What torch.compile looks for: without it a compiled step would trace into the hooks, and warn.
+    Recorder.before._torchdynamo_disable = True  # type: ignore[attr-defined]
+    Recorder.after._torchdynamo_disable = True  # type: ignore[attr-defined]
     recorder = Recorder(folder)
     if hasattr(module, "register_optimizer_step_pre_hook"):
         module.register_optimizer_step_pre_hook(recorder.before)
@@ -274,7 +277,6 @@ class _Finder:
 def _run_next() -> None:
     """Execute the sitecustomize that Python would have found without this one, under its own name."""
     from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
 
     here = os.path.dirname(os.path.realpath(__file__))
     folders = [os.path.realpath(folder or os.curdir) for folder in sys.path]
@@ -284,6 +286,8 @@ def _run_next() -> None:
     spec = PathFinder.find_spec("sitecustomize", later)
     if spec is None or spec.loader is None:
         return
+    from importlib._bootstrap import module_from_spec  # importlib.util's own, without the 2.5 ms that one takes
+
     module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)

@@ -1,0 +1,146 @@
+"""The verbs ``report``, ``fit`` and ``demand``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.units import format_duration, format_rate, format_size, parse_duration_s, parse_rate_bps
+
+_EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free": "free"}
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the arguments of one verb."""
+    parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    {"demand": _demand_arguments, "fit": _fit_arguments, "report": _report_arguments}[name](parser)
+    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+
+
+def _demand_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--params", required=True, metavar="COUNT", help="parameters of the model, 32 bit each")
+    parser.add_argument("--workers", required=True, metavar="N", help="number of workers")
+    parser.add_argument("--iteration", metavar="TIME", help="mean iteration time, e.g. 370ms: gives the bandwidth")
+    parser.add_argument(
+        "--collective",
+        default="ring",
+        metavar="NAME",
+        help="ring (default), reduce-scatter-all-gather, parameter-server, tree or hierarchical",
+    )
+    parser.add_argument("--group", default="1", metavar="G", help="workers that share a node, for hierarchical")
+    parser.set_defaults(handler=_demand)
+
+
+def _fit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("points", metavar="POINTS.csv", help="columns bandwidth_gbps and iteration_s")
+    parser.add_argument("--capacity", default="25gbit", metavar="RATE", help="capacity of the bottleneck (25gbit)")
+    parser.add_argument("--n", metavar="N", help="exponent: 0.5, 1, 2 or free; without it the least AICc chooses")
+    parser.set_defaults(handler=_fit)
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="a sweep's run directory")
+    parser.set_defaults(handler=_report)
+
+
+@contextlib.contextmanager
+def _needs_report_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").startswith("ringtap"):
+            raise
+        raise UsageError(f"{error.name} is not installed here: pip install 'ringtap[report]'") from error
+
+
+def _count(text: str, option: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.replace("_", "").replace(",", "")):
+        raise UsageError(f"{option} {text!r} is not a whole number")
+    return int(text.replace("_", "").replace(",", ""))
+
+
+def _print_json(item: object) -> None:
+    print(json.dumps(item, indent=1, allow_nan=False))
+
+
+def _demand(options: argparse.Namespace) -> int:
+    from ringtap.analysis.demand import demand
+
+    result = demand(
+        _count(options.params, "--params"),
+        _count(options.workers, "--workers"),
+        options.collective,
+        _count(options.group, "--group"),
+    )
+    iteration_s = None if options.iteration is None else parse_duration_s(options.iteration)
+    required_bps = None if iteration_s is None else result.required_bps(iteration_s)
+    if options.json:
+        item: dict[str, Any] = {"collective": result.collective, "parameters": result.parameters}
+        item |= {"workers": result.workers, "demand_bytes": result.worker_bytes, "demand_mb": result.worker_bytes / 1e6}
+        item |= {"busiest_link_bytes": result.busiest_link_bytes, "busiest_link_mb": result.busiest_link_bytes / 1e6}
+        item |= {"iteration_s": iteration_s, "required_bps": required_bps}
+        item |= {"required_gbps": None if required_bps is None else required_bps / 1e9, "source": result.source}
+        _print_json(item)
+        return 0
+    print(f"{result.collective}, {result.workers} workers, {result.parameters:,} parameters of 32 bit")
+    print(f"Demand a worker and iteration  {format_size(result.worker_bytes)}")
+    print(f"Busiest link, one direction    {format_size(result.busiest_link_bytes)}")
+    if iteration_s is not None and required_bps is not None:
+        at = format_duration(iteration_s)
+        print(f"Bandwidth required             {format_rate(required_bps)} at {at} an iteration")
+    print(f"Source: {result.source}")
+    return 0
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from ringtap.analysis.points_csv import read_points_csv
+
+    capacity_gbps = parse_rate_bps(options.capacity) / 1e9
+    if capacity_gbps <= 0:
+        raise UsageError(f"--capacity {options.capacity} is not a positive rate")
+    if options.n is not None and options.n not in _EXPONENTS:
+        raise UsageError(f"--n {options.n!r} is unknown: give 0.5, 1, 2 or free")
+    path = Path(options.points)
+    loads, times = read_points_csv(path, capacity_gbps)
+    with _needs_report_extra():
+        from ringtap.analysis.congestion import find_congestion_point
+        from ringtap.analysis.fit import CongestionModel
+    try:
+        fit = CongestionModel(capacity_gbps, None if options.n is None else _EXPONENTS[options.n]).fit(loads, times)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    found = find_congestion_point(loads, times, capacity_gbps)
+    point = found.point
+    if options.json:
+        item = fit.to_json()
+        item["congestion_point"] = None if point is None else point.to_json()
+        if point is None:
+            item["warnings"].append(f"no congestion point: {found.reason}")
+        _print_json(item)
+        return 0
+    print(fit.report())
+    if point is None:
+        print(f"No congestion point: {found.reason}")
+    else:
+        at = f"{point.bandwidth_gbps:.4g} Gbit/s, {format_duration(point.iteration_s)}"
+        print(f"Congestion point  {at}: {point.data_mb:.1f} MB an iteration")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    with _needs_report_extra():
+        from ringtap.analysis.report import write_report
+    written = write_report(Path(options.directory))
+    if options.json:
+        print(written.json_path.read_text(), end="")
+        return 0
+    print(written.summary)
+    for path in written.paths:
+        print(f"Wrote {path}")
+    return 0

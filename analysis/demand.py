@@ -1,0 +1,129 @@
+"""What a training iteration asks of the network: equation 3.1 of the thesis and its relatives for other collectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringtap.errors import UsageError
+
+GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Data that one iteration moves, in one direction of a full-duplex link.
+
+    Attributes:
+        collective: name of the collective.
+        parameters: parameters of the model, each a 32-bit gradient.
+        workers: number of workers N.
+        worker_bytes: bytes that a worker sends, averaged over the workers.
+        busiest_link_bytes: bytes in the busier direction of the busiest link; it is what sets the bandwidth required.
+        source: where the volume comes from.
+    """
+
+    collective: str
+    parameters: int
+    workers: int
+    worker_bytes: float
+    busiest_link_bytes: float
+    source: str
+
+    def required_bps(self, iteration_s: float) -> float:
+        """Bandwidth in bit/s that carries the busiest link's bytes within ``iteration_s`` (thesis, Table 3.1).
+
+        Raises:
+            UsageError: the time is not a positive number.
+        """
+        if not (math.isfinite(iteration_s) and iteration_s > 0):
+            raise UsageError(f"an iteration time of {iteration_s:g} s is not a positive time")
+        return self.busiest_link_bytes * 8 / iteration_s
+
+
+Volumes = tuple[float, float]  # sent by a worker on average, through the busiest link; in units of the gradient
+
+
+def _ring(workers: int, _group: int) -> Volumes:
+    share = 2 * (workers - 1) / workers
+    return share, share
+
+
+def _parameter_server(workers: int, _group: int) -> Volumes:
+    return 1.0, float(workers)
+
+
+def _tree(workers: int, _group: int) -> Volumes:
+    # Node i has children 2i+1 and 2i+2; it sends one gradient up (but the root) and one down to each child;
+    # from five workers on node 1 is an inner node with two children, the most there is.
+    sent = [(node > 0) + (2 * node + 1 < workers) + (2 * node + 2 < workers) for node in range(min(workers, 7))]
+    return 2 * (workers - 1) / workers, float(max(sent))
+
+
+def _hierarchical(workers: int, group: int) -> Volumes:
+    nodes = workers // group
+    between = 2 * (nodes - 1) / nodes
+    return between / group, between
+
+
+_COLLECTIVES: dict[str, tuple[Callable[[int, int], Volumes], str]] = {
+    "ring": (_ring, "thesis, equation 3.1; Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009)"),
+    "reduce-scatter-all-gather": (
+        _ring,
+        "recursive halving and doubling, power-of-two workers: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005)",
+    ),
+    "parameter-server": (
+        _parameter_server,
+        "one server outside the workers, push and pull of the whole gradient: Li et al., OSDI 2014",
+    ),
+    "tree": (_tree, "reduce and broadcast on a binary tree, root among the workers: Thakur et al., IJHPCA 19 (2005)"),
+    "hierarchical": (
+        _hierarchical,
+        "ring between nodes after reducing within each, between nodes only: Jia et al., arXiv:1807.11205 (2018)",
+    ),
+}
+COLLECTIVES = tuple(_COLLECTIVES)
+
+
+def demand(parameters: int, workers: int, collective: str = "ring", group: int = 1) -> Demand:
+    """Data that one iteration moves for 32-bit gradients.
+
+    With S = 4 bytes x parameters and N workers, in one direction:
+
+    ==========================  ====================  ==================================================
+    collective                  mean of a worker      busiest link
+    ==========================  ====================  ==================================================
+    ring                        2(N-1)/N S            the same (equation 3.1)
+    reduce-scatter-all-gather   2(N-1)/N S            the same
+    parameter-server            S                     N S, the server's
+    tree                        2(N-1)/N S            3 S at an inner node (fewer with under five workers)
+    hierarchical, G to a node   2(L-1)/L S / G        2(L-1)/L S at each of the L = N/G nodes
+    ==========================  ====================  ==================================================
+
+    Args:
+        parameters: parameters of the model.
+        workers: number of workers N.
+        collective: one of `COLLECTIVES`.
+        group: workers that share a node; only ``hierarchical`` uses it.
+
+    Raises:
+        UsageError: a count that makes no sense, or an unknown collective.
+    """
+    if collective not in _COLLECTIVES:
+        raise UsageError(f"collective {collective!r} is unknown: choose one of {', '.join(COLLECTIVES)}")
+    if parameters < 1:
+        raise UsageError(f"{parameters} parameters: the model needs at least one")
+    if workers < 1:
+        raise UsageError(f"{workers} workers: at least one is needed")
+    if collective == "hierarchical":
+        if group < 1 or workers % group or workers // group < 2:
+            raise UsageError(f"{workers} workers in groups of {group} do not make two or more full groups")
+    elif group != 1:
+        raise UsageError(f"a group of {group} workers has a meaning for the hierarchical collective only")
+    elif workers < 2 and collective != "parameter-server":
+        raise UsageError(f"with one worker {collective} moves nothing: give at least 2 workers")
+    volumes, source = _COLLECTIVES[collective]
+    worker, busiest = volumes(workers, group)
+    gradient_bytes = GRADIENT_BYTES * parameters
+    return Demand(collective, parameters, workers, worker * gradient_bytes, busiest * gradient_bytes, source)

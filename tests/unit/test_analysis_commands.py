@@ -1,0 +1,150 @@
+import json
+import sys
+
+import pytest
+
+from ringtap.cli import main
+
+VGG = "bandwidth_gbps,iteration_s\n0,0.365\n6.3,0.447\n10.3,0.533\n14.7,0.733\n17.6,1.003\n20.9,1.837\n"
+
+
+@pytest.fixture
+def points(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text(VGG)
+    return path
+
+
+def one_line_error(capsys, arguments):
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("ringtap: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_demand_in_words_and_as_json(capsys):
+    assert main(["demand", "--params", "138357444", "--workers", "4", "--iteration", "370ms"]) == 0
+    assert "830.1 MB" in capsys.readouterr().out
+    assert main(["demand", "--params", "138,357,444", "--workers", "4", "--iteration", "370ms", "--json"]) == 0
+    item = json.loads(capsys.readouterr().out)
+    assert item["demand_mb"] == pytest.approx(830.1, abs=0.1)
+    assert item["required_gbps"] == pytest.approx(17.95, abs=0.01)
+    assert main(["demand", "--params", "1000", "--workers", "3", "--collective", "parameter-server", "--json"]) == 0
+    item = json.loads(capsys.readouterr().out)
+    assert (item["busiest_link_bytes"], item["required_gbps"]) == (12000, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--params 0 --workers 4", "parameters"),
+        ("--params -3 --workers 4", "parameters"),
+        ("--params many --workers 4", "whole number"),
+        ("--params 1e9 --workers 4", "whole number"),
+        ("--params 10 --workers 0", "workers"),
+        ("--params 10 --workers 1", "one worker"),
+        ("--params 10 --workers 2.5", "whole number"),
+        ("--params 10 --workers 4 --collective star", "star"),
+        ("--params 10 --workers 4 --iteration 370", "number and a unit"),
+        ("--params 10 --workers 4 --iteration 0s", "positive"),
+        ("--params 10 --workers 4 --collective hierarchical --group 3", "groups"),
+        ("--params 10 --workers 4 --group x", "whole number"),
+    ],
+)
+def test_demand_refuses_bad_values_in_one_sentence(capsys, arguments, says):
+    assert says in one_line_error(capsys, ["demand", *arguments.split()])
+
+
+def test_fit_in_words_and_as_json(capsys, points):
+    assert main(["fit", str(points), "--capacity", "25gbit"]) == 0
+    text = capsys.readouterr().out
+    assert "* n = 1/2" in text
+    assert "Congestion point  14.7 Gbit/s, 733 ms" in text
+    assert main(["fit", str(points), "--capacity", "25gbit", "--n", "0.5", "--json"]) == 0
+    item = json.loads(capsys.readouterr().out)
+    assert {"A", "B", "n", "C_gbps", "r2", "r2_log", "aicc", "stderr", "warnings"} <= item.keys()
+    assert item["r2_log"] == pytest.approx(0.9957, abs=1e-3)
+    assert item["congestion_point"]["data_mb"] == pytest.approx(943.7, abs=0.1)
+    assert main(["fit", str(points), "--n", "free", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stderr"]["n"] > 0
+
+
+def test_fit_without_a_congestion_point_says_why(capsys, tmp_path):
+    path = tmp_path / "flat.csv"
+    path.write_text("bandwidth_gbps,iteration_s\n0,1\n5,1\n10,1\n15,1.01\n")
+    assert main(["fit", str(path), "--json"]) == 0
+    item = json.loads(capsys.readouterr().out)
+    assert item["congestion_point"] is None
+    assert any("does not rise" in text for text in item["warnings"])
+    assert main(["fit", str(path)]) == 0
+    assert "No congestion point" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no column bandwidth_gbps"),
+        ("bandwidth_gbps,time\n0,1\n", "no column iteration_s"),
+        ("bandwidth_gbps,iteration_s\n", "no points"),
+        ("bandwidth_gbps,iteration_s\n0,1\nfive,1\n", "line 3: bandwidth_gbps is 'five'"),
+        ("bandwidth_gbps,iteration_s\n0,nan\n", "line 2: iteration_s is nan"),
+        ("bandwidth_gbps,iteration_s\ninf,1\n", "line 2: bandwidth_gbps is inf"),
+        ("bandwidth_gbps,iteration_s\n-1,1\n", "line 2: bandwidth_gbps is -1"),
+        ("bandwidth_gbps,iteration_s\n1,0\n", "line 2: iteration_s is 0"),
+        ("bandwidth_gbps,iteration_s\n1,-2\n", "line 2: iteration_s is -2"),
+        ("bandwidth_gbps,iteration_s\n1\n", "line 2: iteration_s is missing"),
+        ("bandwidth_gbps,iteration_s\n25,1\n", "line 2: bandwidth_gbps is 25, not below"),
+        ("bandwidth_gbps,iteration_s\n26,1\n", "line 2"),
+        ("bandwidth_gbps,iteration_s\n0,1\n5,1\n9,2\n", "too few"),
+        ("bandwidth_gbps,iteration_s\n0,1\n0,1\n9,2\n9,2\n", "too few"),
+    ],
+)
+def test_fit_names_the_file_and_line_of_a_bad_point(capsys, tmp_path, text, says):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    error = one_line_error(capsys, ["fit", path])
+    assert says in error
+    assert str(path) in error
+
+
+def test_fit_accepts_any_order_other_columns_and_blank_lines(capsys, tmp_path, points):
+    path = tmp_path / "other.csv"
+    rows = [row.split(",") for row in VGG.splitlines()[1:]]
+    lines = [f"x, {seconds} ,{load}" for load, seconds in reversed(rows)]
+    path.write_text("\ufeffnote, iteration_s,bandwidth_gbps\n" + "\n\n".join(lines) + "\n", encoding="utf-8")
+    assert main(["fit", str(path), "--json"]) == 0
+    shuffled = json.loads(capsys.readouterr().out)
+    assert main(["fit", str(points), "--json"]) == 0
+    assert shuffled == json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--capacity", "25"], "rate"),
+        (["--capacity", "fast"], "rate"),
+        (["--capacity", "0gbit"], "positive"),
+        (["--capacity", "20gbit"], "line 7"),
+        (["--n", "3"], "--n"),
+        (["--n", "any"], "--n"),
+    ],
+)
+def test_fit_refuses_bad_options(capsys, points, options, says):
+    assert says in one_line_error(capsys, ["fit", points, *options])
+
+
+def test_fit_of_files_that_cannot_be_read(capsys, tmp_path):
+    assert "cannot be read" in one_line_error(capsys, ["fit", tmp_path / "none.csv"])
+    assert "cannot be read" in one_line_error(capsys, ["fit", tmp_path])
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
+    assert "UTF-8" in one_line_error(capsys, ["fit", tmp_path / "binary.csv"])
+
+
+def test_without_the_extra_the_sentence_says_what_to_install(capsys, monkeypatch, points):
+    monkeypatch.setitem(sys.modules, "ringtap.analysis.fit", None)
+    monkeypatch.setitem(sys.modules, "ringtap.analysis.congestion", None)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.delitem(sys.modules, "ringtap.analysis.congestion")
+    assert "pip install 'ringtap[report]'" in one_line_error(capsys, ["fit", points])

@@ -151,6 +151,8 @@ def _send(options: argparse.Namespace) -> int:
     )
     if asked.most_connections < 1:
         raise UsageError("--max-connections must be 1 or more")
+    if asked.patience_s <= 0 or (asked.duration_s is not None and asked.duration_s <= 0):
+        raise UsageError("--duration and --patience must be above 0")
     plan = PlanFile(options.plan)
     shown = vars(asked) | {"token": "set" if options.token else "empty"}
     _print_settings({"plan": options.plan, **shown})

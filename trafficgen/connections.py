@@ -45,6 +45,7 @@ class SentFlow:
         acked_bytes: payload that the receiver's kernel acknowledged, counted when the flow ends.
         received_ns: the receiver's CLOCK_REALTIME when it had everything, 0 before.
         finish_ns: CLOCK_REALTIME when this side read that, 0 before.
+        moved_ns: CLOCK_MONOTONIC when the kernel last took bytes of it, 0 before.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class SentFlow:
         "due_ns",
         "finish_ns",
         "lateness_ns",
+        "moved_ns",
         "number",
         "received_ns",
         "sent_bytes",
@@ -66,7 +68,7 @@ class SentFlow:
         self.size_bytes = size_bytes
         self.due_ns = due_ns
         self.start_ns = self.lateness_ns = self.sent_bytes = 0
-        self.acked_bytes = self.received_ns = self.finish_ns = 0
+        self.acked_bytes = self.received_ns = self.finish_ns = self.moved_ns = 0
 
 
 class FlowEnds(Protocol):
@@ -112,6 +114,7 @@ class Pool:
         self.last_notice_ns = 0
         self.opened = 0
         self._most = most
+        self._unanswered = 0
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
 
@@ -122,7 +125,12 @@ class Pool:
 
     def connecting(self) -> bool:
         """Whether some connection has no answer to its hello yet."""
-        return any(not connection.welcome for connection in self._all)
+        return self._unanswered > 0
+
+    def welcomed(self) -> None:
+        """The receiver has answered a hello."""
+        self._unanswered -= 1
+        self.last_notice_ns = time.monotonic_ns()
 
     def carry(self, flow: SentFlow) -> None:
         """Send a flow on an idle connection, on a new one, or as soon as one is free."""
@@ -140,6 +148,14 @@ class Pool:
         flows = [connection.flow for connection in self._all if connection.flow is not None]
         return [*flows, *self.waiting]
 
+    def probe(self) -> None:
+        """Try the socket options.
+
+        Raises:
+            UsageError: the kernel refuses the congestion control or the source address.
+        """
+        self._socket().close()
+
     def free(self, connection: Connection) -> None:
         """A connection has nothing to carry."""
         self.last_notice_ns = time.monotonic_ns()
@@ -151,6 +167,7 @@ class Pool:
     def lost(self, connection: Connection, why: str) -> None:
         """A connection is gone, and the flow it carried with it."""
         self._all.discard(connection)
+        self._unanswered -= not connection.welcome
         if connection in self._idle:
             self._idle.remove(connection)
         self.why = why
@@ -176,13 +193,14 @@ class Pool:
         self.opened += 1
         try:
             sock = self._socket()
-        except OSError as error:
-            self.why = error.strerror or str(error)
+        except (OSError, UsageError) as error:
+            self.why = str(error)
             if flow is not None:
                 self.ends.failed(flow, f"{self.name}: {self.why}")
             return
         connection = Connection(self, sock, flow)
         self._all.add(connection)
+        self._unanswered += 1
         connection.connect()
 
     def _socket(self) -> socket.socket:
@@ -235,8 +253,8 @@ class Connection:
         if self._sock.fileno() < 0:
             return
         if self.flow is not None:
-            queued = struct.unpack("i", fcntl.ioctl(self._sock, _QUEUED_BYTES, b"\0\0\0\0"))[0] if self.welcome else 0
-            self.flow.acked_bytes = max(0, self.flow.sent_bytes - queued) if self.welcome else 0
+            queued = struct.unpack("i", fcntl.ioctl(self._sock, _QUEUED_BYTES, b"\0\0\0\0"))[0]
+            self.flow.acked_bytes = max(0, self.flow.sent_bytes - queued)
         self._stop_writing()
         self._loop.remove_reader(self._sock)
         self._sock.close()
@@ -261,9 +279,7 @@ class Connection:
         """Hand the kernel one chunk; the rest follows when the loop has seen to the others."""
         flow, head = self.flow, self._head
         left = flow.size_bytes - flow.sent_bytes if flow is not None else 0
-        if flow is not None and not flow.start_ns:
-            flow.start_ns = time.time_ns()
-            flow.lateness_ns = time.monotonic_ns() - flow.due_ns
+        real_ns, now_ns = time.time_ns(), time.monotonic_ns()
         chunk = _PAYLOAD[:left]
         try:
             taken = self._sock.sendmsg((head, chunk)) if head else self._sock.send(chunk)
@@ -274,7 +290,10 @@ class Connection:
             taken = 0
         of_head = min(taken, len(head))
         self._head = head[of_head:]
-        if flow is not None:
+        if flow is not None and taken:
+            if not flow.start_ns:
+                flow.start_ns, flow.lateness_ns = real_ns, now_ns - flow.due_ns
+            flow.moved_ns = now_ns
             flow.sent_bytes += taken - of_head
             left -= taken - of_head
         if self._head or left:
@@ -314,6 +333,7 @@ class Connection:
                 self._lose(protocol.VERDICTS.get(value, "it refused the connection"))
                 return False
             self.welcome = True
+            self._pool.welcomed()
             if flow is None:
                 self._pool.free(self)
             return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -12,14 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import MeasurementError
-from ringtap.trafficgen.connections import (
-    Pool,
-    SentFlow,
-    SocketOptions,
-    bind_source,
-    set_congestion_control,
-)
+from ringtap.errors import MeasurementError, RingtapError, UsageError
+from ringtap.trafficgen.connections import Pool, SentFlow, SocketOptions
 from ringtap.trafficgen.flowlog import FAILED, FINISHED, FLUSH_S, SENT_FIELDS, UNFINISHED, FlowLog
 from ringtap.trafficgen.limits import raise_file_limit
 from ringtap.trafficgen.planfile import PlanFile
@@ -83,8 +76,10 @@ class Sender:
         self._log = FlowLog(None, SENT_FIELDS, {})
         self._stop = asyncio.Event()
         self._stopped_by = ""
-        self._error: MeasurementError | None = None
+        self._error: RingtapError | None = None
         self._alarm: Alarm | None = None
+        self._ended_ns = 0
+        self._congestion_control = ""
 
     @property
     def first_failure(self) -> str:
@@ -129,7 +124,7 @@ class Sender:
     def finished(self, flow: SentFlow) -> None:
         """Count and log a flow that the receiver has whole."""
         self._last_finish_ns = time.monotonic_ns()
-        self._completion.add(flow.finish_ns - flow.start_ns)
+        self._completion.add(self._last_finish_ns - flow.due_ns - flow.lateness_ns)
         self._record(flow, "finished", FINISHED)
 
     def failed(self, flow: SentFlow, why: str) -> None:
@@ -139,15 +134,12 @@ class Sender:
 
     async def _connect(self) -> None:
         options = self.options
-        with socket.socket() as probe:
-            set_congestion_control(probe, options.congestion_control)
-            if options.source is not None and ":" not in options.source:
-                bind_source(probe, options.source)
         wanted = options.most_connections * len(self.plan.destinations) + 64
         most = min(options.most_connections, (raise_file_limit(wanted) - 64) // len(self.plan.destinations))
         sockets = SocketOptions(options.congestion_control, options.source)
         self._pools = [Pool(name, self, options.token, sockets, max(1, most)) for name in self.plan.destinations]
         for pool in self._pools:
+            pool.probe()
             pool.open_ahead(_OPENED_AHEAD)
         limit_ns = time.monotonic_ns() + int(_CONNECT_PATIENCE_S * 1e9)
         while any(pool.connecting() for pool in self._pools) and time.monotonic_ns() < limit_ns:
@@ -165,6 +157,9 @@ class Sender:
     async def _begin(self) -> None:
         now_ns, real_ns = time.monotonic_ns(), time.time_ns()
         start_at_ns = self.options.start_at_ns
+        if start_at_ns is not None and start_at_ns < real_ns:
+            ago_s = (real_ns - start_at_ns) / 1e9
+            raise UsageError(f"--start-at passed {ago_s:.3f} s before the connections stood: name a later time")
         self._origin_ns = now_ns + _LEAD_NS if start_at_ns is None else now_ns + start_at_ns - real_ns
         self._origin_real_ns = real_ns + self._origin_ns - now_ns
         asked_ns = self.plan.duration_ns
@@ -178,22 +173,29 @@ class Sender:
         self._ring()
 
     def _about(self) -> dict[str, Any]:
-        in_force = next((name for name in (pool.congestion_control() for pool in self._pools) if name), "")
+        names = (pool.congestion_control() for pool in self._pools)
+        self._congestion_control = next((name for name in names if name), "")
         about = {"source": "sender", "plan": self.plan.header, "destinations": self.plan.destinations}
-        return about | {"congestion_control": in_force, "origin_ns": self._origin_real_ns}
+        return about | {"congestion_control": self._congestion_control, "origin_ns": self._origin_real_ns}
 
     def _advance(self) -> None:
         """Take the plan's next flow, unless it lies beyond the end."""
         self._next = None
-        for number, flow in self._due:
-            due_ns = self._origin_ns + flow.start_ns
-            if due_ns < self._launch_until_ns:
-                self._next = SentFlow(number, self._places[flow.destination], flow.size_bytes, due_ns)
+        try:
+            number, flow = next(self._due)
+        except StopIteration:
             return
+        except RingtapError as error:  # the file was changed after it was checked
+            self._error = error
+            self.stop("plan")
+            return
+        due_ns = self._origin_ns + flow.start_ns
+        if due_ns < self._launch_until_ns:
+            self._next = SentFlow(number, self._places[flow.destination], flow.size_bytes, due_ns)
 
     def _ring(self) -> None:
         self.launch_due()
-        if self._alarm is not None and self._next is not None:
+        if self._alarm is not None and self._next is not None and not self._stop.is_set():
             self._alarm.set(self._next.due_ns)
 
     async def _launch_all(self) -> None:
@@ -235,7 +237,8 @@ class Sender:
         for pool in self._pools:
             outstanding = pool.outstanding()
             pool.close()
-            silent = pool.last_notice_ns <= silent_ns
+            old = [flow for flow in outstanding if flow.due_ns <= silent_ns]
+            silent = max((pool.last_notice_ns, *(flow.moved_ns for flow in old))) <= silent_ns
             for flow in outstanding:
                 if silent and flow.due_ns <= silent_ns:
                     self.failed(flow, f"{pool.name}: it has gone silent")
@@ -269,7 +272,7 @@ class Sender:
                 summary[f"{name}_p{share * 100:.0f}_{unit}"] = _over(tally.quantile(share), divisor)
         summary |= {"lateness_max_us": self._lateness.greatest / 1e3, "missed_slots": self._missed}
         summary |= {"connections": sum(pool.opened for pool in self._pools), "stopped_by": self._stopped_by}
-        return summary
+        return summary | {"congestion_control": self._congestion_control}
 
 
 def _rate(size_bytes: int, seconds: float) -> float:

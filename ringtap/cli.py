@@ -19,6 +19,7 @@ VERBS = {
     "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
     "lab": ("ringtap.agents.lab.commands", "the virtual testbed: up, exec, status, down"),
     "traffic": ("ringtap.trafficgen.commands", "cross traffic: plan, serve, send"),
+    "capture": ("ringtap.agents.commands", "record this node without a job"),
     "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
     "report": ("ringtap.analysis.commands", "turn a sweep into figures, tables and one HTML page"),
     "fit": ("ringtap.analysis.commands", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),

@@ -88,14 +88,28 @@ class Recorder:
         import weakref
 
         self._folder = folder
+        self._new_lock, self._new_local, self._new_counts = threading.RLock, threading.local, weakref.WeakKeyDictionary
         self._pack = struct.Struct("<" + "q" * len(_COLUMNS)).pack
-        self._open = threading.local()  # the outermost step under way in each thread
-        self._new_counts = weakref.WeakKeyDictionary
-        self._counts: Any = self._new_counts()  # optimizer -> [its number, its next step]
-        self._pid = 0
+        self._off = False
         self._fd = -1
         self._file: tuple[int, int] | None = None
-        self._off = False
+        self._begin()
+        os.register_at_fork(after_in_child=self._leave_parent)
+
+    def _begin(self) -> None:
+        self._lock = self._new_lock()
+        self._open: Any = self._new_local()  # the outermost step under way in each thread
+        self._counts: Any = self._new_counts()  # optimizer -> [its number, its next step]
+
+    def _leave_parent(self) -> None:
+        """In a forked child: leave the parent's file alone, and count afresh should this process step too."""
+        try:
+            fd, self._fd = self._fd, -1
+            self._begin()
+            if fd >= 0:
+                os.close(fd)
+        except Exception:
+            self._give_up()
 
     def before(self, *_: Any) -> None:
         """Note the start of a step, unless it runs within another one."""
@@ -122,22 +136,19 @@ class Recorder:
             if self._off or getattr(step, "frame", None) is not sys._getframe(1):
                 return
             step.frame = None
-            if os.getpid() != self._pid:
-                self._start_file()
-            count = self._counts.get(optimizer)
-            if count is None:
-                count = self._counts[optimizer] = [len(self._counts), 0]
-            self._write(self._pack(count[1], count[0], step.start_ns, end_ns, step.start_mono_ns, end_mono_ns))
-            count[1] += 1
+            with self._lock:
+                if self._fd < 0:
+                    self._start_file()
+                count = self._counts.get(optimizer)
+                if count is None:
+                    count = self._counts[optimizer] = [len(self._counts), 0]
+                self._write(self._pack(count[1], count[0], step.start_ns, end_ns, step.start_mono_ns, end_mono_ns))
+                count[1] += 1
         except Exception:
             self._give_up()
 
     def _start_file(self) -> None:
-        """Make this process's own file; a forked child leaves its parent's alone."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
-        self._counts = self._new_counts()
+        """Make this process's own file."""
         about = _identity()
         os.makedirs(self._folder, exist_ok=True)
         stem = os.path.join(self._folder, "rank{}-{}".format(about["rank"], about["pid"]))
@@ -154,7 +165,6 @@ class Recorder:
                 path = f"{stem}-{again}.rec"
         status = os.fstat(self._fd)
         self._file = (status.st_dev, status.st_ino)
-        self._pid = about["pid"]
         try:
             self._write(_header(about))
         except OSError:

@@ -1,0 +1,111 @@
+"""Cross traffic of a sweep: the receiver, and one sender a load step, on the testbed's hosts."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from ringtap.agents.hosts import RINGTAP, HostProcess, LabHosts
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.plan import SweepPlan
+from ringtap.trafficgen import iperf3
+from ringtap.trafficgen.planfile import write_plan
+from ringtap.trafficgen.plans import FlowPlan, PlanSpec
+
+IPERF_PORT = 5201
+FLOW_PORT = 5001
+_NS = 1_000_000_000
+
+
+class CrossTraffic:
+    """One kind of cross traffic from one host to another.
+
+    Args:
+        plan: the sweep.
+        kind: ``iperf``, ``consistent`` or ``burst``.
+        hosts: where processes run.
+        cross_from: sending host.
+        cross_to: receiving host.
+        run_folder: the job run directory that plans and logs go to.
+    """
+
+    def __init__(self, plan: SweepPlan, kind: str, hosts: LabHosts, cross_from: str, cross_to: str, run_folder: Path) -> None:
+        self._plan, self.kind, self._hosts = plan, kind, hosts
+        self._from, self._to = cross_from, cross_to
+        self._sent = run_folder / "nodes" / cross_from / "sent"
+        self._received = run_folder / "nodes" / cross_to / "received"
+        self._sender: HostProcess | None = None
+
+    def start_receiver(self) -> None:
+        """Start the receiving side and wait until it listens.
+
+        Raises:
+            MeasurementError: it does not come up.
+        """
+        address = self._hosts.spec.cross_ip(self._to)
+        self._received.mkdir(parents=True, exist_ok=True)
+        if self.kind == "iperf":
+            port, command = IPERF_PORT, iperf3.server_argv(iperf3.find_iperf3(), IPERF_PORT, address)
+        else:
+            port = FLOW_PORT
+            log = ["--log", str(self._received / "flows.rec")]
+            command = [*RINGTAP, "traffic", "serve", "--bind", f"{address}:{port}", *log]
+        server = self._hosts.start(self._to, f"{self.kind} receiver", command, self._received / "receiver.log")
+        if not self._hosts.wait_for_port(self._to, port, server):
+            server.stop()
+            raise MeasurementError(f"the {server.name} does not listen on port {port}: {server.last_words()}")
+
+    def start_sender(self, load_bps: float, name: str, longest_s: float) -> None:
+        """Start sending.
+
+        Args:
+            load_bps: load asked for: payload, bits per second, at the testbed's scale.
+            name: name of the step, for its files.
+            longest_s: how long it may have to go on.
+        """
+        address = self._hosts.spec.cross_ip(self._to)
+        source = self._hosts.spec.cross_ip(self._from)
+        self._sent.mkdir(parents=True, exist_ok=True)
+        log = self._sent / f"{name}.json"
+        if self.kind == "iperf":
+            streams = self._plan.iperf_streams
+            command = iperf3.client_argv(
+                iperf3.find_iperf3(), address, IPERF_PORT, load_bps, longest_s, streams=streams, bind=source
+            )
+        else:
+            plan_path = self._sent / f"{name}.plan"
+            write_plan(self._flow_plan(load_bps, name, longest_s, f"{address}:{FLOW_PORT}"), plan_path)
+            record = ["--log", str(self._sent / f"{name}.rec"), "--patience", "1ms", "--json"]
+            command = [*RINGTAP, "traffic", "send", str(plan_path), "--source", source, *record]
+        self._sender = self._hosts.start(self._from, f"{self.kind} sender", command, log)
+
+    def _flow_plan(self, load_bps: float, name: str, longest_s: float, destination: str) -> FlowPlan:
+        kind = self.kind
+        if kind not in ("consistent", "burst"):
+            raise UsageError(f"{kind} is no kind of flow plan")
+        seed = zlib.crc32(f"{self._plan.seed} {kind} {name}".encode())
+        return FlowPlan(
+            PlanSpec(
+                kind=kind,  # type: ignore[arg-type]
+                load_bps=load_bps,
+                duration_ns=round(longest_s * _NS),
+                destinations=[destination],
+                seed=seed,
+                scale=self._plan.scale,
+            )
+        )
+
+    def check(self) -> None:
+        """See that the sender still sends.
+
+        Raises:
+            MeasurementError: it has ended.
+        """
+        if self._sender is not None and self._sender.exit_code() is not None:
+            raise MeasurementError(f"the {self._sender.name} ended early: {self._sender.last_words()}")
+
+    def stop_sender(self) -> None:
+        """End the load step; its logs are complete afterwards."""
+        if self._sender is not None:
+            self._sender.stop()
+            self._sender = None

@@ -1,0 +1,74 @@
+"""What a sweep will measure and how long it will take, told beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringtap.agents.lab.topology import LabSpec, Roles, thesis_roles
+from ringtap.plan import Model, SweepPlan
+from ringtap.units import format_duration, format_rate
+
+LAB_UP_S = 4.0
+PRECHECK_S = 6.0
+JOB_START_S = 10.0
+_HEADER_SHARE = 1448 / 1514
+
+
+def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
+    """The testbed and the roles that a plan asks for.
+
+    Raises:
+        UsageError: a name or size that no testbed can have.
+    """
+    testbed = plan.testbed
+    if testbed.configuration == "custom":
+        hosts, roles = testbed.hosts, Roles("custom", testbed.workers, testbed.cross_from, testbed.cross_to)
+    else:
+        hosts, roles = thesis_roles(testbed.configuration)
+    spec = LabSpec(
+        name="sweep",
+        hosts=hosts,
+        rate_bps=plan.capacity_bps,
+        queue_bytes=testbed.queue_bytes,
+        burst_bytes=testbed.burst_bytes,
+        mtu=testbed.mtu,
+        congestion_control=testbed.congestion_control,
+        offload_segments=testbed.offload_segments,
+    )
+    return spec, roles
+
+
+def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
+    """Rough iteration time under a load: the compute time, or what the rest of the link needs for a ring all-reduce (eq. 3.1)."""
+    workers = len(layout(plan)[1].workers)
+    volume_bits = 2 * (workers - 1) / workers * model.parameters / plan.scale * 32
+    return max(model.compute_s, model.compute_s / 3 + volume_bits / (plan.capacity_bps * _HEADER_SHARE * (1 - load)))
+
+
+def estimate(plan: SweepPlan) -> list[dict[str, Any]]:
+    """Every point of a sweep with the seconds it is expected to take.
+
+    Returns:
+        A list of ``{series, requested_bps, load, duration_s}`` in the plan's order; start-up times are counted in the first of each series.
+    """
+    window, points = plan.window, []
+    for model in plan.models:
+        for kind in plan.traffic:
+            for number, load in enumerate(plan.loads):
+                enough_s = max(window.min_s, window.min_iterations * iteration_s(plan, model, load))
+                seconds = window.settle_s + min(window.max_s, enough_s)
+                if number == 0:
+                    seconds += JOB_START_S + window.warmup_iterations * iteration_s(plan, model, 0.0)
+                item = {"series": f"{model.name}-{kind}", "load": load, "requested_bps": round(load * plan.capacity_bps)}
+                points.append(item | {"duration_s": round(seconds, 1)})
+    points[0]["duration_s"] += LAB_UP_S + PRECHECK_S * len(plan.traffic)
+    return points
+
+
+def print_estimate(plan: SweepPlan, points: list[dict[str, Any]]) -> None:
+    """Print the points of a dry run."""
+    for point in points:
+        rate = format_rate(point["requested_bps"])
+        print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
+    total_s = sum(point["duration_s"] for point in points)
+    print(f"{len(points)} points, scale 1:{plan.scale:g}, about {format_duration(total_s)}")

@@ -1,0 +1,59 @@
+"""A progress bar with the time left on a terminal, a line a point elsewhere; always on standard error."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from typing import Any
+
+from ringtap.units import format_duration
+
+
+class Progress:
+    """Shows how far a sweep is.
+
+    Args:
+        total_s: seconds the whole is expected to take.
+    """
+
+    def __init__(self, total_s: float) -> None:
+        self._total_s, self._done_s, self._begin_s = total_s, 0.0, time.monotonic()
+        self._bar: Any = None
+        if sys.stderr.isatty() and importlib.util.find_spec("rich"):
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("sweep", total=total_s)
+            self._bar.start()
+
+    def tick(self, label: str, step_s: float) -> None:
+        """The present step, so many seconds in."""
+        if self._bar:
+            self._bar.update(self._task, description=label, completed=min(self._done_s + step_s, self._total_s))
+
+    def done(self, line: str, expected_s: float) -> None:
+        """A step is over: print its line and count its expected time as gone."""
+        self._done_s += expected_s
+        spent_s = time.monotonic() - self._begin_s
+        left_s = max(0.0, self._total_s - self._done_s) * (spent_s / self._done_s if self._done_s else 1.0)
+        if self._bar:
+            self._bar.update(self._task, completed=self._done_s)
+            self._bar.console.print(line, highlight=False)
+        else:
+            print(f"{line}  (about {format_duration(left_s)} left)", file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        """Print a line beside the bar."""
+        if self._bar:
+            self._bar.console.print(line, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar:
+            self._bar.stop()

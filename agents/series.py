@@ -1,0 +1,197 @@
+"""One series of a sweep: a training job that keeps running while cross traffic is stepped under it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringtap.agents.cross import CrossTraffic
+from ringtap.agents.hosts import RINGTAP, HostProcess, LabHosts
+from ringtap.agents.lab.topology import SWITCH, TRAINING_NIC, Roles
+from ringtap.errors import MeasurementError
+from ringtap.plan import Model, SweepPlan, Window
+from ringtap.records import open_records
+from ringtap.rundir import RunDirectory
+
+MASTER_PORT = 29400
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Step:
+    """One load step of a series.
+
+    Attributes:
+        index: position in the plan's loads; names the step's files.
+        load: share of the capacity asked for.
+    """
+
+    index: int
+    load: float
+
+
+class StepWatcher:
+    """Follows the step logs of a running job, rank by rank."""
+
+    def __init__(self, run: RunDirectory, workers: Sequence[str]) -> None:
+        self._folders = [run.path / "nodes" / worker / "steps" for worker in workers]
+        self._ends_ns: dict[Path, list[int]] = {folder: [] for folder in self._folders}
+
+    def iteration_ends_ns(self) -> list[int]:
+        """When each iteration ended at the slowest rank (CLOCK_REALTIME), up to the last that all ranks have ended."""
+        for folder in self._folders:
+            for path in sorted(folder.glob("*.rec"))[:1]:
+                ends = self._ends_ns[folder]
+                ends += [record[3] for record in open_records(path).tail(len(ends))]
+        return [max(ends) for ends in zip(*self._ends_ns.values(), strict=False)]
+
+
+class Series:
+    """Runs one model against one kind of cross traffic; every process it starts ends with it.
+
+    Args:
+        plan: the sweep.
+        model: the training job.
+        roles: who trains and who disturbs.
+        hosts: where processes run.
+        run: the job run directory, freshly made.
+        cross: the cross traffic.
+    """
+
+    def __init__(
+        self, plan: SweepPlan, model: Model, roles: Roles, hosts: LabHosts, run: RunDirectory, cross: CrossTraffic
+    ) -> None:
+        self._plan, self._model, self._roles, self._hosts, self._run, self._cross = plan, model, roles, hosts, run, cross
+        self._watcher = StepWatcher(run, roles.workers)
+        self._jobs: list[HostProcess] = []
+        self._recorders: list[HostProcess] = []
+
+    def start(self) -> None:
+        """Start recorders, receiver and job; returns when the warm-up iterations are over.
+
+        Raises:
+            MeasurementError: something did not come up.
+        """
+        for host in (SWITCH, *(host for host in self._hosts.spec.hosts if host not in self._roles.workers)):
+            self._recorders.append(self._start_agent(host, [], {}))
+        self._cross.start_receiver()
+        for rank, host in enumerate(self._roles.workers):
+            self._jobs.append(self._start_agent(host, self._job_command(), self._job_environment(rank)))
+        self._wait_for_warm_up()
+
+    def _start_agent(self, host: str, command: list[str], environment: dict[str, str]) -> HostProcess:
+        verb = ["run" if command else "capture", "--join", str(self._run.path), "--node", host]
+        log = self._run.node(host) / "log" / "job.out"
+        name = self._model.title if command else "recorder"
+        return self._hosts.start(host, name, [*RINGTAP, *verb, *(["--", *command] if command else [])], log, environment)
+
+    def _job_command(self) -> list[str]:
+        if self._model.command:
+            return list(self._model.command)
+        from ringtap import examples
+
+        script = Path(examples.__file__).resolve().parent / "scale_model.py"
+        scale, model = self._plan.scale, self._model
+        sizes = ["--parameters", str(round(model.parameters / scale)), "--bucket-bytes", str(round(model.bucket_bytes / scale))]
+        return [sys.executable, str(script), *sizes, "--layers", str(model.layers), "--compute-s", repr(model.compute_s)]
+
+    def _job_environment(self, rank: int) -> dict[str, str]:
+        """What torchrun would set, with one process a host."""
+        size = str(len(self._roles.workers))
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": self._hosts.spec.training_ip(self._roles.workers[0]),
+            "MASTER_PORT": str(MASTER_PORT),
+            "GLOO_SOCKET_IFNAME": TRAINING_NIC,
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def _wait_for_warm_up(self) -> None:
+        timeout_s = self._plan.window.start_timeout_s
+        deadline = time.monotonic() + timeout_s
+        while len(self._watcher.iteration_ends_ns()) <= self._plan.window.warmup_iterations:
+            self._check()
+            if time.monotonic() > deadline:
+                raise MeasurementError(
+                    f"{self._model.title} made {len(self._watcher.iteration_ends_ns())} iterations in {timeout_s:g} s, too few to "
+                    f"warm up: does it step an optimizer? Its output: {self._jobs[0].last_words()} ({self._jobs[0].log})"
+                )
+            time.sleep(_POLL_S)
+
+    def _check(self) -> None:
+        """See that the job, the recorders and the sender live."""
+        for process in (*self._jobs, *self._recorders):
+            code = process.exit_code()
+            if code is not None:
+                raise MeasurementError(
+                    f"{process.name} ended with exit code {code} before its series did: {process.last_words()} ({process.log})"
+                )
+        self._cross.check()
+
+    def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[dict[str, Any]]:
+        """Go through the load steps; yields one record of points.jsonl each.
+
+        Args:
+            steps: the load steps, in order.
+            tick: called with the seconds gone of the present step, for a progress display.
+
+        Raises:
+            MeasurementError: the job, a recorder or the sender ended, or no iteration ended in the longest window.
+        """
+        window = self._plan.window
+        for step in steps:
+            requested_bps = step.load * self._plan.capacity_bps
+            if requested_bps > 0:
+                self._cross.start_sender(requested_bps, f"{step.index:03d}", window.settle_s + window.max_s + 10)
+            try:
+                start_ns, end_ns, iterations = self._window(window, tick)
+            finally:
+                self._cross.stop_sender()
+            yield {
+                "series": f"{self._model.name}-{self._cross.kind}",
+                "model": self._model.name,
+                "traffic": self._cross.kind,
+                "step": step.index,
+                "requested_bps": round(requested_bps),
+                "window_start_ns": start_ns,
+                "window_end_ns": end_ns,
+                "iterations": iterations,
+                "ended": "enough" if iterations >= window.min_iterations else "time",
+            }
+
+    def _window(self, window: Window, tick: Callable[[float], None]) -> tuple[int, int, int]:
+        """Wait for a window of whole iterations: its start and end (CLOCK_REALTIME, ns) and their number.
+
+        The window opens at the first iteration that ends after the settling time and closes with the last one seen.
+        """
+        begin_s = time.monotonic()
+        settled_ns = time.time_ns() + round(window.settle_s * 1e9)
+        while True:
+            time.sleep(_POLL_S)
+            tick(time.monotonic() - begin_s)
+            self._check()
+            ends = [end for end in self._watcher.iteration_ends_ns() if end >= settled_ns]
+            spent_s = (time.time_ns() - settled_ns) / 1e9
+            seconds = (ends[-1] - ends[0]) / 1e9 if ends else 0.0
+            enough = seconds >= window.min_s and len(ends) > window.min_iterations
+            if enough or (spent_s >= window.max_s and len(ends) > 1):
+                return ends[0], ends[-1], len(ends) - 1
+            if spent_s >= 2 * window.max_s:
+                raise MeasurementError(
+                    f"{self._model.title} ended no two iterations in {spent_s:.0f} s under this load: raise window.max_time"
+                )
+
+    def stop(self) -> None:
+        """End the job, the traffic and the recorders; their logs are complete afterwards."""
+        self._cross.stop_sender()
+        for job in self._jobs:
+            job.ask_to_stop(signal.SIGTERM)
+        self._hosts.stop_all()

@@ -1,0 +1,26 @@
+"""From what an interface counts to what a wire carries.
+
+An interface counts a piece of several TCP segments (segmentation offload) as one packet with one header; a link, and a token bucket
+filter, carry and count a header for each segment.
+"""
+
+from __future__ import annotations
+
+# Ethernet 14, IPv4 20, TCP 20 and its time stamps 12
+HEADER_BYTES = 66
+_IP_HEADER_BYTES = 52
+
+
+def frame_bytes(counted_bytes: float, counted_packets: float, mtu: int) -> float:
+    """Ethernet frame bytes (without checksum and preamble) of bulk TCP traffic over IPv4.
+
+    Exact where every segment but a flow's last is full; a flow's short last segment is missed by at most one header.
+
+    Args:
+        counted_bytes: the interface's byte counter, or a difference of it.
+        counted_packets: its packet counter, likewise.
+        mtu: bytes of an IP packet.
+    """
+    payload_bytes = max(0.0, counted_bytes - HEADER_BYTES * counted_packets)
+    segments = max(counted_packets, payload_bytes / (mtu - _IP_HEADER_BYTES))
+    return counted_bytes + (segments - counted_packets) * HEADER_BYTES

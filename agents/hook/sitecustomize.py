@@ -92,7 +92,7 @@ class Recorder:
         self._pack = struct.Struct("<" + "q" * len(_COLUMNS)).pack
         self._off = False
         self._fd = -1
-        self._file: tuple[int, int] | None = None
+        self._file: Any = None
         self._begin()
         os.register_at_fork(after_in_child=self._leave_parent)
 
@@ -100,14 +100,15 @@ class Recorder:
         self._lock = self._new_lock()
         self._open: Any = self._new_local()  # the outermost step under way in each thread
         self._counts: Any = self._new_counts()  # optimizer -> [its number, its next step]
+        self._optimizers = 0
 
     def _leave_parent(self) -> None:
         """In a forked child: leave the parent's file alone, and count afresh should this process step too."""
         try:
-            fd, self._fd = self._fd, -1
+            if self._fd >= 0 and self._is_open():
+                os.close(self._fd)
+            self._fd = -1
             self._begin()
-            if fd >= 0:
-                os.close(fd)
         except Exception:
             self._give_up()
 
@@ -141,7 +142,8 @@ class Recorder:
                     self._start_file()
                 count = self._counts.get(optimizer)
                 if count is None:
-                    count = self._counts[optimizer] = [len(self._counts), 0]
+                    count = self._counts[optimizer] = [self._optimizers, 0]
+                    self._optimizers += 1
                 self._write(self._pack(count[1], count[0], step.start_ns, end_ns, step.start_mono_ns, end_mono_ns))
                 count[1] += 1
         except Exception:
@@ -163,8 +165,7 @@ class Recorder:
                     raise
                 again += 1
                 path = f"{stem}-{again}.rec"
-        status = os.fstat(self._fd)
-        self._file = (status.st_dev, status.st_ino)
+        self._file = os.fstat(self._fd)
         try:
             self._write(_header(about))
         except OSError:
@@ -173,13 +174,19 @@ class Recorder:
 
     def _write(self, data: bytes) -> None:
         """Hand the bytes to the kernel in one call, so that a killed process loses none."""
-        status = os.fstat(self._fd)
-        if (status.st_dev, status.st_ino) != self._file:
-            self._fd = -1  # the job closed it, and the number is now one of its own files
+        if not self._is_open():
             raise OSError("the record file was closed by the job")
         written = os.write(self._fd, data)
         if written != len(data):
             raise OSError(f"only {written} of {len(data)} bytes could be written")
+
+    def _is_open(self) -> bool:
+        """Whether the file is still open; the job may have closed it, and its number be one of the job's own by now."""
+        try:
+            found = os.fstat(self._fd)
+        except OSError:
+            return False
+        return found.st_ino == self._file.st_ino and found.st_dev == self._file.st_dev
 
     def _give_up(self) -> None:
         """Stop recording and say why, once."""

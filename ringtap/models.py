@@ -37,9 +37,9 @@ class ModelProfile:
 PROFILES: dict[str, ModelProfile] = {
     profile.name: profile
     for profile in (
-        ModelProfile("bert-large", "BERT-large", 335_174_458, 24, 0.50, 8, 0.84),
-        ModelProfile("vgg16", "VGG-16", 138_357_444, 16, 0.20, 64, 0.37),
-        ModelProfile("densenet161", "DenseNet-161", 28_681_000, 161, 0.35, 64, 0.38),
-        ModelProfile("resnet50", "ResNet-50", 25_557_032, 50, 0.13, 64, 0.16),
+        ModelProfile("bert-large", "BERT-large", 335_174_458, 24, 0.60, 8, 0.84),
+        ModelProfile("vgg16", "VGG-16", 138_357_444, 16, 0.30, 64, 0.37),
+        ModelProfile("densenet161", "DenseNet-161", 28_681_000, 161, 0.37, 64, 0.38),
+        ModelProfile("resnet50", "ResNet-50", 25_557_032, 50, 0.142, 64, 0.16),
     )
 }

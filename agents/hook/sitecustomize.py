@@ -92,7 +92,7 @@ class Recorder:
         self._pack = struct.Struct("<" + "q" * len(_COLUMNS)).pack
         self._off = False
         self._fd = -1
-        self._file: Any = None
+        self._file_id = (0, 0)
         self._begin()
         os.register_at_fork(after_in_child=self._leave_parent)
 
@@ -165,7 +165,8 @@ class Recorder:
                     raise
                 again += 1
                 path = f"{stem}-{again}.rec"
-        self._file = os.fstat(self._fd)
+        status = os.fstat(self._fd)
+        self._file_id = (status.st_dev, status.st_ino)
         try:
             self._write(_header(about))
         except OSError:
@@ -186,7 +187,7 @@ class Recorder:
             found = os.fstat(self._fd)
         except OSError:
             return False
-        return found.st_ino == self._file.st_ino and found.st_dev == self._file.st_dev
+        return (found.st_dev, found.st_ino) == self._file_id
 
     def _give_up(self) -> None:
         """Stop recording and say why, once."""

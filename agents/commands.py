@@ -17,7 +17,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _register_recording(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
+    )
     parser.add_argument("--every", default="10ms", metavar="TIME", help="period of the counters (default: 10ms)")
     parser.add_argument("--node", metavar="NAME", help="this node's name in the run (default: its host name)")
     parser.add_argument("--join", type=Path, metavar="DIR", help="write this node's part of an existing run directory")
@@ -37,8 +39,12 @@ def _register_capture(parser: argparse.ArgumentParser) -> None:
 
 def _register_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="what to measure (docs/plan.md)")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)")
-    parser.add_argument("--dry-run", action="store_true", help="print the points and the time they will take, measure nothing")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the points and the time they will take, measure nothing"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep in DIR")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(handler=_sweep)

@@ -29,7 +29,9 @@ class CrossTraffic:
         run_folder: the job run directory that plans and logs go to.
     """
 
-    def __init__(self, plan: SweepPlan, kind: str, hosts: LabHosts, cross_from: str, cross_to: str, run_folder: Path) -> None:
+    def __init__(
+        self, plan: SweepPlan, kind: str, hosts: LabHosts, cross_from: str, cross_to: str, run_folder: Path
+    ) -> None:
         self._plan, self.kind, self._hosts = plan, kind, hosts
         self._from, self._to = cross_from, cross_to
         self._sent = run_folder / "nodes" / cross_from / "sent"

@@ -39,7 +39,10 @@ def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
 
 
 def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
-    """Rough iteration time under a load: the compute time, or what the rest of the link needs for a ring all-reduce (eq. 3.1)."""
+    """Rough iteration time under a load.
+
+    The compute time, or what the rest of the link needs for a ring all-reduce (eq. 3.1).
+    """
     workers = len(layout(plan)[1].workers)
     volume_bits = 2 * (workers - 1) / workers * model.parameters / plan.scale * 32
     return max(model.compute_s, model.compute_s / 3 + volume_bits / (plan.capacity_bps * _HEADER_SHARE * (1 - load)))
@@ -49,7 +52,8 @@ def estimate(plan: SweepPlan) -> list[dict[str, Any]]:
     """Every point of a sweep with the seconds it is expected to take.
 
     Returns:
-        A list of ``{series, requested_bps, load, duration_s}`` in the plan's order; start-up times are counted in the first of each series.
+        A list of ``{series, requested_bps, load, duration_s}`` in the plan's order; start-up times are counted in the
+        first of each series.
     """
     window, points = plan.window, []
     for model in plan.models:
@@ -59,9 +63,11 @@ def estimate(plan: SweepPlan) -> list[dict[str, Any]]:
                 seconds = window.settle_s + min(window.max_s, enough_s)
                 if number == 0:
                     seconds += JOB_START_S + window.warmup_iterations * iteration_s(plan, model, 0.0)
-                item = {"series": f"{model.name}-{kind}", "load": load, "requested_bps": round(load * plan.capacity_bps)}
+                if not points:
+                    seconds += LAB_UP_S + PRECHECK_S * len(plan.traffic)
+                requested_bps = round(load * plan.capacity_bps)
+                item = {"series": f"{model.name}-{kind}", "load": load, "requested_bps": requested_bps}
                 points.append(item | {"duration_s": round(seconds, 1)})
-    points[0]["duration_s"] += LAB_UP_S + PRECHECK_S * len(plan.traffic)
     return points
 
 

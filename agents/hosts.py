@@ -26,7 +26,12 @@ class HostProcess:
         with log.open("ab") as file:
             # A session of its own: a Ctrl-C at the terminal is for the conductor, which ends things in order.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
             )
 
     def exit_code(self) -> int | None:

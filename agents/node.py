@@ -46,7 +46,10 @@ def run_node(node_folder: Path, command: list[str], every_s: float, seconds: flo
     before = node_facts()
     nic = NicCollector(node_folder, every_s)
     state, reason = nic.check()
-    collectors = {"nic": {"state": state, "reason": reason}, "steps": {"state": "ok" if command else "no job", "reason": ""}}
+    collectors = {
+        "nic": {"state": state, "reason": reason},
+        "steps": {"state": "ok" if command else "no job", "reason": ""},
+    }
     item: dict[str, Any] = {"command": command, "collectors": collectors, "before": before, "after": None}
     write_json(node_folder / "node.json", item)
     log.say(f"agent {ringtap.__version__} starts: {' '.join(command) or 'no job'}")

@@ -25,7 +25,8 @@ def check_generator(plan: SweepPlan, kind: str, spec: LabSpec, roles: Roles, pat
     """Send one kind of cross traffic at the bottleneck's full rate, without a job, and count what comes through.
 
     Returns:
-        ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok}``; rates as the link's limit counts them.
+        ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok}``; rates as the link's limit
+        counts them.
     """
     run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}")
     hosts = LabHosts(spec)
@@ -33,7 +34,9 @@ def check_generator(plan: SweepPlan, kind: str, spec: LabSpec, roles: Roles, pat
     counter = roles.bottleneck()["total"]
     try:
         log = run.node(counter["node"]) / "log" / "job.out"
-        hosts.start(counter["node"], "recorder", [*RINGTAP, "capture", "--join", str(path), "--node", counter["node"]], log)
+        hosts.start(
+            counter["node"], "recorder", [*RINGTAP, "capture", "--join", str(path), "--node", counter["node"]], log
+        )
         cross.start_receiver()
         cross.start_sender(plan.capacity_bps, "full", _WARM_UP_S + _WINDOW_S + 10)
         time.sleep(_WARM_UP_S)
@@ -48,7 +51,11 @@ def check_generator(plan: SweepPlan, kind: str, spec: LabSpec, roles: Roles, pat
     run.finish("complete", f"reached {format_rate(reached_bps)}")
     share = reached_bps / plan.capacity_bps
     result = {"kind": kind, "requested_bps": plan.capacity_bps, "reached_bps": round(reached_bps)}
-    return result | {"share_of_capacity": round(share, 4), "required_share": REQUIRED_SHARE, "ok": share >= REQUIRED_SHARE}
+    return result | {
+        "share_of_capacity": round(share, 4),
+        "required_share": REQUIRED_SHARE,
+        "ok": share >= REQUIRED_SHARE,
+    }
 
 
 def _rate_bps(run: RunDirectory, counter: dict[str, str], mtu: int, start_ns: int, end_ns: int) -> float:

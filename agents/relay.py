@@ -20,7 +20,8 @@ def block_signals() -> None:
 def spawn(command: list[str], environment: Mapping[str, str], *, end_with_parent: bool = False) -> int:
     """Start a command with this process's files, group and folder; returns its pid.
 
-    Where the command cannot be run the child prints one sentence and exits with 127 (not found) or 126, as a shell does.
+    Where the command cannot be run the child prints one sentence and exits with 127 (not found) or 126, as a shell
+    does.
     """
     pid = os.fork()
     if pid:

@@ -66,7 +66,14 @@ class Series:
     def __init__(
         self, plan: SweepPlan, model: Model, roles: Roles, hosts: LabHosts, run: RunDirectory, cross: CrossTraffic
     ) -> None:
-        self._plan, self._model, self._roles, self._hosts, self._run, self._cross = plan, model, roles, hosts, run, cross
+        self._plan, self._model, self._roles, self._hosts, self._run, self._cross = (
+            plan,
+            model,
+            roles,
+            hosts,
+            run,
+            cross,
+        )
         self._watcher = StepWatcher(run, roles.workers)
         self._jobs: list[HostProcess] = []
         self._recorders: list[HostProcess] = []
@@ -88,7 +95,9 @@ class Series:
         verb = ["run" if command else "capture", "--join", str(self._run.path), "--node", host]
         log = self._run.node(host) / "log" / "job.out"
         name = self._model.title if command else "recorder"
-        return self._hosts.start(host, name, [*RINGTAP, *verb, *(["--", *command] if command else [])], log, environment)
+        return self._hosts.start(
+            host, name, [*RINGTAP, *verb, *(["--", *command] if command else [])], log, environment
+        )
 
     def _job_command(self) -> list[str]:
         if self._model.command:
@@ -97,8 +106,21 @@ class Series:
 
         script = Path(examples.__file__).resolve().parent / "scale_model.py"
         scale, model = self._plan.scale, self._model
-        sizes = ["--parameters", str(round(model.parameters / scale)), "--bucket-bytes", str(round(model.bucket_bytes / scale))]
-        return [sys.executable, str(script), *sizes, "--layers", str(model.layers), "--compute-s", repr(model.compute_s)]
+        sizes = [
+            "--parameters",
+            str(round(model.parameters / scale)),
+            "--bucket-bytes",
+            str(round(model.bucket_bytes / scale)),
+        ]
+        return [
+            sys.executable,
+            str(script),
+            *sizes,
+            "--layers",
+            str(model.layers),
+            "--compute-s",
+            repr(model.compute_s),
+        ]
 
     def _job_environment(self, rank: int) -> dict[str, str]:
         """What torchrun would set, with one process a host."""
@@ -121,8 +143,9 @@ class Series:
             self._check()
             if time.monotonic() > deadline:
                 raise MeasurementError(
-                    f"{self._model.title} made {len(self._watcher.iteration_ends_ns())} iterations in {timeout_s:g} s, too few to "
-                    f"warm up: does it step an optimizer? Its output: {self._jobs[0].last_words()} ({self._jobs[0].log})"
+                    f"{self._model.title} made {len(self._watcher.iteration_ends_ns())} iterations in {timeout_s:g} s, "
+                    "too few to warm up: does it step an optimizer? "
+                    f"Its output: {self._jobs[0].last_words()} ({self._jobs[0].log})"
                 )
             time.sleep(_POLL_S)
 
@@ -132,7 +155,8 @@ class Series:
             code = process.exit_code()
             if code is not None:
                 raise MeasurementError(
-                    f"{process.name} ended with exit code {code} before its series did: {process.last_words()} ({process.log})"
+                    f"{process.name} ended with exit code {code} before its series did: {process.last_words()} "
+                    f"({process.log})"
                 )
         self._cross.check()
 
@@ -186,7 +210,8 @@ class Series:
                 return ends[0], ends[-1], len(ends) - 1
             if spent_s >= 2 * window.max_s:
                 raise MeasurementError(
-                    f"{self._model.title} ended no two iterations in {spent_s:.0f} s under this load: raise window.max_time"
+                    f"{self._model.title} ended no two iterations in {spent_s:.0f} s under this load: "
+                    "raise window.max_time"
                 )
 
     def stop(self) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 from ringtap.agents.cross import CrossTraffic
 from ringtap.agents.estimate import estimate, layout
 from ringtap.agents.hosts import LabHosts
-from ringtap.agents.lab.topology import Roles
 from ringtap.agents.lab.up import Lab, rate_warnings
 from ringtap.agents.precheck import REQUIRED_SHARE, check_generator
 from ringtap.agents.progress import Progress
@@ -85,24 +84,31 @@ class Conductor:
 
     def _note_lab(self, lab: Lab, progress: Progress) -> None:
         links = lab.state.links
-        self._run.info |= {"lab": {"spec": self._spec.to_json(), "links": links}, "bottleneck": self._roles.bottleneck()}
+        self._run.info |= {
+            "lab": {"spec": self._spec.to_json(), "links": links},
+            "bottleneck": self._roles.bottleneck(),
+        }
         self._run.save()
         least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
         progress.say(f"Testbed up: {len(links)} link directions give {least:.1f} to {most:.1f} Mbit/s")
         warnings = rate_warnings(links)
         if warnings:
-            raise MeasurementError(f"the testbed's links are off their rate: {'; '.join(warnings)}; is this machine busy?")
+            raise MeasurementError(
+                f"the testbed's links are off their rate: {'; '.join(warnings)}; is this machine busy?"
+            )
 
     def _precheck(self, kind: str, progress: Progress) -> None:
         """See that a generator alone can load the bottleneck; the result is kept in run.json."""
         result = check_generator(self._plan, kind, self._spec, self._roles, self._attempt("precheck", kind))
-        self._run.info["precheck"] = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind] + [result]
+        self._run.info["precheck"] = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind] + [
+            result
+        ]
         self._run.save()
         progress.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck")
         if not result["ok"]:
             raise MeasurementError(
-                f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, {REQUIRED_SHARE:.0%} are needed: "
-                "is this machine busy?"
+                f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, "
+                f"{REQUIRED_SHARE:.0%} are needed: is this machine busy?"
             )
 
     def _attempt(self, first: str, second: str) -> Path:
@@ -142,14 +148,15 @@ def _line(plan: SweepPlan, point: dict[str, Any]) -> str:
     seconds = (point["window_end_ns"] - point["window_start_ns"]) / 1e9
     mean_s = seconds / point["iterations"]
     asked = point["requested_bps"] * plan.scale / 1e9
-    return f"{point['series']:<24} asked {asked:6.2f} Gbit/s (full size): {point['iterations']:4d} iterations, mean {mean_s:.4f} s"
+    measured = f"{point['iterations']:4d} iterations, mean {mean_s:.4f} s"
+    return f"{point['series']:<24} asked {asked:6.2f} Gbit/s (full size): {measured}"
 
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end a sweep as Ctrl-C does: in order, with what was measured kept."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -194,7 +201,9 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False) -> dict[str, An
     run = _open(plan, path, resume)
     run.info["not_collected"] = NOT_COLLECTED
     begin_s = time.monotonic()
-    settings = f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}"
+    settings = (
+        f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}"
+    )
     print(settings, file=sys.stderr)
     try:
         with _termination_as_interrupt():
@@ -209,4 +218,9 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False) -> dict[str, An
         raise
     run.finish("complete")
     count = len(read_json_lines(path / "points.jsonl")[0])
-    return {"path": str(path), "status": "complete", "points": count, "duration_s": round(time.monotonic() - begin_s, 1)}
+    return {
+        "path": str(path),
+        "status": "complete",
+        "points": count,
+        "duration_s": round(time.monotonic() - begin_s, 1),
+    }

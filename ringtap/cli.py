@@ -1,7 +1,7 @@
 """The ``ringtap`` command: finds the room a verb lives in, and turns errors into one sentence and an exit code.
 
-Exit codes: 0 done; 1 the job or the measurement failed; 2 usage or bad input; 130 interrupted. ``ringtap run`` and ``ringtap lab exec`` pass
-on the wrapped command's own code.
+Exit codes: 0 done; 1 the job or the measurement failed; 2 usage or bad input; 130 interrupted. ``ringtap run`` and
+``ringtap lab exec`` pass on the wrapped command's own code.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class Model:
         compute_s: compute time of an iteration.
         bucket_bytes: DDP's bucket size.
         thesis_iteration_s: mean iteration time without cross traffic in Table 3.1, if it is one of its models.
-        command: the user's own job instead of the scale model; run on every worker with torchrun's environment variables.
+        command: the user's own job instead of the scale model; run on every worker with torchrun's environment
+            variables.
     """
 
     name: str
@@ -139,7 +140,9 @@ class _Table:
         """Refuse a key's value."""
         raise UsageError(f"{self._path} line {self._line(key)}: {self._name}.{key} {reason}")
 
-    def take(self, key: str, kind: type | tuple[type, ...], default: Any, check: Callable[[Any], bool], rule: str) -> Any:
+    def take(
+        self, key: str, kind: type | tuple[type, ...], default: Any, check: Callable[[Any], bool], rule: str
+    ) -> Any:
         """Value of a key, of a type and within a rule; ``...`` as default means the key must be there."""
         self._known.append(key)
         if key not in self._items:
@@ -219,17 +222,29 @@ def load_plan(path: Path) -> SweepPlan:
 
     sweep = table("sweep", root["sweep"])
     scale = sweep.number("scale", 100.0, 1, 100_000)
-    models = [_model(table("models", item, count)) for count, item in enumerate(root["models"]) if isinstance(item, dict)]
+    models = [
+        _model(table("models", item, count)) for count, item in enumerate(root["models"]) if isinstance(item, dict)
+    ]
     if not models or len(models) != len(root["models"]):
         raise UsageError(f"{path}: models must be tables: write [[models]] before each")
     if len({model.name for model in models}) != len(models):
         raise UsageError(f"{path}: two models have the same name")
-    return _sweep(sweep, scale, tuple(models), _testbed(table("testbed", root.get("testbed", {}))), _window(table("window", root.get("window", {}))))
+    return _sweep(
+        sweep,
+        scale,
+        tuple(models),
+        _testbed(table("testbed", root.get("testbed", {}))),
+        _window(table("window", root.get("window", {}))),
+    )
 
 
 def _sweep(sweep: _Table, scale: float, models: tuple[Model, ...], testbed: Testbed, window: Window) -> SweepPlan:
     loads = sweep.take(
-        "loads", list, ..., lambda value: bool(value) and all(_is_number(one) for one in value), "a list of shares of the capacity"
+        "loads",
+        list,
+        ...,
+        lambda value: bool(value) and all(_is_number(one) for one in value),
+        "a list of shares of the capacity",
     )
     for load in loads:
         if not 0 <= load < 1:
@@ -238,7 +253,10 @@ def _sweep(sweep: _Table, scale: float, models: tuple[Model, ...], testbed: Test
     for kind in traffic:
         if kind not in TRAFFIC_KINDS:
             near = difflib.get_close_matches(kind, TRAFFIC_KINDS, 1)
-            sweep.fail("traffic", f"holds {kind!r}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(TRAFFIC_KINDS)}"))
+            sweep.fail(
+                "traffic",
+                f"holds {kind!r}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(TRAFFIC_KINDS)}"),
+            )
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
@@ -303,11 +321,18 @@ def _testbed(table: _Table) -> Testbed:
     roles = (testbed.hosts, testbed.workers, testbed.cross_from, testbed.cross_to)
     if testbed.configuration != "custom":
         if any(roles):
-            table.fail("configuration", f"= {testbed.configuration!r} brings its own hosts and roles; use \"custom\" to name them")
+            table.fail(
+                "configuration",
+                f'= {testbed.configuration!r} brings its own hosts and roles; use "custom" to name them',
+            )
         return testbed
     if not all(roles):
         table.fail("configuration", '= "custom" needs hosts, workers, cross_from and cross_to')
-    for key, names in (("workers", testbed.workers), ("cross_from", (testbed.cross_from,)), ("cross_to", (testbed.cross_to,))):
+    for key, names in (
+        ("workers", testbed.workers),
+        ("cross_from", (testbed.cross_from,)),
+        ("cross_to", (testbed.cross_to,)),
+    ):
         for name in names:
             if name not in testbed.hosts:
                 table.fail(key, f"names {name!r}, which is not among the hosts {', '.join(testbed.hosts)}")

@@ -52,7 +52,9 @@ class RunDirectory:
         self.info = info
 
     @classmethod
-    def create(cls, path: Path, kind: Literal["job", "sweep"], argv: list[str], seed: int, **extra: Any) -> RunDirectory:
+    def create(
+        cls, path: Path, kind: Literal["job", "sweep"], argv: list[str], seed: int, **extra: Any
+    ) -> RunDirectory:
         """Make the folder and its run.json with status ``running``.
 
         Raises:

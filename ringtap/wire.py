@@ -1,7 +1,7 @@
 """From what an interface counts to what a wire carries.
 
-An interface counts a piece of several TCP segments (segmentation offload) as one packet with one header; a link, and a token bucket
-filter, carry and count a header for each segment.
+An interface counts a piece of several TCP segments (segmentation offload) as one packet with one header; a link, and
+a token bucket filter, carry and count a header for each segment.
 """
 
 from __future__ import annotations

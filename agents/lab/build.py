@@ -1,8 +1,8 @@
 """Builds a testbed's namespaces, links and limits with netlink; run inside the keeper.
 
-A route attribute sets the congestion control, which reaches unedited programs and is allowed where the kernel-wide sysctl is not.
-TCP may hand a few packets to a link in one piece (``gso_max_segs``), no more: at 250 Mbit/s the usual 64 kB super-packet blocks a
-link for 2 ms, and single packets cost a timer each.
+A route attribute sets the congestion control, which reaches unedited programs and is allowed where the kernel-wide
+sysctl is not. TCP may hand a few packets to a link in one piece (``gso_max_segs``), no more: at 250 Mbit/s the usual
+64 kB super-packet blocks a link for 2 ms, and single packets cost a timer each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+
 from pyroute2 import NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
 
@@ -65,7 +66,10 @@ def _add_host(spec: LabSpec, host: str, switch: NetNS, bridge: int) -> None:
         training = inside.link_lookup(ifname=TRAINING_NIC)[0]
         inside.link("set", index=training, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
         _limit(spec, inside, training)
-        _need("macvlan", lambda: inside.link("add", ifname=CROSS_NIC, kind="macvlan", link=training, macvlan_mode="bridge"))
+        _need(
+            "macvlan",
+            lambda: inside.link("add", ifname=CROSS_NIC, kind="macvlan", link=training, macvlan_mode="bridge"),
+        )
         cross = inside.link_lookup(ifname=CROSS_NIC)[0]
         inside.link("set", index=cross, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
         _address(spec, inside, training, spec.training_ip(host), "10.77.0.0/24")

@@ -38,7 +38,9 @@ def _register_up(verbs: Any) -> None:
     up.add_argument("--mtu", type=int, default=1500, help="bytes of an IP packet (default: 1500)")
     up.add_argument("--congestion-control", default="cubic", help="of every TCP connection (default: cubic)")
     up.add_argument("--burst", default="64KiB", help="bucket of each limit (default: 64KiB)")
-    up.add_argument("--offload-segments", type=int, default=4, help="packets TCP may hand over in one piece (default: 4)")
+    up.add_argument(
+        "--offload-segments", type=int, default=4, help="packets TCP may hand over in one piece (default: 4)"
+    )
     up.add_argument("--json", action="store_true", help="for machines")
     up.set_defaults(handler=_up)
 
@@ -68,18 +70,23 @@ def _up(options: argparse.Namespace) -> int:
         print(json.dumps(_describe(lab.state) | {"warnings": warnings}))
     else:
         for link in lab.state.links:
-            print(f"{link['host']:>10} {link['direction']:<4} {link['measured_bps'] / 1e6:9.1f} Mbit/s, {link['congestion_control']}")
+            rate = f"{link['measured_bps'] / 1e6:9.1f} Mbit/s"
+            print(f"{link['host']:>10} {link['direction']:<4} {rate}, {link['congestion_control']}")
         for warning in warnings:
             print(f"warning: {warning}")
         print(f"Testbed {spec.name} stands. Next: ringtap lab exec {hosts[0]} -- ping -c 1 {hosts[1]}")
     if warnings:
-        raise MeasurementError(f"testbed {spec.name} stands, but {len(warnings)} link directions are off their rate by over 5 %")
+        raise MeasurementError(
+            f"testbed {spec.name} stands, but {len(warnings)} link directions are off their rate by over 5 %"
+        )
     return 0
 
 
 def _describe(lab: Any) -> dict[str, Any]:
     spec = lab.spec
-    hosts = [{"host": host, "training_ip": spec.training_ip(host), "cross_ip": spec.cross_ip(host)} for host in spec.hosts]
+    hosts = [
+        {"host": host, "training_ip": spec.training_ip(host), "cross_ip": spec.cross_ip(host)} for host in spec.hosts
+    ]
     item = {"name": spec.name, "standing": lab.alive(), "pid": lab.pid, "owner_pid": lab.owner_pid}
     return item | {"spec": spec.to_json(), "hosts": hosts, "links": lab.links}
 

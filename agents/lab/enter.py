@@ -1,7 +1,7 @@
 """Runs a command on a host of a testbed: ``python -m ringtap.agents.lab.enter LAB HOST COMMAND…``.
 
-The command keeps standard input and output, the working directory and the process group; signals sent to this process reach
-it, its exit code is passed on, and it ends with this process.
+The command keeps standard input and output, the working directory and the process group; signals sent to this process
+reach it, its exit code is passed on, and it ends with this process.
 """
 
 from __future__ import annotations

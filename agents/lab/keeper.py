@@ -1,7 +1,7 @@
 """The process that holds a testbed: first process of its PID namespace, so its end is the end of everything in it.
 
-Started by `ringtap.agents.lab.up`. It reports on standard output one JSON line a stage and then waits on standard input: a closed
-input ends the testbed, the word ``stay`` makes it outlive its maker.
+Started by `ringtap.agents.lab.up`. It reports on standard output one JSON line a stage and then waits on standard
+input: a closed input ends the testbed, the word ``stay`` makes it outlive its maker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def _isolate() -> None:
         namespaces.make_mounts_private()
     except OSError as error:
         raise UsageError(
-            f"network namespaces cannot be made here ({error.strerror}): run as root, or where user namespaces are allowed"
+            f"network namespaces cannot be made here ({error.strerror}): run as root, or where user namespaces "
+            "are allowed"
         ) from error
 
 
@@ -44,7 +45,9 @@ def _furnish() -> None:
         namespaces.mount("proc", "/proc", "proc")
         namespaces.mount("tmpfs", "/run", "tmpfs", options="mode=755")
     except OSError as error:
-        raise UsageError(f"the testbed cannot mount its own /proc and /run ({error}): is this a locked-down container?") from error
+        raise UsageError(
+            f"the testbed cannot mount its own /proc and /run ({error}): is this a locked-down container?"
+        ) from error
 
 
 def _hold(spec: LabSpec) -> None:

@@ -1,7 +1,7 @@
 """What each link of a testbed really gives: TCP around the ring of hosts, counted behind the limits.
 
-Every host sends to the next, so each link is full in both directions at once. The limits' own counters are read: they count every
-frame, where an interface counts a piece of several packets once.
+Every host sends to the next, so each link is full in both directions at once. The limits' own counters are read: they
+count every frame, where an interface counts a piece of several packets once.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def measure_links(spec: LabSpec) -> list[dict[str, Any]]:
     """Measure every link in both directions at once.
 
     Returns:
-        One item a host and direction: ``host``, ``direction`` (``up`` leaves the host), ``asked_bps``, ``measured_bps`` (Ethernet frames, as
-        the limit counts them) and ``congestion_control`` in force.
+        One item a host and direction: ``host``, ``direction`` (``up`` leaves the host), ``asked_bps``,
+        ``measured_bps`` (Ethernet frames, as the limit counts them) and ``congestion_control`` in force.
 
     Raises:
         MeasurementError: a host cannot be reached.
@@ -115,7 +115,9 @@ def measure_links(spec: LabSpec) -> list[dict[str, Any]]:
         sock.close()
     links = []
     for host, direction in sorted(limits):
-        seconds, size_bytes = (now - then for now, then in zip(after[host, direction], before[host, direction], strict=True))
+        seconds, size_bytes = (
+            now - then for now, then in zip(after[host, direction], before[host, direction], strict=True)
+        )
         item = {"host": host, "direction": direction, "asked_bps": spec.rate_bps}
         links.append(item | {"measured_bps": round(size_bytes * 8 / seconds), "congestion_control": control})
     return links

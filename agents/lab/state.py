@@ -1,8 +1,8 @@
 """Which testbeds stand: one small file each, naming the process that holds it.
 
-A testbed lives in the namespaces of one process, its keeper. When that process ends, by whatever means, the kernel takes the
-namespaces, links and every process in them away. So the keeper's pid and start time are all that is needed to find and
-remove what a crash left.
+A testbed lives in the namespaces of one process, its keeper. When that process ends, by whatever means, the kernel
+takes the namespaces, links and every process in them away. So the keeper's pid and start time are all that is needed
+to find and remove what a crash left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def state_folder() -> Path:
     """
     uid = os.geteuid()
     runtime = Path(f"/run/user/{uid}")
-    base = Path("/run/ringtap") if uid == 0 else runtime / "ringtap" if runtime.is_dir() else Path(f"/tmp/ringtap-{uid}")
+    base = (
+        Path("/run/ringtap") if uid == 0 else runtime / "ringtap" if runtime.is_dir() else Path(f"/tmp/ringtap-{uid}")
+    )
     try:
         base.mkdir(mode=0o700, exist_ok=True)
         if base.stat().st_uid != uid or base.is_symlink():

@@ -1,8 +1,8 @@
 """What a virtual testbed looks like, apart from how it is realised.
 
-Every host hangs on one switch by one link. A host has two interfaces on that link: ``eth0`` for the training job and ``cross0`` for
-cross traffic, so that the counters of ``cross0`` at the receiving host say how much cross traffic came through the
-bottleneck.
+Every host hangs on one switch by one link. A host has two interfaces on that link: ``eth0`` for the training job and
+``cross0`` for cross traffic, so that the counters of ``cross0`` at the receiving host say how much cross traffic came
+through the bottleneck.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class LabSpec:
         burst_bytes: bucket of the token bucket filter.
         mtu: bytes of an IP packet.
         congestion_control: TCP congestion control of every route.
-        offload_segments: packets that TCP may hand to a link in one piece; 1 is none of the usual segmentation offload, 44 all of it.
+        offload_segments: packets that TCP may hand to a link in one piece; 1 is none of the usual segmentation
+            offload, 44 all of it.
     """
 
     name: str
@@ -58,7 +59,9 @@ class LabSpec:
             raise UsageError(f"{self.offload_segments} offload segments are outside 1 (no offload) to 44 (64 kB)")
         least = self.mtu * self.offload_segments + 14
         if self.burst_bytes < least or self.queue_bytes < least:
-            raise UsageError(f"burst and queue must hold {self.offload_segments} packets in one piece: {least} bytes at least")
+            raise UsageError(
+                f"burst and queue must hold {self.offload_segments} packets in one piece: {least} bytes at least"
+            )
 
     def training_ip(self, host: str) -> str:
         """Address of the host's training interface."""
@@ -79,7 +82,10 @@ class LabSpec:
 
     @classmethod
     def from_json(cls, item: dict[str, Any]) -> LabSpec:
-        """From plain data; what another version wrote beside it is left out, so that its testbeds can still be removed."""
+        """From plain data.
+
+        What another version wrote beside it is left out, so that its testbeds can still be removed.
+        """
         known = {field.name for field in fields(cls)}
         return cls(**({key: value for key, value in item.items() if key in known} | {"hosts": tuple(item["hosts"])}))
 
@@ -103,7 +109,8 @@ class Roles:
     def bottleneck(self) -> dict[str, Any]:
         """The counters that say what came through the bottleneck (docs/run-directory.md).
 
-        Where the sender of cross traffic trains too, its own uplink is the bottleneck; else the switch's port towards the receiver is.
+        Where the sender of cross traffic trains too, its own uplink is the bottleneck; else the switch's port towards
+        the receiver is.
         """
         cross = [{"node": self.cross_to, "nic": CROSS_NIC, "direction": "rx"}]
         if self.cross_from in self.workers:
@@ -116,8 +123,8 @@ class Roles:
 def thesis_roles(configuration: str) -> tuple[tuple[str, ...], Roles]:
     """Hosts and roles of the thesis's configurations.
 
-    A: four workers, cross traffic leaves S0, whose outbound queue is the bottleneck. B: S2 sends cross traffic to S0 and does not train;
-    the switch port towards S0 is the bottleneck.
+    A: four workers, cross traffic leaves S0, whose outbound queue is the bottleneck. B: S2 sends cross traffic to S0
+    and does not train; the switch port towards S0 is the bottleneck.
 
     Raises:
         UsageError: neither A nor B.

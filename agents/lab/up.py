@@ -39,7 +39,9 @@ class Lab:
     @staticmethod
     def _start(spec: LabSpec) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "ringtap.agents.lab.keeper", json.dumps(spec.to_json())]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     def _record(self, spec: LabSpec) -> state.LabState:
         pid = int(self._expect("pid")["pid"])
@@ -50,7 +52,9 @@ class Lab:
         with state.locked():
             for lab in state.all_labs():
                 if lab.spec.name == spec.name and lab.alive():
-                    raise UsageError(f"testbed {spec.name} stands already: ringtap lab down {spec.name}, or --name another")
+                    raise UsageError(
+                        f"testbed {spec.name} stands already: ringtap lab down {spec.name}, or --name another"
+                    )
             entry = state.LabState(spec, pid, ticks, os.getpid(), [])
             entry.save()
         return entry
@@ -66,7 +70,9 @@ class Lab:
     def _expect(self, key: str) -> dict[str, Any]:
         assert self._keeper.stdout is not None
         line = self._keeper.stdout.readline()
-        item: dict[str, Any] = json.loads(line) if line else {"error": "the testbed's keeper ended early", "exit_code": 1}
+        item: dict[str, Any] = (
+            json.loads(line) if line else {"error": "the testbed's keeper ended early", "exit_code": 1}
+        )
         if "error" in item:
             raise (UsageError if item["exit_code"] == 2 else MeasurementError)(item["error"])
         if key not in item:
@@ -100,7 +106,7 @@ class Lab:
 def rate_warnings(links: list[dict[str, Any]]) -> list[str]:
     """One sentence for every link direction that is off its rate by more than 5 %."""
     return [
-        f"{link['host']} {link['direction']}: {link['measured_bps'] / 1e6:.1f} Mbit/s of {link['asked_bps'] / 1e6:.1f} asked"
+        f"{link['host']} {link['direction']}: {link['measured_bps'] / 1e6:.1f} of {link['asked_bps'] / 1e6:.1f} Mbit/s"
         for link in links
         if abs(link["measured_bps"] / link["asked_bps"] - 1) > RATE_TOLERANCE
     ]

@@ -1,0 +1,31 @@
+# make demo: measure and report, from nothing.   make test: lint, types, tests, from nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO ?= runs/demo
+REPRODUCE ?= runs/reproduce
+
+.PHONY: demo test lint reproduce clean
+
+$(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
+	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
+
+demo: $(VENV)/ready
+	@dir=$(DEMO)-$$(date -u +%Y%m%dT%H%M%SZ); \
+	$(BIN)/ringtap sweep examples/demo.toml -o $$dir && $(BIN)/ringtap report $$dir
+
+reproduce: $(VENV)/ready
+	@if [ -e $(REPRODUCE)/run.json ]; then resume=--resume; fi; \
+	$(BIN)/ringtap sweep examples/reproduce.toml -o $(REPRODUCE) $$resume && $(BIN)/ringtap report $(REPRODUCE)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
+# System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
+set -eu
+folder=$1
+python=${PYTHON:-python3}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+    echo "ringtap needs Python 3.10 or later; $("$python" --version) is $python" >&2
+    exit 2
+}
+
+# tool:package
+missing=""
+for pair in ip:iproute2 tc:iproute2 iperf3:iperf3 tcpdump:tcpdump; do
+    PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
+done
+"$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
+missing=$(printf '%s\n' $missing | sort -u | tr '\n' ' ')
+if [ -n "${missing% }" ]; then
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "Installing $missing" >&2
+        apt-get update -qq
+        # iperf3's package asks whether to start a service: no
+        # shellcheck disable=SC2086
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+    else
+        echo "Please install: $missing(Debian, Ubuntu: sudo apt-get install $missing)" >&2
+        exit 2
+    fi
+fi
+
+"$python" -m venv --clear "$folder"
+"$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,demo]"
+touch "$folder/ready"

@@ -1,0 +1,130 @@
+from pathlib import Path
+
+import pytest
+
+from ringtap.agents.estimate import estimate, layout
+from ringtap.errors import UsageError
+from ringtap.plan import load_plan
+
+GOOD = """\
+[sweep]
+loads = [0, 0.3, 0.3]
+traffic = ["burst"]
+
+[[models]]
+name = "vgg16"
+"""
+
+
+def plan_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_the_scale_model_of_the_thesis(tmp_path: Path) -> None:
+    plan = load_plan(plan_file(tmp_path, GOOD))
+    assert plan.capacity_bps == 250_000_000
+    assert plan.scale == 100
+    assert plan.models[0].parameters == 138_357_444
+    assert plan.loads == (0, 0.3, 0.3)
+    spec, roles = layout(plan)
+    assert roles.workers == ("S0", "S1", "S3")
+    assert (roles.cross_from, roles.cross_to) == ("S2", "S0")
+    assert spec.congestion_control == "cubic"
+
+
+def test_configuration_a_bottleneck_is_the_senders_uplink(tmp_path: Path) -> None:
+    plan = load_plan(plan_file(tmp_path, GOOD + '\n[testbed]\nconfiguration = "A"\n'))
+    roles = layout(plan)[1]
+    assert len(roles.workers) == 4
+    assert roles.bottleneck()["total"] == {"node": "switch", "nic": "to-S0", "direction": "rx"}
+
+
+def test_a_custom_testbed_and_an_own_model(tmp_path: Path) -> None:
+    text = """\
+[sweep]
+scale = 50
+capacity = "10gbit"
+loads = [0.5]
+[testbed]
+configuration = "custom"
+hosts = ["a", "b", "c", "d", "e"]
+workers = ["a", "b"]
+cross_from = "e"
+cross_to = "a"
+[[models]]
+name = "mine"
+parameters = 1000000
+compute = "50ms"
+bucket = "1MB"
+"""
+    plan = load_plan(plan_file(tmp_path, text))
+    assert plan.capacity_bps == 200_000_000
+    assert (plan.models[0].compute_s, plan.models[0].bucket_bytes) == (0.05, 1_000_000)
+    assert layout(plan)[0].hosts == ("a", "b", "c", "d", "e")
+
+
+def test_an_own_command_needs_only_its_parameter_count(tmp_path: Path) -> None:
+    own = GOOD.replace('name = "vgg16"', 'name = "mine"\ncommand = ["python", "train.py"]\nparameters = 5')
+    assert load_plan(plan_file(tmp_path, own)).models[0].command == ("python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "words"),
+    [
+        ("loads", "laods", "line 2: sweep.laods is not a key.*did you mean loads|sweep.loads is missing"),
+        ('traffic = ["burst"]', 'traffic = ["brust"]', "line 3: .*did you mean burst"),
+        ('traffic = ["burst"]', 'traffic = "burst"', "line 3: .*not a list"),
+        ("[0, 0.3, 0.3]", "[0, 1.0]", "line 2: .*from 0 to below 1"),
+        ("[0, 0.3, 0.3]", "[0, -0.1]", "line 2"),
+        ("[0, 0.3, 0.3]", '[0, "a"]', "line 2"),
+        ("[0, 0.3, 0.3]", "[]", "line 2"),
+        ("[0, 0.3, 0.3]", "[nan]", "line 2"),
+        ("[sweep]", "[sweep]\nscale = 0", "line 2: sweep.scale"),
+        ("[sweep]", "[sweep]\nscale = true", "line 2: sweep.scale"),
+        ("[sweep]", '[sweep]\ncapacity = "25 furlongs"', "line 2: sweep.capacity"),
+        ("[sweep]", '[sweep]\nordre = "random"', "line 2: .*did you mean order"),
+        ("[sweep]", '[sweep]\norder = "rnd"', "line 2: .*one of as-written, random"),
+        ('"vgg16"', '"vgg61"', "line 6: .*did you mean vgg16"),
+        ('"vgg16"', '"a/b"', "line 6: .*plain name"),
+        ('name = "vgg16"', 'name = "vgg16"\nparamters = 3', "line 7: .*did you mean parameters"),
+        ('name = "vgg16"', 'name = "vgg16"\nparameters = 0', "line 7"),
+        ("[[models]]", "[models]", "must be|not a table"),
+        ("[[models]]", "[[modles]]", "did you mean \\[models\\]|models is missing"),
+        ("[sweep]", "[swep]", "sweep is missing|did you mean"),
+        ("[sweep]", "[sweep", "not TOML"),
+        ("[[models]]", '[window]\nmin_time = "9s"\nmax_time = "3s"\n[[models]]', "line 7: window.max_time"),
+        ("[[models]]", "[window]\nmin_iterations = 1\n[[models]]", "line 6"),
+        ("[[models]]", '[testbed]\nworkers = ["S0"]\n[[models]]', "custom"),
+        ("[[models]]", '[testbed]\nconfiguration = "custom"\n[[models]]', "needs hosts"),
+        ("[[models]]", '[testbed]\nconfiguration = "C"\n[[models]]', "line 6: .*one of A, B, custom"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, change: str, to: str, words: str) -> None:
+    assert change in GOOD
+    path = plan_file(tmp_path, GOOD.replace(change, to, 1))
+    with pytest.raises(UsageError, match=words) as caught:
+        layout(load_plan(path))
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_unknown_hosts_in_roles_are_named(tmp_path: Path) -> None:
+    testbed = ["[testbed]", 'configuration = "custom"', 'hosts = ["a", "b"]', 'workers = ["a", "x"]']
+    text = "\n".join([GOOD.strip(), *testbed, 'cross_from = "b"', 'cross_to = "a"'])
+    with pytest.raises(UsageError, match=r"line 10: testbed\.workers names 'x'"):
+        load_plan(plan_file(tmp_path, text))
+
+
+def test_a_missing_plan_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_plan(tmp_path / "nothing.toml")
+
+
+def test_the_estimate_counts_every_point(tmp_path: Path) -> None:
+    plan = load_plan(plan_file(tmp_path, GOOD))
+    points = estimate(plan)
+    assert [point["load"] for point in points] == [0, 0.3, 0.3]
+    least_s = len(points) * (plan.window.settle_s + plan.window.min_s)
+    assert sum(point["duration_s"] for point in points) >= least_s

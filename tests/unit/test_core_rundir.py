@@ -1,0 +1,66 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ringtap.errors import UsageError
+from ringtap.rundir import SCHEMA, RunDirectory, new_name
+
+
+def test_names_are_dated_and_unique() -> None:
+    name = new_name("My Job! v2")
+    assert re.fullmatch(r"\d{8}T\d{6}Z-my-job-v2-[0-9a-f]{6}", name)
+    assert name != new_name("My Job! v2")
+
+
+def test_a_run_remembers_how_it_ended(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "a b", "job", ["ringtap"], seed=3, series="x")
+    assert RunDirectory.open(tmp_path / "a b").info["status"] == "running"
+    run.finish("partial", "interrupted")
+    info = RunDirectory.open(tmp_path / "a b").info
+    assert (info["status"], info["why"], info["seed"], info["series"], info["schema"]) == (
+        "partial",
+        "interrupted",
+        3,
+        "x",
+        SCHEMA,
+    )
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("two years of work")
+    with pytest.raises(UsageError, match="not empty"):
+        RunDirectory.create(tmp_path, "job", [], seed=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_unwritable_folder_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        RunDirectory.create(Path("/proc/ringtap"), "job", [], seed=0)
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        RunDirectory.create(tmp_path / "file" / "run", "job", [], seed=0)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a ringtap run"),
+        ("{}", "not a ringtap run"),
+        (json.dumps({"schema": 99}), "upgrade ringtap"),
+    ],
+)
+def test_a_broken_description_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UsageError, match=words):
+        RunDirectory.open(tmp_path)
+
+
+def test_another_folder_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no run\.json"):
+        RunDirectory.open(tmp_path)

@@ -1,0 +1,69 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtap.errors import UsageError
+from ringtap.units import (
+    format_duration,
+    format_rate,
+    format_size,
+    parse_duration_s,
+    parse_rate_bps,
+    parse_size_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "bps"),
+    [
+        ("250mbit", 250_000_000),
+        ("25gbit", 25_000_000_000),
+        ("25Gbit/s", 25_000_000_000),
+        ("1.5kbit", 1500),
+        ("10Gbps", 10**10),
+    ],
+)
+def test_rates(text: str, bps: int) -> None:
+    assert parse_rate_bps(text) == bps
+
+
+@pytest.mark.parametrize(("text", "size"), [("1MB", 10**6), ("1MiB", 2**20), ("400kB", 400_000), ("12B", 12)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("370ms", 0.37), ("3min", 180), ("1h", 3600), ("2.5us", 2.5e-6), ("1e3 s", 1000)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "12", "fast", "-1mbit", "1 furlong", "nan mbit", "1e400gbit", "1mb it", "--", "1,5mbit"]
+)
+@pytest.mark.parametrize("parse", [parse_rate_bps, parse_size_bytes, parse_duration_s])
+def test_nonsense_is_refused_in_one_sentence(text: str, parse: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)  # type: ignore[operator]
+    assert "\n" not in str(caught.value)
+
+
+@given(st.integers(min_value=1, max_value=10**13))
+def test_a_written_rate_reads_back(bps: int) -> None:
+    back = parse_rate_bps(format_rate(bps).replace("bit/s", "bit"))
+    assert math.isclose(back, bps, rel_tol=1e-3)  # four digits are written
+
+
+def test_formats() -> None:
+    assert format_rate(250e6) == "250 Mbit/s"
+    assert format_size(922_380_000) == "922.4 MB"
+    assert [format_duration(s) for s in (7322, 485, 12.34, 0.0041, 2.5e-6)] == [
+        "2 h 02 min",
+        "8 min 05 s",
+        "12.3 s",
+        "4.1 ms",
+        "2.5 µs",
+    ]

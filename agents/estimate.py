@@ -55,7 +55,8 @@ def estimate(plan: SweepPlan) -> list[dict[str, Any]]:
         A list of ``{series, requested_bps, load, duration_s}`` in the plan's order; start-up times are counted in the
         first of each series.
     """
-    window, points = plan.window, []
+    window = plan.window
+    points: list[dict[str, Any]] = []
     for model in plan.models:
         for kind in plan.traffic:
             for number, load in enumerate(plan.loads):

@@ -1,0 +1,100 @@
+"""Where a sweep departs from what the thesis leads one to expect; the report says each departure plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ringtap.analysis import thesis
+from ringtap.analysis.series import Series
+
+NO_LOAD_TOLERANCE = 0.10
+FALL_TOLERANCE = 0.05  # of the mean: a smaller fall between neighbouring loads is noise
+VOLUME_OVER_DEMAND = (0.9, 1.6)
+VGG_R2_LOG = 0.97
+CHOSEN_R2 = 0.9
+PRECHECK_SHARE = 0.88
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation.
+
+    Attributes:
+        subject: series or part of the testbed.
+        expected: the expectation, in words.
+        found: what was found, in words.
+        ok: whether it holds; None where it could not be judged.
+    """
+
+    subject: str
+    expected: str
+    found: str
+    ok: bool | None
+
+
+def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
+    """Compare a sweep with the expectations; ``info`` is its run.json."""
+    found = [_precheck(item) for item in info.get("precheck") or []]
+    for one in series:
+        found += [*_no_load(one), _rises(one), _volume(one), *_vgg(one), _chosen(one)]
+    return found
+
+
+def _precheck(item: dict[str, Any]) -> Check:
+    share = float(item.get("share_of_capacity", 0.0))
+    expected = f"the generator alone reaches {PRECHECK_SHARE:.0%} of capacity"
+    return Check(f"{item.get('kind', '?')} traffic", expected, f"it reached {share:.1%}", share >= PRECHECK_SHARE)
+
+
+def _no_load(series: Series) -> list[Check]:
+    published = thesis.NO_LOAD_S.get(series.model)
+    if published is None:
+        return []
+    expected = f"iteration time without cross traffic within 10 % of {published:g} s ({thesis.NO_LOAD_TABLE})"
+    if series.no_load_s is None:
+        return [Check(series.name, expected, "no point without cross traffic was measured", None)]
+    off = series.no_load_s / published - 1
+    return [Check(series.name, expected, f"{series.no_load_s:.3f} s, {off:+.1%}", abs(off) <= NO_LOAD_TOLERANCE)]
+
+
+def _rises(series: Series) -> Check:
+    expected = "the mean iteration time rises with the load"
+    loads, times = series.loads_gbps, series.times_s
+    if len(times) < 2:
+        return Check(series.name, expected, "fewer than two points were measured", None)
+    falls = [
+        f"{times[i - 1]:.3f} s at {loads[i - 1]:.1f} Gbit/s but {times[i]:.3f} s at {loads[i]:.1f} Gbit/s"
+        for i in range(1, len(times))
+        if times[i] < (1 - FALL_TOLERANCE) * times[i - 1]
+    ]
+    return Check(series.name, expected, "; ".join(falls) or "it does", not falls)
+
+
+def _volume(series: Series) -> Check:
+    low, high = VOLUME_OVER_DEMAND
+    expected = f"data volume of the congestion point from {low:g} to {high:g} times the demand"
+    point = series.congestion.point
+    if point is None:
+        return Check(series.name, expected, f"there is no congestion point: {series.congestion.reason}", None)
+    ratio = point.data_mb * 1e6 / series.demand.worker_bytes
+    found = f"{point.data_mb:.1f} MB, {ratio:.2f} times {series.demand.worker_bytes / 1e6:.1f} MB"
+    return Check(series.name, expected, found, low <= ratio <= high)
+
+
+def _vgg(series: Series) -> list[Check]:
+    if (series.model, series.traffic) != ("vgg16", "consistent"):
+        return []
+    expected = f"R² of ln t at least {VGG_R2_LOG:g} with n = 1/2 (equation 3.5)"
+    half = next((fit for fit in series.fit.candidates if fit.n == 0.5 and not fit.free), None) if series.fit else None
+    if half is None or half.r2_log is None:
+        return [Check(series.name, expected, series.fit_reason or "R² is undefined", None)]
+    return [Check(series.name, expected, f"{half.r2_log:.4f}", half.r2_log >= VGG_R2_LOG)]
+
+
+def _chosen(series: Series) -> Check:
+    expected = f"R² of the chosen fit at least {CHOSEN_R2:g}"
+    if series.fit is None or series.fit.r2 is None:
+        return Check(series.name, expected, series.fit_reason or "R² is undefined", None)
+    return Check(series.name, expected, f"{series.fit.r2:.4f} with {series.fit.name}", series.fit.r2 >= CHOSEN_R2)

@@ -1,0 +1,144 @@
+"""Every number of a sweep's report as plain values: what report.json holds and the page is made from."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import ringtap
+from ringtap.analysis import thesis
+from ringtap.analysis.checks import check
+from ringtap.analysis.runs import SweepRun
+from ringtap.analysis.series import Series
+from ringtap.analysis.style import title_of
+from ringtap.units import format_rate
+
+REPORT_SCHEMA = 1
+
+
+def collect(sweep: SweepRun, series: Sequence[Series]) -> dict[str, Any]:
+    """All numbers of the report; plain values, None where there is none."""
+    info, plan = sweep.info, sweep.plan
+    checks = check(info, series)
+    scale, capacity_bps = float(plan["scale"]), float(plan["capacity_bps"])
+    data: dict[str, Any] = {"schema": REPORT_SCHEMA, "ringtap": ringtap.__version__}
+    data["run"] = {
+        "name": str(plan.get("name") or sweep.path.resolve().name),
+        "directory": sweep.path.resolve().name,
+        "status": info.get("status", "running"),
+        "why": info.get("why", ""),
+        "created_utc": _utc(info.get("created_ns")),
+        "measured_with": info.get("ringtap", ""),
+        "argv": info.get("argv", []),
+        "seed": info.get("seed"),
+        "plan": plan,
+    }
+    data["scale"] = {"factor": scale, "testbed_bps": capacity_bps, "full_size_gbps": capacity_bps * scale / 1e9}
+    data["links"] = [_link(link) for link in (info.get("lab") or {}).get("links") or []]
+    data["precheck"] = list(info.get("precheck") or [])
+    data["series"] = [{**one.to_json(), "thesis": published(one)} for one in series]
+    data["checks"] = [asdict(item) for item in checks]
+    data["not_collected"] = [*(info.get("not_collected") or []), *_missing(series)]
+    data["torn"] = sweep.torn
+    data["headline"] = headline(data, series)
+    return data
+
+
+def _utc(created_ns: Any) -> str:
+    if not isinstance(created_ns, int):
+        return ""
+    return datetime.datetime.fromtimestamp(created_ns // 10**9, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _link(link: dict[str, Any]) -> dict[str, Any]:
+    asked, measured = link.get("asked_bps"), link.get("measured_bps")
+    share = measured / asked if measured is not None and asked else None
+    return {
+        "host": link.get("host"),
+        "direction": link.get("direction"),
+        "asked_bps": asked,
+        "measured_bps": measured,
+    } | {"share": share}
+
+
+def _missing(series: Sequence[Series]) -> list[dict[str, str]]:
+    """What single points lack, in the form of run.json's own list."""
+    found: dict[tuple[str, str], int] = {}
+    for one in series:
+        for point in one.points:
+            for reason in point.reasons:
+                found[one.name, reason] = found.get((one.name, reason), 0) + 1
+    return [
+        {"what": f"{count} point{'s' * (count > 1)} of {name}", "why": reason}
+        for (name, reason), count in found.items()
+    ]
+
+
+def published(series: Series) -> dict[str, Any]:
+    """The thesis's figures for a model and traffic kind, with the tables they come from; None where it has none."""
+    key = (series.model, series.traffic)
+    item: dict[str, Any] = {"no_load_s": thesis.NO_LOAD_S.get(series.model), "no_load_table": thesis.NO_LOAD_TABLE}
+    point = thesis.CONGESTION_POINTS.get(key)
+    item["congestion"] = None
+    if point is not None:
+        demand_mb = 2 * (point.workers - 1) / point.workers * 4 * series.demand.parameters / 1e6
+        item["congestion"] = asdict(point) | {"over_demand": point.data_mb / demand_mb}
+        item["congestion"]["table"] = thesis.CONGESTION_TABLES[series.traffic]
+    spare = thesis.MOST_CONGESTED_GBPS.get(key)
+    item["most_congested"] = None
+    if spare is not None:
+        ideal, experimental = spare
+        item["most_congested"] = {"ideal_gbps": ideal, "experimental_gbps": experimental}
+        item["most_congested"] |= {"difference_share": (experimental - ideal) / experimental}
+        item["most_congested"]["table"] = thesis.MOST_CONGESTED_TABLES[series.traffic]
+    item["mean_difference_gbps"] = thesis.MEAN_DIFFERENCE_GBPS.get(key)
+    item["mean_difference_table"] = thesis.DIFFERENCE_TABLE
+    item["fits"] = [asdict(fit) for fit in thesis.FITS.get(key, ())]
+    return item
+
+
+def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
+    """The outcome in sentences."""
+    points = sum(len(one.points) for one in series)
+    iterations = sum(point.iterations for one in series for point in one.points)
+    kinds = [title_of(kind) for kind in dict.fromkeys(one.traffic for one in series)]
+    models = list(dict.fromkeys(one.title for one in series))
+    if not points:
+        return ["No point was measured."]
+    scale = data["scale"]
+    where = f"{scale['full_size_gbps']:g} Gbit/s"
+    if scale["factor"] != 1:
+        where += f" (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
+    amount = f"{points} points, {iterations:,} iterations"
+    lines = [f"{_and(models)} under {_and(kinds)} cross traffic, capacity {where}: {amount}."]
+    lines += [_outcome(one) for one in series]
+    judged = [item for item in data["checks"] if item["ok"] is not None]
+    failed = sum(not item["ok"] for item in judged)
+    open_ones = len(data["checks"]) - len(judged)
+    verdict = "all hold" if not failed else f"{failed} {'does' if failed == 1 else 'do'} not hold"
+    rest = f"; {open_ones} could not be judged" if open_ones else ""
+    return [*lines, f"Of {len(judged)} expectations taken from the thesis, {verdict}{rest}."]
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _outcome(series: Series) -> str:
+    parts = []
+    if series.no_load_s is not None:
+        parts.append(f"{series.no_load_s:.3f} s an iteration alone, which takes {series.required_gbps:.2f} Gbit/s")
+    point = series.congestion.point
+    if point is not None:
+        ratio = point.data_mb * 1e6 / series.demand.worker_bytes
+        at = f"{point.bandwidth_gbps:.1f} Gbit/s and {point.iteration_s:.3f} s"
+        parts.append(f"congested from {at} on ({point.data_mb:.0f} MB, {ratio:.2f} times the demand)")
+    else:
+        parts.append(f"no congestion point: {series.congestion.reason}")
+    worst = series.most_congested
+    if worst is not None and series.no_load_s is not None and len(series.used) > 1:
+        times = worst.iteration_s / series.no_load_s
+        parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.1f} Gbit/s")
+    return f"{series.title} under {title_of(series.traffic)}: {'; '.join(parts)}."

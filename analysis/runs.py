@@ -1,0 +1,250 @@
+"""Run directories as typed tables (docs/run-directory.md is the contract)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ringtap.errors import UsageError
+from ringtap.records import open_records, read_json_lines
+from ringtap.rundir import RunDirectory
+
+_STEP_FILE = re.compile(r"rank(\d+)-(\d+)\.rec")
+_STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "optimizer": "int64", "step": "int64"}
+_STEP_COLUMNS |= dict.fromkeys(("start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
+_WINDOW_KEYS: dict[str, type | tuple[type, ...]] = {
+    "series": str,
+    "model": str,
+    "traffic": str,
+    "directory": str,
+    "requested_bps": (int, float),
+    "window_start_ns": int,
+    "window_end_ns": int,
+}
+
+
+def read_records(path: Path) -> tuple[pd.DataFrame, int]:
+    """Read a record file.
+
+    Returns:
+        The records, one column a field and of its type, and the number of torn last records (0 or 1).
+
+    Raises:
+        UsageError: not a record file, one of a newer version, or a header that contradicts itself.
+    """
+    if path.stat().st_size == 0:  # killed between creating the file and writing its header
+        return pd.DataFrame(), 1
+    file = open_records(path)
+    dtype = np.dtype([(field.name, field.type) for field in file.fields])
+    if dtype.itemsize != file.record_bytes:
+        raise UsageError(f"{path} says {file.record_bytes} bytes a record, but its fields take {dtype.itemsize}")
+    if file.count < 1:
+        return pd.DataFrame(np.empty(0, dtype)), int(file.torn_bytes > 0)
+    records = np.memmap(path, dtype=dtype, mode="r", offset=file.offset, shape=(file.count,))
+    return pd.DataFrame({name: np.array(records[name]) for name in dtype.names or ()}), int(file.torn_bytes > 0)
+
+
+class JobRun:
+    """One job's run directory.
+
+    Attributes:
+        path: the directory.
+        info: its run.json; empty where the job was cut off before writing one.
+        torn: torn last records dropped so far, by file relative to ``path``; grows as tables are read.
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        self.path = path
+        self.info = info
+        self.torn: dict[str, int] = {}
+        self._nic: dict[str, pd.DataFrame] = {}
+
+    def _read(self, path: Path) -> pd.DataFrame:
+        table, torn = read_records(path)
+        if torn:
+            self.torn[str(path.relative_to(self.path))] = torn
+        return table
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """Optimizer steps of all ranks, one row a step.
+
+        Columns: ``node``, ``rank``, ``pid``, ``optimizer``, ``step``, then ``start_ns`` and ``end_ns`` (CLOCK_REALTIME)
+        and ``start_mono_ns`` and ``end_mono_ns`` (CLOCK_MONOTONIC).
+        """
+        parts = []
+        for path in sorted(self.path.glob("nodes/*/steps/*.rec")):
+            name = _STEP_FILE.fullmatch(path.name)
+            if name is None:
+                raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
+            table = self._read(path)
+            if len(table):
+                parts.append(table.assign(node=path.parent.parent.name, rank=int(name[1]), pid=int(name[2])))
+        if not parts:
+            return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()})
+        return pd.concat(parts, ignore_index=True).astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)]
+
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """Iterations of the job, one row each, in order of time.
+
+        Iteration i lasts from the end of step i-1 to the end of step i at the slowest rank; steps that not every rank
+        ended are left out, and so is the first step, whose beginning nothing marks. Where a program has several
+        optimizers, the one with most steps counts. A rank that was started again begins a new generation.
+
+        Columns: ``generation``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``.
+        """
+        steps = self.steps
+        steps = steps[steps["optimizer"] == _main_optimizer(steps)]
+        generation = _generations(steps)
+        ranks = steps.groupby(generation)["rank"].nunique()
+        ends = (
+            steps.groupby([generation, "step"]).agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max")).reset_index()
+        )
+        ends = ends[ends["ranks"].to_numpy() == ranks.loc[ends["generation"]].to_numpy()]
+        of, step, end_ns = (ends[name].to_numpy(dtype=np.int64) for name in ("generation", "step", "end_ns"))
+        follows = (of[1:] == of[:-1]) & (step[1:] == step[:-1] + 1)
+        start, end = end_ns[:-1][follows], end_ns[1:][follows]
+        columns = {"generation": of[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
+        return pd.DataFrame({**columns, "iteration_s": (end - start) / 1e9})
+
+    def nic(self, node: str) -> pd.DataFrame:
+        """Interface counters of a node in order of time; empty where none were recorded.
+
+        Columns: ``t_ns`` (CLOCK_REALTIME), ``mono_ns``, and ``<nic>.rx_bytes`` and its like; narrow counters unwrapped.
+        """
+        if node not in self._nic:
+            path = self.path / "nodes" / node / "nic" / "nic.rec"
+            table = self._read(path) if path.is_file() else pd.DataFrame()
+            if len(table):
+                widths = {
+                    field.name: field.width_bits for field in open_records(path).fields if field.kind == "counter"
+                }
+                table = table.assign(**{name: _unwrap(table[name], width) for name, width in widths.items()})
+            self._nic[node] = table
+        return self._nic[node]
+
+
+def _main_optimizer(steps: pd.DataFrame) -> int:
+    """Number of the optimizer with most steps, the lowest of several; 0 without steps."""
+    numbers, counts = np.unique(steps["optimizer"].to_numpy(dtype=np.int64), return_counts=True)
+    return int(numbers[counts.argmax()]) if len(numbers) else 0
+
+
+def _generations(steps: pd.DataFrame) -> pd.Series[int]:
+    """For each step, how often its rank had been started before: 0 for the first process of a rank, then 1."""
+    first: dict[tuple[int, str, int], int] = {}
+    keys = list(zip(steps["rank"], steps["node"], steps["pid"], strict=True))
+    for key, start_ns in zip(keys, steps["start_ns"], strict=True):
+        first[key] = min(first.get(key, start_ns), start_ns)
+    number: dict[tuple[int, str, int], int] = {}
+    started: Counter[int] = Counter()
+    for key in sorted(first, key=lambda key: first[key]):
+        number[key] = started[key[0]]
+        started[key[0]] += 1
+    return pd.Series([number[key] for key in keys], index=steps.index, name="generation", dtype="int64")
+
+
+def _unwrap(values: pd.Series[Any], width_bits: int) -> pd.Series[Any]:
+    """A narrow counter as if it had never wrapped; 64 bits are taken as they are."""
+    if not 0 < width_bits < 63 or values.empty:
+        return values
+    counts = values.to_numpy().astype(np.int64)
+    steps = np.diff(counts) % (1 << width_bits)
+    return pd.Series(counts[0] + np.concatenate(([0], np.cumsum(steps))), index=values.index)
+
+
+class SweepRun:
+    """A sweep's run directory.
+
+    Attributes:
+        path: the directory.
+        info: its run.json.
+        torn_lines: torn last lines of points.jsonl (0 or 1).
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        self.path = path
+        self.info = info
+        self._windows, self.torn_lines = read_json_lines(path / "points.jsonl")
+        for number, window in enumerate(self._windows, start=1):
+            _check_window(window, f"{path / 'points.jsonl'} line {number}")
+        self._jobs: dict[str, JobRun] = {}
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan as resolved.
+
+        Raises:
+            UsageError: run.json has none, or lacks what the analysis needs of it.
+        """
+        plan = self.info.get("plan")
+        needed = ("scale", "capacity_bps", "topology", "models")
+        if not isinstance(plan, dict) or any(key not in plan for key in needed):
+            raise UsageError(f"{self.path / 'run.json'} has no plan with {', '.join(needed)}")
+        return plan
+
+    @property
+    def windows(self) -> list[dict[str, Any]]:
+        """The lines of points.jsonl: what was asked for and when, one window a point, all attempts of a series."""
+        return self._windows
+
+    @property
+    def series(self) -> list[str]:
+        """Names of the series, in the order of their first points."""
+        return list(dict.fromkeys(window["series"] for window in self._windows))
+
+    @property
+    def torn(self) -> dict[str, int]:
+        """Torn last records dropped so far, by file relative to ``path``."""
+        found = {f"{name}/{file}": count for name, job in self._jobs.items() for file, count in job.torn.items()}
+        return found | ({"points.jsonl": self.torn_lines} if self.torn_lines else {})
+
+    def job(self, directory: str) -> JobRun:
+        """The job run directory of a series and attempt, as points.jsonl names it."""
+        if directory not in self._jobs:
+            path = self.path / directory
+            if self.path.resolve() not in path.resolve().parents:
+                raise UsageError(f"{self.path / 'points.jsonl'} names {directory!r}, which is outside the sweep")
+            info = RunDirectory.open(path).info if (path / "run.json").is_file() else {}
+            self._jobs[directory] = JobRun(path, info)
+        return self._jobs[directory]
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """The points measured from the raw logs, one row a window; columns as in `ringtap.analysis.points.Point`."""
+        from ringtap.analysis.points import measure, table
+
+        return table(measure(self))
+
+
+def _check_window(window: object, where: str) -> None:
+    if not isinstance(window, dict):
+        raise UsageError(f"{where} is not an object")
+    for key, kind in _WINDOW_KEYS.items():
+        if not isinstance(window.get(key), kind):
+            raise UsageError(f"{where} has no usable {key}")
+    if not (math.isfinite(window["requested_bps"]) and window["requested_bps"] >= 0):
+        raise UsageError(f"{where} has no usable requested_bps")
+
+
+def open_run(path: str | Path) -> JobRun | SweepRun:
+    """Open a run directory, of a single job or of a sweep.
+
+    Raises:
+        UsageError: not a run directory, one of a newer schema, or of a kind this version does not know.
+    """
+    run = RunDirectory.open(Path(path))
+    kind = run.info.get("kind")
+    if kind == "job":
+        return JobRun(run.path, run.info)
+    if kind == "sweep":
+        return SweepRun(run.path, run.info)
+    raise UsageError(f"{run.path} is a run of kind {kind!r}; this ringtap reads jobs and sweeps")

@@ -1,0 +1,121 @@
+"""Published numbers that reports are compared with.
+
+J. Salamy, Network Requirements for Distributed Machine Learning Training in the Cloud, MIT, 2022. Traffic kinds are
+named as in plans: ``iperf``, ``consistent`` and ``burst`` (web-search). docs/thesis.md says where the source disagrees
+with itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CAPACITY_GBPS = 25.0
+NO_LOAD_TABLE = "Table 3.1"
+CONGESTION_TABLES = {"iperf": "Table 3.2", "consistent": "Table 3.4", "burst": "Table 3.6"}
+MOST_CONGESTED_TABLES = {"iperf": "Table 3.3", "consistent": "Table 3.5", "burst": "Table 3.7"}
+DIFFERENCE_TABLE = "Table 3.8"
+
+# Mean iteration time without cross traffic, over RDMA, in s (Table 3.1)
+NO_LOAD_S = {"bert-large": 0.84, "vgg16": 0.37, "densenet161": 0.38, "resnet50": 0.16}
+# The same over TCP where it is given (section 3.4.2)
+NO_LOAD_TCP_S = {"bert-large": 1.45}
+
+
+@dataclass(frozen=True)
+class PublishedPoint:
+    """A congestion point.
+
+    Attributes:
+        workers: N of the configuration: 4 for iperf (A), 3 for web-search traffic (B).
+        data_mb: data volume, in MB.
+        bandwidth_gbps: load, None where only the volume is given.
+        iteration_s: time, None where only the volume is given.
+    """
+
+    workers: int
+    data_mb: float
+    bandwidth_gbps: float | None = None
+    iteration_s: float | None = None
+
+
+# Tables 3.2, 3.4 and 3.6, with the coordinates that sections 3.2 and 3.3 give
+CONGESTION_POINTS = {
+    ("bert-large", "consistent"): PublishedPoint(3, 2296.4),
+    ("bert-large", "burst"): PublishedPoint(3, 2343.5, 14.6),
+    ("vgg16", "iperf"): PublishedPoint(4, 928.7, 13.99, 0.68),
+    ("vgg16", "consistent"): PublishedPoint(3, 990.7, 15.70, 0.85),
+    ("vgg16", "burst"): PublishedPoint(3, 925.3, 16.60, 0.88),
+    ("densenet161", "iperf"): PublishedPoint(4, 268.8, 19.7),
+    ("densenet161", "consistent"): PublishedPoint(3, 355.2, 17.9),
+    ("densenet161", "burst"): PublishedPoint(3, 284.9, 19.9),
+    ("resnet50", "iperf"): PublishedPoint(4, 182.5, 18.1),
+    ("resnet50", "consistent"): PublishedPoint(3, 198.8, 15.8),
+    ("resnet50", "burst"): PublishedPoint(3, 203.2, 18.4),
+}
+
+# Most congested test case: bandwidth that the measured time needs ideally, and what was there, in Gbit/s
+MOST_CONGESTED_GBPS = {
+    ("bert-large", "iperf"): (3.06, 4.54),
+    ("vgg16", "iperf"): (5.19, 6.52),
+    ("densenet161", "iperf"): (2.04, 3.42),
+    ("resnet50", "iperf"): (2.90, 4.21),
+    ("bert-large", "consistent"): (1.06, 3.18),
+    ("vgg16", "consistent"): (1.13, 3.19),
+    ("densenet161", "consistent"): (0.98, 2.97),
+    ("resnet50", "consistent"): (3.85, 5.83),
+    ("bert-large", "burst"): (0.078, 0.347),
+    ("vgg16", "burst"): (0.232, 3.601),
+    ("densenet161", "burst"): (0.131, 3.306),
+    ("resnet50", "burst"): (0.095, 0.347),
+}
+
+# Mean difference over saturated points, in Gbit/s (Table 3.8)
+MEAN_DIFFERENCE_GBPS = {
+    ("bert-large", "iperf"): 1.24,
+    ("bert-large", "consistent"): 2.63,
+    ("bert-large", "burst"): 2.62,
+    ("vgg16", "iperf"): 1.12,
+    ("vgg16", "consistent"): 2.39,
+    ("vgg16", "burst"): 2.51,
+    ("densenet161", "iperf"): 1.64,
+    ("densenet161", "consistent"): 2.84,
+    ("densenet161", "burst"): 2.75,
+    ("resnet50", "iperf"): 1.21,
+    ("resnet50", "consistent"): 2.25,
+    ("resnet50", "burst"): 2.52,
+}
+
+
+@dataclass(frozen=True)
+class PublishedFit:
+    """A published fit of equation 3.7 with C = 25 Gbit/s.
+
+    Attributes:
+        A: factor in s.
+        B: numerator in (Gbit/s)^n.
+        n: exponent.
+        transport: how the training traffic was carried.
+        source: table or equation.
+    """
+
+    A: float
+    B: float
+    n: float
+    transport: str
+    source: str
+
+
+FITS = {
+    ("bert-large", "iperf"): (PublishedFit(0.618, 9.95, 1.0, "RDMA", "equation 3.3"),),
+    ("vgg16", "iperf"): (PublishedFit(0.254, 10.75, 1.0, "RDMA", "equation 3.3"),),
+    ("bert-large", "consistent"): (
+        PublishedFit(0.564, 3.667, 0.5, "TCP", "Table 3.9"),
+        PublishedFit(0.200, 7.281, 0.5, "RDMA", "Table 3.9"),
+    ),
+    ("resnet50", "consistent"): (
+        PublishedFit(0.0645, 3.311, 0.5, "TCP", "Table 3.9"),
+        PublishedFit(0.140, 22.793, 2.0, "RDMA", "Table 3.9"),
+    ),
+    ("bert-large", "burst"): (PublishedFit(0.268, 7.310, 0.5, "TCP", "Table 3.10"),),
+    ("resnet50", "burst"): (PublishedFit(0.0862, 4.174, 0.5, "TCP", "Table 3.10"),),
+}

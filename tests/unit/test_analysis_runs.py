@@ -1,0 +1,234 @@
+import json
+
+import numpy as np
+import pytest
+
+import ringtap
+from ringtap.analysis.points import measure
+from ringtap.analysis.runs import JobRun, SweepRun, open_run, read_records
+from ringtap.errors import UsageError
+from ringtap.records import Field, RecordWriter
+from ringtap.rundir import RunDirectory
+from tests.gold.analysis_sweep import START_NS, STEP_FIELDS, counter_fields, edit_info, write_job, write_sweep
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "sweep"
+    truth = write_sweep(path, [("vgg16", "consistent"), ("resnet50", "burst")])
+    return path, truth
+
+
+def add_steps(job, name, steps, optimizer=0, node="S0", offset_ns=0):
+    writer = RecordWriter(job.node(node) / "steps" / name, STEP_FIELDS, {})
+    for step in steps:
+        end = START_NS + offset_ns + step * 10**9
+        writer.append(step, optimizer, end - 5, end, end - START_NS - 5, end - START_NS)
+    writer.close()
+
+
+def test_iterations_end_with_the_slowest_rank(tmp_path):
+    write_job(tmp_path / "job", [0.2, 0.3, 0.4], [(2.0, 0.0, 1e6)])
+    run = open_run(tmp_path / "job")
+    assert isinstance(run, JobRun)
+    assert run.iterations["iteration_s"].to_numpy() == pytest.approx([0.2, 0.3, 0.4])
+    assert run.iterations["step"].tolist() == [1, 2, 3]
+    assert len(run.steps) == 12
+    assert set(run.steps["rank"]) == {0, 1, 2}
+    assert run.steps.dtypes["end_ns"] == np.int64
+    assert run.torn == {}
+
+
+def test_steps_that_not_every_rank_ended_are_left_out(tmp_path):
+    job = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    add_steps(job, "rank0-10.rec", [0, 1, 2, 3])
+    add_steps(job, "rank1-11.rec", [0, 1, 2], node="S1", offset_ns=1000)
+    table = open_run(tmp_path / "job").iterations
+    assert table["step"].tolist() == [1, 2]
+    assert table["end_ns"].tolist() == [START_NS + 10**9 + 1000, START_NS + 2 * 10**9 + 1000]
+
+
+def test_a_restarted_rank_begins_a_new_generation(tmp_path):
+    job = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    add_steps(job, "rank0-10.rec", [0, 1])
+    add_steps(job, "rank0-99.rec", [0, 1, 2], offset_ns=10**12)
+    table = open_run(tmp_path / "job").iterations
+    assert table["generation"].tolist() == [0, 1, 1]
+    assert table["iteration_s"].to_numpy() == pytest.approx([1, 1, 1])
+
+
+def test_of_several_optimizers_the_busiest_counts(tmp_path):
+    job = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    writer = RecordWriter(job.node("S0") / "steps" / "rank0-10.rec", STEP_FIELDS, {})
+    for step in range(6):
+        end = START_NS + step * 10**9
+        if step % 2 == 0:
+            writer.append(step // 2, 0, end - 9, end - 8, 0, 0)
+        writer.append(step, 1, end - 5, end, 0, 0)
+    writer.close()
+    assert open_run(tmp_path / "job").iterations["step"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_job_without_steps_has_empty_typed_tables(tmp_path):
+    RunDirectory.create(tmp_path / "job", "job", [], 1)
+    run = open_run(tmp_path / "job")
+    assert list(run.iterations.columns) == ["generation", "step", "start_ns", "end_ns", "iteration_s"]
+    assert run.iterations.empty
+    assert run.steps.empty
+    assert run.nic("S0").empty
+
+
+def test_torn_records_are_dropped_and_counted(tmp_path):
+    write_job(tmp_path / "job", [0.2, 0.3, 0.4], [(2.0, 0.0, 1e6)])
+    path = tmp_path / "job" / "nodes" / "S1" / "steps" / "rank1-101.rec"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 3)
+    (tmp_path / "job" / "nodes" / "S3" / "steps" / "rank2-777.rec").write_bytes(b"")
+    run = open_run(tmp_path / "job")
+    assert run.iterations["iteration_s"].to_numpy() == pytest.approx([0.2, 0.3])
+    assert run.torn == {"nodes/S1/steps/rank1-101.rec": 1, "nodes/S3/steps/rank2-777.rec": 1}
+
+
+def test_record_files_that_contradict_themselves_are_refused(tmp_path):
+    writer = RecordWriter(tmp_path / "a.rec", STEP_FIELDS, {})
+    writer.append(0, 0, 1, 2, 3, 4)
+    writer.close()
+    table, torn = read_records(tmp_path / "a.rec")
+    assert (table["end_ns"].tolist(), torn) == ([2], 0)
+    data = (tmp_path / "a.rec").read_bytes()
+    (tmp_path / "b.rec").write_bytes(data.replace(b'"record_bytes": 40', b'"record_bytes": 44'))
+    with pytest.raises(UsageError, match="44 bytes"):
+        read_records(tmp_path / "b.rec")
+    (tmp_path / "c.rec").write_bytes(b"hello\n")
+    with pytest.raises(UsageError, match="record file"):
+        read_records(tmp_path / "c.rec")
+
+
+def test_counters_of_32_bits_are_unwrapped(tmp_path):
+    job = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    fields = [Field("t_ns", "<i8", "ns", "time"), Field("a.rx_bytes", "<u4", "bytes", "counter", 32)]
+    writer = RecordWriter(job.node("S0") / "nic" / "nic.rec", fields, {})
+    for second, value in enumerate((2**32 - 10, 5, 30)):
+        writer.append(START_NS + second * 10**9, value)
+    writer.close()
+    assert np.diff(open_run(tmp_path / "job").nic("S0")["a.rx_bytes"]).tolist() == [15, 25]
+
+
+def test_points_measure_times_and_traffic_of_the_window(sweep):
+    path, truth = sweep
+    run = ringtap.open_run(path)
+    assert isinstance(run, SweepRun)
+    table = run.points
+    assert table["series"].tolist() == [name for name, _, _ in truth]
+    assert table["mean_s"].to_numpy(dtype=float) == pytest.approx([mean for _, _, mean in truth], rel=1e-6)
+    assert table["cross_gbps"].to_numpy(dtype=float) == pytest.approx([load for _, load, _ in truth], abs=0.15)
+    assert table["training_gbps"].to_numpy(dtype=float) == pytest.approx(2.0, abs=0.02)
+    assert (table["iterations"] == 24).all()
+    assert table["requested_gbps"].to_numpy(dtype=float) == pytest.approx([1.05 * load for _, load, _ in truth])
+    assert (table["p99_s"] <= table["max_s"]).all()
+    assert (table["median_s"] >= table["min_s"]).all()
+    assert (table["reasons"] == "").all()
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "says"),
+    [
+        ({}, "no counter"),
+        ({"cross": [{"node": "S9", "nic": "cross0", "direction": "rx"}]}, "S9 has no counter"),
+        ({"cross": [{"node": "S0", "nic": "lost", "direction": "rx"}]}, "lost.rx_bytes"),
+    ],
+)
+def test_missing_counters_give_a_reason_and_never_a_zero(tmp_path, bottleneck, says):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
+    edit_info(tmp_path / "sweep", bottleneck=bottleneck)
+    for point in measure(open_run(tmp_path / "sweep")):
+        assert point.cross_bps is None
+        assert point.training_bps is None
+        assert any(says in reason for reason in point.reasons)
+
+
+def test_counters_that_stop_or_run_backwards_give_a_reason(tmp_path):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
+    path = tmp_path / "sweep" / "series" / "vgg16-consistent-1" / "nodes" / "S0" / "nic" / "nic.rec"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    first, second = measure(open_run(tmp_path / "sweep"))
+    assert first.cross_bps is not None
+    assert second.cross_bps is None
+    assert "does not cover the window" in second.reasons[0]
+    path.unlink()
+    writer = RecordWriter(path, counter_fields(["cross0"]), {})
+    for tenth in range(200):
+        writer.append(START_NS + tenth * 10**8, 0, *[1000 * (tenth % 7)] * 8)
+    writer.close()
+    assert "ran backwards" in measure(open_run(tmp_path / "sweep"))[0].reasons[0]
+    path.unlink()
+    writer = RecordWriter(path, counter_fields(["cross0"]), {})
+    for second_ in (0, 1000):
+        writer.append(START_NS + second_ * 10**9, 0, *[1000 * second_] * 8)
+    writer.close()
+    assert "gap at an edge" in measure(open_run(tmp_path / "sweep"))[0].reasons[0]
+
+
+def test_a_window_without_iterations_says_so(tmp_path):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
+    for path in (tmp_path / "sweep").glob("series/*/nodes/*/steps/*.rec"):
+        path.unlink()
+    point = measure(open_run(tmp_path / "sweep"))[0]
+    assert (point.iterations, point.mean_s) == (0, None)
+    assert any("no iteration" in reason for reason in point.reasons)
+
+
+def test_attempts_of_a_series_are_one_series(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
+    lines = (path / "points.jsonl").read_text().splitlines()
+    (path / "series" / "vgg16-consistent-1").rename(path / "series" / "vgg16-consistent-2")
+    again = [line.replace("consistent-1", "consistent-2") for line in lines]
+    (path / "points.jsonl").write_text("\n".join(again) + "\n" + lines[0][:40])
+    run = open_run(path)
+    assert run.series == ["vgg16-consistent"]
+    assert len(run.points) == 2
+    assert run.torn == {"points.jsonl": 1}
+
+
+BACKWARDS = {"series": "a", "model": "a", "traffic": "b", "directory": "c", "requested_bps": -1}
+BACKWARDS |= {"window_start_ns": 1, "window_end_ns": 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("3", "not an object"),
+        ("{}", "no usable series"),
+        (json.dumps(BACKWARDS), "requested_bps"),
+        ("{nonsense", "not JSON"),
+    ],
+)
+def test_bad_lines_of_points_name_the_line(tmp_path, line, says):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
+    path = tmp_path / "sweep" / "points.jsonl"
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(UsageError, match=says) as caught:
+        open_run(tmp_path / "sweep")
+    assert "line 3" in str(caught.value)
+
+
+def test_a_directory_outside_the_sweep_is_refused(sweep):
+    with pytest.raises(UsageError, match="outside"):
+        open_run(sweep[0]).job("../other")
+
+
+def test_newer_schemas_and_other_folders_are_refused(tmp_path, sweep):
+    with pytest.raises(UsageError, match="no run directory"):
+        open_run(tmp_path)
+    RunDirectory.create(tmp_path / "new", "sweep", [], 1)
+    edit_info(tmp_path / "new", schema=99)
+    with pytest.raises(UsageError, match="upgrade ringtap"):
+        open_run(tmp_path / "new")
+    edit_info(tmp_path / "new", schema=1, kind="parade")
+    with pytest.raises(UsageError, match="parade"):
+        open_run(tmp_path / "new")
+    edit_info(tmp_path / "new", kind="sweep")
+    with pytest.raises(UsageError, match="no plan"):
+        _ = open_run(tmp_path / "new").plan

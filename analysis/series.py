@@ -150,7 +150,7 @@ def _series(sweep: SweepRun, name: str, points: list[Point]) -> Series:
     model = next((item for item in plan["models"] if item["name"] == points[0].model), None)
     if model is None:
         raise UsageError(f"{sweep.path / 'points.jsonl'} has model {points[0].model!r}, which is not in the plan")
-    needed = demand(int(model["parameters"]), len(plan["topology"]["workers"]))
+    needed = demand(int(model["parameters"]), _workers(sweep, points))
     pairs = [(point.cross_gbps, point.mean_s, point) for point in points]
     used = sorted(
         (load, seconds, number)
@@ -185,6 +185,15 @@ def _series(sweep: SweepRun, name: str, points: list[Point]) -> Series:
         mean_difference_reason="" if saturated else congestion.reason or "no point lies past the congestion point",
         saturated=saturated,
     )
+
+
+def _workers(sweep: SweepRun, points: list[Point]) -> int:
+    """Workers of a series: as the plan names them, else the ranks that left steps."""
+    named = len(sweep.plan["topology"].get("workers") or [])
+    ranks = max(sweep.job(directory).steps["rank"].nunique() for directory in {point.directory for point in points})
+    if named + ranks == 0:
+        raise UsageError(f"{sweep.path / 'run.json'} names no workers and no rank of {points[0].series} left steps")
+    return named or ranks
 
 
 def _fit(loads: list[float], times: list[float], capacity: float) -> tuple[FitResult | None, str]:

@@ -22,26 +22,10 @@ def _say(item: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _isolate() -> None:
-    """Enter new namespaces; what is forked next is the first process of the new PID namespace.
-
-    Raises:
-        UsageError: the kernel refuses.
-    """
-    namespaces.become_namespace_root()
-    try:
-        namespaces.unshare(namespaces.NEWNS | namespaces.NEWNET | namespaces.NEWPID | namespaces.NEWUTS)
-        namespaces.make_mounts_private()
-    except OSError as error:
-        raise UsageError(
-            f"network namespaces cannot be made here ({error.strerror}): run as root, or where user namespaces "
-            "are allowed"
-        ) from error
-
-
 def _furnish() -> None:
     """Give the testbed its own /proc and /run: what it leaves there goes with it."""
     try:
+        namespaces.make_mounts_private()
         namespaces.mount("proc", "/proc", "proc")
         namespaces.mount("tmpfs", "/run", "tmpfs", options="mode=755")
     except OSError as error:
@@ -84,7 +68,7 @@ def main() -> int:
     """Isolate, fork the keeper proper, tell its pid, and leave."""
     spec = LabSpec.from_json(json.loads(sys.argv[1]))
     try:
-        _isolate()
+        namespaces.isolate(namespaces.NEWNS | namespaces.NEWNET | namespaces.NEWPID | namespaces.NEWUTS)
     except RingtapError as error:
         _say({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code

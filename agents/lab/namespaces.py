@@ -68,23 +68,26 @@ def set_hostname(name: str) -> None:
     _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
-def become_namespace_root() -> None:
-    """Enter a new user namespace in which this user is root; nothing to do for real root.
+def isolate(kinds: int) -> None:
+    """Enter new namespaces of these kinds, within a user namespace of one's own where privilege is lacking.
 
     Raises:
-        UsageError: the kernel does not allow it.
+        UsageError: the kernel refuses both.
     """
-    if os.geteuid() == 0:
+    try:
+        unshare(kinds)
         return
+    except PermissionError:
+        pass
     uid, gid = os.geteuid(), os.getegid()
     try:
         unshare(NEWUSER)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
         Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+        unshare(kinds)
     except OSError as error:
         raise UsageError(
-            f"this kernel does not give user {uid} a user namespace ({error.strerror}); run as root, or ask for "
-            "kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0 and, on Ubuntu, "
-            "kernel.apparmor_restrict_unprivileged_userns=0"
+            f"user {uid} may make no network namespaces here ({error.strerror}): run as root, or have user namespaces "
+            "allowed (user.max_user_namespaces above 0; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0)"
         ) from error

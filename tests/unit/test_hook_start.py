@@ -9,6 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,7 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
     ],
 )
 def test_rank_comes_from_the_most_specific_variable(
-    tmp_path: Path, variables: dict[str, object], rank: int, world_size: int
+    tmp_path: Path, variables: dict[str, Any], rank: int, world_size: int
 ) -> None:
     steps = tmp_path / "steps"
     run_python(

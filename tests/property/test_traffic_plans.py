@@ -1,0 +1,96 @@
+"""Plans over random loads, durations, scales and burst shapes: bytes are exact, starts in order."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.planfile import PlanFile, write_plan
+from ringtap.trafficgen.plans import FlowPlan, PlanSpec
+
+MS = 1_000_000
+TO = ("a:1", "b:2")
+seeds = st.integers(0, 2**64)
+scales = st.floats(0.5, 1000)
+
+
+@given(load=st.integers(1, 10**9), duration_ns=st.integers(1, 3_000 * MS), seed=seeds, scale=scales)
+@settings(max_examples=60, deadline=None)
+def test_consistent_bytes_are_exact(load: int, duration_ns: int, seed: int, scale: float) -> None:
+    asked = round(Fraction(load * duration_ns, 8 * 10**9))
+    assume(1 <= asked < 2_000 * 1_711_250 / scale)
+    plan = FlowPlan(PlanSpec("consistent", load, duration_ns, TO, seed, scale))
+    flows = list(plan.flows())
+    assert sum(flow.size_bytes for flow in flows) == asked == plan.header["bytes"]
+    assert len(flows) == plan.header["flows"] == max(1, int(asked / (1_711_250 / scale)))
+    assert all(flow.size_bytes >= 1 for flow in flows)
+    starts = [flow.start_ns for flow in flows]
+    assert starts == sorted(starts)
+    assert starts[0] >= 0
+    assert starts[-1] < duration_ns
+
+
+@given(
+    load=st.integers(10**6, 10**10),
+    periods=st.integers(1, 30),
+    period_ns=st.integers(MS, 50 * MS),
+    length=st.fractions(Fraction(1, 100), Fraction(9, 10), max_denominator=100),
+    fill=st.floats(0.05, 0.95),
+    seed=seeds,
+    scale=scales,
+)
+@settings(max_examples=60, deadline=None)
+def test_every_burst_and_quiet_part_has_its_budget_to_the_byte(
+    *, load: int, periods: int, period_ns: int, length: Fraction, fill: float, seed: int, scale: float
+) -> None:
+    length_ns = int(period_ns * length)
+    height = fill * period_ns / length_ns
+    spec = PlanSpec("burst", load, periods * period_ns, TO, seed, scale, height, length_ns, period_ns)
+    assume(load * spec.duration_ns / 8e9 < 3_000 * 1_711_250 / scale)
+    try:
+        plan = FlowPlan(spec)
+    except UsageError:
+        assert load * period_ns / 8e9 * min(fill, 1 - fill) < 20
+        return
+    got = [[0, 0, 0] for _ in range(periods)]
+    for flow in plan.flows():
+        period, within = divmod(flow.start_ns, period_ns)
+        got[period][within >= length_ns] += flow.size_bytes
+        got[period][2] += within < length_ns
+    done = 0
+    for number, (burst, quiet, burst_flows) in enumerate(got, start=1):
+        upto = round(Fraction(load * number * period_ns, 8 * 10**9))
+        budget, done = upto - done, upto
+        assert burst == round(budget * Fraction(repr(height)) * length_ns / period_ns)
+        assert burst + quiet == budget
+        assert burst_flows == 2
+
+
+@given(kind=st.sampled_from(["consistent", "burst"]), load=st.integers(10**6, 10**9), seed=seeds)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_written_is_read_back(kind: str, load: int, seed: int, tmp_path: Path) -> None:
+    plan = FlowPlan(PlanSpec(kind, load, 50 * MS, TO, seed, 100))  # type: ignore[arg-type]
+    write_plan(plan, tmp_path / "plan", force=True)
+    read = PlanFile(tmp_path / "plan")
+    read.check()
+    assert list(read.flows()) == list(plan.flows())
+    assert read.header == plan.header
+
+
+@given(junk=st.lists(st.text(alphabet=st.characters(exclude_characters="\n\r"), max_size=30), max_size=5))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_junk_lines_are_one_sentence_that_names_the_line(junk: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan"
+    write_plan(FlowPlan(PlanSpec("burst", 10**7, 10 * MS, TO, 1, 100)), path, force=True)
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole + "".join(line + "\n" for line in junk), encoding="utf-8", newline="\n")
+    try:
+        PlanFile(path).check()
+    except UsageError as error:
+        assert f"{path} line {whole.count(chr(10)) + 1}: " in str(error)
+    else:
+        assert not junk

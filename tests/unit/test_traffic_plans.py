@@ -1,0 +1,157 @@
+"""Algorithms 1 and 2: exact bytes, Poisson starts, bursts, and the same plan for the same seed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.planfile import write_plan
+from ringtap.trafficgen.plans import FlowPlan, PlanSpec
+from ringtap.trafficgen.sizes import WEB_SEARCH
+
+MS = 1_000_000
+TO = ("10.0.0.1:5001",)
+CONSISTENT = PlanSpec("consistent", 150e6, 20_000 * MS, TO, seed=1, scale=100)
+BURST = PlanSpec("burst", 200e6, 2_000 * MS, TO, seed=1, scale=100)
+
+
+def test_consistent_has_the_flows_and_bytes_of_algorithm_1() -> None:
+    flows = list(FlowPlan(CONSISTENT).flows())
+    assert len(flows) == int(150e6 * 20 / 8 / 17_112.5)
+    assert sum(flow.size_bytes for flow in flows) == 375_000_000
+
+
+def test_consistent_gaps_are_exponential() -> None:
+    starts = np.array([flow.start_ns for flow in FlowPlan(CONSISTENT).flows()])
+    gaps = np.diff(starts)
+    assert stats.kstest(gaps, stats.expon(scale=20e9 / len(starts)).cdf).pvalue > 0.01
+    counts = np.histogram(starts, bins=2000, range=(0, 20e9))[0]
+    assert 0.9 < counts.var() / counts.mean() < 1.1
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.03
+
+
+def test_consistent_sizes_keep_the_shape_of_the_distribution() -> None:
+    plan = FlowPlan(CONSISTENT)
+    sizes = np.array([flow.size_bytes for flow in plan.flows()]) / plan.header["size_factor"] * 100
+    points, shares = zip(*WEB_SEARCH.points, strict=True)
+    assert stats.kstest(sizes, lambda x: np.interp(x, points, shares)).pvalue > 0.01
+    assert plan.header["size_factor"] == pytest.approx(1, abs=0.1)
+
+
+def test_no_part_of_a_consistent_plan_is_favoured() -> None:
+    thirds = np.zeros(3)
+    for seed in range(20):
+        spec = replace(CONSISTENT, seed=seed, duration_ns=3_000 * MS)
+        for flow in FlowPlan(spec).flows():
+            thirds[flow.start_ns // (1_000 * MS)] += flow.size_bytes
+    assert thirds / thirds.mean() == pytest.approx([1, 1, 1], abs=0.06)
+
+
+def test_each_burst_is_two_flows_with_three_tenths_of_its_period() -> None:
+    periods: dict[int, list[list[int]]] = {}
+    for flow in FlowPlan(BURST).flows():
+        period, within = divmod(flow.start_ns, 10 * MS)
+        periods.setdefault(period, [[], []])[within >= MS].append(flow.size_bytes)
+    assert len(periods) == 200
+    for burst, quiet in periods.values():
+        assert (len(burst), sum(burst)) == (2, 75_000)
+        assert len(quiet) == int(175_000 / 17_112.5)
+        assert sum(quiet) == 175_000
+
+
+def test_a_quiet_part_has_eight_flows_even_when_mean_sizes_would_give_fewer() -> None:
+    flows = list(FlowPlan(replace(BURST, load_bps=50e6)).flows())
+    assert len(flows) == 200 * (2 + 8)
+    first = [flow.size_bytes for flow in flows if flow.start_ns < 10 * MS]
+    assert sum(first) == 62_500
+    assert sum(first[:2]) == 18_750
+
+
+def test_burst_splits_are_normal_around_a_half() -> None:
+    flows = [
+        flow for flow in FlowPlan(replace(BURST, duration_ns=20_000 * MS)).flows() if flow.start_ns % (10 * MS) < MS
+    ]
+    shares = [first.size_bytes / 75_000 for first in flows[::2]]
+    assert stats.kstest(shares, stats.truncnorm(-3, 3, 0.5, 1 / 6).cdf).pvalue > 0.01
+
+
+def test_height_length_and_period_are_the_plans_own() -> None:
+    spec = replace(BURST, burst_height=1.5, burst_length_ns=5 * MS, burst_period_ns=20 * MS)
+    bursts = sum(flow.size_bytes for flow in FlowPlan(spec).flows() if flow.start_ns % (20 * MS) < 5 * MS)
+    assert bursts == 50_000_000 * 1.5 * 5 / 20
+
+
+def test_a_last_period_that_does_not_fit_is_smaller_and_of_the_same_shape() -> None:
+    flows = [flow for flow in FlowPlan(replace(BURST, duration_ns=15 * MS)).flows() if flow.start_ns >= 10 * MS]
+    burst = [flow for flow in flows if flow.start_ns < 10.5 * MS]
+    assert sum(flow.size_bytes for flow in burst) == 37_500
+    assert len(burst) == 2
+    assert sum(flow.size_bytes for flow in flows) == 125_000
+
+
+def test_more_destinations_leave_starts_and_sizes_as_they_are() -> None:
+    one = list(FlowPlan(BURST).flows())
+    two = list(FlowPlan(replace(BURST, destinations=("a:1", "b:2"))).flows())
+    assert [(flow.start_ns, flow.size_bytes) for flow in one] == [(flow.start_ns, flow.size_bytes) for flow in two]
+    to_a = sum(flow.destination == "a:1" for flow in two)
+    assert to_a == pytest.approx(len(two) / 2, rel=0.1)
+
+
+def test_a_plan_can_be_walked_twice_and_another_seed_is_another_plan() -> None:
+    plan = FlowPlan(BURST)
+    assert list(plan.flows()) == list(plan.flows())
+    assert list(FlowPlan(replace(BURST, seed=2)).flows()) != list(plan.flows())
+
+
+@pytest.mark.parametrize(
+    ("kind", "digest"),
+    [
+        ("consistent", "0994d81dd0b8c4a2"),
+        ("burst", "3c83e843d15a2b9c"),
+    ],
+)
+def test_a_seed_gives_the_same_file_for_ever(kind: str, digest: str, tmp_path: Path) -> None:
+    """Committed hashes: a change here breaks the repeatability of every published plan."""
+    spec = PlanSpec(kind, 205_000_000, 1_003_500_000, ("127.0.0.1:5711", "h:1"), seed=7, scale=100)  # type: ignore[arg-type]
+    write_plan(FlowPlan(spec), tmp_path / "plan")
+    lines = (tmp_path / "plan").read_bytes().split(b"\n", 1)[1]
+    assert hashlib.sha256(lines).hexdigest()[:16] == digest
+
+
+def test_starts_are_sorted() -> None:
+    for spec in (CONSISTENT, BURST):
+        assert all(low.start_ns <= high.start_ns for low, high in pairwise(FlowPlan(spec).flows()))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "other"}, "kind"),
+        ({"load_bps": 0}, "load"),
+        ({"load_bps": -1}, "load"),
+        ({"load_bps": float("nan")}, "load"),
+        ({"load_bps": 1}, "ask for more load"),
+        ({"duration_ns": 0}, "duration"),
+        ({"scale": 0}, "scale"),
+        ({"seed": -1}, "seed"),
+        ({"destinations": ()}, "--to"),
+        ({"destinations": ("host",)}, "HOST:PORT"),
+        ({"destinations": ("host:0",)}, "port 0"),
+        ({"destinations": ("a:1", "a:1")}, "twice"),
+        ({"burst_length_ns": 10 * MS}, "shorter"),
+        ({"burst_height": 10.0}, "--burst-height"),
+        ({"burst_height": -1.0}, "--burst-height"),
+        ({"burst_height": float("nan")}, "--burst-height"),
+        ({"burst_height": 1e-9}, "ask for"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        FlowPlan(replace(BURST, **change))  # type: ignore[arg-type]

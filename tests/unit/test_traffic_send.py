@@ -1,0 +1,372 @@
+"""Sender and receiver as processes on loopback: what arrives, what is logged, and what happens when things go wrong."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtap.records import open_records
+from ringtap.trafficgen.planfile import write_plan
+from ringtap.trafficgen.plans import FlowPlan, PlanSpec
+
+MS = 1_000_000
+COMMAND = [sys.executable, "-m", "ringtap.cli", "traffic"]
+
+
+@dataclass
+class Serve:
+    """A receiver in a process of its own."""
+
+    process: subprocess.Popen[str]
+    address: str
+    words: list[str] = field(default_factory=list)
+
+    def end(self) -> dict[str, Any]:
+        self.process.send_signal(signal.SIGTERM)
+        out, err = self.process.communicate(timeout=10)
+        self.words += err.splitlines()
+        assert self.process.returncode == 0
+        assert "Traceback" not in err
+        summary: dict[str, Any] = json.loads(out)
+        return summary
+
+
+@contextmanager
+def serving(*arguments: object) -> Iterator[Serve]:
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--bind", "127.0.0.1:0", "--json", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if line.startswith("listening on "):
+                yield Serve(process, line.split()[-1])
+                break
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def plan_for(folder: Path, *addresses: str, load_bps: float = 20e6, seconds: float = 0.5, scale: float = 100) -> Path:
+    path = folder / "flows.plan"
+    write_plan(FlowPlan(PlanSpec("consistent", load_bps, int(seconds * 1e9), addresses, 1, scale)), path, force=True)
+    return path
+
+
+def send(plan: Path, *arguments: object, expect: int = 0) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        [*COMMAND, "send", str(plan), "--json", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == expect, done.stderr
+    return json.loads(done.stdout or "{}"), done.stderr.splitlines()[-1]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    log = open_records(path)
+    assert log.torn_bytes == 0
+    names = [column.name for column in log.fields]
+    return [dict(zip(names, row, strict=True)) for row in log.tail()]
+
+
+@contextmanager
+def peer(behave: Any) -> Iterator[str]:
+    """A listening socket with ``behave(connection)`` run on each connection; None: nobody ever accepts."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    threads: list[threading.Thread] = []
+    connections: list[socket.socket] = []
+
+    def talk(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            behave(connection)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                threads.append(threading.Thread(target=talk, args=(connection,)))
+                threads[-1].start()
+
+    acceptor = threading.Thread(target=accept)
+    if behave is not None:
+        acceptor.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        if behave is not None:
+            acceptor.join()
+        listener.close()
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_every_byte_of_the_plan_arrives_and_both_logs_say_so(tmp_path: Path) -> None:
+    with serving("--log", tmp_path / "r.rec", "--token", "t") as serve:
+        plan = plan_for(tmp_path, serve.address)
+        summary, _ = send(plan, "--log", tmp_path / "s.rec", "--token", "t")
+        received = serve.end()
+    flows = list(FlowPlan(PlanSpec("consistent", 20e6, 500 * MS, (serve.address,), 1, 100)).flows())
+    assert summary["flows"] == summary["finished"] == received["flows"] == len(flows)
+    assert summary["bytes"] == summary["acked_bytes"] == received["bytes"] == 1_250_000
+    assert summary["offered_bps"] == pytest.approx(20e6)
+    assert received["malformed"] == received["refused"] == received["unfinished"] == 0
+    sent = sorted(rows(tmp_path / "s.rec"), key=lambda row: row["flow"])
+    assert [row["size_bytes"] for row in sent] == [flow.size_bytes for flow in flows]
+    origin_ns = open_records(tmp_path / "s.rec").about["origin_ns"]
+    assert [row["intended_start_ns"] - origin_ns for row in sent] == [flow.start_ns for flow in flows]
+    for row in sent:
+        assert row["state"] == 0
+        assert row["sent_bytes"] == row["acked_bytes"] == row["size_bytes"]
+        assert row["start_ns"] <= row["received_ns"] <= row["finish_ns"]
+        assert row["lateness_ns"] >= 0
+    assert {row["flow"]: row["finish_ns"] for row in rows(tmp_path / "r.rec")} == {
+        row["flow"]: row["received_ns"] for row in sent
+    }
+
+
+def test_the_header_of_the_log_says_what_was_in_force(tmp_path: Path) -> None:
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    with serving() as serve:
+        plan = plan_for(tmp_path, serve.address, seconds=0.05)
+        summary, _ = send(plan, "--log", tmp_path / "s.rec", "--congestion-control", allowed[0])
+    about = open_records(tmp_path / "s.rec").about
+    assert about["congestion_control"] == summary["congestion_control"] == allowed[0]
+    assert about["destinations"] == [serve.address]
+    assert about["plan"]["load_bps"] == 20e6
+
+
+def test_large_flows_share_the_sender(tmp_path: Path) -> None:
+    with serving() as serve:
+        summary, _ = send(plan_for(tmp_path, serve.address, load_bps=500e6, seconds=0.4, scale=1))
+        assert serve.end()["bytes"] == summary["bytes"] == 25_000_000
+
+
+def test_one_connection_carries_every_flow_in_turn(tmp_path: Path) -> None:
+    with serving() as serve:
+        summary, _ = send(plan_for(tmp_path, serve.address), "--max-connections", 1)
+        assert serve.end()["connections"] == summary["connections"] == 1
+    assert summary["finished"] == summary["flows"]
+
+
+def test_duration_stops_the_launches(tmp_path: Path) -> None:
+    with serving() as serve:
+        summary, _ = send(plan_for(tmp_path, serve.address, seconds=20), "--duration", "200ms")
+    assert summary["stopped_by"] == "duration"
+    assert summary["duration_s"] == pytest.approx(0.2)
+    assert 0 < summary["flows"] == summary["finished"] < 200
+
+
+def test_a_named_launch_time_is_kept(tmp_path: Path) -> None:
+    with serving() as serve:
+        plan = plan_for(tmp_path, serve.address, seconds=0.1)
+        at_ns = time.time_ns() + 1_500 * MS
+        send(plan, "--log", tmp_path / "s.rec", "--start-at", at_ns)
+        _, complaint = send(plan, "--start-at", at_ns, expect=2)
+    assert abs(open_records(tmp_path / "s.rec").about["origin_ns"] - at_ns) < MS
+    assert "--start-at" in complaint
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_whole_log_and_a_summary(number: signal.Signals, tmp_path: Path) -> None:
+    with serving() as serve, running(plan_for(tmp_path, serve.address, seconds=20), tmp_path / "s.rec") as process:
+        wait_for_log(tmp_path / "s.rec")
+        time.sleep(0.3)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    summary = json.loads(out)
+    assert summary["stopped_by"] == number.name
+    logged = rows(tmp_path / "s.rec")
+    assert sorted(row["flow"] for row in logged) == list(range(summary["flows"]))
+    assert summary["flows"] > 10
+
+
+def test_after_sigkill_all_but_the_last_second_reads_back(tmp_path: Path) -> None:
+    with serving() as serve, running(plan_for(tmp_path, serve.address, seconds=20), tmp_path / "s.rec") as process:
+        wait_for_log(tmp_path / "s.rec")
+        time.sleep(1.8)
+        killed_ns = time.time_ns()
+        process.kill()
+        process.wait(10)
+    logged = {row["flow"] for row in rows(tmp_path / "s.rec")}
+    about = open_records(tmp_path / "s.rec").about
+    flows = FlowPlan(PlanSpec("consistent", 20e6, 20_000 * MS, (serve.address,), 1, 100)).flows()
+    old = {number for number, flow in enumerate(flows) if about["origin_ns"] + flow.start_ns < killed_ns - 1e9}
+    assert len(old) > 20
+    assert old <= logged
+
+
+@contextmanager
+def running(plan: Path, log: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, "send", str(plan), "--json", "--log", str(log)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_log(path: Path) -> None:
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_a_receiver_that_stops_midway_logs_the_unfinished_flow(tmp_path: Path) -> None:
+    huge = tmp_path / "huge.plan"
+    size = 2**40
+    with serving("--log", tmp_path / "r.rec") as serve:
+        header = {"format": "ringtap-flow-plan", "version": 1, "duration_ns": 10**9, "flows": 1, "bytes": size}
+        huge.write_text(json.dumps(header | {"destinations": [serve.address]}) + f"\n0\t{serve.address}\t{size}\n")
+        with running(huge, tmp_path / "s.rec") as process:
+            wait_for_log(tmp_path / "s.rec")
+            time.sleep(0.1)
+            summary = serve.end()
+            _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "1 of 1 flows failed" in err
+    assert "Traceback" not in err
+    (row,) = rows(tmp_path / "r.rec")
+    assert summary["unfinished"] == row["state"] == 1
+    assert row["received_bytes"] == summary["bytes"] > 0
+    (sent,) = rows(tmp_path / "s.rec")
+    assert sent["state"] == 2
+    assert 0 < sent["acked_bytes"] <= sent["sent_bytes"] < size
+
+
+def test_nothing_listening_is_one_sentence_and_soon(tmp_path: Path) -> None:
+    began = time.monotonic()
+    _, complaint = send(plan_for(tmp_path, closed_port()), expect=1)
+    assert time.monotonic() - began < 3
+    assert "no receiver answers" in complaint
+    assert "connection refused" in complaint
+
+
+def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
+    with serving("--token", "right") as serve:
+        _, complaint = send(plan_for(tmp_path, serve.address), "--token", "wrong", expect=1)
+        assert serve.end()["refused"] > 0
+    assert "--token" in complaint
+
+
+def reset(connection: socket.socket) -> None:
+    connection.recv(10)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def lie(connection: socket.socket) -> None:
+    connection.sendall(b"\xff" * 8 + b"\0" * 8 + b"\x7f" * 64)
+    while connection.recv(65536):
+        pass
+
+
+def chatter(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3)
+
+
+def stall(connection: socket.socket) -> None:
+    connection.sendall(b"\xff" * 8 + b"\0" * 8)
+    hang_up = select.poll()
+    hang_up.register(connection, select.POLLRDHUP)
+    hang_up.poll(10_000)
+
+
+@pytest.mark.parametrize("behave", ["refuse", "silent", reset, lie, chatter, stall])
+def test_a_bad_destination_fails_its_flows_and_no_others(behave: Any, tmp_path: Path) -> None:
+    with serving() as serve, peer(None if isinstance(behave, str) else behave) as address:
+        bad = closed_port() if behave == "refuse" else address
+        plan = plan_for(tmp_path, serve.address, bad)
+        arguments = ("--log", tmp_path / "s.rec", "--patience", "700ms")
+        summary, complaint = send(plan, *arguments, expect=1)
+        received = serve.end()
+    good = [row for row in rows(tmp_path / "s.rec") if row["destination"] == 0]
+    lost = [row for row in rows(tmp_path / "s.rec") if row["destination"] == 1]
+    assert all(row["state"] == 0 for row in good)
+    assert received["flows"] == len(good) > 20
+    assert len(lost) > 20
+    assert {row["state"] for row in lost} <= {1, 2}
+    assert summary["failed"] == sum(row["state"] == 2 for row in lost) > 0
+    assert f"{summary['failed']} of {summary['flows']} flows failed" in complaint
+    assert bad in complaint
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
+    with serving() as serve:
+        command = [*COMMAND, "serve", "--bind", serve.address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 2
+    assert "in use" in done.stderr.splitlines()[-1]
+
+
+def test_a_log_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "s.rec").write_text("mine")
+    with serving() as serve:
+        _, complaint = send(plan_for(tmp_path, serve.address), "--log", tmp_path / "s.rec", expect=2)
+    assert "never overwritten" in complaint
+    assert (tmp_path / "s.rec").read_text() == "mine"
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with serving() as serve:
+        process = subprocess.run(
+            [sys.executable, "-c", FULL, str(plan_for(tmp_path, serve.address, seconds=1)), str(tmp_path / "s.rec")],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    assert process.returncode == 1, process.stderr
+    assert "No space left on device" in process.stderr.splitlines()[-1]
+    assert "Traceback" not in process.stderr
+
+
+# The log's file becomes /dev/full once its header stands
+FULL = """
+import os, sys
+from ringtap.records import RecordWriter
+made = RecordWriter.__init__
+def full(self, *arguments):
+    made(self, *arguments)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), self._fd)
+RecordWriter.__init__ = full
+from ringtap.cli import main
+sys.exit(main(["traffic", "send", sys.argv[1], "--log", sys.argv[2]]))
+"""

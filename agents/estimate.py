@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ringtap.agents.lab.topology import LabSpec, Roles, thesis_roles
@@ -36,6 +37,15 @@ def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
         offload_segments=testbed.offload_segments,
     )
     return spec, roles
+
+
+def resolved(plan: SweepPlan) -> dict[str, Any]:
+    """The plan as run.json keeps it: hosts and roles of the named configurations filled in."""
+    spec, roles = layout(plan)
+    item: dict[str, Any] = json.loads(json.dumps(plan.to_json()))
+    item["topology"] |= {"hosts": list(spec.hosts), "workers": list(roles.workers)}
+    item["topology"] |= {"cross_from": roles.cross_from, "cross_to": roles.cross_to}
+    return item
 
 
 def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:

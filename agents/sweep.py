@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ringtap.agents.cross import CrossTraffic
-from ringtap.agents.estimate import estimate, layout
+from ringtap.agents.estimate import estimate, layout, resolved
 from ringtap.agents.hosts import LabHosts
 from ringtap.agents.lab.up import Lab, rate_warnings
 from ringtap.agents.precheck import REQUIRED_SHARE, check_generator
@@ -169,11 +169,11 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 def _open(plan: SweepPlan, path: Path, resume: bool) -> RunDirectory:
     if not resume:
-        return RunDirectory.create(path, "sweep", sys.argv, plan.seed, plan=plan.to_json())
+        return RunDirectory.create(path, "sweep", sys.argv, plan.seed, plan=resolved(plan))
     run = RunDirectory.open(path)
-    as_written = RunDirectory.normalise(plan.to_json())
-    if run.info.get("plan") != as_written:
-        differing = [key for key in as_written if as_written[key] != (run.info.get("plan") or {}).get(key)]
+    before, now = run.info.get("plan") or {}, resolved(plan)
+    differing = [key for key in now if now[key] != before.get(key)]
+    if differing:
         raise UsageError(f"{path} was measured with another plan (different: {', '.join(differing)}): use a new folder")
     run.info |= {"status": "running", "why": ""}
     run.save()

@@ -88,12 +88,6 @@ class RunDirectory:
             raise UsageError(f"{path} has schema {info['schema']}; this ringtap reads up to {SCHEMA}: upgrade ringtap")
         return cls(path, info)
 
-    @staticmethod
-    def normalise(item: dict[str, Any]) -> dict[str, Any]:
-        """A description as it reads back from run.json (tuples are lists there)."""
-        back: dict[str, Any] = json.loads(json.dumps(item))
-        return back
-
     def save(self) -> None:
         """Write run.json."""
         write_json(self.path / "run.json", self.info)

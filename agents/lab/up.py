@@ -91,9 +91,11 @@ class Lab:
         if hasattr(self, "state"):
             with state.locked():
                 state.remove(self.state)
-        for pipe in (self._keeper.stdin, self._keeper.stdout):
-            assert pipe is not None
-            pipe.close()
+        assert self._keeper.stdin is not None
+        assert self._keeper.stdout is not None
+        self._keeper.stdin.close()
+        self._keeper.stdout.read()  # the keeper holds the other end: this returns when it has gone
+        self._keeper.stdout.close()
         self._keeper.wait()
 
     def __enter__(self) -> Lab:

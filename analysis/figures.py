@@ -167,6 +167,7 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Figure:
     heaviest = max(max(one.loads_gbps) for one in series)
     end = place(min(heaviest * 1.02 + 0.05, 0.995 * capacity))
     axes.set_xlim(1 - 0.02 * (end - 1), end + 0.03 * (end - 1))
+    axes.set_xticks([1, *(tick for tick in axes.get_xticks() if 1 + 0.05 * (end - 1) < tick <= end)])
     axes.set_xlabel(f"C / (C − BW), C = {capacity:g} Gbit/s")
     top = axes.secondary_xaxis("top")
     shares = [share for share in (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95) if place(share * capacity) <= end]
@@ -342,7 +343,9 @@ def _kinds_panel(
         text = title_of(one.traffic)
         if one.fit is not None:
             _curve(axes, one.fit, shown)
-            text = one.fit.name + ("" if one.fit.r2 is None else f", R² {one.fit.r2:.3f}")
+            text = (f"n = {one.fit.n:.2g}, free" if one.fit.free else one.fit.name) + (
+                "" if one.fit.r2 is None else f", R² {one.fit.r2:.3f}"
+            )
         handles.append(_handle(shown, text))
         # the first is over TCP where there is one, as is the testbed's training traffic
         for fit in thesis.FITS.get((one.model, one.traffic), ())[:1] if published else ():

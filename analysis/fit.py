@@ -311,7 +311,8 @@ def _result(
     with np.errstate(over="ignore"):
         relative = np.exp(fitted - log_time.max())
     stderr, correlation = _errors(solution, capacity, A)
-    notes = _notes(solution, load, capacity, len(time), correlation)
+    grows = _grows(rss, log_time, 3 if free else 2)
+    notes = _notes(solution, load, capacity, correlation, grows)
     if space == "log" and aicc is None:
         notes.append(f"AICc is undefined with {len(time)} points, so models are compared by their residuals alone")
     r2 = _r2(time / time.max(), relative)
@@ -336,7 +337,17 @@ def _errors(solution: Solution, capacity: float, A: float) -> tuple[dict[str, fl
     return {"A": A * float(deviation[0]), "B": float(deviation[1]), "n": stderr_n}, correlation
 
 
-def _notes(solution: Solution, load: Array, capacity: float, points: int, correlation: float | None) -> list[str]:
+def _grows(rss: float, log_time: Array, parameters: int) -> bool:
+    """Whether the model beats a constant time, by the F test at 5 %; the t test of B where n is given."""
+    total = float(np.sum((log_time - log_time.mean()) ** 2))
+    if total <= len(log_time) * RESIDUAL_FLOOR**2:
+        return False
+    freedom = len(log_time) - parameters
+    limit = stats.f.ppf(0.95, parameters - 1, freedom)
+    return bool((total - rss) / (parameters - 1) > limit * rss / freedom)
+
+
+def _notes(solution: Solution, load: Array, capacity: float, correlation: float | None, grows: bool) -> list[str]:
     notes = []
     if solution.n_interval is not None:
         low, high = solution.n_interval
@@ -344,15 +355,11 @@ def _notes(solution: Solution, load: Array, capacity: float, points: int, correl
             notes.append("n is not identifiable: every exponent from 0.1 to 4 describes these points about as well")
         elif min(solution.n / FREE_BOUNDS[0], FREE_BOUNDS[1] / solution.n) < 1.001:
             notes.append(f"n is at its boundary of {solution.n:.3g}: the points ask for a value beyond it")
-    rise = abs(solution.b) * float(np.ptp(regression.reduced_load(load, capacity, solution.n)))
-    if solution.covariance is None:
-        if rise > RESIDUAL_FLOOR:
-            notes.append("standard errors are undefined: the parameters cannot be told apart")
-    elif abs(solution.b) < stats.t.ppf(0.975, points - len(solution.covariance)) * math.sqrt(solution.covariance[1, 1]):
-        rise = 0.0
-    if rise <= RESIDUAL_FLOOR:
+    if not grows:
         notes.append("B is statistically zero: the points show no growth with load, so n says nothing")
-    elif solution.b < 0:
+    elif solution.covariance is None:
+        notes.append("standard errors are undefined: the parameters cannot be told apart")
+    if grows and solution.b < 0:
         notes.append("B is negative: the iteration time falls as the load grows")
     if correlation is not None and abs(correlation) > EXTREME_CORRELATION:
         notes.append(f"A and B are hardly told apart (correlation {correlation:.4f}): the loads span too little")

@@ -57,6 +57,8 @@ class Series:
         demand: data per iteration (equation 3.1).
         no_load_s: mean time over the points without cross traffic; None where there is none.
         required_gbps: demand over that time.
+        measured_mb: training traffic an iteration that left the bottleneck port without cross traffic, as whole frames
+            and acknowledgements; None where it was not counted.
         congestion: congestion point, or why there is none.
         fit: fit with the exponent of least AICc; None where there are too few points.
         fit_reason: why there is no fit, else empty.
@@ -75,6 +77,7 @@ class Series:
     demand: Demand
     no_load_s: float | None
     required_gbps: float | None
+    measured_mb: float | None
     congestion: CongestionResult
     fit: FitResult | None
     fit_reason: str
@@ -99,7 +102,7 @@ class Series:
         item["points"] = [point.to_json() for point in self.points]
         item["demand_mb"] = self.demand.worker_bytes / 1e6
         item |= {"workers": self.demand.workers, "parameters": self.demand.parameters}
-        item |= {"no_load_s": self.no_load_s, "required_gbps": self.required_gbps}
+        item |= {"no_load_s": self.no_load_s, "required_gbps": self.required_gbps, "measured_mb": self.measured_mb}
         point = self.congestion.point
         item["congestion_point"] = None if point is None else point.to_json()
         item["congestion_reason"] = self.congestion.reason
@@ -158,8 +161,11 @@ def _series(sweep: SweepRun, name: str, points: list[Point]) -> Series:
         if load is not None and seconds is not None and load < capacity
     )
     loads, times = [load for load, _, _ in used], [seconds for _, seconds, _ in used]
-    unloaded = [seconds for load, seconds in zip(loads, times, strict=True) if load < NO_LOAD_SHARE * capacity]
-    no_load = statistics.fmean(unloaded) if unloaded else None
+    alone = [points[number] for load, _, number in used if load < NO_LOAD_SHARE * capacity]
+    no_load = _mean([point.mean_s for point in alone])
+    measured = _mean(
+        [point.training_gbps * point.mean_s * 125 for point in alone if point.training_gbps and point.mean_s]
+    )
     fit, fit_reason = _fit(loads, times, capacity)
     congestion = find_congestion_point(loads, times, capacity)
     difference, saturated = None, 0
@@ -177,6 +183,7 @@ def _series(sweep: SweepRun, name: str, points: list[Point]) -> Series:
         demand=needed,
         no_load_s=no_load,
         required_gbps=None if no_load is None else needed.required_bps(no_load) / 1e9,
+        measured_mb=measured,
         congestion=congestion,
         fit=fit,
         fit_reason=fit_reason,
@@ -185,6 +192,11 @@ def _series(sweep: SweepRun, name: str, points: list[Point]) -> Series:
         mean_difference_reason="" if saturated else congestion.reason or "no point lies past the congestion point",
         saturated=saturated,
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _workers(sweep: SweepRun, points: list[Point]) -> int:

@@ -103,6 +103,13 @@ def test_flat_data_is_called_flat():
     json.dumps(constant.to_json(), allow_nan=False)
 
 
+def test_a_free_exponent_that_blurs_b_does_not_hide_the_growth():
+    loads = np.array([0, 6.33, 11.38, 15.09, 17.20, 18.65, 18.80])
+    fit = CongestionModel(25, "free").fit(loads, [0.366, 0.450, 0.576, 0.748, 0.876, 1.089, 1.136])
+    assert fit.stderr["B"] > 0.15 * fit.B
+    assert not any("statistically zero" in text for text in fit.warnings)
+
+
 def test_warnings_name_what_is_wrong():
     light = np.array([0.0, 0.5, 1.0, 1.5])
     texts = " ".join(CongestionModel(25, 0.5).fit(light, curve(0.2, 5.0, 0.5, light)).warnings)

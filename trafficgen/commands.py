@@ -170,7 +170,8 @@ async def _run_sender(plan: Any, asked: Any) -> tuple[dict[str, Any], str]:
     from ringtap.trafficgen.sender import Sender
 
     sender = Sender(plan, asked)
-    return await sender.run(), sender.first_failure
+    summary = await sender.run()
+    return summary, sender.outcome.first_failure
 
 
 def _print_send_summary(summary: dict[str, Any], log: Path | None) -> None:

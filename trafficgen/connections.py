@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
-import os
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from ringtap.errors import UsageError
 from ringtap.trafficgen import protocol
+from ringtap.trafficgen.sockets import SocketOptions, congestion_control, errno_words, outgoing_socket, unacked_bytes
 
 _CHUNK_BYTES = 256 * 1024
 # Noise, so that no link or tunnel compresses it away
 _PAYLOAD = memoryview(Random(0).randbytes(_CHUNK_BYTES))
 _SPARE_CONNECTIONS = 4
-_BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT: lets outgoing connections share ports
-_QUEUED_BYTES = 0x5411  # SIOCOUTQ: bytes that TCP has not had acknowledged
 _BACK_PRESSURE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
 
@@ -82,14 +77,6 @@ class FlowEnds(Protocol):
 
     def failed(self, flow: SentFlow, why: str) -> None:
         """It never will."""
-
-
-@dataclass(frozen=True)
-class SocketOptions:
-    """How connections are made: congestion control by name, source address; None leaves it to the kernel."""
-
-    congestion_control: str | None = None
-    source: str | None = None
 
 
 class Pool:
@@ -154,7 +141,7 @@ class Pool:
         Raises:
             UsageError: the kernel refuses the congestion control or the source address.
         """
-        self._socket().close()
+        outgoing_socket(self.family, self.options).close()
 
     def free(self, connection: Connection) -> None:
         """A connection has nothing to carry."""
@@ -192,7 +179,7 @@ class Pool:
     def _open(self, flow: SentFlow | None) -> None:
         self.opened += 1
         try:
-            sock = self._socket()
+            sock = outgoing_socket(self.family, self.options)
         except (OSError, UsageError) as error:
             self.why = str(error)
             if flow is not None:
@@ -202,17 +189,6 @@ class Pool:
         self._all.add(connection)
         self._unanswered += 1
         connection.connect()
-
-    def _socket(self) -> socket.socket:
-        sock = socket.socket(self.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            set_congestion_control(sock, self.options.congestion_control)
-            bind_source(sock, self.options.source)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
 
 
 class Connection:
@@ -253,16 +229,14 @@ class Connection:
         if self._sock.fileno() < 0:
             return
         if self.flow is not None:
-            queued = struct.unpack("i", fcntl.ioctl(self._sock, _QUEUED_BYTES, b"\0\0\0\0"))[0]
-            self.flow.acked_bytes = max(0, self.flow.sent_bytes - queued)
+            self.flow.acked_bytes = max(0, self.flow.sent_bytes - unacked_bytes(self._sock))
         self._stop_writing()
         self._loop.remove_reader(self._sock)
         self._sock.close()
 
     def congestion_control(self) -> str:
         """What the kernel says is in force."""
-        name = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        return name.rstrip(b"\0").decode()
+        return congestion_control(self._sock)
 
     def _connected(self) -> None:
         code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -361,40 +335,3 @@ class Connection:
         if self._writing:
             self._writing = False
             self._loop.remove_writer(self._sock)
-
-
-def set_congestion_control(sock: socket.socket, name: str | None) -> None:
-    """Choose a socket's congestion control; None keeps the kernel's choice.
-
-    Raises:
-        UsageError: the kernel does not have it or does not allow it.
-    """
-    if name is None:
-        return
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-    except OSError as error:
-        raise UsageError(
-            f"the kernel refuses congestion control {name!r} ({error.strerror}): load its module, or allow it in "
-            "net.ipv4.tcp_allowed_congestion_control"
-        ) from error
-
-
-def bind_source(sock: socket.socket, source: str | None) -> None:
-    """Bind an outgoing socket to a source address; None leaves it to the routes.
-
-    Raises:
-        UsageError: the address is not one of this host.
-    """
-    if source is None:
-        return
-    try:
-        sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
-        sock.bind((source, 0))
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"source address {source!r} cannot be used: {error}") from error
-
-
-def errno_words(code: int | None) -> str:
-    """An error number in words: ``connection refused``."""
-    return os.strerror(code or 0).lower()

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
-from ringtap.trafficgen.flowlog import FINISHED, FLUSH_S, RECEIVED_FIELDS, UNFINISHED, FlowLog
+from ringtap.trafficgen.flowlog import FLUSH_S, RECEIVED_FIELDS, STATES, FlowLog
 from ringtap.trafficgen.limits import raise_file_limit
 
 _BUFFER_BYTES = 256 * 1024
@@ -192,7 +192,7 @@ class _Peer(asyncio.BufferedProtocol):
         if self._left:
             receiver.counts.unfinished += 1
             got = self._size - self._left
-            receiver.log.add(self._flow, self._number, self._start_ns, 0, self._size, got, UNFINISHED)
+            receiver.log.add(self._flow, self._number, self._start_ns, 0, self._size, got, STATES["unfinished"])
             self._left = 0
 
     def _malformed(self) -> None:
@@ -243,7 +243,9 @@ class _Peer(asyncio.BufferedProtocol):
         receiver = self._receiver
         receiver.counts.flows += 1
         self._transport.write(protocol.NOTICE.pack(self._flow, finish_ns))
-        receiver.log.add(self._flow, self._number, self._start_ns, finish_ns, self._size, self._size, FINISHED)
+        receiver.log.add(
+            self._flow, self._number, self._start_ns, finish_ns, self._size, self._size, STATES["finished"]
+        )
 
 
 def _listen(bind: str) -> socket.socket:

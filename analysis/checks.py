@@ -43,9 +43,11 @@ def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
 
 
 def _precheck(item: dict[str, Any]) -> Check:
-    share = float(item.get("share_of_capacity", 0.0))
+    subject, share = f"{item.get('kind', '?')} traffic", item.get("share_of_capacity")
     expected = f"the generator alone reaches {PRECHECK_SHARE:.0%} of capacity"
-    return Check(f"{item.get('kind', '?')} traffic", expected, f"it reached {share:.1%}", share >= PRECHECK_SHARE)
+    if not isinstance(share, int | float):
+        return Check(subject, expected, "what it reached was not recorded", None)
+    return Check(subject, expected, f"it reached {share:.1%}", share >= PRECHECK_SHARE)
 
 
 def _no_load(series: Series) -> list[Check]:

@@ -163,6 +163,19 @@ def test_a_sweep_without_points_still_has_a_page(tmp_path):
     assert "No point was measured" in " ".join(page(path).text)
 
 
+def test_a_terse_run_description_is_enough(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0), iterations=6)
+    info = json.loads((path / "run.json").read_text())
+    plan = {key: info["plan"][key] for key in ("scale", "capacity_bps", "models")} | {"topology": {}}
+    edit_info(path, plan=plan, precheck=[{"kind": "consistent", "share_of_capacity": None}], not_collected=None, lab={})
+    assert main(["report", str(path)]) == 0
+    data = json.loads((path / "report" / "report.json").read_text())
+    assert data["series"][0]["workers"] == 3  # counted from the ranks that left steps
+    assert data["checks"][0]["ok"] is None
+    assert "Everything that was asked for was recorded" in " ".join(page(path).text)
+
+
 def test_what_is_no_sweep_is_refused_in_one_sentence(tmp_path, capsys):
     write_job(tmp_path / "job", [0.2], [(2.0, 0.0, 1e6)])
     write_sweep(tmp_path / "new", PAIRS[:1], loads_gbps=(0.0, 8.0), iterations=3)

@@ -37,6 +37,7 @@ class CrossTraffic:
         self._sent = run_folder / "nodes" / cross_from / "sent"
         self._received = run_folder / "nodes" / cross_to / "received"
         self._sender: HostProcess | None = None
+        self._report = self._sent
 
     def start_receiver(self) -> None:
         """Start the receiving side and wait until it listens.
@@ -68,7 +69,6 @@ class CrossTraffic:
         address = self._hosts.spec.cross_ip(self._to)
         source = self._hosts.spec.cross_ip(self._from)
         self._sent.mkdir(parents=True, exist_ok=True)
-        log = self._sent / f"{name}.json"
         if self.kind == "iperf":
             streams = self._plan.iperf_streams
             command = iperf3.client_argv(
@@ -79,7 +79,8 @@ class CrossTraffic:
             write_plan(self._flow_plan(load_bps, name, longest_s, f"{address}:{FLOW_PORT}"), plan_path)
             record = ["--log", str(self._sent / f"{name}.rec"), "--patience", "1ms", "--json"]
             command = [*RINGTAP, "traffic", "send", str(plan_path), "--source", source, *record]
-        self._sender = self._hosts.start(self._from, f"{self.kind} sender", command, log)
+        log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
+        self._sender = self._hosts.start(self._from, f"{self.kind} sender", command, log, report=self._report)
 
     def _flow_plan(self, load_bps: float, name: str, longest_s: float, destination: str) -> FlowPlan:
         kind = self.kind
@@ -104,7 +105,10 @@ class CrossTraffic:
             MeasurementError: it has ended.
         """
         if self._sender is not None and self._sender.exit_code() is not None:
-            raise MeasurementError(f"the {self._sender.name} ended early: {self._sender.last_words()}")
+            why = self._sender.last_words()
+            if self.kind == "iperf":
+                why = iperf3.parse_report(self._report.read_text()).error or why
+            raise MeasurementError(f"the {self._sender.name} ended early: {why}")
 
     def stop_sender(self) -> None:
         """End the load step; its logs are complete afterwards."""

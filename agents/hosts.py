@@ -18,18 +18,20 @@ RINGTAP = (sys.executable, "-m", "ringtap.cli")
 
 
 class HostProcess:
-    """A process on a host: its handle, its name and the file its output goes to."""
+    """A process on a host: its handle, its name, the file its words go to and, where it has one, that of its report."""
 
-    def __init__(self, name: str, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: list[str], log: Path, environment: Mapping[str, str], report: Path | None = None
+    ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.name, self.log = name, log
-        with log.open("ab") as file:
+        with log.open("ab") as file, (report or log).open("ab") as output:
             # A session of its own: a Ctrl-C at the terminal is for the conductor, which ends things in order.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
+                stdout=output,
+                stderr=file,
                 env=environment,
                 start_new_session=True,
             )
@@ -74,11 +76,20 @@ class LabHosts:
         self._processes: list[HostProcess] = []
 
     def start(
-        self, host: str, name: str, command: list[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        host: str,
+        name: str,
+        command: list[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        report: Path | None = None,
     ) -> HostProcess:
-        """Start a command on a host, its output appended to a file."""
+        """Start a command on a host, its output appended to a file; standard output to another where report is given."""
         enter = [sys.executable, "-m", "ringtap.agents.lab.enter", self.spec.name, host]
-        process = HostProcess(f"{name} on {host}", enter + command, log, dict(os.environ) | dict(environment or {}))
+        process = HostProcess(
+            f"{name} on {host}", enter + command, log, dict(os.environ) | dict(environment or {}), report
+        )
         self._processes.append(process)
         return process
 

@@ -95,9 +95,8 @@ class Series:
         verb = ["run" if command else "capture", "--join", str(self._run.path), "--node", host]
         log = self._run.node(host) / "log" / "job.out"
         name = self._model.title if command else "recorder"
-        return self._hosts.start(
-            host, name, [*RINGTAP, *verb, *(["--", *command] if command else [])], log, environment
-        )
+        wrapped = [*RINGTAP, *verb, *(["--", *command] if command else [])]
+        return self._hosts.start(host, name, wrapped, log, environment=environment)
 
     def _job_command(self) -> list[str]:
         if self._model.command:

@@ -22,7 +22,9 @@ from ringtap.trafficgen.sockets import SocketOptions, congestion_control, errno_
 _CHUNK_BYTES = 256 * 1024
 # Noise, so that no link or tunnel compresses it away
 _PAYLOAD = memoryview(Random(0).randbytes(_CHUNK_BYTES))
-_SPARE_CONNECTIONS = 4
+_LEAST_SPARE = 16
+_BUSY_A_SPARE = 4  # one idle connection for so many busy ones
+_MOST_AT_ONCE = 8
 _BACK_PRESSURE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
 
@@ -84,9 +86,9 @@ class Pool:
 
     Attributes:
         name: ``host:port`` as the plan has it.
-        waiting: flows that found no free connection and no room for another.
+        waiting: flows that found no free connection.
         why: why the last connection that failed did, empty while none has.
-        last_notice_ns: CLOCK_MONOTONIC of the last sign of life from the receiver, 0 without one.
+        last_notice_ns: CLOCK_MONOTONIC of the last notice from the receiver, 0 without one and when connecting failed.
         opened: connections opened so far.
     """
 
@@ -102,33 +104,31 @@ class Pool:
         self.opened = 0
         self._most = most
         self._unanswered = 0
+        self._unconnected = 0
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
 
     def open_ahead(self, count: int) -> None:
         """Open connections before flows need them."""
         for _ in range(min(count, self._most - len(self._all))):
-            self._open(None)
+            self._open()
 
     def connecting(self) -> bool:
         """Whether some connection has no answer to its hello yet."""
         return self._unanswered > 0
 
-    def welcomed(self) -> None:
-        """The receiver has answered a hello."""
-        self._unanswered -= 1
+    def noticed(self, answers_hello: bool) -> None:
+        """The receiver has sent a notice."""
+        self._unanswered -= answers_hello
         self.last_notice_ns = time.monotonic_ns()
 
     def carry(self, flow: SentFlow) -> None:
-        """Send a flow on an idle connection, on a new one, or as soon as one is free."""
+        """Send a flow on an idle connection, or on the first to be free or connected."""
         if self._idle:
             self._idle.pop().carry(flow)
-            if len(self._idle) < _SPARE_CONNECTIONS and not self.connecting() and self.last_notice_ns:
-                self.open_ahead(1)
-        elif len(self._all) < self._most:
-            self._open(flow)
         else:
             self.waiting.append(flow)
+        self._open_more()
 
     def outstanding(self) -> list[SentFlow]:
         """Flows in progress or waiting."""
@@ -143,9 +143,13 @@ class Pool:
         """
         outgoing_socket(self.family, self.options).close()
 
+    def connected(self, connection: Connection) -> None:
+        """A connection stands; flows may use it before its hello is answered."""
+        self._unconnected -= 1
+        self.free(connection)
+
     def free(self, connection: Connection) -> None:
         """A connection has nothing to carry."""
-        self.last_notice_ns = time.monotonic_ns()
         if self.waiting:
             connection.carry(self.waiting.popleft())
         else:
@@ -157,11 +161,14 @@ class Pool:
         self._unanswered -= not connection.welcome
         if connection in self._idle:
             self._idle.remove(connection)
-        self.why = why
+        if connection.stands:
+            self.why = why
+        else:
+            self._unconnected -= 1
+            self._no_connection(why)
         if connection.flow is not None:
             self.ends.failed(connection.flow, f"{self.name}: {why}")
-        if self.waiting and len(self._all) < self._most:
-            self._open(self.waiting.popleft())
+        self._open_more(spares=False)
 
     def close(self) -> None:
         """Close every connection, after noting what the kernel knows of the flows on them."""
@@ -176,18 +183,32 @@ class Pool:
             return connection.congestion_control()
         return ""
 
-    def _open(self, flow: SentFlow | None) -> None:
+    def _open_more(self, spares: bool = True) -> None:
+        """Open a connection for every waiting flow, and some more: behind a long queue a handshake takes long."""
+        wanted = len(self.waiting) - self._unconnected
+        if spares and self.last_notice_ns:
+            busy = len(self._all) - len(self._idle) - self._unconnected
+            wanted += max(_LEAST_SPARE, busy // _BUSY_A_SPARE) - len(self._idle)
+        self.open_ahead(min(wanted, _MOST_AT_ONCE))
+
+    def _no_connection(self, why: str) -> None:
+        """A connection that was to carry a flow or be a spare could not be made."""
+        self.why = why
+        self.last_notice_ns = 0
+        if len(self.waiting) > self._unconnected:
+            self.ends.failed(self.waiting.popleft(), f"{self.name}: {why}")
+
+    def _open(self) -> None:
         self.opened += 1
         try:
             sock = outgoing_socket(self.family, self.options)
         except (OSError, UsageError) as error:
-            self.why = str(error)
-            if flow is not None:
-                self.ends.failed(flow, f"{self.name}: {self.why}")
+            self._no_connection(str(error))
             return
-        connection = Connection(self, sock, flow)
+        connection = Connection(self, sock)
         self._all.add(connection)
         self._unanswered += 1
+        self._unconnected += 1
         connection.connect()
 
 
@@ -196,11 +217,13 @@ class Connection:
 
     Attributes:
         flow: what it carries, None while idle.
+        stands: whether the handshake is done.
         welcome: whether the receiver has answered the hello.
     """
 
-    def __init__(self, pool: Pool, sock: socket.socket, flow: SentFlow | None) -> None:
-        self.flow = flow
+    def __init__(self, pool: Pool, sock: socket.socket) -> None:
+        self.flow: SentFlow | None = None
+        self.stands = False
         self.welcome = False
         self._pool = pool
         self._sock = sock
@@ -210,7 +233,7 @@ class Connection:
         self._writing = False
 
     def connect(self) -> None:
-        """Begin to connect; a flow given at construction follows at once."""
+        """Begin to connect."""
         code = self._sock.connect_ex(self._pool.address)
         if code in (0, errno.EINPROGRESS):
             self._want_write(self._connected)
@@ -244,10 +267,11 @@ class Connection:
         if code:
             self._lose(errno_words(code))
             return
+        self.stands = True
         self._loop.add_reader(self._sock, self._read)
-        if self.flow is not None:
-            self._head += protocol.FLOW.pack(self.flow.number, self.flow.size_bytes)
-        self._push()
+        self._pool.connected(self)
+        if self.flow is None:
+            self._push()
 
     def _push(self) -> None:
         """Hand the kernel one chunk; the rest follows when the loop has seen to the others."""
@@ -307,15 +331,14 @@ class Connection:
                 self._lose(protocol.VERDICTS.get(value, "it refused the connection"))
                 return False
             self.welcome = True
-            self._pool.welcomed()
-            if flow is None:
-                self._pool.free(self)
+            self._pool.noticed(answers_hello=True)
             return True
         if not self.welcome or flow is None or number != flow.number or flow.sent_bytes != flow.size_bytes:
             self._lose("it does not answer as a ringtap receiver does")
             return False
         flow.finish_ns, flow.received_ns, flow.acked_bytes = time.time_ns(), value, flow.size_bytes
         self.flow = None
+        self._pool.noticed(answers_hello=False)
         self._pool.ends.finished(flow)
         self._pool.free(self)
         return True

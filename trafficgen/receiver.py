@@ -18,7 +18,7 @@ from ringtap.trafficgen.flowlog import FLUSH_S, RECEIVED_FIELDS, STATES, FlowLog
 from ringtap.trafficgen.limits import raise_file_limit
 
 _BUFFER_BYTES = 256 * 1024
-_HELLO_PATIENCE_S = 10.0
+_HELLO_PATIENCE_S = 60.0  # a congested link may lose a hello several times over
 _UNREAD_NOTICES_BYTES = 64 * 1024
 
 

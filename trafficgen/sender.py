@@ -21,7 +21,7 @@ from ringtap.trafficgen.plans import Flow
 from ringtap.trafficgen.sockets import SocketOptions
 from ringtap.trafficgen.timer import Alarm
 
-_OPENED_AHEAD = 16
+_OPENED_AHEAD = 64
 _CONNECT_PATIENCE_S = 3.0
 _LEAD_NS = 2_000_000  # from having connected to the launch, so that the first flows are not late
 
@@ -163,6 +163,8 @@ class Sender:
         log = FlowLog(self._options.log_path, SENT_FIELDS, self._about(origin_real_ns))
         self.outcome = Outcome(log, self._origin_ns, origin_real_ns)
         self._flush_regularly()
+        if sys.stderr.isatty():
+            self._show_progress()
         self._advance()
         self._alarm = Alarm(asyncio.get_running_loop(), self._ring)
         self._ring()
@@ -223,6 +225,14 @@ class Sender:
             self.stop("log")
         if not self._stop.is_set():
             asyncio.get_running_loop().call_later(FLUSH_S, self._flush_regularly)
+
+    def _show_progress(self) -> None:
+        outstanding = sum(len(pool.outstanding()) for pool in self._pools)
+        print(
+            f"\r{sum(self.outcome.counts.values())} flows ended, {outstanding} on their way ", end="", file=sys.stderr
+        )
+        if not self._stop.is_set():
+            asyncio.get_running_loop().call_later(1.0, self._show_progress)
 
     def _end(self) -> None:
         """Account for every flow that was launched and close everything."""

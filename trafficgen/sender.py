@@ -239,6 +239,8 @@ class Sender:
         self._ended_ns = time.monotonic_ns()
         if self._alarm is not None:
             self._alarm.close()
+            if sys.stderr.isatty():
+                print(file=sys.stderr)
         silent_ns = self._ended_ns - int(self._options.patience_s * 1e9)
         for pool in self._pools:
             outstanding = pool.outstanding()

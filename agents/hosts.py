@@ -85,7 +85,7 @@ class LabHosts:
         environment: Mapping[str, str] | None = None,
         report: Path | None = None,
     ) -> HostProcess:
-        """Start a command on a host, its output appended to a file; standard output to another where report is given."""
+        """Start a command on a host; what it says is appended to log, its standard output to report where given."""
         enter = [sys.executable, "-m", "ringtap.agents.lab.enter", self.spec.name, host]
         process = HostProcess(
             f"{name} on {host}", enter + command, log, dict(os.environ) | dict(environment or {}), report

@@ -19,7 +19,7 @@ from ringtap.errors import UsageError
 MIN_LOADS = 4
 MERGE_SHARE = 0.01  # loads closer than this share of capacity are one point
 MIN_RISE = 1.2  # heaviest over lightest time, below which no curve is seen
-CURVED_SHARE = 0.75  # of the way from the lightest loads' elasticity to 1, where the curved region begins
+CURVED_SHARE = 2 / 3  # of the way from the lightest loads' elasticity to 1, where the curved region begins
 MIN_ELASTICITY = 0.5  # at the heaviest loads, below which congestion was not reached
 
 
@@ -180,7 +180,7 @@ def _first_curved(load: Array, time: Array, capacity_gbps: float) -> int | str:
 
 
 def _line_through(load: Array, time: Array, points: range) -> Line:
-    slope, intercept = np.polynomial.Polynomial.fit(load[points], time[points], 1).convert().coef[::-1]
+    intercept, slope = np.polynomial.polynomial.polyfit(load[points], time[points], 1)
     return Line(float(intercept), float(slope), tuple(points))
 
 

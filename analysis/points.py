@@ -11,9 +11,11 @@ import pandas as pd
 
 from ringtap.analysis.regression import Array
 from ringtap.analysis.runs import JobRun, SweepRun
+from ringtap.wire import frame_bytes
 
 # Counters are sampled every 10 ms; an edge of a window in a longer gap would be a guess.
 LONGEST_GAP_SHARE = 0.05
+ETHERNET_MTU = 1500
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Point:
         directory: job run directory it was measured in.
         requested_bps: load asked of the generator.
         requested_gbps: the same, full size.
-        cross_bps: cross traffic that came through the bottleneck in the window; None where it was not recorded.
+        cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire (`ringtap.wire`);
+            None where it was not recorded.
         cross_gbps: the same, full size.
         total_bps: everything that left the bottleneck port.
         total_gbps: the same, full size.
@@ -124,8 +127,9 @@ def _point(sweep: SweepRun, window: dict[str, Any]) -> Point:
     inside = times[(times["start_ns"] >= start) & (times["end_ns"] <= end)]["iteration_s"].to_numpy(dtype=np.float64)
     if not len(inside):
         reasons.append("no iteration of all ranks lies within the window")
-    cross, why_cross = _rate(job, sweep.info.get("bottleneck", {}).get("cross"), start, end)
-    total, why_total = _rate(job, sweep.info.get("bottleneck", {}).get("total"), start, end)
+    mtu = int(sweep.plan.get("topology", {}).get("mtu", ETHERNET_MTU))
+    cross, why_cross = _rate(job, sweep.info.get("bottleneck", {}).get("cross"), mtu, start, end)
+    total, why_total = _rate(job, sweep.info.get("bottleneck", {}).get("total"), mtu, start, end)
     reasons += [f"{name}: {why}" for name, why in (("cross traffic", why_cross), ("total traffic", why_total)) if why]
     training = None if cross is None or total is None else max(total - cross, 0.0)
     full = float(sweep.plan["scale"]) / 1e9
@@ -156,8 +160,8 @@ def _point(sweep: SweepRun, window: dict[str, Any]) -> Point:
     )
 
 
-def _rate(job: JobRun, counters: Any, start_ns: int, end_ns: int) -> tuple[float | None, str]:
-    """Mean rate in bit/s of one or several byte counters within a window, or why there is none."""
+def _rate(job: JobRun, counters: Any, mtu: int, start_ns: int, end_ns: int) -> tuple[float | None, str]:
+    """Mean rate in bit/s on the wire behind one or several interface counters in a window, or why there is none."""
     if isinstance(counters, dict):
         counters = [counters]
     if not counters:
@@ -166,14 +170,17 @@ def _rate(job: JobRun, counters: Any, start_ns: int, end_ns: int) -> tuple[float
         return None, "the window has no length"
     total_bytes = 0.0
     for counter in counters:
-        column = f"{counter['nic']}.{counter['direction']}_bytes"
         log = job.nic(counter["node"])
-        if log.empty or column not in log:
-            return None, f"node {counter['node']} has no counter {column}"
-        counted = _counted(log["t_ns"].to_numpy(), log[column].to_numpy(), start_ns, end_ns)
-        if isinstance(counted, str):
-            return None, f"counter {column} of node {counter['node']} {counted}"
-        total_bytes += counted
+        grown = []
+        for unit in ("bytes", "packets"):
+            column = f"{counter['nic']}.{counter['direction']}_{unit}"
+            if log.empty or column not in log:
+                return None, f"node {counter['node']} has no counter {column}"
+            counted = _counted(log["t_ns"].to_numpy(), log[column].to_numpy(), start_ns, end_ns)
+            if isinstance(counted, str):
+                return None, f"counter {column} of node {counter['node']} {counted}"
+            grown.append(counted)
+        total_bytes += frame_bytes(grown[0], grown[1], mtu)
     return total_bytes * 8e9 / (end_ns - start_ns), ""
 
 

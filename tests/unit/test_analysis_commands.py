@@ -61,7 +61,7 @@ def test_fit_in_words_and_as_json(capsys, points):
     assert main(["fit", str(points), "--capacity", "25gbit"]) == 0
     text = capsys.readouterr().out
     assert "* n = 1/2" in text
-    assert "Congestion point  17.6 Gbit/s, 1 s" in text
+    assert "Congestion point  14.7 Gbit/s, 733 ms" in text
     assert main(["fit", str(points), "--capacity", "25gbit", "--n", "0.5", "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert {"A", "B", "n", "C_gbps", "r2", "r2_log", "aicc", "stderr", "warnings"} <= item.keys()

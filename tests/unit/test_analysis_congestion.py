@@ -52,8 +52,8 @@ def test_noise_does_not_lose_the_point(seed):
 
 def test_the_construction_is_returned_for_drawing():
     point = find_congestion_point(*VGG, 25).point
-    assert point.flat.points == (0, 1, 2, 3)
-    assert point.tangent.points == (4, 5)
+    assert point.flat.points == (0, 1, 2)
+    assert point.tangent.points == (3, 4)
     assert point.flat.at(point.meeting_gbps) == pytest.approx(point.meeting_s)
     assert point.tangent.at(point.meeting_gbps) == pytest.approx(point.meeting_s)
     for number in point.tangent.points:

@@ -66,7 +66,7 @@ def test_fit_in_words_and_as_json(capsys, points):
     item = json.loads(capsys.readouterr().out)
     assert {"A", "B", "n", "C_gbps", "r2", "r2_log", "aicc", "stderr", "warnings"} <= item.keys()
     assert item["r2_log"] == pytest.approx(0.9957, abs=1e-3)
-    assert item["congestion_point"]["data_mb"] == pytest.approx(7.4 * 1.003 * 125)
+    assert item["congestion_point"]["data_mb"] == pytest.approx(10.3 * 0.733 * 125)
     assert main(["fit", str(points), "--n", "free", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stderr"]["n"] > 0
 

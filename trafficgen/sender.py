@@ -23,6 +23,7 @@ from ringtap.trafficgen.timer import Alarm
 
 _OPENED_AHEAD = 64
 _CONNECT_PATIENCE_S = 3.0
+_LEAST_SILENCE_S = 0.5  # a congested link is silent for a round trip or two, and that is no failure
 _LEAD_NS = 2_000_000  # from having connected to the launch, so that the first flows are not late
 
 
@@ -241,7 +242,7 @@ class Sender:
             self._alarm.close()
             if sys.stderr.isatty():
                 print(file=sys.stderr)
-        silent_ns = self._ended_ns - int(self._options.patience_s * 1e9)
+        silent_ns = self._ended_ns - int(max(_LEAST_SILENCE_S, self._options.patience_s) * 1e9)
         for pool in self._pools:
             outstanding = pool.outstanding()
             pool.close()

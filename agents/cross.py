@@ -14,6 +14,9 @@ from ringtap.trafficgen.plans import FlowPlan, PlanSpec
 
 IPERF_PORT = 5201
 FLOW_PORT = 5001
+# iperf3 paces by whole blocks: its own 128 kB would be bursts of 4 ms at 250 Mbit/s
+IPERF_BLOCK_BYTES = 131_072
+LEAST_BLOCK_BYTES = 1448
 _NS = 1_000_000_000
 
 
@@ -71,13 +74,21 @@ class CrossTraffic:
         self._sent.mkdir(parents=True, exist_ok=True)
         if self.kind == "iperf":
             streams = self._plan.iperf_streams
+            block_bytes = max(LEAST_BLOCK_BYTES, round(IPERF_BLOCK_BYTES / self._plan.scale))
             command = iperf3.client_argv(
-                iperf3.find_iperf3(), address, IPERF_PORT, load_bps, longest_s, streams=streams, bind=source
+                iperf3.find_iperf3(),
+                address,
+                IPERF_PORT,
+                load_bps,
+                longest_s,
+                streams=streams,
+                bind=source,
+                block_bytes=block_bytes,
             )
         else:
             plan_path = self._sent / f"{name}.plan"
             write_plan(self._flow_plan(load_bps, name, longest_s, f"{address}:{FLOW_PORT}"), plan_path)
-            record = ["--log", str(self._sent / f"{name}.rec"), "--patience", "1ms", "--json"]
+            record = ["--log", str(self._sent / f"{name}.rec"), "--json"]
             command = [*RINGTAP, "traffic", "send", str(plan_path), "--source", source, *record]
         log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
         self._sender = self._hosts.start(self._from, f"{self.kind} sender", command, log, report=self._report)

@@ -1,0 +1,71 @@
+"""Every command that README and docs show is run, in a copy of the working tree's view of a newcomer."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from ringtap.plan import load_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A folder with the examples in it, and ringtap on the PATH."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for name, module in (("ringtap", "-m ringtap.cli"), ("python", ""), ("torchrun", "-m torch.distributed.run")):
+        script = bin_folder / name
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+        script.chmod(0o755)
+    path = f"{bin_folder}:{os.environ['PATH']}:/usr/sbin:/sbin"
+    return tmp_path, dict(os.environ) | {"PATH": path, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")], ids=lambda page: page.name)
+def test_commands_work_as_shown(page: Path, newcomer: tuple[Path, dict[str, str]]) -> None:
+    folder, environment = newcomer
+    for block in blocks(page, "sh"):
+        done = subprocess.run(
+            ["sh", "-ec", block], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=280
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=lambda page: page.name)
+def test_plans_are_valid_as_shown(page: Path, tmp_path: Path) -> None:
+    for block in blocks(page, "toml"):
+        tomllib.loads(block)
+        path = tmp_path / "plan.toml"
+        path.write_text(block)
+        load_plan(path)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+@pytest.mark.parametrize("target", ["demo", "reproduce", "test"])
+def test_make_knows_its_targets(target: str) -> None:
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("plan", sorted((ROOT / "examples").glob("*.toml")), ids=lambda plan: plan.name)
+def test_plans_that_ship_are_valid(plan: Path) -> None:
+    load_plan(plan)

@@ -27,6 +27,7 @@ from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.trafficgen import iperf3
 
+PRECHECK_TRIES = 3  # a busy moment of the machine is not the generator's
 NOT_COLLECTED = [
     {"what": "packets", "why": "not asked for: the bottleneck is counted at its interfaces"},
     {"what": "sockets", "why": "no collector in this version"},
@@ -91,15 +92,15 @@ class Conductor:
         self._run.save()
         least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
         progress.say(f"Testbed up: {len(links)} link directions give {least:.1f} to {most:.1f} Mbit/s")
-        warnings = rate_warnings(links)
-        if warnings:
-            raise MeasurementError(
-                f"the testbed's links are off their rate: {'; '.join(warnings)}; is this machine busy?"
-            )
+        for warning in rate_warnings(links):
+            progress.say(f"warning: {warning} (is this machine busy?)")
 
     def _precheck(self, kind: str, progress: Progress) -> None:
         """See that a generator alone can load the bottleneck; the result is kept in run.json."""
-        result = check_generator(self._plan, kind, self._spec, self._roles, self._attempt("precheck", kind))
+        for _ in range(PRECHECK_TRIES):
+            result = check_generator(self._plan, kind, self._spec, self._roles, self._attempt("precheck", kind))
+            if result["ok"]:
+                break
         self._run.info["precheck"] = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind] + [
             result
         ]

@@ -46,7 +46,7 @@ def _hold(spec: LabSpec) -> None:
         build.build(spec)
         namespaces.bind(build.HOSTS_FILE, "/etc/hosts")
         _say({"built": True})
-        if sys.stdin.readline().strip() == "verify":
+        while (word := sys.stdin.readline().strip()) == "verify":
             _say({"links": rates.measure_links(spec)})
     except RingtapError as error:
         _say({"error": str(error), "exit_code": error.exit_code})
@@ -55,7 +55,10 @@ def _hold(spec: LabSpec) -> None:
         _say({"error": f"the testbed could not be built: {type(error).__name__}: {error}", "exit_code": 1})
         return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the first process of a PID namespace inherits orphans
-    if sys.stdin.readline().strip() == "stay":
+    if word == "ready":
+        _say({"ready": True})
+        word = sys.stdin.readline().strip()
+    if word == "stay":
         _say({"stays": True})
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):

@@ -14,6 +14,7 @@ from ringtap.agents.lab.topology import LabSpec
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 
 RATE_TOLERANCE = 0.05
+VERIFY_TRIES = 4
 
 
 class Lab:
@@ -28,9 +29,9 @@ class Lab:
             self.state = self._record(spec)
             self._tell("go")
             self._expect("built")
-            self._tell("verify" if verify else "as it is")
-            links = self._expect("links")["links"] if verify else []
-            self.state = replace(self.state, links=links)
+            self.state = replace(self.state, links=self._verify() if verify else [])
+            self._tell("ready")
+            self._expect("ready")
             self.state.save()
         except BaseException:
             self.close()
@@ -58,6 +59,15 @@ class Lab:
             entry = state.LabState(spec, pid, ticks, os.getpid(), [])
             entry.save()
         return entry
+
+    def _verify(self) -> list[dict[str, Any]]:
+        """Rates of the links; measured again where the machine was too busy to serve the limits in time."""
+        for _ in range(VERIFY_TRIES):
+            self._tell("verify")
+            links: list[dict[str, Any]] = self._expect("links")["links"]
+            if not rate_warnings(links):
+                break
+        return links
 
     def _tell(self, word: str) -> None:
         assert self._keeper.stdin is not None

@@ -40,15 +40,20 @@ class StepWatcher:
 
     def __init__(self, run: RunDirectory, workers: Sequence[str]) -> None:
         self._folders = [run.path / "nodes" / worker / "steps" for worker in workers]
-        self._ends_ns: dict[Path, list[int]] = {folder: [] for folder in self._folders}
+        self._rows: dict[Path, list[tuple[Any, ...]]] = {}
 
     def iteration_ends_ns(self) -> list[int]:
         """When each iteration ended at the slowest rank (CLOCK_REALTIME), up to the last that all ranks have ended."""
         for folder in self._folders:
-            for path in sorted(folder.glob("*.rec"))[:1]:
-                ends = self._ends_ns[folder]
-                ends += [record[3] for record in open_records(path).tail(len(ends))]
-        return [max(ends) for ends in zip(*self._ends_ns.values(), strict=False)]
+            for path in sorted(folder.glob("*.rec")):
+                if path.stat().st_size:  # just made: its header is on the way
+                    rows = self._rows.setdefault(path, [])
+                    rows += open_records(path).tail(len(rows))
+        if len({path.parent for path in self._rows}) < len(self._folders):
+            return []
+        # of several optimizers in a rank, the one that stepped first counts
+        ranks = [[row[3] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values() if rows]
+        return [max(ends) for ends in zip(*ranks, strict=False)]
 
 
 class Series:

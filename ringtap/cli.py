@@ -10,9 +10,10 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import ringtap
-from ringtap.errors import RingtapError
+from ringtap.errors import RingtapError, UsageError
 
 # verb -> (module with register(subparsers), one line for --help); a module is imported only when its verb is used
 VERBS = {
@@ -27,9 +28,17 @@ VERBS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one sentence, as every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments."""
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
 def build_parser(verb: str | None) -> argparse.ArgumentParser:
     """The argument parser; only the named verb's own arguments are built."""
-    parser = argparse.ArgumentParser(prog="ringtap", description=ringtap.__doc__, allow_abbrev=False)
+    parser = Parser(prog="ringtap", description=ringtap.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     for name, (module, summary) in VERBS.items():

@@ -52,7 +52,7 @@ class StepWatcher:
         if len({path.parent for path in self._rows}) < len(self._folders):
             return []
         # of several optimizers in a rank, the one that stepped first counts
-        ranks = [[row[3] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values() if rows]
+        ranks = [[row[3] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
         return [max(ends) for ends in zip(*ranks, strict=False)]
 
 

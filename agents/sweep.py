@@ -128,19 +128,23 @@ class Conductor:
         hosts = LabHosts(self._spec)
         cross = CrossTraffic(self._plan, kind, hosts, self._roles.cross_from, self._roles.cross_to, path)
         series = Series(self._plan, model, self._roles, hosts, run, cross)
-        points = JsonLinesWriter(self._points)
+        points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / "rejected.jsonl")
         try:
             progress.tick(f"{name}: starting the job", 0.0)
             series.start()
-            for point in series.measure(steps, lambda seconds: progress.tick(name, seconds)):
-                points.append(point | {"directory": str(path.relative_to(self._run.path))})
-                progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
+            for point, keep in series.measure(steps, lambda seconds: progress.tick(name, seconds)):
+                (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
+                if keep:
+                    progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
+                else:
+                    progress.say(f"{name}: measured again, {point['late_share']:.1%} of the samples came late")
             run.info["status"] = "complete"
         except BaseException as error:
             run.info |= {"status": "partial", "why": str(error) or type(error).__name__}
             raise
         finally:
             points.close()
+            rejected.close()
             series.stop()
             run.save()
 

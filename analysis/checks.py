@@ -15,6 +15,7 @@ VOLUME_OVER_DEMAND = (0.9, 1.6)
 VGG_R2_LOG = 0.97
 CHOSEN_R2 = 0.9
 PRECHECK_SHARE = 0.88
+MOST_LATE_SHARE = 0.03
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
     """Compare a sweep with the expectations; ``info`` is its run.json."""
     found = [_precheck(item) for item in info.get("precheck") or []]
     for one in series:
-        found += [*_no_load(one), _rises(one), _volume(one), *_vgg(one), _chosen(one)]
+        found += [*_punctual(one), *_no_load(one), _rises(one), _volume(one), *_vgg(one), _chosen(one)]
     return found
 
 
@@ -48,6 +49,16 @@ def _precheck(item: dict[str, Any]) -> Check:
     if not isinstance(share, int | float):
         return Check(subject, expected, "what it reached was not recorded", None)
     return Check(subject, expected, f"it reached {share:.1%}", share >= PRECHECK_SHARE)
+
+
+def _punctual(series: Series) -> list[Check]:
+    late = [point.late_share for point in series.points if point.late_share is not None]
+    if not late:
+        return []
+    over = [share for share in late if share > MOST_LATE_SHARE]
+    expected = f"the machine kept time: at most {MOST_LATE_SHARE:.0%} of the samples of a window late"
+    found = f"{len(over)} of {len(late)} windows above it" if over else "it did"
+    return [Check(series.name, expected, f"{found}; {max(late):.1%} in the worst", not over)]
 
 
 def _no_load(series: Series) -> list[Check]:

@@ -46,6 +46,7 @@ class Point:
         max_s: longest.
         variation: standard deviation over mean.
         ended: why the window ended, as the sweep noted it.
+        late_share: share of the recorder's samples that came late, as the sweep noted it; None where it did not.
         reasons: what is missing and why, one sentence each.
         iteration_s: the iteration times, shape (iterations,).
     """
@@ -72,6 +73,7 @@ class Point:
     max_s: float | None
     variation: float | None
     ended: str
+    late_share: float | None
     reasons: tuple[str, ...]
     iteration_s: Array = field(repr=False, compare=False)
 
@@ -154,6 +156,7 @@ def _point(sweep: SweepRun, window: dict[str, Any]) -> Point:
         window_s=(end - start) / 1e9,
         iterations=len(inside),
         ended=str(window.get("ended", "")),
+        late_share=None if "late_share" not in window else float(window["late_share"]),
         reasons=tuple(reasons),
         iteration_s=inside,
         **asdict(_times(inside)),

@@ -13,6 +13,7 @@ from ringtap.analysis.checks import check
 from ringtap.analysis.runs import SweepRun
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import title_of
+from ringtap.records import read_json_lines
 from ringtap.units import format_rate
 
 REPORT_SCHEMA = 1
@@ -42,6 +43,7 @@ def collect(sweep: SweepRun, series: Sequence[Series]) -> dict[str, Any]:
     data["checks"] = [asdict(item) for item in checks]
     data["not_collected"] = [*(info.get("not_collected") or []), *_missing(series)]
     data["torn"] = sweep.torn
+    data["rejected"] = len(read_json_lines(sweep.path / "rejected.jsonl")[0])
     data["headline"] = headline(data, series)
     return data
 

@@ -75,6 +75,7 @@ class Window:
         min_s: least length of the window.
         min_iterations: least number of iterations in it.
         max_s: length at which it ends even with fewer iterations.
+        retries: how often a window is measured again when the machine was too busy to keep time in it.
         start_timeout_s: seconds a job may take to its first iteration.
     """
 
@@ -83,6 +84,7 @@ class Window:
     min_s: float = 10.0
     min_iterations: int = 20
     max_s: float = 30.0
+    retries: int = 2
     start_timeout_s: float = 120.0
 
 
@@ -348,6 +350,7 @@ def _window(table: _Table) -> Window:
         min_s=table.quantity("min_time", "10s", parse_duration_s),
         min_iterations=table.integer("min_iterations", 20, 2, 1_000_000),
         max_s=table.quantity("max_time", "30s", parse_duration_s),
+        retries=table.integer("retries", 2, 0, 100),
         start_timeout_s=table.quantity("start_timeout", "120s", parse_duration_s),
     )
     table.finish()

@@ -18,7 +18,6 @@ from ringtap.agents.lab import namespaces
 from ringtap.agents.lab.topology import SWITCH, TRAINING_NIC, LabSpec
 from ringtap.errors import MeasurementError
 
-_PORT = 9
 _WARM_UP_S = 0.5
 _WINDOW_S = 1.0
 _CHUNK_BYTES = 65536
@@ -60,11 +59,11 @@ def _connect_ring(spec: LabSpec) -> tuple[list[socket.socket], list[socket.socke
         peer = spec.hosts[(index + 1) % len(spec.hosts)]
         listener, sender = _socket_in(peer), _socket_in(host)
         with listener:
-            listener.bind((spec.training_ip(peer), _PORT))
+            listener.bind((spec.training_ip(peer), 0))
             listener.listen()
             sender.settimeout(3)
             try:
-                sender.connect((spec.training_ip(peer), _PORT))
+                sender.connect(listener.getsockname())
             except OSError as error:
                 raise MeasurementError(f"{peer} cannot be reached from {host}: {error}") from error
             sender.settimeout(None)

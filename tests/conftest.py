@@ -39,7 +39,7 @@ def machine() -> dict[str, object]:
     settings = {}
     for path in sorted(Path("/proc/sys/net").rglob("*")):
         # the kernel's own clocks and caches move by themselves
-        if path.is_file() and not any(word in path.name for word in ("route_flush", "flush", "stat", "random")):
+        if path.is_file() and not any(word in path.name for word in ("flush", "stat", "random", "count")):
             try:
                 settings[str(path)] = path.read_text()
             except OSError:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,20 @@ _SYSCTLS = (
 )
 
 
+class _Log:
+    """ringtap's own words on this node."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def say(self, text: str) -> None:
+        """Append one line with the time."""
+        with contextlib.suppress(OSError):  # a full disk is no reason to stop a job
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+
+
 def run_node(node_folder: Path, command: list[str], every_s: float, seconds: float | None = None) -> int:
     """Record this node until its job ends, or until a signal or so many seconds where there is no job.
 
@@ -43,32 +60,70 @@ def run_node(node_folder: Path, command: list[str], every_s: float, seconds: flo
     """
     relay.block_signals()
     log = _Log(node_folder / "log" / "agent.log")
-    before = node_facts()
-    nic = NicCollector(node_folder, every_s)
-    state, reason = nic.check()
-    collectors = {
-        "nic": {"state": state, "reason": reason},
-        "steps": {"state": "ok" if command else "no job", "reason": ""},
-    }
-    item: dict[str, Any] = {"command": command, "collectors": collectors, "before": before, "after": None}
-    write_json(node_folder / "node.json", item)
     log.say(f"agent {ringtap.__version__} starts: {' '.join(command) or 'no job'}")
-    pid = relay.spawn(command, job_environment(node_folder)) if command else 0
-    if state == "ok":
-        nic.start()
+    record = _Record(node_folder, command, every_s, log)
+    record.begin()
+    pid = relay.spawn(command, record.environment()) if command else 0
+    record.start()
     if command:
         code = relay.relay(pid)
         log.say(f"the job ended with exit code {code}")
     else:
         code = 0
         relay.wait_for_end(seconds)
-    if state == "ok":
-        nic.stop()
-        collectors["nic"]["missed_samples"] = str(nic.missed_samples)
-    item |= {"after": node_facts(), "exit_code": code}
-    write_json(node_folder / "node.json", item)
-    (node_folder / "DONE").touch()
+    record.end(code)
     return code
+
+
+class _Record:
+    """What the agent keeps of a node beside its job; whatever fails in here is noted and the job goes on."""
+
+    def __init__(self, node_folder: Path, command: list[str], every_s: float, log: _Log) -> None:
+        self._folder, self._log = node_folder, log
+        self._nic = NicCollector(node_folder, every_s)
+        steps = {"state": "ok" if command else "no job", "reason": ""}
+        self._collectors = {"nic": {"state": "ok", "reason": ""}, "steps": steps}
+        self._item: dict[str, Any] = {"command": command, "collectors": self._collectors, "before": None, "after": None}
+
+    @contextmanager
+    def _harmless(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._log.say(f"{what} failed: {type(error).__name__}: {error}")
+
+    def begin(self) -> None:
+        """Before the job: what the node is."""
+        with self._harmless("describing the node"):
+            self._item["before"] = node_facts()
+            write_json(self._folder / "node.json", self._item)
+
+    def environment(self) -> dict[str, str]:
+        """The job's environment, with the step recorder in it where that can be had."""
+        with self._harmless("the step recorder"):
+            return job_environment(self._folder)
+        return dict(os.environ)
+
+    def start(self) -> None:
+        """Beside the job: the collectors."""
+        nic = self._collectors["nic"]
+        nic["state"], nic["reason"] = "failed", "see log/agent.log"
+        with self._harmless("the interface collector"):
+            nic["state"], nic["reason"] = self._nic.check()
+            if nic["state"] == "ok":
+                self._nic.start()
+
+    def end(self, code: int) -> None:
+        """After the job: the last samples, the node once more, DONE."""
+        nic = self._collectors["nic"]
+        if nic["state"] == "ok":
+            with self._harmless("the interface collector"):
+                self._nic.stop()
+                nic |= {"missed_samples": str(self._nic.missed_samples), "reason": self._nic.failure or nic["reason"]}
+        with self._harmless("describing the node"):
+            self._item |= {"after": node_facts(), "exit_code": code}
+            write_json(self._folder / "node.json", self._item)
+            (self._folder / "DONE").touch()
 
 
 def job_environment(node_folder: Path) -> dict[str, str]:
@@ -129,16 +184,3 @@ def _links() -> dict[str, Any]:
             if limits:
                 links[qdisc["index"]] |= {"rate_bps": limits["rate"] * 8, "queue_bytes": limits["limit"]}
     return {str(link.pop("name")): link for link in links.values()}
-
-
-class _Log:
-    """ringtap's own words on this node."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-
-    def say(self, text: str) -> None:
-        """Append one line with the time."""
-        with self._path.open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")

@@ -36,6 +36,7 @@ class NicCollector:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nic", daemon=True)
         self.missed_samples = 0
+        self.failure = ""
 
     @staticmethod
     def check() -> tuple[str, str]:
@@ -58,7 +59,7 @@ class NicCollector:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take a last sample and close the log."""
+        """Take a last sample and close the log; ``failure`` says what ended the sampling early, if anything did."""
         self._stop.set()
         self._thread.join()
         self._sample()
@@ -73,6 +74,12 @@ class NicCollector:
         self._writer.append(*values)
 
     def _work(self) -> None:
+        try:
+            self._keep_sampling()
+        except OSError as error:  # a full disk, say: what is written stays, the job beside it goes on
+            self.failure = f"stopped early: {error.strerror}"
+
+    def _keep_sampling(self) -> None:
         due_s = time.monotonic() + self._every_s
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
             self._sample()

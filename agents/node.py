@@ -100,9 +100,10 @@ class _Record:
 
     def environment(self) -> dict[str, str]:
         """The job's environment, with the step recorder in it where that can be had."""
+        environment = dict(os.environ)
         with self._harmless("the step recorder"):
-            return job_environment(self._folder)
-        return dict(os.environ)
+            environment = job_environment(self._folder)
+        return environment
 
     def start(self) -> None:
         """Beside the job: the collectors."""

@@ -102,7 +102,7 @@ class _Record:
         """The job's environment, with the step recorder in it where that can be had."""
         environment = dict(os.environ)
         with self._harmless("the step recorder"):
-            environment = job_environment(self._folder)
+            environment |= job_environment(self._folder)
         return environment
 
     def start(self) -> None:

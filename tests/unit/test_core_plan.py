@@ -38,6 +38,7 @@ def test_configuration_a_bottleneck_is_the_senders_uplink(tmp_path: Path) -> Non
     plan = load_plan(plan_file(tmp_path, GOOD + '\n[testbed]\nconfiguration = "A"\n'))
     roles = layout(plan)[1]
     assert len(roles.workers) == 4
+    assert (roles.cross_from, roles.cross_to) == ("S0", "S3")
     assert roles.bottleneck()["total"] == {"node": "switch", "nic": "to-S0", "direction": "rx"}
 
 

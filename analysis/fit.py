@@ -20,6 +20,7 @@ MIN_POINTS, MIN_LOADS = 4, 3
 MIN_POINTS_FREE, MIN_LOADS_FREE = 6, 4
 # Iteration times are read from clocks that resolve about a microsecond in a second: smaller residuals say nothing.
 RESIDUAL_FLOOR = 1e-8
+UNSURE_SHARE = 0.5  # of A: with a larger standard error its size is not known
 EXTREME_CORRELATION = 0.995
 
 Exponent = float | Literal["free"]
@@ -313,6 +314,10 @@ def _result(
     stderr, correlation = _errors(solution, capacity, A)
     grows = _grows(rss, log_time, 3 if free else 2)
     notes = _notes(solution, load, capacity, correlation, grows)
+    if stderr["A"] is not None and stderr["A"] > A * UNSURE_SHARE:
+        notes.append(
+            f"A is not identifiable: its standard error is {stderr['A'] / A:.0%} of it; n and B make up for it"
+        )
     if space == "log" and aicc is None:
         notes.append(f"AICc is undefined with {len(time)} points, so models are compared by their residuals alone")
     r2 = _r2(time / time.max(), relative)

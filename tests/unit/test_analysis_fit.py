@@ -173,3 +173,12 @@ def test_report_marks_the_chosen_model():
     text = CongestionModel(25).fit(LOADS, noisy(curve(0.2, 7.0, 0.5), 0.005)).report()
     assert "* n = 1/2" in text
     assert "R² log" in text
+
+
+def test_a_free_exponent_near_zero_leaves_a_unidentified():
+    """t = D/(C-BW), bandwidth alone: n goes to its lower end and A loses its meaning."""
+    loads = np.array([0.0, 4, 8, 12, 15, 17, 19, 21])
+    times = 9 / (25 - loads) * (1 + 0.01 * np.array([1, -1, 1, -1, 1, -1, 1, -1]))
+    texts = CongestionModel(25, "free").fit(loads, times).warnings
+    assert any("A is not identifiable" in text or "boundary" in text for text in texts)
+    assert not any("A is not" in text for text in CongestionModel(25, 0.5).fit(loads, times).warnings)

@@ -2,7 +2,7 @@
 
 ``compute_s`` is the time a worker computes in one iteration. It was calibrated on the scale-model testbed
 (configuration B, capacity 25 Gbit/s at scale 100, three workers) so that the iteration time without cross traffic is
-that of Table 3.1; docs/scale-model.md tells how, and what it gave.
+that of Table 3.1; docs/testbed.md tells what it gave.
 """
 
 from __future__ import annotations

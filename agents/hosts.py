@@ -55,13 +55,6 @@ class HostProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    def wait(self, seconds: float) -> int | None:
-        """Wait for its end; None if it still runs after so many seconds."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
     def last_words(self, lines: int = 3) -> str:
         """The end of its output, on one line."""
         text = self.log.read_text(errors="replace").strip().splitlines()

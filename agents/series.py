@@ -72,14 +72,8 @@ class Series:
     def __init__(
         self, plan: SweepPlan, model: Model, roles: Roles, hosts: LabHosts, run: RunDirectory, cross: CrossTraffic
     ) -> None:
-        self._plan, self._model, self._roles, self._hosts, self._run, self._cross = (
-            plan,
-            model,
-            roles,
-            hosts,
-            run,
-            cross,
-        )
+        self._plan, self._model, self._roles = plan, model, roles
+        self._hosts, self._run, self._cross = hosts, run, cross
         self._watcher = StepWatcher(run, roles.workers)
         self._jobs: list[HostProcess] = []
         self._recorders: list[HostProcess] = []

@@ -20,7 +20,6 @@ else:
     import tomli as tomllib
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
-PARAMETER_BYTES = 4
 
 
 @dataclass(frozen=True)

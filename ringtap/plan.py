@@ -20,6 +20,7 @@ else:
     import tomli as tomllib
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
+FRAMEWORKS = ("ddp", "horovod")
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,11 @@ class Model:
         parameters: parameter count.
         layers: layers the gradient is cut into.
         compute_s: compute time of an iteration.
-        bucket_bytes: DDP's bucket size.
+        bucket_bytes: DDP's bucket size, Horovod's fusion threshold.
         thesis_iteration_s: mean iteration time without cross traffic in Table 3.1, if it is one of its models.
         command: the user's own job instead of the scale model; run on every worker with torchrun's environment
             variables.
+        framework: what synchronises the gradients: ``ddp``, or ``horovod``, whose variables the job gets too.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Model:
     bucket_bytes: int
     thesis_iteration_s: float | None
     command: tuple[str, ...] = ()
+    framework: str = "ddp"
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,21 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Burst:
+    """Shape of burst traffic (Algorithm 2).
+
+    Attributes:
+        height: rate in a burst as a multiple of the load.
+        length_s: length of a burst.
+        period_s: time from one burst to the next.
+    """
+
+    height: float = 3.0
+    length_s: float = 0.001
+    period_s: float = 0.01
+
+
+@dataclass(frozen=True)
 class SweepPlan:
     """A sweep: models x traffic kinds x loads, on a testbed.
 
@@ -101,6 +119,7 @@ class SweepPlan:
         models: the training jobs.
         traffic: kinds of cross traffic.
         iperf_streams: parallel streams of the iperf kind.
+        burst: shape of the burst kind.
         testbed: the testbed.
         window: when a point counts as measured.
     """
@@ -116,6 +135,7 @@ class SweepPlan:
     iperf_streams: int
     testbed: Testbed
     window: Window = field(default_factory=Window)
+    burst: Burst = field(default_factory=Burst)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, with the names docs/run-directory.md gives."""
@@ -166,8 +186,10 @@ class _Table:
         return int(self.take(key, int, default, lambda value: least <= value <= most, rule))
 
     def text(self, key: str, default: Any, choices: tuple[str, ...] = ()) -> str:
-        """A string, one of the choices where there are any."""
+        """A string, one of the choices where there are any; for a wrong one the nearest is named."""
         rule = f"one of {', '.join(choices)}" if choices else "a text"
+        near = difflib.get_close_matches(str(self._items.get(key, "")).lower(), choices, 1)
+        rule += f"; did you mean {near[0]}?" if near else ""
         return str(self.take(key, str, default, lambda value: not choices or value in choices, rule))
 
     def texts(self, key: str, default: Any) -> tuple[str, ...]:
@@ -206,7 +228,7 @@ def load_plan(path: Path) -> SweepPlan:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
     lines = text.splitlines() or [""]
-    tables = {"sweep": dict, "testbed": dict, "window": dict, "models": list}
+    tables = {"sweep": dict, "testbed": dict, "window": dict, "burst": dict, "models": list}
     top = _Table(path, "plan", root, 1, lines)
     for name, kind in tables.items():
         top.take(name, kind, ... if name in ("sweep", "models") else {}, lambda _: True, "a table")
@@ -236,10 +258,13 @@ def load_plan(path: Path) -> SweepPlan:
         tuple(models),
         _testbed(table("testbed", root.get("testbed", {}))),
         _window(table("window", root.get("window", {}))),
+        _burst(table("burst", root.get("burst", {}))),
     )
 
 
-def _sweep(sweep: _Table, scale: float, models: tuple[Model, ...], testbed: Testbed, window: Window) -> SweepPlan:
+def _sweep(
+    sweep: _Table, scale: float, models: tuple[Model, ...], testbed: Testbed, window: Window, burst: Burst
+) -> SweepPlan:
     loads = sweep.take(
         "loads",
         list,
@@ -270,6 +295,7 @@ def _sweep(sweep: _Table, scale: float, models: tuple[Model, ...], testbed: Test
         iperf_streams=sweep.integer("iperf_streams", 2, 1, 64),
         testbed=testbed,
         window=window,
+        burst=burst,
     )
     sweep.finish()
     return plan
@@ -300,6 +326,7 @@ def _model(table: _Table) -> Model:
         bucket_bytes=int(table.quantity("bucket", "25MiB", parse_size_bytes)),
         thesis_iteration_s=profile.thesis_iteration_s if profile else None,
         command=command,
+        framework=table.text("framework", "ddp", FRAMEWORKS),
     )
     table.finish()
     return model
@@ -356,3 +383,19 @@ def _window(table: _Table) -> Window:
     if window.max_s < window.min_s:
         table.fail("max_time", f"= {window.max_s:g} s is below min_time = {window.min_s:g} s")
     return window
+
+
+def _burst(table: _Table) -> Burst:
+    burst = Burst(
+        height=table.number("height", 3.0, 1.0, 1000.0),
+        length_s=table.quantity("length", "1ms", parse_duration_s),
+        period_s=table.quantity("period", "10ms", parse_duration_s),
+    )
+    table.finish()
+    if not 0 < burst.height * burst.length_s < burst.period_s:
+        table.fail(
+            "length",
+            f"= {burst.length_s:g} s at {burst.height:g} times the load carries no less than the whole period of "
+            f"{burst.period_s:g} s",
+        )
+    return burst

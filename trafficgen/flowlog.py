@@ -9,26 +9,32 @@ from typing import Any
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.records import Field, RecordWriter
 
-# Short, so that a batch takes well under a millisecond to pack: a pause would make flows late
-FLUSH_S = 0.05
+FLUSH_S = 0.1
 STATES = {"finished": 0, "unfinished": 1, "failed": 2}
+
+NO_SOURCE = 2**32 - 1
 
 SENT_FIELDS = (
     Field("flow", "<u8", "", "index"),
     Field("intended_start_ns", "<i8", "ns", "time"),
     Field("start_ns", "<i8", "ns", "time"),
+    Field("first_byte_ns", "<i8", "ns", "time"),
     Field("finish_ns", "<i8", "ns", "time"),
     Field("received_ns", "<i8", "ns", "time"),
     Field("lateness_ns", "<i8", "ns", "gauge"),
     Field("size_bytes", "<i8", "bytes", "gauge"),
     Field("sent_bytes", "<i8", "bytes", "gauge"),
     Field("acked_bytes", "<i8", "bytes", "gauge"),
+    Field("retransmits", "<u4", "packets", "gauge"),
+    Field("rtt_us", "<u4", "us", "gauge"),
     Field("state", "<u4", "", "index"),
+    Field("source", "<u4", "", "index"),
     Field("destination", "<u4", "", "index"),
 )
 RECEIVED_FIELDS = (
     Field("flow", "<u8", "", "index"),
     Field("connection", "<u8", "", "index"),
+    Field("sender", "<u8", "", "index"),
     Field("start_ns", "<i8", "ns", "time"),
     Field("finish_ns", "<i8", "ns", "time"),
     Field("size_bytes", "<i8", "bytes", "gauge"),
@@ -40,23 +46,27 @@ RECEIVED_FIELDS = (
 class FlowLog:
     """A record file filled in batches: call ``flush`` every ``FLUSH_S``. Without a path it swallows everything.
 
+    The processes and threads of one sender or receiver share the file, each with a FlowLog of its own: a batch is one
+    write in append mode, so records never mix.
+
     Args:
         path: file to create, or None.
         fields: its columns.
-        about: what its header says beside them.
+        about: what its header says beside them; None: the file is there, another part of this program made it.
 
     Raises:
         UsageError: the file exists or cannot be made.
     """
 
-    def __init__(self, path: Path | None, fields: Sequence[Field], about: dict[str, Any]) -> None:
+    def __init__(self, path: Path | None, fields: Sequence[Field], about: dict[str, Any] | None) -> None:
         self._path = path
         self._batch: list[tuple[int, ...]] = []
         self._writer: RecordWriter | None = None
         if path is None:
             return
         try:
-            self._writer = RecordWriter(path, fields, about | {"states": STATES})
+            header = None if about is None else about | {"states": STATES}
+            self._writer = RecordWriter(path, fields, header)
         except FileExistsError as error:
             raise UsageError(f"{path} exists: a log is never overwritten, name another file") from error
         except OSError as error:

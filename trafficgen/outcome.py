@@ -1,89 +1,188 @@
-"""What became of a plan's flows: the per-flow log, the counts and the summary."""
+"""What became of a plan's flows: counts and distributions, kept by the launcher and each carrier and then merged."""
 
 from __future__ import annotations
 
-import time
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
-from ringtap.trafficgen.connections import SentFlow
-from ringtap.trafficgen.flowlog import STATES, FlowLog
+from ringtap.trafficgen.flowlog import NO_SOURCE, STATES, FlowLog
+from ringtap.trafficgen.slots import Load
 from ringtap.trafficgen.tally import Tally
+from ringtap.trafficgen.transport import TcpState
 
-_MISSED_NS = 1_000_000
+BIN_NS = 100_000_000
+MISSED_NS = 1_000_000
+# Upper ends of the size classes that the field reports completion times for (pFabric and its successors)
+CLASS_BYTES = (100_000, 10_000_000, None)
+_THOUSANDTHS = 1000
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one flow ended.
+
+    Attributes:
+        state: a key of ``STATES``.
+        first_byte_ns: CLOCK_MONOTONIC when the kernel took its first byte, 0: never.
+        finish_ns: CLOCK_MONOTONIC when the receiver's notice was read, 0: never.
+        received_ns: the receiver's CLOCK_REALTIME when it had everything, 0: unknown.
+        sent_bytes: payload that the kernel took.
+        acked_bytes: payload that the receiver's kernel acknowledged.
+    """
+
+    state: str
+    first_byte_ns: int = 0
+    finish_ns: int = 0
+    received_ns: int = 0
+    sent_bytes: int = 0
+    acked_bytes: int = 0
 
 
 class Outcome:
-    """Counts and logs flows as they end.
+    """Counts flows as they are launched and as they end, and logs the latter.
 
     Args:
-        log: where each flow is recorded.
-        origin_ns: CLOCK_MONOTONIC of the launch.
-        origin_real_ns: CLOCK_REALTIME of the launch.
+        line_rate_bps: rate of an empty link, for the ideal completion time; 0: unknown.
 
     Attributes:
         first_failure: why the first flow that failed did, empty while none has.
-        launched_bytes: payload of the flows whose time has come.
     """
 
-    def __init__(self, log: FlowLog, origin_ns: int, origin_real_ns: int) -> None:
-        self.log = log
+    def __init__(self, line_rate_bps: float = 0.0) -> None:
         self.first_failure = ""
+        self.connections = 0
         self.launched_bytes = 0
         self.counts = dict.fromkeys(STATES, 0)
-        self._origin_ns = origin_ns
-        self._origin_real_ns = origin_real_ns
-        self._acked_bytes = 0
-        self._last_finish_ns = 0
-        self._missed = 0
-        self._lateness, self._completion = Tally(), Tally()
+        self.lateness, self.completion = Tally(), Tally()
+        self.by_size = [(Tally(), Tally()) for _ in CLASS_BYTES]
+        self.acked_bytes = self.retransmits = self.missed = self.last_finish_ns = 0
+        self.offered: Counter[int] = Counter()
+        self.sent: Counter[int] = Counter()
+        self._line_rate_bps = line_rate_bps
+        self._log = FlowLog(None, (), {})
+        self._origin_ns = self._shift_ns = 0
 
-    def finished(self, flow: SentFlow) -> None:
-        """The receiver has all of the flow."""
-        self._last_finish_ns = time.monotonic_ns()
-        # On the monotonic clock: a step of the wall clock must not become a completion time
-        self._completion.add(self._last_finish_ns - flow.due_ns - flow.lateness_ns)
-        self._record(flow, "finished")
+    def begin(self, log: FlowLog, origin_ns: int, origin_real_ns: int) -> None:
+        """Fix the origin (CLOCK_MONOTONIC and CLOCK_REALTIME of the launch) and where flows are logged."""
+        self._log, self._origin_ns, self._shift_ns = log, origin_ns, origin_real_ns - origin_ns
 
-    def failed(self, flow: SentFlow, why: str) -> None:
-        """The flow's connection failed, or its receiver went silent."""
-        self.first_failure = self.first_failure or why
-        self._record(flow, "failed")
+    def due(self, size_bytes: int, due_ns: int) -> None:
+        """A flow's time has come."""
+        self.launched_bytes += size_bytes
+        self.offered[(due_ns - self._origin_ns) // BIN_NS] += size_bytes
 
-    def unfinished(self, flow: SentFlow) -> None:
-        """The sender stopped while the flow was on its way or waiting for a connection."""
-        self._record(flow, "unfinished")
+    def launched(self, lateness_ns: int) -> None:
+        """It was launched."""
+        self.lateness.add(lateness_ns)
+        self.missed += lateness_ns > MISSED_NS
 
-    def summary(self, launched_s: float) -> dict[str, Any]:
+    def moved(self, now_ns: int, size_bytes: int) -> None:
+        """The kernel took bytes of it."""
+        self.sent[(now_ns - self._origin_ns) // BIN_NS] += size_bytes
+
+    def ended(self, load: Load, end: Ending, tcp: TcpState, source: int, destination: int) -> None:
+        """It ended one way or the other; without a start it never had a connection."""
+        self.counts[end.state] += 1
+        self.acked_bytes += end.acked_bytes
+        self.retransmits += tcp.retransmits
+        if end.finish_ns:
+            self.last_finish_ns = max(self.last_finish_ns, end.finish_ns)
+            if load.size_bytes:
+                self._completed(load.size_bytes, end.finish_ns - load.start_ns, tcp.least_rtt_us)
+        shift_ns = self._shift_ns
+        self._log.add(
+            load.number,
+            load.due_ns + shift_ns,
+            load.start_ns and load.start_ns + shift_ns,
+            end.first_byte_ns and end.first_byte_ns + shift_ns,
+            end.finish_ns and end.finish_ns + shift_ns,
+            end.received_ns,
+            load.start_ns and load.start_ns - load.due_ns,
+            load.size_bytes,
+            end.sent_bytes,
+            end.acked_bytes,
+            tcp.retransmits,
+            tcp.rtt_us,
+            STATES[end.state],
+            NO_SOURCE if source < 0 else source,
+            destination,
+        )
+
+    def flush(self) -> None:
+        """Hand what was logged to the kernel.
+
+        Raises:
+            MeasurementError: the log cannot be written.
+        """
+        self._log.flush()
+
+    def without_log(self) -> Outcome:
+        """Itself, fit to be sent to another process."""
+        self._log = FlowLog(None, (), {})
+        return self
+
+    def merge(self, other: Outcome) -> None:
+        """Add what another one has counted."""
+        self.first_failure = self.first_failure or other.first_failure
+        for state, count in other.counts.items():
+            self.counts[state] += count
+        for name in ("connections", "launched_bytes", "acked_bytes", "retransmits", "missed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.last_finish_ns = max(self.last_finish_ns, other.last_finish_ns)
+        self.lateness.merge(other.lateness)
+        self.completion.merge(other.completion)
+        for (fct, slowdown), (other_fct, other_slowdown) in zip(self.by_size, other.by_size, strict=True):
+            fct.merge(other_fct)
+            slowdown.merge(other_slowdown)
+        self.offered.update(other.offered)
+        self.sent.update(other.sent)
+
+    def summary(self, origin_ns: int, launched_s: float) -> dict[str, Any]:
         """Everything in figures; ``launched_s`` is how long flows were launched, in seconds."""
-        elapsed_s = max(launched_s, (self._last_finish_ns - self._origin_ns) / 1e9)
-        late, completion = self._lateness, self._completion
+        elapsed_s = max(launched_s, (self.last_finish_ns - origin_ns) / 1e9)
+        late = self.lateness
+        figures: dict[str, Any] = {"flows": sum(self.counts.values()), **self.counts}
+        figures |= {"bytes": self.launched_bytes, "acked_bytes": self.acked_bytes, "duration_s": launched_s}
+        figures |= {"offered_bps": _rate(self.launched_bytes, launched_s)}
+        figures |= {"achieved_bps": _rate(self.acked_bytes, elapsed_s)}
+        figures |= _quantiles("fct", self.completion, 1e9)
+        figures |= {"lateness_p50_us": _over(late.quantile(0.5), 1e3)}
+        figures |= {"lateness_p99_us": _over(late.quantile(0.99), 1e3), "lateness_max_us": late.greatest / 1e3}
+        figures |= {"missed_slots": self.missed, "retransmits": self.retransmits, "connections": self.connections}
+        return figures | {"fct_by_size": self._size_classes(), "load_100ms": self._bins(launched_s)}
+
+    def _completed(self, size_bytes: int, completion_ns: int, least_rtt_us: int) -> None:
+        self.completion.add(completion_ns)
+        which = next(at for at, most in enumerate(CLASS_BYTES) if most is None or size_bytes < most)
+        self.by_size[which][0].add(completion_ns)
+        if self._line_rate_bps:
+            ideal_ns = least_rtt_us * 1e3 + size_bytes * 8e9 / self._line_rate_bps
+            self.by_size[which][1].add(round(_THOUSANDTHS * completion_ns / ideal_ns))
+
+    def _size_classes(self) -> list[dict[str, Any]]:
+        rows, below = [], 0
+        for most, (fct, slowdown) in zip(CLASS_BYTES, self.by_size, strict=True):
+            row = {"from_bytes": below, "to_bytes": most, "flows": fct.count, **_quantiles("fct", fct, 1e9)}
+            rows.append(row | _quantiles("slowdown", slowdown, _THOUSANDTHS))
+            below = most or 0
+        return rows
+
+    def _bins(self, launched_s: float) -> dict[str, list[float]]:
+        count = -int(-launched_s * 1e9 // BIN_NS)
         return {
-            "flows": sum(self.counts.values()),
-            **self.counts,
-            "bytes": self.launched_bytes,
-            "acked_bytes": self._acked_bytes,
-            "duration_s": launched_s,
-            "offered_bps": _rate(self.launched_bytes, launched_s),
-            "achieved_bps": _rate(self._acked_bytes, elapsed_s),
-            "fct_mean_s": _over(completion.mean(), 1e9),
-            "fct_p50_s": _over(completion.quantile(0.5), 1e9),
-            "fct_p99_s": _over(completion.quantile(0.99), 1e9),
-            "lateness_p50_us": _over(late.quantile(0.5), 1e3),
-            "lateness_p99_us": _over(late.quantile(0.99), 1e3),
-            "lateness_max_us": late.greatest / 1e3,
-            "missed_slots": self._missed,
+            f"{name}_bps": [bins[at] * 8e9 / BIN_NS for at in range(count)]
+            for name, bins in (("offered", self.offered), ("achieved", self.sent))
         }
 
-    def _record(self, flow: SentFlow, state: str) -> None:
-        self.counts[state] += 1
-        self._acked_bytes += flow.acked_bytes
-        if flow.start_ns:
-            self._lateness.add(flow.lateness_ns)
-            self._missed += flow.lateness_ns > _MISSED_NS
-        intended_ns = self._origin_real_ns + flow.due_ns - self._origin_ns
-        times = (intended_ns, flow.start_ns, flow.finish_ns, flow.received_ns, flow.lateness_ns)
-        volumes = (flow.size_bytes, flow.sent_bytes, flow.acked_bytes)
-        self.log.add(flow.number, *times, *volumes, STATES[state], flow.destination)
+
+def _quantiles(name: str, tally: Tally, unit: float) -> dict[str, float | None]:
+    ending = "_s" if unit == 1e9 else ""
+    return {
+        f"{name}_mean{ending}": _over(tally.mean(), unit),
+        f"{name}_p50{ending}": _over(tally.quantile(0.5), unit),
+        f"{name}_p99{ending}": _over(tally.quantile(0.99), unit),
+    }
 
 
 def _rate(size_bytes: int, seconds: float) -> float:

@@ -1,21 +1,24 @@
 """What sender and receiver say to each other on a connection.
 
-The sender opens with a hello (magic, version, SHA-256 of the token) and the receiver answers with a notice. Then, a
-flow after the other: the sender's flow header (number, size), that many bytes of payload, and the receiver's notice
-(number, time at which it had them all). Integers are big-endian.
+The sender opens with a hello (magic, version, SHA-256 of the token, its own number) and the receiver answers with a
+notice. Then, a flow after the other: the sender's flow header (number, size), the payload, and the receiver's notice
+(number, time at which it had everything). Two flags share the size's word: an OPEN_ENDED flow goes on until the sender
+shuts its side down, and after the LAST one the receiver closes, so that it is the receiver's port that stays in
+TIME_WAIT and not one of the sender's few. Integers are big-endian.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import struct
 
 from ringtap.errors import UsageError
 
 MAGIC = b"ringtap\n"
-VERSION = 1
-HELLO = struct.Struct("!8sI32s")
+VERSION = 2
+HELLO = struct.Struct("!8sI32sQ")
 FLOW = struct.Struct("!QQ")
 NOTICE = struct.Struct("!QQ")
 
@@ -27,17 +30,31 @@ VERDICTS = {
     WRONG_VERSION: "it speaks another version of the protocol: use the same ringtap on both sides",
     FULL: "it has as many connections as it takes",
 }
-LARGEST_FLOW_BYTES = 2**63 - 1
+# Why a connection broke, where it is neither a verdict nor an errno; all below 0 (``failure_words``)
+CLOSED, NO_RECEIVER = -101, -102
+LAST = 2**63
+OPEN_ENDED = 2**62
+LARGEST_FLOW_BYTES = 2**62 - 1
 
 
-def hello(token: str) -> bytes:
-    """The sender's first bytes on a connection."""
-    return HELLO.pack(MAGIC, VERSION, token_digest(token))
+def hello(token: str, sender: int) -> bytes:
+    """The sender's first bytes on a connection; ``sender`` is the number that the receiver's log knows it by."""
+    return HELLO.pack(MAGIC, VERSION, token_digest(token), sender)
 
 
 def token_digest(token: str) -> bytes:
     """What of the token goes over the wire; it keeps strangers' flows apart and is no protection against attack."""
     return hashlib.sha256(token.encode()).digest()
+
+
+def failure_words(code: int) -> str:
+    """Why flows fail, in words: an errno, or below 0 one of this module's reasons or a verdict; 0 is silence."""
+    if code == 0:
+        return "it has gone silent"
+    if code > 0:
+        return os.strerror(code).lower()
+    reasons = {CLOSED: "it closed the connection", NO_RECEIVER: "it does not answer as a ringtap receiver does"}
+    return reasons.get(code) or VERDICTS.get(-code, "it refused the connection")
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -1,256 +1,267 @@
-"""The sender: walks a flow plan on an absolute schedule and logs what became of every flow."""
+"""The sender: starts launcher and carriers, gives the word to launch, and adds up what became of the plan."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import gc
+import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
-from ringtap.errors import MeasurementError, RingtapError, UsageError
-from ringtap.trafficgen.connections import Pool, SentFlow
-from ringtap.trafficgen.flowlog import FLUSH_S, SENT_FIELDS, FlowLog
-from ringtap.trafficgen.limits import raise_file_limit
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.trafficgen import channel
+from ringtap.trafficgen.arrivals import Listener
+from ringtap.trafficgen.carrier import Carrier, Report
+from ringtap.trafficgen.channel import Channel
+from ringtap.trafficgen.crew import Crew
+from ringtap.trafficgen.flowlog import SENT_FIELDS, FlowLog
+from ringtap.trafficgen.launcher import Done, Go, Launcher, Ready
 from ringtap.trafficgen.outcome import Outcome
 from ringtap.trafficgen.planfile import PlanFile
-from ringtap.trafficgen.plans import Flow
-from ringtap.trafficgen.sockets import SocketOptions
-from ringtap.trafficgen.timer import Alarm
+from ringtap.trafficgen.routes import Carrying, Route
+from ringtap.trafficgen.schedule import Schedule
+from ringtap.trafficgen.sendoptions import SendOptions
+from ringtap.trafficgen.sendplan import SendPlan
+from ringtap.trafficgen.slots import Slots
 
-_OPENED_AHEAD = 64
-_CONNECT_PATIENCE_S = 3.0
-_LEAST_SILENCE_S = 0.5  # a congested link is silent for a round trip or two, and that is no failure
-_LEAD_NS = 2_000_000  # from having connected to the launch, so that the first flows are not late
+_LEAD_NS = 5_000_000  # from the word to the launch, so that the launcher has it by then
+_START_AHEAD_NS = 1_000_000_000  # before an absolute start, the word is given so late: until then the clock may step
+_LAST_WORDS_S = 10.0
+_PROGRESS_S = 1.0
 
 
-@dataclass(frozen=True)
-class SendOptions:
-    """How a plan is sent.
+class _Line(NamedTuple):
+    """What joins a carrier to the launcher."""
 
-    Attributes:
-        log_path: per-flow record file to create, or None.
-        duration_s: stop launching then; None: at the plan's end.
-        token: the receivers' token.
-        congestion_control: TCP_CONGESTION of every connection; None: the kernel's choice.
-        source: source address of every connection; None: the routes' choice.
-        start_at_ns: CLOCK_REALTIME of the launch; None: as soon as connected.
-        patience_s: how long to wait for outstanding flows after the last launch, and how long a destination with
-            flows outstanding may be silent before they count as failed.
-        most_connections: connections to each destination.
-    """
-
-    log_path: Path | None = None
-    duration_s: float | None = None
-    token: str = ""
-    congestion_control: str | None = None
-    source: str | None = None
-    start_at_ns: int | None = None
-    patience_s: float = 5.0
-    most_connections: int = 1024
+    launchers: Any
+    carriers: Any
+    slots: Slots
 
 
 class Sender:
-    """Sends one plan once: ``await Sender(plan, options).run()``.
+    """Sends one plan once: ``Sender(plan, options).run()``.
 
     Attributes:
-        outcome: what became of the flows so far.
+        first_failure: why the first flow that failed did, empty while none has.
+        load_bps: payload rate that the plan asks for, mean over its length.
+        flows_per_s: flows that it starts a second, likewise.
 
     Raises:
-        UsageError: a line of the plan is wrong.
+        UsageError: the plan or what is asked of this host is wrong; nothing has been sent.
     """
 
     def __init__(self, plan: PlanFile, options: SendOptions) -> None:
-        plan.check()
-        self.outcome = Outcome(FlowLog(None, SENT_FIELDS, {}), 0, 0)
-        self._plan = plan
-        self._options = options
-        self._flows: Iterator[tuple[int, Flow]] = enumerate(plan.flows())
-        self._next: SentFlow | None = None
-        self._places = {name: index for index, name in enumerate(plan.destinations)}
-        self._pools: list[Pool] = []
-        self._alarm: Alarm | None = None
-        self._origin_ns = 0
-        self._launch_until_ns = 0
-        self._ended_ns = 0
-        self._congestion_control = ""
-        self._stop = asyncio.Event()
-        self._stopped_by = ""
-        self._error: RingtapError | None = None
+        self.first_failure = ""
+        self._plan, self._options = plan, options
+        self._what = SendPlan(plan, options)
+        length_s = plan.duration_ns / 1e9
+        self.load_bps = self._what.needs.bytes * 8 / length_s if length_s else 0.0
+        self.flows_per_s = self._what.needs.flows / length_s if length_s else 0.0
+        self._crew = Crew()
+        self._arrivals: Listener | None = None
+        self._launcher: Connection | None = None
+        self._in_force: dict[str, object] = {}
+        self._error = ""
+        self._stopped = False
 
-    async def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Connect, launch, wait for what is outstanding; returns the summary.
 
         Raises:
-            UsageError: an address, the congestion control or the log cannot be used.
-            MeasurementError: no receiver answered, or the log could not be written to its end.
+            UsageError: the log cannot be made, or ``start_at_ns`` has passed.
+            MeasurementError: no receiver answered, a process of the sender died, or the log could not be written.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop, number.name)
+        if self._options.arrivals is not None:
+            self._arrivals = Listener(self._options.arrivals)
         try:
-            await self._connect()
-            self._begin()
-            await self._launch_all()
-            await self._settle()
+            with self._crew:
+                self._what.probe()
+                self._fork()
+                go = self._give_word()
+                done, outcome = self._await_end(go)
         finally:
-            self._end()
-        if self._error is not None:
-            raise self._error
-        launched_s = max(0.0, (min(self._ended_ns, self._launch_until_ns) - self._origin_ns) / 1e9)
-        summary = self.outcome.summary(launched_s) | {"connections": sum(pool.opened for pool in self._pools)}
-        return summary | {"congestion_control": self._congestion_control, "stopped_by": self._stopped_by}
+            if self._arrivals is not None:
+                self._arrivals.close()
+        error = self._error or done.error
+        if error:
+            raise MeasurementError(error)
+        return self._sum_up(go, done, outcome)
 
-    def stop(self, why: str) -> None:
-        """Launch nothing more and end at once."""
-        self._stopped_by = self._stopped_by or why
-        self._stop.set()
+    def _fork(self) -> None:
+        options, what = self._options, self._what
+        lines = [_Line(*channel.pair(), Slots(what.most_a_carrier)) for _ in range(options.workers * options.threads)]
+        ends = [end for line in lines for end in line[:2]]
+        for first in range(0, len(lines), options.threads):
+            mine = lines[first : first + options.threads]
+            kept = [line.carriers for line in mine]
+            foreign = [end for end in ends if end not in kept]
+            self._crew.start(partial(_carry, what, mine), foreign)
+        kept = [line.launchers for line in lines]
+        foreign = [end for end in ends if end not in kept]
+        self._launcher = self._crew.start(partial(_launch, what, lines, self._arrivals), foreign)
+        for end in ends:
+            end.close()
 
-    def launch_due(self) -> None:
-        """Start every flow whose time has come."""
-        now_ns = time.monotonic_ns()
-        while self._next is not None and self._next.due_ns <= now_ns and not self._stop.is_set():
-            flow = self._next
-            self.outcome.launched_bytes += flow.size_bytes
-            self._advance()
-            self._pools[flow.destination].carry(flow)
-
-    def finished(self, flow: SentFlow) -> None:
-        """A pool says that the receiver has all of a flow."""
-        self.outcome.finished(flow)
-
-    def failed(self, flow: SentFlow, why: str) -> None:
-        """A pool says that a flow's connection failed."""
-        self.outcome.failed(flow, why)
-
-    async def _connect(self) -> None:
-        options, count = self._options, len(self._plan.destinations)
-        files = raise_file_limit(options.most_connections * count + 64)
-        most = max(1, min(options.most_connections, (files - 64) // count))
-        sockets = SocketOptions(options.congestion_control, options.source)
-        self._pools = [Pool(name, self, options.token, sockets, most) for name in self._plan.destinations]
-        for pool in self._pools:
-            pool.probe()
-            pool.open_ahead(_OPENED_AHEAD)
-        limit_ns = time.monotonic_ns() + int(_CONNECT_PATIENCE_S * 1e9)
-        while any(pool.connecting() for pool in self._pools) and time.monotonic_ns() < limit_ns:
-            if self._stop.is_set():
-                return
-            await asyncio.sleep(0.002)
-        deaf = [f"{pool.name} ({pool.why or 'no answer'})" for pool in self._pools if not pool.last_notice_ns]
-        if len(deaf) == len(self._pools):
-            raise MeasurementError(
-                f"no receiver answers at {', '.join(deaf)}: start 'ringtap traffic serve --bind HOST:PORT' there first"
-            )
-        for words in deaf:
-            print(f"warning: no receiver answers at {words}; its flows will fail", file=sys.stderr)
-
-    def _begin(self) -> None:
-        """Fix the origin of all times and arm the alarm for the first flow."""
-        now_ns, real_ns = time.monotonic_ns(), time.time_ns()
+    def _give_word(self) -> Go | None:
+        """Wait until connections stand, fix the origin of all times, make the log and tell the launcher."""
+        ready = self._hear(None)
+        if not isinstance(ready, Ready):
+            return None
+        self._in_force = ready.in_force
+        self._see_deaf(self._what.deaf | ready.deaf)
         start_at_ns = self._options.start_at_ns
-        if start_at_ns is not None and start_at_ns < real_ns:
-            ago_s = (real_ns - start_at_ns) / 1e9
-            raise UsageError(f"--start-at passed {ago_s:.3f} s before the connections stood: name a later time")
-        self._origin_ns = now_ns + (_LEAD_NS if start_at_ns is None else start_at_ns - real_ns)
-        origin_real_ns = real_ns + self._origin_ns - now_ns
-        asked_ns = self._plan.duration_ns
-        if self._options.duration_s is not None:
-            asked_ns = min(asked_ns, int(self._options.duration_s * 1e9))
-        self._launch_until_ns = self._origin_ns + asked_ns
-        log = FlowLog(self._options.log_path, SENT_FIELDS, self._about(origin_real_ns))
-        self.outcome = Outcome(log, self._origin_ns, origin_real_ns)
-        self._flush_regularly()
+        if start_at_ns is not None:
+            while (left_ns := start_at_ns - time.time_ns()) > _START_AHEAD_NS:
+                self._hear(min(1.0, (left_ns - _START_AHEAD_NS) / 1e9))
+                if self._stopped:
+                    return None
+            if left_ns < 0:
+                raise UsageError(f"--start-at passed {-left_ns / 1e9:.3f} s before all was ready: name a later time")
+        now_ns, real_ns = _clocks()
+        lead_ns = _LEAD_NS if start_at_ns is None else start_at_ns - real_ns
+        go = Go(now_ns + lead_ns, real_ns + lead_ns, now_ns + lead_ns + self._what.duration_ns)
+        FlowLog(self._options.log_path, SENT_FIELDS, self._about(go)).close()
+        self._tell(go)
+        return go
+
+    def _see_deaf(self, deaf: dict[str, str]) -> None:
+        words = [f"{name} ({why})" for name, why in deaf.items()]
+        if len(deaf) == len({place.name for place in self._what.places}):
+            raise MeasurementError(
+                f"no receiver answers at {', '.join(words)}: start 'ringtap traffic serve --bind HOST:PORT' there first"
+            )
+        for word in words:
+            print(f"warning: no receiver answers at {word}; its flows will fail", file=sys.stderr)
+
+    def _about(self, go: Go) -> dict[str, Any]:
+        plan = self._plan
+        about = {"source": "sender", "sender": self._what.sender, "plan": plan.header, "sources": list(plan.sources)}
+        about |= {"destinations": list(plan.destinations), "transport": self._in_force}
+        return about | {"origin_ns": go.origin_real_ns, "origin_monotonic_ns": go.origin_ns}
+
+    def _await_end(self, go: Go | None) -> tuple[Done, Outcome]:
+        done: Done | None = None
+        reports: list[Report] = []
+        carriers = self._options.workers * self._options.threads
+        silent_s = 0.0
+        while done is None or len(reports) < carriers:
+            word = self._hear(_PROGRESS_S)
+            silent_s = 0.0 if word is not None else silent_s + _PROGRESS_S
+            if isinstance(word, Done):
+                done = word
+            elif isinstance(word, Report):
+                reports.append(word)
+                if word.error:
+                    self._error = self._error or word.error
+                    self._stop()
+            elif (self._stopped or done is not None) and silent_s > _LAST_WORDS_S:
+                raise MeasurementError("the sender's processes do not end; its log may lack the last flows")
+            elif go is not None and done is None:
+                self._show_progress(go)
+        outcome = done.outcome
+        for report in reports:
+            outcome.merge(report.outcome)
+        return done, outcome
+
+    def _hear(self, longest_s: float | None) -> Any:
+        word = self._crew.listen(longest_s)
+        if word is None and self._crew.signalled:
+            self._stop()
+        return word
+
+    def _stop(self) -> None:
+        """Launch nothing more and end at once."""
+        if not self._stopped:
+            self._stopped = True
+            self._tell(None)
+
+    def _tell(self, word: Go | None) -> None:
+        assert self._launcher is not None
+        try:
+            self._launcher.send(word)
+        except OSError:
+            self._error = self._error or "the launcher is gone; its log may lack the last flows"
+
+    def _show_progress(self, go: Go) -> None:
         if sys.stderr.isatty():
-            self._show_progress()
-        self._advance()
-        self._alarm = Alarm(asyncio.get_running_loop(), self._ring)
-        self._ring()
+            passed_s = max(0.0, (time.monotonic_ns() - go.origin_ns) / 1e9)
+            print(f"\r{passed_s:.0f} of {self._what.duration_ns / 1e9:.0f} s ", end="", file=sys.stderr, flush=True)
 
-    def _about(self, origin_real_ns: int) -> dict[str, Any]:
-        names = (pool.congestion_control() for pool in self._pools)
-        self._congestion_control = next((name for name in names if name), "")
-        about = {"source": "sender", "plan": self._plan.header, "destinations": self._plan.destinations}
-        return about | {"congestion_control": self._congestion_control, "origin_ns": origin_real_ns}
+    def _sum_up(self, go: Go | None, done: Done, outcome: Outcome) -> dict[str, Any]:
+        self.first_failure = outcome.first_failure
+        origin_ns = 0 if go is None else go.origin_ns
+        launched_s = 0.0 if go is None else max(0.0, (done.ended_ns - origin_ns) / 1e9)
+        # How far CLOCK_REALTIME moved against CLOCK_MONOTONIC, which times everything here
+        now_ns, real_ns = _clocks()
+        step_ns = 0 if go is None else real_ns - now_ns - go.origin_real_ns + go.origin_ns
+        stopped_by = self._crew.signalled or ("duration" if self._what.duration_ns < self._plan.duration_ns else "plan")
+        options = self._options
+        summary = outcome.summary(origin_ns, launched_s) | {"stopped_by": stopped_by, "clock_step_s": step_ns / 1e9}
+        summary |= {"workers": options.workers, "threads": options.threads, "method": options.method}
+        return summary | {
+            "connection_use": options.connections,
+            "real_time_launcher": done.real_time,
+            "transport": self._in_force,
+        }
 
-    def _advance(self) -> None:
-        """Take the plan's next flow, unless it lies beyond the end."""
-        self._next = None
-        try:
-            number, flow = next(self._flows)
-        except StopIteration:
-            return
-        except RingtapError as error:  # the file was changed after it was checked
-            self._error = error
-            self.stop("plan")
-            return
-        due_ns = self._origin_ns + flow.start_ns
-        if due_ns < self._launch_until_ns:
-            self._next = SentFlow(number, self._places[flow.destination], flow.size_bytes, due_ns)
 
-    def _ring(self) -> None:
-        self.launch_due()
-        if self._alarm is not None and self._next is not None and not self._stop.is_set():
-            self._alarm.set(self._next.due_ns)
+def _leave_alone(cpu: int | None) -> None:
+    """Keep off the launcher's processor, where there is another one."""
+    others = os.sched_getaffinity(0) - {cpu}
+    if cpu is not None and others:
+        os.sched_setaffinity(0, others)
 
-    async def _launch_all(self) -> None:
-        while not self._stop.is_set():
-            left_s = (self._launch_until_ns - time.monotonic_ns()) / 1e9
-            if left_s <= 0 and self._next is None:
-                whole = self._launch_until_ns - self._origin_ns >= self._plan.duration_ns
-                self._stopped_by = "plan" if whole else "duration"
-                return
-            await self._wait(max(0.001, left_s))
 
-    async def _settle(self) -> None:
-        """Wait for the outstanding flows, as long as patience lasts."""
-        limit_ns = time.monotonic_ns() + int(self._options.patience_s * 1e9)
-        while any(pool.outstanding() for pool in self._pools) and time.monotonic_ns() < limit_ns:
-            if self._stop.is_set():
-                return
-            await self._wait(0.01)
+def _clocks() -> tuple[int, int]:
+    """CLOCK_MONOTONIC and CLOCK_REALTIME of the same moment: the closest of several readings."""
+    readings = []
+    for _ in range(16):
+        before_ns, real_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after_ns - before_ns, (before_ns + after_ns) // 2, real_ns))
+    return min(readings)[1:]
 
-    async def _wait(self, seconds: float) -> None:
-        waiter = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({waiter}, timeout=seconds)
-        waiter.cancel()
 
-    def _flush_regularly(self) -> None:
-        try:
-            self.outcome.log.flush()
-        except MeasurementError as error:
-            self._error = error
-            self.stop("log")
-        if not self._stop.is_set():
-            asyncio.get_running_loop().call_later(FLUSH_S, self._flush_regularly)
+def _launch(what: SendPlan, lines: Sequence[_Line], arrivals: Listener | None, control: Connection) -> None:
+    carriers = [Carrying(Channel(line.launchers), line.slots) for line in lines]
+    routes = {}
+    new = what.options.connections == "new"
+    for index, (pair, place) in enumerate(zip(what.pairs, what.places, strict=True)):
+        route = Route(index, place.source_index, place.destination_index, place.name, carriers, what.most[index], new)
+        route.address = place.address
+        routes[pair] = route
+    schedule = Schedule(what.plan, what.needs, what.options.only_source)
+    outcome = Outcome(what.options.line_rate_bps)
+    ahead = dict(zip(what.pairs, what.ahead, strict=True))
+    Launcher(schedule, routes, carriers, what.options, control, outcome, ahead, arrivals).run()
 
-    def _show_progress(self) -> None:
-        outstanding = sum(len(pool.outstanding()) for pool in self._pools)
-        print(
-            f"\r{sum(self.outcome.counts.values())} flows ended, {outstanding} on their way ", end="", file=sys.stderr
+
+def _carry(what: SendPlan, lines: Sequence[_Line], control: Connection) -> None:
+    """A process of carriers, a thread each where there are several."""
+    lock = threading.Lock()
+
+    def work(line: _Line) -> None:
+        carrier = Carrier(
+            Channel(line.carriers),
+            line.slots,
+            what.places,
+            what.options,
+            what.transport,
+            what.hello,
+            Outcome(what.options.line_rate_bps),
+            what.most_a_carrier,
         )
-        if not self._stop.is_set():
-            asyncio.get_running_loop().call_later(1.0, self._show_progress)
+        asyncio.run(carrier.run(control, lock))
 
-    def _end(self) -> None:
-        """Account for every flow that was launched and close everything."""
-        self._ended_ns = time.monotonic_ns()
-        if self._alarm is not None:
-            self._alarm.close()
-            if sys.stderr.isatty():
-                print(file=sys.stderr)
-        silent_ns = self._ended_ns - int(max(_LEAST_SILENCE_S, self._options.patience_s) * 1e9)
-        for pool in self._pools:
-            outstanding = pool.outstanding()
-            pool.close()
-            old = [flow for flow in outstanding if flow.due_ns <= silent_ns]
-            silent = max((pool.last_notice_ns, *(flow.moved_ns for flow in old))) <= silent_ns
-            for flow in outstanding:
-                if silent and flow.due_ns <= silent_ns:
-                    self.outcome.failed(flow, f"{pool.name}: it has gone silent")
-                else:
-                    self.outcome.unfinished(flow)
-        self.outcome.log.close()
+    _leave_alone(what.options.launcher_cpu)
+    gc.freeze()
+    threads = [threading.Thread(target=work, args=(line,)) for line in lines[1:]]
+    for thread in threads:
+        thread.start()
+    work(lines[0])
+    for thread in threads:
+        thread.join()

@@ -1,4 +1,4 @@
-"""Counts and quantiles of a stream of durations in bounded memory."""
+"""Counts and quantiles of a stream of values in bounded memory."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class Tally:
         self._sum += value
         self.greatest = max(self.greatest, value)
         self._classes[int(math.log(value) / _STEP) + 1 if value else 0] += 1
+
+    def merge(self, other: Tally) -> None:
+        """Count what another tally has counted."""
+        self.count += other.count
+        self.greatest = max(self.greatest, other.greatest)
+        self._sum += other._sum
+        self._classes.update(other._classes)
 
     def mean(self) -> float | None:
         """The mean, or None without values."""

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
+from ringtap.trafficgen.plan_kinds import make_plan
 from ringtap.trafficgen.planfile import PlanFile, write_plan
 from ringtap.trafficgen.plans import FlowPlan, PlanSpec
 
@@ -68,6 +69,58 @@ def test_every_burst_and_quiet_part_has_its_budget_to_the_byte(
         assert burst == round(budget * Fraction(repr(height)) * length_ns / period_ns)
         assert burst + quiet == budget
         assert burst_flows == 2
+
+
+@given(
+    kind=st.sampled_from(["consistent", "on-off", "incast"]),
+    load=st.integers(10**5, 10**10),
+    duration_ns=st.integers(MS, 3_000 * MS),
+    counts=st.sampled_from(["payload", "wire"]),
+    mtu=st.integers(576, 9000),
+    seed=seeds,
+)
+@settings(max_examples=80, deadline=None)
+def test_every_kind_has_its_budget_to_the_byte(
+    *, kind: str, load: int, duration_ns: int, counts: str, mtu: int, seed: int
+) -> None:
+    given_ = {"load": load, "load_counts": counts, "duration": duration_ns, "to": list(TO[:1]), "seed": seed}
+    share = Fraction(mtu - 52, mtu + 38) if counts == "wire" else 1
+    asked = round(Fraction(load * duration_ns, 8 * 10**9) * share)
+    try:
+        plan = make_plan(kind, given_ | ({"mtu": mtu} if counts == "wire" else {}))
+    except UsageError:
+        # A round, or an on period, gets no byte
+        assert kind != "consistent" or asked < 1
+        assert asked < 8 * duration_ns / (10 * MS) + 8 or duration_ns % (10 * MS) * load < 16 * 8e9
+        return
+    flows = list(plan.flows())
+    assert sum(flow.size_bytes for flow in flows) == plan.header["bytes"] == asked
+    assert len(flows) == plan.header["flows"]
+    assert min(flow.size_bytes for flow in flows) >= 1
+    starts = [flow.start_ns for flow in flows]
+    assert starts == sorted(starts)
+    assert 0 <= starts[0] <= starts[-1] < duration_ns
+
+
+ring_nodes = [f"10.0.0.{node}:1" for node in range(1, 9)]
+
+
+@given(
+    count=st.integers(2, 8), iterations=st.integers(1, 5), size_bytes=st.integers(8, 10**9), compute=st.integers(0, MS)
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rings_are_read_back_with_who_waits_for_whom(
+    *, count: int, iterations: int, size_bytes: int, compute: int, tmp_path: Path
+) -> None:
+    given_ = {"node": ring_nodes[:count], "iterations": iterations, "bytes": size_bytes, "compute": compute}
+    plan = make_plan("ring", given_ | {"duration": 10 * MS})
+    write_plan(plan, tmp_path / "plan", force=True)
+    read = PlanFile(tmp_path / "plan")
+    needs = read.check()
+    assert needs.dependent
+    assert needs.bytes == iterations * 2 * (count - 1) * size_bytes
+    assert len(needs.most_at_once) == count
+    assert list(read.flows()) == list(plan.flows())
 
 
 @given(kind=st.sampled_from(["consistent", "burst"]), load=st.integers(10**6, 10**9), seed=seeds)

@@ -97,6 +97,8 @@ def test_an_own_command_needs_only_its_parameter_count(tmp_path: Path) -> None:
         ("[sweep]", "[sweep", "not TOML"),
         ("[[models]]", '[window]\nmin_time = "9s"\nmax_time = "3s"\n[[models]]', "line 7: window.max_time"),
         ("[[models]]", "[window]\nmin_iterations = 1\n[[models]]", "line 6"),
+        ("[[models]]", '[burst]\nlength = "4ms"\n[[models]]', "line 6: burst.length .*the whole period"),
+        ("[[models]]", "[burst]\nhight = 2\n[[models]]", "line 6: .*did you mean height"),
         ("[[models]]", '[testbed]\nworkers = ["S0"]\n[[models]]', "custom"),
         ("[[models]]", '[testbed]\nconfiguration = "custom"\n[[models]]', "needs hosts"),
         ("[[models]]", '[testbed]\nconfiguration = "C"\n[[models]]', "line 6: .*one of A, B, custom"),
@@ -115,6 +117,22 @@ def test_unknown_hosts_in_roles_are_named(tmp_path: Path) -> None:
     testbed = ["[testbed]", 'configuration = "custom"', 'hosts = ["a", "b"]', 'workers = ["a", "x"]']
     text = "\n".join([GOOD.strip(), *testbed, 'cross_from = "b"', 'cross_to = "a"'])
     with pytest.raises(UsageError, match=r"line 10: testbed\.workers names 'x'"):
+        load_plan(plan_file(tmp_path, text))
+
+
+def test_the_framework_is_ddp_unless_the_plan_says_otherwise(tmp_path: Path) -> None:
+    assert {model.framework for model in load_plan(plan_file(tmp_path, GOOD)).models} == {"ddp"}
+    plan = load_plan(plan_file(tmp_path, GOOD + 'framework = "horovod"\n'))
+    assert plan.models[-1].framework == "horovod"
+    assert plan.to_json()["models"][-1]["framework"] == "horovod"
+
+
+@pytest.mark.parametrize("wrong", ["horovd", "Horovod", "hvd-horovod"])
+def test_a_wrong_framework_is_refused_with_the_nearest(tmp_path: Path, wrong: str) -> None:
+    text = GOOD + f'framework = "{wrong}"\n'
+    with pytest.raises(
+        UsageError, match=f"line {len(text.splitlines())}.*{wrong}.*one of ddp, horovod; did you mean horovod"
+    ):
         load_plan(plan_file(tmp_path, text))
 
 

@@ -1,20 +1,22 @@
-"""The small parts: tally, alarm, addresses, receiver limits."""
+"""The small parts: tally, addresses, logs, channels, schedules."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
 import random
-import time
 from pathlib import Path
 
 import pytest
 
 from ringtap.errors import UsageError
+from ringtap.trafficgen import channel
+from ringtap.trafficgen.channel import Channel, pair
 from ringtap.trafficgen.flowlog import RECEIVED_FIELDS, FlowLog
-from ringtap.trafficgen.protocol import FULL, HELLO_NUMBER, NOTICE, format_address, hello, parse_address
-from ringtap.trafficgen.receiver import Receiver
+from ringtap.trafficgen.planfile import PlanFile
+from ringtap.trafficgen.protocol import format_address, parse_address
+from ringtap.trafficgen.schedule import NEVER, Schedule
 from ringtap.trafficgen.tally import Tally
-from ringtap.trafficgen.timer import Alarm
 
 
 def test_quantiles_are_right_to_one_per_cent() -> None:
@@ -38,28 +40,6 @@ def test_zero_and_negative_values_count_as_zero() -> None:
     tally.add(0)
     tally.add(-5)
     assert (tally.mean(), tally.quantile(0.99)) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("descriptor", [True, False])
-def test_the_alarm_never_rings_early_and_can_be_moved(descriptor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not descriptor:
-        monkeypatch.setattr(Alarm, "_create", lambda _: -1)
-
-    async def ring() -> list[int]:
-        rung: list[int] = []
-        alarm = Alarm(asyncio.get_running_loop(), lambda: rung.append(time.monotonic_ns()))
-        began_ns = time.monotonic_ns()
-        alarm.set(began_ns + 10**12)
-        alarm.set(began_ns + 20_000_000)
-        await asyncio.sleep(0.1)
-        alarm.set(began_ns)
-        await asyncio.sleep(0.05)
-        alarm.close()
-        return [at_ns - began_ns for at_ns in rung]
-
-    first, second = asyncio.run(ring())
-    assert 20_000_000 <= first < 100_000_000
-    assert second > 100_000_000
 
 
 @pytest.mark.parametrize(
@@ -90,25 +70,64 @@ def test_a_log_in_a_file_used_as_a_folder_is_one_sentence(tmp_path: Path) -> Non
         FlowLog(tmp_path / "file" / "x.rec", RECEIVED_FIELDS, {})
 
 
-def test_connections_beyond_the_limit_are_turned_away(capsys: pytest.CaptureFixture[str]) -> None:
-    async def overfill() -> tuple[bytes, bytes]:
-        receiver = Receiver(most_connections=1)
-        serving = asyncio.ensure_future(receiver.run("127.0.0.1:0"))
-        while "listening" not in (words := capsys.readouterr().err):
-            await asyncio.sleep(0.01)
-        port = int(words.rsplit(":", 1)[1])
-        pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        answers = []
-        for reader, writer in pairs:
-            writer.write(hello(""))
-            answers.append(await reader.readexactly(NOTICE.size))
-        receiver.stop()
-        summary = await serving
-        assert (summary["connections"], summary["refused"]) == (1, 1)
-        for _, writer in pairs:
-            writer.close()
-        return answers[0], answers[1]
+@pytest.mark.parametrize("size", [1, 3, 1000, 70_000])
+def test_a_merged_tally_is_the_tally_of_all(size: int) -> None:
+    rng = random.Random(size)
+    values = [rng.randrange(10**6) for _ in range(size)]
+    whole, first, second = Tally(), Tally(), Tally()
+    for at, value in enumerate(values):
+        whole.add(value)
+        (first if at % 3 else second).add(value)
+    first.merge(second)
+    assert (first.count, first.mean(), first.greatest) == (whole.count, whole.mean(), whole.greatest)
+    assert [first.quantile(share / 10) for share in range(11)] == [whole.quantile(share / 10) for share in range(11)]
 
-    first, second = asyncio.run(overfill())
-    assert NOTICE.unpack(first) == (HELLO_NUMBER, 0)
-    assert NOTICE.unpack(second) == (HELLO_NUMBER, FULL)
+
+def test_a_channel_keeps_messages_and_files_in_order_however_slow_its_reader_is() -> None:
+    """Far more than the kernel's buffer holds, with files in between, into a reader that begins late."""
+    ours, theirs = pair()
+    sender, receiver = Channel(ours), Channel(theirs)
+    wanted: list[tuple[int, int, int, int]] = []
+    with open(os.devnull, "rb") as file:  # noqa: PTH123
+        for number in range(100_000):
+            if number % 500 < 3:
+                sender.put_file(number, number, file.fileno())
+                wanted.append((channel.SOCKET, number, number, 0))
+            else:
+                sender.put(channel.FREE, number, number, -number)
+                wanted.append((channel.FREE, number, number, -number))
+            if number % 37 == 0:
+                sender.flush()
+    got: list[tuple[int, int, int, int]] = []
+    files = 0
+    while len(got) < len(wanted):
+        sender.flush()
+        got.extend(tuple(message) for message in receiver.messages())
+        while receiver.files:
+            os.close(receiver.files.popleft())
+            files += 1
+    assert got == wanted
+    assert files == sum(message[0] == channel.SOCKET for message in wanted)
+    sender.close()
+    assert list(receiver.messages()) == []
+    assert receiver.ended
+    receiver.close()
+
+
+def test_a_schedule_gives_dependent_flows_when_what_they_wait_for_has_arrived(tmp_path: Path) -> None:
+    path = tmp_path / "p.plan"
+    header = {"format": "ringtap-flow-plan", "version": 2, "duration_ns": 1000, "flows": 5, "bytes": 50}
+    lines = "0\t-\ta:1\t10\t-\n5\t-\ta:1\t10\t0+7\n6\t-\ta:1\t10\t1\n8\t-\ta:1\t10\t-\n8\t-\ta:1\t10\t0\n"
+    path.write_text(json.dumps(header | {"destinations": ["a:1"], "sources": []}) + "\n" + lines)
+    plan = PlanFile(path)
+    schedule = Schedule(plan, plan.check(), "")
+    schedule.begin(100, 1000)
+    assert schedule.next_ns == 100
+    assert (schedule.pop()[0], schedule.next_ns) == (0, 108)
+    schedule.arrived(0, 103)
+    assert schedule.next_ns == 108
+    assert [(number, due_ns) for number, _, due_ns in (schedule.pop(), schedule.pop())] == [(3, 108), (4, 108)]
+    assert (schedule.pop()[0], schedule.next_ns) == (1, NEVER)
+    schedule.arrived(1, 150)
+    assert schedule.pop()[::2] == (2, 150)
+    assert schedule.next_ns == NEVER

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from ringtap.errors import UsageError
+from ringtap.trafficgen.flow import Flow
 from ringtap.trafficgen.planfile import PlanFile, write_plan
+from ringtap.trafficgen.planneeds import PlanNeeds
 from ringtap.trafficgen.plans import FlowPlan, PlanSpec
 
-HEADER = {"format": "ringtap-flow-plan", "version": 1, "duration_ns": 1000, "flows": 2, "bytes": 30}
-HEADER |= {"destinations": ["a:1", "b:2"]}
-LINES = ["0\ta:1\t10", "999\tb:2\t20"]
+HEADER = {"format": "ringtap-flow-plan", "version": 2, "duration_ns": 1000, "flows": 4, "bytes": 37}
+HEADER |= {"sources": ["10.0.0.9"], "destinations": ["a:1", "b:2"]}
+LINES = ["0\t-\ta:1\t10\t-", "5\t10.0.0.9\tb:2\t7\t0+3", "5\t-\ta:1\t0\t0", "999\t-\tb:2\t20\t-"]
+OLD_HEADER = {"version": 1, "flows": 2, "bytes": 30}
+OLD_LINES = ["0\ta:1\t10", "999\tb:2\t20"]
 
 
 def plan_file(folder: Path, lines: list[str], **header: Any) -> Path:
@@ -26,50 +30,116 @@ def plan_file(folder: Path, lines: list[str], **header: Any) -> Path:
 def test_a_plan_written_by_hand_reads(tmp_path: Path) -> None:
     plan = PlanFile(plan_file(tmp_path, LINES))
     plan.check()
-    assert [tuple(flow) for flow in plan.flows()] == [(0, "a:1", 10), (999, "b:2", 20)]
+    assert list(plan.flows()) == [
+        Flow(0, "", "a:1", 10),
+        Flow(5, "10.0.0.9", "b:2", 7, 0, 3),
+        Flow(5, "", "a:1", 0, 0, 0),
+        Flow(999, "", "b:2", 20),
+    ]
+
+
+def test_a_plan_of_version_1_still_reads(tmp_path: Path) -> None:
+    plan = PlanFile(plan_file(tmp_path, OLD_LINES, **OLD_HEADER))
+    assert plan.check().flows == 2
+    assert list(plan.flows()) == [Flow(0, "", "a:1", 10), Flow(999, "", "b:2", 20)]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("5\t-\ta:1\t10", "five columns"),
+        ("5\t-\ta:1\t1\t-\t2", "five columns"),
+        ("5 - a:1 10 -", "five columns"),
+        ("", "five columns"),
+        ("-5\t-\ta:1\t10\t-", "start_ns '-5'"),
+        ("5.0\t-\ta:1\t10\t-", "start_ns '5.0'"),
+        ("x\t-\ta:1\t10\t-", "start_ns 'x'"),
+        ("5\t-\ta:1\t1_0\t-", "size_bytes '1_0'"),
+        ("5\t-\ta:1\t-10\t-", "size_bytes '-10'"),
+        ("5\t-\ta:1\t٣\t-", "size_bytes"),
+        ("5\t-\ta:1\t10\t-\r", "after '-\\\\r'"),
+        ("5\t-\ta:1\t9223372036854775808\t-", "too large"),
+        ("5\t-\ta:1\t4611686018427387904\t-", "a flow has at most"),
+        ("5\t-\ta:1\t" + "9" * 5000 + "\t-", "too large"),
+        ("1000\t-\ta:1\t10\t-", "end at 1000 ns"),
+        ("5\t-\tc:3\t10\t-", "destination 'c:3'"),
+        ("5\t-\t\t10\t-", "destination is empty"),
+        ("5\t\ta:1\t10\t-", "source is empty"),
+        ("5\t10.0.0.8\ta:1\t10\t-", "source '10.0.0.8'"),
+        ("5\t-\ta:1\t10\tx", "after 'x'"),
+        ("5\t-\ta:1\t10\t-1", "after '-1'"),
+        ("5\t-\ta:1\t10\t1", "after 1 is not an earlier flow: this is flow 1"),
+        ("5\t-\ta:1\t10\t7", "after 7 is not an earlier flow"),
+        ("5\t-\ta:1\t10\t0+", "the delay of after ''"),
+        ("5\t-\ta:1\t10\t0+-3", "the delay of after '-3'"),
+        ("5\t-\ta:1\t10\t0+9223372036854775807", "the delay of after is too large"),
+    ],
+)
+def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:
+    path = plan_file(tmp_path, [LINES[0], line, *LINES[1:]])
+    with pytest.raises(UsageError, match=words) as caught:
+        PlanFile(path).check()
+    assert str(caught.value).startswith(f"{path} line 3: ")
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("5\ta:1", "three columns"),
-        ("5\ta:1\t1\t2", "three columns"),
-        ("5 a:1 10", "three columns"),
-        ("", "three columns"),
-        ("-5\ta:1\t10", "start_ns '-5'"),
-        ("5.0\ta:1\t10", "start_ns '5.0'"),
-        ("x\ta:1\t10", "start_ns 'x'"),
-        ("5\ta:1\t1_0", "size_bytes '1_0'"),
-        ("5\ta:1\t٣", "size_bytes"),
-        ("5\ta:1\t10\r", "size_bytes"),
+        ("5\t-\ta:1\t10\t-", "three columns"),
         ("5\ta:1\t0", "at least 1 byte"),
-        ("5\ta:1\t9223372036854775808", "too large"),
-        ("5\ta:1\t" + "9" * 5000, "too large"),
-        ("1000\ta:1\t10", "end at 1000 ns"),
-        ("5\tc:3\t10", "'c:3'"),
+        ("5\ta:1\tx", "size_bytes 'x'"),
+        ("5\tc:3\t1", "destination 'c:3'"),
     ],
 )
-def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:
-    path = plan_file(tmp_path, [LINES[0], line, LINES[1]])
-    with pytest.raises(UsageError, match=words) as caught:
-        PlanFile(path).check()
-    assert str(caught.value).startswith(f"{path} line 3: ")
+def test_a_wrong_line_of_version_1_is_named(line: str, words: str, tmp_path: Path) -> None:
+    path = plan_file(tmp_path, [OLD_LINES[0], line, OLD_LINES[1]], **OLD_HEADER)
+    for read in (PlanFile(path).check, lambda: list(PlanFile(path).flows())):
+        with pytest.raises(UsageError, match=words) as caught:
+            read()
+        assert str(caught.value).startswith(f"{path} line 3: ")
+
+
+def test_nothing_can_wait_for_a_flow_that_does_not_end(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line 3: after 0 names a flow of size 0"):
+        PlanFile(plan_file(tmp_path, ["0\t-\ta:1\t0\t-", "0\t-\ta:1\t1\t0"])).check()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0\t-\ta:1",
+        "x\t-\ta:1\t1\t-",
+        "3\t-\ta:1\t1\t-",
+        "6\t-\ta:1\t-1\t-",
+        "6\t-\tc:1\t1\t-",
+        "6\t-\ta:1\t1\t9",
+        "6\t-\ta:1\t1\t0+-9",
+        "6\t-\ta:1\t1\t-5",
+        "6\t-\ta:1\t" + "9" * 5000 + "\t-",
+    ],
+)
+def test_a_plan_edited_after_the_check_is_one_sentence_to_the_sender(line: str, tmp_path: Path) -> None:
+    path = plan_file(tmp_path, [*LINES[:3], line])
+    with pytest.raises(UsageError) as caught:
+        list(PlanFile(path).flows())
+    assert str(caught.value).startswith(f"{path} line 5: ")
 
 
 def test_unsorted_starts_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"line 3: start 0 is before"):
+    with pytest.raises(UsageError, match=r"line 3: start 5 is before"):
         PlanFile(plan_file(tmp_path, LINES[::-1])).check()
 
 
 def test_a_last_line_cut_short_is_named(tmp_path: Path) -> None:
     path = plan_file(tmp_path, LINES)
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UsageError, match="line 3"):
+    with pytest.raises(UsageError, match="line 5"):
         PlanFile(path).check()
 
 
 def test_a_plan_cut_between_lines_is_noticed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds 1 flows of 10 bytes but its header says 2 of 30"):
+    with pytest.raises(UsageError, match="holds 1 flows of 10 bytes but its header says 4 of 37"):
         PlanFile(plan_file(tmp_path, LINES[:1])).check()
 
 
@@ -77,7 +147,9 @@ def test_a_plan_cut_between_lines_is_noticed(tmp_path: Path) -> None:
     ("header", "words"),
     [
         ({"format": "other"}, "no flow plan"),
-        ({"version": 2}, "upgrade"),
+        ({"version": 3}, "upgrade"),
+        ({"version": 0}, "upgrade"),
+        ({"version": True}, "upgrade"),
         ({"version": "1"}, "upgrade"),
         ({"duration_ns": -1}, "duration_ns"),
         ({"duration_ns": 1.5}, "duration_ns"),
@@ -86,11 +158,63 @@ def test_a_plan_cut_between_lines_is_noticed(tmp_path: Path) -> None:
         ({"destinations": [3]}, "destination 3"),
         ({"destinations": ["a:0"]}, "a:0"),
         ({"destinations": ["a:1", "a:1"]}, "twice"),
+        ({"destinations": ["a\ud800:1"]}, "destination"),
+        ({"sources": "10.0.0.9"}, "sources"),
+        ({"sources": [3]}, "sources"),
+        ({"sources": [""]}, "sources"),
+        ({"sources": ["-"]}, "sources"),
+        ({"sources": ["a b"]}, "sources"),
+        ({"sources": ["10.0.0.9", "10.0.0.9"]}, "twice"),
+        ({"load_counts": "frames"}, "load_counts"),
+        ({"transport": []}, "transport"),
+        ({"transport": {"colour": 1}}, "colour"),
+        ({"transport": {"dscp": 64}}, "dscp"),
+        ({"transport": {"dscp": True}}, "dscp"),
+        ({"transport": {"congestion_control": ""}}, "congestion_control"),
+        ({"transport": {"send_buffer_bytes": 0}}, "send_buffer_bytes"),
+        ({"transport": {"pacing_bps": 1.5}}, "pacing_bps"),
     ],
 )
 def test_a_wrong_header_is_refused(header: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
         PlanFile(plan_file(tmp_path, LINES, **header))
+
+
+def test_a_header_that_names_a_key_twice_is_refused(tmp_path: Path) -> None:
+    path = plan_file(tmp_path, LINES)
+    path.write_bytes(path.read_bytes().replace(b'"flows": 4', b'"flows": 4, "flows": 4'))
+    with pytest.raises(UsageError, match=r"line 1: the header names 'flows' twice"):
+        PlanFile(path)
+
+
+def needs(folder: Path, *flows: str, **header: Any) -> PlanNeeds:
+    """What a plan of lines needs; the sums in the header are made to fit."""
+    total = sum(int(flow.split("\t")[3]) for flow in flows)
+    sums = {"duration_ns": 10**9, "flows": len(flows), "bytes": total}
+    return PlanFile(plan_file(folder, list(flows), **(sums | header))).check()
+
+
+def test_needs_count_what_starts_within_a_millisecond(tmp_path: Path) -> None:
+    starts = [0, 400_000, 1_000_000, 1_399_999, 3_000_000]
+    got = needs(tmp_path, *(f"{start}\t-\ta:1\t1\t-" for start in starts), "3000000\t10.0.0.9\ta:1\t1\t-")
+    assert got.most_at_once == {("", "a:1"): 3, ("10.0.0.9", "a:1"): 1}
+    assert not got.dependent
+
+
+def test_needs_add_open_ended_flows_and_chains(tmp_path: Path) -> None:
+    endless = needs(tmp_path, "0\t-\ta:1\t0\t-", "0\t-\ta:1\t0\t-", "500000000\t-\ta:1\t5\t-")
+    assert endless.most_at_once == {("", "a:1"): 3}
+    assert endless.bytes == 5
+    chain = needs(tmp_path, "0\t-\ta:1\t1\t-", *(f"0\t-\ta:1\t1\t{after}" for after in range(9)))
+    assert chain.most_at_once == {("", "a:1"): 2}
+    assert chain.dependent
+
+
+def test_the_busiest_moment_is_a_bin_or_the_paced_flows_under_way(tmp_path: Path) -> None:
+    lines = [f"{ms}000000\t-\ta:1\t{size}\t-" for ms, size in ((0, 100), (99, 200), (100, 250), (300, 10))]
+    assert needs(tmp_path, *lines).busiest_bps == 300 * 8 * 10
+    assert needs(tmp_path, *lines, transport={"pacing_bps": 1000}).busiest_bps == 4000
+    assert needs(tmp_path, *lines, transport={"pacing_bps": 10**6}).busiest_bps == 2 * 10**6
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"[]\n", b"1\n", b"\xff\xfe\n", b"{\n", b"[" * 100_000])

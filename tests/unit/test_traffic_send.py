@@ -9,126 +9,27 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringtap.records import open_records
-from ringtap.trafficgen.planfile import write_plan
 from ringtap.trafficgen.plans import FlowPlan, PlanSpec
-
-MS = 1_000_000
-COMMAND = [sys.executable, "-m", "ringtap.cli", "traffic"]
-
-
-@dataclass
-class Serve:
-    """A receiver in a process of its own."""
-
-    process: subprocess.Popen[str]
-    address: str
-    words: list[str] = field(default_factory=list)
-
-    def end(self) -> dict[str, Any]:
-        self.process.send_signal(signal.SIGTERM)
-        out, err = self.process.communicate(timeout=10)
-        self.words += err.splitlines()
-        assert self.process.returncode == 0
-        assert "Traceback" not in err
-        summary: dict[str, Any] = json.loads(out)
-        return summary
-
-
-@contextmanager
-def serving(*arguments: object) -> Iterator[Serve]:
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "--bind", "127.0.0.1:0", "--json", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
-            if line.startswith("listening on "):
-                yield Serve(process, line.split()[-1])
-                break
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def plan_for(folder: Path, *addresses: str, load_bps: float = 20e6, seconds: float = 0.5, scale: float = 100) -> Path:
-    path = folder / "flows.plan"
-    write_plan(FlowPlan(PlanSpec("consistent", load_bps, int(seconds * 1e9), addresses, 1, scale)), path, force=True)
-    return path
-
-
-def send(plan: Path, *arguments: object, expect: int = 0) -> tuple[dict[str, Any], str]:
-    done = subprocess.run(
-        [*COMMAND, "send", str(plan), "--json", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == expect, done.stderr
-    return json.loads(done.stdout or "{}"), done.stderr.splitlines()[-1]
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    log = open_records(path)
-    assert log.torn_bytes == 0
-    names = [column.name for column in log.fields]
-    return [dict(zip(names, row, strict=True)) for row in log.tail()]
-
-
-@contextmanager
-def peer(behave: Any) -> Iterator[str]:
-    """A listening socket with ``behave(connection)`` run on each connection; None: nobody ever accepts."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    threads: list[threading.Thread] = []
-    connections: list[socket.socket] = []
-
-    def talk(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            behave(connection)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                connections.append(connection)
-                threads.append(threading.Thread(target=talk, args=(connection,)))
-                threads[-1].start()
-
-    acceptor = threading.Thread(target=accept)
-    if behave is not None:
-        acceptor.start()
-    try:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        if behave is not None:
-            acceptor.join()
-        listener.close()
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join()
-
-
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+from tests.unit.traffic_processes import (
+    COMMAND,
+    FULL_DISK,
+    MS,
+    closed_port,
+    peer,
+    plan_for,
+    rows,
+    running,
+    send,
+    serving,
+    wait_for_log,
+)
 
 
 def test_every_byte_of_the_plan_arrives_and_both_logs_say_so(tmp_path: Path) -> None:
@@ -161,7 +62,7 @@ def test_the_header_of_the_log_says_what_was_in_force(tmp_path: Path) -> None:
         plan = plan_for(tmp_path, serve.address, seconds=0.05)
         summary, _ = send(plan, "--log", tmp_path / "s.rec", "--congestion-control", allowed[0])
     about = open_records(tmp_path / "s.rec").about
-    assert about["congestion_control"] == summary["congestion_control"] == allowed[0]
+    assert about["transport"]["congestion_control"] == summary["transport"]["congestion_control"] == allowed[0]
     assert about["destinations"] == [serve.address]
     assert about["plan"]["load_bps"] == 20e6
 
@@ -225,27 +126,6 @@ def test_after_sigkill_all_but_the_last_second_reads_back(tmp_path: Path) -> Non
     old = {number for number, flow in enumerate(flows) if about["origin_ns"] + flow.start_ns < killed_ns - 1e9}
     assert len(old) > 20
     assert old <= logged
-
-
-@contextmanager
-def running(plan: Path, log: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [*COMMAND, "send", str(plan), "--json", "--log", str(log)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def wait_for_log(path: Path) -> None:
-    deadline = time.monotonic() + 10
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def test_a_receiver_that_stops_midway_logs_the_unfinished_flow(tmp_path: Path) -> None:
@@ -347,7 +227,15 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
         pytest.skip("no /dev/full here")
     with serving() as serve:
         process = subprocess.run(
-            [sys.executable, "-c", FULL, str(plan_for(tmp_path, serve.address, seconds=1)), str(tmp_path / "s.rec")],
+            [
+                sys.executable,
+                "-c",
+                FULL_DISK,
+                "send",
+                plan_for(tmp_path, serve.address, seconds=1),
+                "--log",
+                tmp_path / "s.rec",
+            ],
             capture_output=True,
             text=True,
             timeout=20,
@@ -356,17 +244,3 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     assert process.returncode == 1, process.stderr
     assert "No space left on device" in process.stderr.splitlines()[-1]
     assert "Traceback" not in process.stderr
-
-
-# The log's file becomes /dev/full once its header stands
-FULL = """
-import os, sys
-from ringtap.records import RecordWriter
-made = RecordWriter.__init__
-def full(self, *arguments):
-    made(self, *arguments)
-    os.dup2(os.open("/dev/full", os.O_WRONLY), self._fd)
-RecordWriter.__init__ = full
-from ringtap.cli import main
-sys.exit(main(["traffic", "send", sys.argv[1], "--log", sys.argv[2]]))
-"""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.sizes import WEB_SEARCH, SizeDistribution, exponential, normal_share
+from ringtap.trafficgen.draws import exponential, normal_share
+from ringtap.trafficgen.sizes import WEB_SEARCH, WORKLOADS, SizeDistribution, parse_sizes
 
 
 def test_the_mean_is_the_published_one() -> None:
@@ -32,7 +34,7 @@ def test_a_share_outside_0_to_1_is_an_error(share: float) -> None:
 
 def test_samples_have_the_distribution() -> None:
     rng = random.Random(3)
-    sample = [WEB_SEARCH.sample_bytes(rng) for _ in range(40_000)]
+    sample = [WEB_SEARCH.sampler(rng)() for _ in range(40_000)]
     sizes, shares = zip(*WEB_SEARCH.points, strict=True)
     assert stats.kstest(sample, lambda x: np.interp(x, sizes, shares)).pvalue > 0.01
     error = np.std(sample) / math.sqrt(len(sample))
@@ -75,5 +77,103 @@ def test_normal_shares_are_normal_and_stay_inside() -> None:
 
 def test_draws_of_a_seed_never_change() -> None:
     rng = random.Random(1)
-    draws = [exponential(rng), normal_share(rng, 0.5, 1 / 6), WEB_SEARCH.sample_bytes(rng)]
+    draws = [exponential(rng), normal_share(rng, 0.5, 1 / 6), WEB_SEARCH.sampler(rng)()]
     assert draws == pytest.approx([0.1442910641095, 0.527936877113, 25_506.90257394])
+
+
+@pytest.mark.parametrize(
+    ("name", "mean_bytes"),
+    [
+        ("web-search", 1_711_250),
+        ("data-mining", 12_658_198.6),
+        ("facebook-hadoop", 120_420.75),
+        ("ali-storage-2019", 40_869.8),
+    ],
+)
+def test_workloads_have_the_published_means(name: str, mean_bytes: float) -> None:
+    assert WORKLOADS[name].mean_bytes == mean_bytes
+    assert parse_sizes(name) is WORKLOADS[name]
+
+
+def test_facebook_hadoop_and_ali_storage_have_their_published_quantiles() -> None:
+    assert WORKLOADS["facebook-hadoop"].quantile_bytes(0.5) == 700
+    assert WORKLOADS["facebook-hadoop"].quantile_bytes(0.975) == 1_000_000
+    assert WORKLOADS["ali-storage-2019"].quantile_bytes(0.6921) == 8_000
+    assert WORKLOADS["data-mining"].quantile_bytes(0.8) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "mean_bytes", "median_bytes"),
+    [
+        ("fixed:64kB", 64_000, 64_000),
+        ("fixed:1000", 1_000, 1_000),
+        ("uniform:1kB:3kB", 2_000, 2_000),
+        ("lognormal:100kB:1", 100_000, 100_000 * math.exp(-0.5)),
+        ("pareto:100kB:2.5", 100_000, 60_000 * 2**0.4),
+    ],
+)
+def test_formulas_have_the_mean_and_median_asked_for(text: str, mean_bytes: float, median_bytes: float) -> None:
+    sizes = parse_sizes(text)
+    assert sizes.name == text
+    assert sizes.mean_bytes == mean_bytes
+    assert sizes.quantile_bytes(0.5) == pytest.approx(median_bytes)
+    assert sizes.scaled(0.1).mean_bytes == pytest.approx(mean_bytes / 10)
+    assert sizes.scaled(0.1).quantile_bytes(0.5) == pytest.approx(median_bytes / 10)
+
+
+def test_the_ends_of_formulas() -> None:
+    lognormal, pareto = parse_sizes("lognormal:1kB:1"), parse_sizes("pareto:1kB:2")
+    assert (lognormal.quantile_bytes(0), lognormal.quantile_bytes(1)) == (0, math.inf)
+    assert (pareto.quantile_bytes(0), pareto.quantile_bytes(1)) == (500, math.inf)
+
+
+class Least(random.Random):
+    """Draws the least number that there is."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def test_the_least_draw_is_a_size() -> None:
+    for text in (*WORKLOADS, "fixed:5", "uniform:1:9", "lognormal:1kB:3", "pareto:1kB:1.1"):
+        assert 0 <= parse_sizes(text).sampler(Least())() < 5_000
+
+
+@pytest.mark.parametrize(
+    ("text", "distribution"),
+    [
+        ("uniform:1kB:3kB", stats.uniform(1_000, 2_000)),
+        ("lognormal:100kB:1.5", stats.lognorm(1.5, scale=100_000 * math.exp(-1.125))),
+        ("pareto:100kB:1.2", stats.pareto(1.2, scale=100_000 / 6)),
+    ],
+)
+def test_formulas_draw_what_they_are_called(text: str, distribution: Any) -> None:
+    draw = parse_sizes(text).sampler(random.Random(11))
+    assert stats.kstest([draw() for _ in range(20_000)], distribution.cdf).pvalue > 0.01
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "unknown"),
+        ("websearch", "web-search"),
+        ("fixed", "not understood"),
+        ("fixed:0", "1 byte"),
+        ("fixed:-5", "not understood"),
+        ("fixed:1PB", "not understood"),
+        ("fixed:9999TB", "1 byte"),
+        ("fixed:1:2", "unknown"),
+        ("uniform:5", "unknown"),
+        ("uniform:9:9", "larger"),
+        ("lognormal:1kB:0", "above 0"),
+        ("lognormal:1kB:nan", "above 0"),
+        ("lognormal:1kB:11", "at most 10"),
+        ("pareto:1kB:1", "above 1"),
+        ("pareto:1kB:x", "'x'"),
+        ("file:", "unknown"),
+        ("file:missing.txt", "missing.txt cannot be read"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_one_sentence(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_sizes(text)

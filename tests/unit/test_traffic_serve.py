@@ -1,0 +1,199 @@
+"""The receiver against clients that are too many, silent, slow, wrong or hostile."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from ringtap.trafficgen import protocol
+from ringtap.trafficgen.protocol import FLOW, NOTICE
+from tests.unit.traffic_processes import Serve, children, serving, traffic, wait_until
+
+HELLO = protocol.hello("", 5)
+WELCOME = NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME)
+
+
+def connect(serve: Serve) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", serve.port), timeout=10)
+
+
+def until_end(connection: socket.socket) -> bytes:
+    data = b""
+    with suppress(ConnectionResetError):
+        while more := connection.recv(4096):
+            data += more
+    return data
+
+
+def welcome(serve: Serve) -> socket.socket:
+    connection = connect(serve)
+    connection.sendall(HELLO)
+    assert connection.recv(NOTICE.size, socket.MSG_WAITALL) == WELCOME
+    return connection
+
+
+def test_connections_beyond_the_limit_are_told_so() -> None:
+    with serving("--max-connections", 3) as serve:
+        kept = [welcome(serve) for _ in range(3)]
+        for hello in (HELLO, b""):
+            with connect(serve) as fourth:
+                fourth.sendall(hello)
+                assert until_end(fourth) == NOTICE.pack(protocol.HELLO_NUMBER, protocol.FULL)
+        kept.pop().close()
+        time.sleep(0.2)
+        kept.append(welcome(serve))  # there is room again
+        for connection in kept:
+            connection.close()
+        counts = serve.end()
+    assert (counts["connections"], counts["refused"], counts["malformed"]) == (4, 2, 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_silence_ends_a_connection(threads: int) -> None:
+    """--idle 1s is looked after once a second, so it takes from 1 to 2 s, and a busy host some more."""
+    with serving("--idle", "1s", "--threads", threads) as serve:
+        began = time.monotonic()
+        with welcome(serve) as idle, welcome(serve) as midway, welcome(serve) as lively, connect(serve) as mute:
+            midway.sendall(FLOW.pack(1, 10) + b"abc")
+            lively.settimeout(0.3)
+            silent = {idle, midway, mute}
+            for connection in silent:
+                connection.setblocking(False)
+            while silent and time.monotonic() < began + 6:
+                lively.sendall(FLOW.pack(1, 1) + b"x")
+                time.sleep(0.1)
+                for connection in list(silent):
+                    with suppress(BlockingIOError):
+                        if not connection.recv(100):
+                            silent.remove(connection)
+            assert not silent
+            assert 1 < time.monotonic() - began < 5
+            lively.sendall(FLOW.pack(1, 1) + b"x")  # still served
+            assert len(lively.recv(NOTICE.size)) == NOTICE.size
+        counts = serve.end()
+    assert (counts["idle"], counts["unfinished"], counts["malformed"]) == (2, 1, 1)
+
+
+def test_a_hello_in_drops_is_no_way_to_stay() -> None:
+    """A byte each 0.4 s would keep a connection for 20 s with a hello of 52 bytes, and for hours with the default."""
+    with serving("--idle", "1s") as serve, connect(serve) as slow:
+        began = time.monotonic()
+        ended = False
+        for at in range(len(HELLO)):
+            try:
+                slow.sendall(HELLO[at : at + 1])
+            except OSError:
+                ended = True
+                break
+            time.sleep(0.4)
+        assert ended
+        assert time.monotonic() - began < 6
+        assert serve.end()["malformed"] == 1
+
+
+def test_a_hello_in_pieces_is_a_hello() -> None:
+    with serving() as serve, connect(serve) as slow:
+        for at in range(0, len(HELLO), 13):
+            slow.sendall(HELLO[at : at + 13])
+            time.sleep(0.02)
+        slow.sendall(FLOW.pack(3, 4)[:7])
+        time.sleep(0.02)
+        slow.sendall(FLOW.pack(3, 4)[7:] + b"ab")
+        time.sleep(0.02)
+        slow.sendall(b"cd")
+        slow.shutdown(socket.SHUT_WR)
+        answer = until_end(slow)
+    assert answer[: NOTICE.size] == WELCOME
+    assert [number for number, _ in NOTICE.iter_unpack(answer[NOTICE.size :])] == [3]
+
+
+@pytest.mark.parametrize(
+    ("said", "notices", "counts"),
+    [
+        (b"", [], (0, 0, 0)),
+        (HELLO[:30], [], (1, 0, 0)),
+        (HELLO, [5], (0, 0, 0)),
+        (HELLO + FLOW.pack(1, 9)[:11], [5], (1, 0, 0)),
+        (HELLO + FLOW.pack(1, 9) + b"abc", [5], (0, 1, 0)),
+        (HELLO + FLOW.pack(1, 3) + b"abc" + FLOW.pack(2, 5), [5, 1], (0, 1, 1)),
+        (HELLO + FLOW.pack(1, protocol.OPEN_ENDED), [5, 1], (0, 0, 1)),
+        (HELLO + FLOW.pack(1, protocol.OPEN_ENDED | protocol.LAST) + b"abc", [5, 1], (0, 0, 1)),
+        (HELLO + FLOW.pack(1, 3 | protocol.LAST) + b"abc", [5, 1], (0, 0, 1)),
+        (HELLO + FLOW.pack(1, 0), [5], (1, 0, 0)),
+        (HELLO + FLOW.pack(1, protocol.OPEN_ENDED + 1), [5], (1, 0, 0)),
+        (HELLO + FLOW.pack(protocol.HELLO_NUMBER, 3) + b"abc", [5], (1, 0, 0)),
+        (b"GET / HTTP/1.1\r\nHost: ringtap.example\r\nAccept: */*\r\n\r\n", [], (1, 0, 0)),
+    ],
+)
+def test_half_closed_wherever_it_may_be(said: bytes, notices: list[int], counts: tuple[int, int, int]) -> None:
+    """What a connection said before it shut its side down; (malformed, unfinished, flows) that are counted."""
+    with serving() as serve:
+        with connect(serve) as connection:
+            connection.sendall(said)
+            connection.shutdown(socket.SHUT_WR)
+            answer = until_end(connection)
+        summary = serve.end()
+    numbers = [5 if number == protocol.HELLO_NUMBER else number for number, _ in NOTICE.iter_unpack(answer)]
+    assert numbers == notices
+    assert (summary["malformed"], summary["unfinished"], summary["flows"]) == counts
+
+
+def test_memory_and_files_do_not_grow_with_malformed_connections() -> None:
+    """After 1000 to warm up, 3000 more. What it keeps of each would be 1 kB at least: 3 MB. Allocators move by less."""
+    bad = (b"", HELLO[:20], b"x" * 60, HELLO + FLOW.pack(1, 0), HELLO + FLOW.pack(1, 99) + b"abc", HELLO + b"\xff" * 15)
+
+    def knock(times: int) -> None:
+        for number in range(times):
+            with connect(serve) as connection:
+                connection.sendall(bad[number % len(bad)])
+                if number % 3 == 0:
+                    linger = (1).to_bytes(4, "little") + bytes(4)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    with serving() as serve:
+        (taker,) = children(serve.process)
+        with welcome(serve):
+            files = taker.num_fds() - 1  # all are open by now, and this one's
+        knock(1000)
+        before = _settled_rss(taker, files)
+        knock(3000)
+        after = _settled_rss(taker, files)
+        with welcome(serve):
+            pass
+        counts = serve.end()
+    assert after - before < 2_000_000
+    assert counts["malformed"] > 1500
+    assert counts["unfinished"] > 300
+
+
+def _settled_rss(process: psutil.Process, files: int) -> int:
+    wait_until(lambda: process.num_fds() == files, 5)
+    return int(process.memory_info().rss)
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0"])
+def test_beyond_loopback_a_token_is_needed(bind: str) -> None:
+    done = traffic("serve", "--bind", bind, expect=2)
+    assert "give --token" in done.stderr.splitlines()[-1]
+    with serving("--bind", bind, "--token", "t") as serve, connect(serve) as stranger:
+        stranger.sendall(HELLO)
+        assert until_end(stranger) == NOTICE.pack(protocol.HELLO_NUMBER, protocol.WRONG_TOKEN)
+        assert serve.end()["refused"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workers", 0), "--workers"),
+        (("--threads", 0), "--threads"),
+        (("--max-connections", 0), "--max-connections"),
+        (("--idle", "10ms"), "--idle"),
+        (("--bind", "203.0.113.1:5001", "--token", "t"), "cannot listen on 203.0.113.1:5001"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(arguments: tuple[object, ...], words: str) -> None:
+    assert words in traffic("serve", *arguments, expect=2).stderr.splitlines()[-1]

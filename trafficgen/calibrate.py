@@ -1,0 +1,157 @@
+"""Measures what this host can do, over loopback, with the sender and receiver themselves; takes about 10 s."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from ringtap.errors import MeasurementError
+from ringtap.trafficgen.calibration import Calibration, this_host
+from ringtap.trafficgen.crew import Crew
+from ringtap.trafficgen.flow import FORMAT, VERSION
+from ringtap.trafficgen.plan_kinds import make_plan
+from ringtap.trafficgen.planfile import PlanFile, write_plan
+from ringtap.trafficgen.receiver import ReceiveOptions, Receiver
+from ringtap.trafficgen.sender import Sender
+from ringtap.trafficgen.sendoptions import SendOptions
+from ringtap.trafficgen.tally import Tally
+
+_PATIENCE_S = 5.0
+_SLEEP_NS = 1_000_000
+_SLEEPS = 2000
+_STREAM_NS = 700_000_000
+_ROUNDS, _CLEARLY = 2, 1.1
+_SMALL_NS = 1_000_000_000
+_FLOW_BYTES = 1000
+_KEPT_OFFERED, _NEW_OFFERED = 40_000, 12_000  # flows a second: more than there will be, and not so many as to choke
+_LATE_RATE, _LATE_BYTES = 500, 10_000
+# Within these the launcher watches the clock: longer would take a processor for little
+_LEAST_SPIN_NS, _MOST_SPIN_NS = 50_000, 200_000
+
+
+def calibrate(say: Any = lambda _: None) -> Calibration:
+    """Measure this host.
+
+    Args:
+        say: called with what is being measured, in words.
+
+    Raises:
+        MeasurementError: flows failed over loopback.
+    """
+    with tempfile.TemporaryDirectory() as folder, Crew() as crew:
+        crew.start(_serve)
+        address = str(crew.listen(_PATIENCE_S))
+        bench = _Bench(Path(folder), address, SendOptions())
+        say("throughput by send method, and how late sleeps end beside it")
+        crew.start(_sleep)
+        methods: dict[Literal["send", "sendfile"], float] = {"send": 0.0, "sendfile": 0.0}
+        for _ in range(_ROUNDS):
+            for name, before in methods.items():
+                methods[name] = max(before, bench.stream_bps(name))
+        # The difference has to be more than one moment's luck
+        method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > _CLEARLY * methods["send"] else "send"
+        sleeps: Tally = crew.listen(_PATIENCE_S)
+        spin_ns = int(min(_MOST_SPIN_NS, max(_LEAST_SPIN_NS, sleeps.quantile(0.99) or 0)))
+        bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns))
+        say("flows a second")
+        kept = bench.flows_per_s("kept", _KEPT_OFFERED)
+        new = bench.flows_per_s("new", _NEW_OFFERED)
+        say("launch lateness")
+        idle, busy = bench.lateness(bulk=0), bench.lateness(bulk=1)
+    return Calibration(
+        host=this_host(),
+        measured_unix_s=time.time(),
+        method=method,
+        ceiling_bps=methods[method],
+        methods_bps={str(name): rate for name, rate in methods.items()},
+        kept_flows_per_s=kept,
+        new_flows_per_s=new,
+        spin_ns=spin_ns,
+        sleep_p50_us=(sleeps.quantile(0.5) or 0) / 1e3,
+        sleep_p99_us=(sleeps.quantile(0.99) or 0) / 1e3,
+        lateness_p50_us=idle["lateness_p50_us"],
+        lateness_p99_us=idle["lateness_p99_us"],
+        lateness_busy_p50_us=busy["lateness_p50_us"],
+        lateness_busy_p99_us=busy["lateness_p99_us"],
+    )
+
+
+class _Bench:
+    """Plans sent to a receiver on this host."""
+
+    def __init__(self, folder: Path, address: str, options: SendOptions) -> None:
+        self._folder, self._address, self._options = folder, address, options
+
+    def stream_bps(self, method: Literal["send", "sendfile"]) -> float:
+        """Goodput of one long flow a loop."""
+        flows = self._options.workers * self._options.threads
+        plan = self._made("long-lived", {"duration": _STREAM_NS, "flows": flows})
+        return float(self._sent(plan, replace(self._options, method=method))["achieved_bps"])
+
+    def flows_per_s(self, connections: Literal["kept", "new"], offered: int) -> float:
+        """Flows of 1 kB that finish in a second when more are offered."""
+        given = {"duration": _SMALL_NS, "load": offered * _FLOW_BYTES * 8, "sizes": f"fixed:{_FLOW_BYTES}B"}
+        summary = self._sent(self._made("consistent", given), replace(self._options, connections=connections))
+        return float(summary["achieved_bps"] / (8 * _FLOW_BYTES))
+
+    def lateness(self, bulk: int) -> dict[str, Any]:
+        """Small flows, beside so many long ones."""
+        given = {"duration": 2 * _STREAM_NS, "load": _LATE_RATE * _LATE_BYTES * 8, "sizes": f"fixed:{_LATE_BYTES}B"}
+        plan = self._made("consistent", given)
+        if bulk:
+            plan = self._with_bulk(plan, bulk)
+        return self._sent(plan, self._options)
+
+    def _with_bulk(self, plan: Path, bulk: int) -> Path:
+        """The same plan with open-ended flows from its beginning."""
+        header, _, flows = plan.read_text().partition("\n")
+        about = json.loads(header) | {"format": FORMAT, "version": VERSION}
+        about["flows"] += bulk
+        other = self._folder / "bulk.plan"
+        line = f"0\t-\t{self._address}\t0\t-\n"
+        other.write_text(json.dumps(about) + "\n" + line * bulk + flows)
+        return other
+
+    def _made(self, kind: str, given: dict[str, Any]) -> Path:
+        path = self._folder / f"{kind}.plan"
+        write_plan(make_plan(kind, given | {"to": [self._address]}), path, force=True)
+        return path
+
+    @staticmethod
+    def _sent(plan: Path, options: SendOptions) -> dict[str, Any]:
+        sender = Sender(PlanFile(plan), options)
+        summary = sender.run()
+        if summary["stopped_by"] != "plan":
+            raise KeyboardInterrupt
+        if summary["failed"] or not summary["finished"]:
+            why = sender.first_failure or summary["stopped_by"]
+            raise MeasurementError(f"calibration: {summary['failed']} flows over loopback failed: {why}")
+        return summary
+
+
+def _serve(control: Connection) -> None:
+    """A receiver on a free port, which goes to ``control``."""
+    Receiver(ReceiveOptions(bind="127.0.0.1:0"), control).run()
+
+
+def _sleep(control: Connection) -> None:
+    """Tell ``control`` how late sleeps of 1 ms end, in ns."""
+    with suppress(OSError):
+        Path("/proc/self/timerslack_ns").write_text("1")
+    tally = Tally()
+    never, other = os.pipe()
+    for _ in range(_SLEEPS):
+        due_ns = time.monotonic_ns() + _SLEEP_NS
+        select.select([never], (), (), _SLEEP_NS / 1e9)
+        tally.add(time.monotonic_ns() - due_ns)
+    os.close(never)
+    os.close(other)
+    control.send(tally)

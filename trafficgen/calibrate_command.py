@@ -1,0 +1,47 @@
+"""``ringtap traffic calibrate``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ringtap.units import format_duration, format_rate
+
+
+def add_calibrate(verbs: Any) -> None:
+    """Add the ``calibrate`` sub-verb."""
+    text = "measure this host's launch lateness and throughput ceiling over loopback; takes 10 s"
+    parser = verbs.add_parser("calibrate", help=text, description=text, allow_abbrev=False)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="where to keep it (default: the user's cache)"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    parser.set_defaults(handler=_calibrate)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from ringtap.trafficgen.calibrate import calibrate
+    from ringtap.trafficgen.calibration import save, usual_path
+
+    path = options.output or usual_path()
+    found = calibrate(lambda words: print(f"calibrating: {words}", file=sys.stderr, flush=True))
+    save(found, path)
+    if options.json:
+        print(json.dumps(asdict(found)))
+    else:
+        rates = ", ".join(f"{name} {format_rate(rate)}" for name, rate in found.methods_bps.items())
+        print(f"long flows, by send method: {rates}")
+        kept, new = found.kept_flows_per_s, found.new_flows_per_s
+        print(f"flows of 1 kB a second: {kept:.0f} on kept connections, {new:.0f} with a connection each")
+        for name, p50, p99 in (
+            ("idle", found.lateness_p50_us, found.lateness_p99_us),
+            ("beside a long flow", found.lateness_busy_p50_us, found.lateness_busy_p99_us),
+        ):
+            print(f"lateness {name}: median {format_duration(p50 / 1e6)}, p99 {format_duration(p99 / 1e6)}")
+        print(f"the launcher watches the clock for {format_duration(found.spin_ns / 1e9)} before a flow")
+    print(f"Wrote {path}", file=sys.stderr if options.json else sys.stdout)
+    return 0

@@ -1,0 +1,142 @@
+"""Outgoing sockets: the options a plan may ask for, what the kernel made of them, and what it says of a connection."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ringtap.errors import UsageError
+
+_BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT: lets connections to different receivers share a port
+_MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE; TCP paces by itself where the link has no fq qdisc
+_QUEUED_BYTES = 0x5411  # SIOCOUTQ: bytes that TCP has not had acknowledged
+_TCP_INFO_BYTES = 152
+_RTT_AT, _RETRANSMITS_AT, _LEAST_RTT_AT = 68, 100, 148  # offsets in struct tcp_info of linux/tcp.h
+_WORD = struct.Struct("=I")
+
+
+@dataclass(frozen=True)
+class Transport:
+    """How connections are made; None leaves it to the kernel.
+
+    Attributes:
+        congestion_control: TCP_CONGESTION, by name.
+        dscp: differentiated services code point, 0 to 63.
+        send_buffer_bytes: SO_SNDBUF asked for; the kernel doubles it for its own book-keeping.
+        pacing_bps: SO_MAX_PACING_RATE of each connection, in bit/s.
+        interface: SO_BINDTODEVICE.
+    """
+
+    congestion_control: str | None = None
+    dscp: int | None = None
+    send_buffer_bytes: int | None = None
+    pacing_bps: float | None = None
+    interface: str | None = None
+
+
+class TcpState(NamedTuple):
+    """What TCP_INFO says of a connection: retransmitted segments so far, round trip times in µs."""
+
+    retransmits: int
+    rtt_us: int
+    least_rtt_us: int
+
+
+def outgoing_socket(family: int, transport: Transport, source: str = "") -> socket.socket:
+    """A non-blocking TCP socket, not yet connected.
+
+    Raises:
+        UsageError: the kernel refuses an option or the source address.
+        OSError: no socket is to be had.
+    """
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _apply(sock, family, transport)
+        if source:
+            _bind_source(sock, source)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def in_force(sock: socket.socket) -> dict[str, Any]:
+    """The options as the kernel has them."""
+    sixth = sock.family == socket.AF_INET6
+    level, name = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if sixth else (socket.IPPROTO_IP, socket.IP_TOS)
+    pacing = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, 8), "little")
+    return {
+        "congestion_control": sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode(),
+        "dscp": sock.getsockopt(level, name) >> 2,
+        "send_buffer_bytes": sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF),
+        "pacing_bps": None if pacing in (2**32 - 1, 2**64 - 1) else pacing * 8,
+        "interface": sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).split(b"\0")[0].decode() or None,
+        "segment_bytes": sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG),
+    }
+
+
+def tcp_state(sock: socket.socket) -> TcpState:
+    """Ask the kernel how a connection is doing; zeros where it is gone."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return TcpState(0, 0, 0)
+    if len(info) < _TCP_INFO_BYTES:
+        return TcpState(0, 0, 0)
+    return TcpState(
+        _WORD.unpack_from(info, _RETRANSMITS_AT)[0],
+        _WORD.unpack_from(info, _RTT_AT)[0],
+        _WORD.unpack_from(info, _LEAST_RTT_AT)[0],
+    )
+
+
+def unacked_bytes(sock: socket.socket) -> int:
+    """Bytes that the kernel took but the peer's kernel has not acknowledged."""
+    return int(struct.unpack("i", fcntl.ioctl(sock, _QUEUED_BYTES, b"\0\0\0\0"))[0])
+
+
+def errno_words(code: int | None) -> str:
+    """An error number in words: ``connection refused``."""
+    return os.strerror(code or 0).lower()
+
+
+def _apply(sock: socket.socket, family: int, transport: Transport) -> None:
+    control, interface = transport.congestion_control, transport.interface
+    if control is not None:
+        advice = "load its module, or allow it in net.ipv4.tcp_allowed_congestion_control"
+        _set(
+            sock, socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode(), f"congestion control {control!r}", advice
+        )
+    if transport.dscp is not None:
+        sixth = family == socket.AF_INET6
+        level, name = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if sixth else (socket.IPPROTO_IP, socket.IP_TOS)
+        _set(sock, level, name, transport.dscp << 2, f"DSCP {transport.dscp}", "choose one from 0 to 63")
+    if transport.send_buffer_bytes is not None:
+        _set(sock, socket.SOL_SOCKET, socket.SO_SNDBUF, transport.send_buffer_bytes, "the send buffer", "ask for less")
+    if transport.pacing_bps is not None:
+        rate = struct.pack("=Q", max(1, round(transport.pacing_bps / 8)))
+        _set(sock, socket.SOL_SOCKET, _MAX_PACING_RATE, rate, "the pacing rate", "leave --pacing out")
+    if interface is not None:
+        advice = "name one of this host's interfaces ('ip link' lists them)"
+        _set(sock, socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode(), f"interface {interface!r}", advice)
+
+
+def _set(sock: socket.socket, level: int, name: int, value: int | bytes, what: str, advice: str) -> None:
+    try:
+        sock.setsockopt(level, name, value)
+    except OSError as error:
+        raise UsageError(f"the kernel refuses {what} ({errno_words(error.errno)}): {advice}") from error
+
+
+def _bind_source(sock: socket.socket, source: str) -> None:
+    try:
+        sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+        sock.bind((source, 0))
+    except (OSError, UnicodeError) as error:
+        why = str(getattr(error, "strerror", None) or error).lower()
+        raise UsageError(f"source address {source!r} cannot be used here: {why}") from error

@@ -1,0 +1,107 @@
+"""``ringtap traffic verify``: a flow plan against what was sent and what crossed the link."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ringtap.analysis.commands import needs_report_extra
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.units import format_duration, format_rate, format_size, parse_rate_bps
+
+
+def register(verbs: Any, name: str, summary: str) -> None:
+    """Add the arguments of the sub-verb."""
+    parser = verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="the flow plan")
+    parser.add_argument(
+        "--sent",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="SENT.rec",
+        help="the sender's log; may be repeated",
+    )
+    wire = parser.add_mutually_exclusive_group()
+    wire.add_argument("--capture", type=Path, metavar="FILE.pcap", help="what crossed the link, by tcpdump -w")
+    wire.add_argument("--nic", type=Path, metavar="NIC.rec", help="what crossed an interface, by its counters")
+    parser.add_argument("--interface", metavar="NAME", help="the interface, for --nic")
+    parser.add_argument("--baseline", type=Path, metavar="SENT.rec", help="the same flows sent without congestion")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="a second capture or log, for the histogram")
+    parser.add_argument("--line-rate", metavar="RATE", help="of the empty link, for slowdowns: for example 10gbit")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write figures and tables there")
+    parser.add_argument("--force", action="store_true", help="overwrite what is in that folder")
+    parser.add_argument("--json", action="store_true", help="print every number as one JSON object")
+    parser.set_defaults(handler=_verify)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    if (options.nic is None) != (options.interface is None):
+        raise UsageError("--nic and --interface go together: name the counters' log and the interface in it")
+    line_rate_bps = None if options.line_rate is None else parse_rate_bps(options.line_rate)
+    if line_rate_bps is not None and line_rate_bps <= 0:
+        raise UsageError("--line-rate must be above 0")
+    with needs_report_extra():
+        from ringtap.analysis.traffic_verify import Asked, verify, write
+    nic = None if options.nic is None else (options.nic, options.interface)
+    asked = Asked(options.plan, options.sent, options.capture, nic, options.baseline, options.compare, line_rate_bps)
+    found = verify(asked)
+    paths = write(found, options.output, options.force) if options.output is not None else []
+    if options.json:
+        print(json.dumps(found.data, allow_nan=False))
+    else:
+        print("\n".join([*_lines(found.data), *(f"Wrote {path}" for path in paths)]))
+    if found.deviations:
+        raise MeasurementError(f"what was sent deviates from {options.plan}: {'; '.join(found.deviations)}")
+    return 0
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    """The numbers in a few lines."""
+    flows, total, whole = data["flows"], data["bytes"], data["load"]["whole"]
+    became = ", ".join(f"{flows[name]} {name}" for name in ("finished", "unfinished", "failed", "missing"))
+    achieved = f"{format_rate(whole['achieved_bps'])} achieved{_share(whole['error'])}"
+    lines = [
+        f"{flows['planned']} flows of {format_size(total['planned'])} planned: {became}",
+        f"{format_rate(whole['offered_bps'])} offered, {achieved}; {format_size(total['received'])} received",
+    ]
+    for name, errors in data["load"]["bins_100ms"].items():
+        if errors["error_max"] is not None:
+            lines.append(
+                f"{name} in 100 ms: off by {errors['error_rms']:.2%} (rms) and {errors['error_max']:.2%} (most)"
+            )
+    late = data["lateness"]
+    if late["launched"]:
+        shown = (format_duration(max(late[key], 0.0) / 1e6) for key in ("p50_us", "p99_us", "max_us"))
+        text = "lateness: median {}, p99 {}, most {}".format(*shown)
+        lines.append(f"{text}; {late['missed_slots']} of {late['launched']} over 1 ms")
+    lines += [_completion(row) for row in data["completion"] if row["flows"]]
+    for part, errors in data.get("bursts", {}).items():
+        if errors["windows"]:
+            lines.append(
+                f"{errors['windows']} {'bursts' if part == 'burst' else 'quiet parts'} on the wire: off by "
+                f"{errors['error_median']:.2%} (median), {errors['error_p95']:.2%} (p95), {errors['error_worst']:.2%} "
+                f"(worst); {errors['share_within_5_percent']:.1%} within 5 %"
+            )
+    return [*lines, *(f"note: {note}" for note in data["notes"])]
+
+
+def _share(error: float | None) -> str:
+    return "" if error is None else f" ({error:+.2%})"
+
+
+def _completion(row: dict[str, Any]) -> str:
+    least, most = row["from_bytes"], row["to_bytes"]
+    which = "all" if not least and most is None else f"< {format_size(most)}" if most else f">= {format_size(least)}"
+    if least and most:
+        which = f"{format_size(least)} to {format_size(most)}"
+    text = "completion, {}: mean {}, median {}, p99 {}".format(
+        which, *(format_duration(row[f"fct_{name}_s"]) for name in ("mean", "p50", "p99"))
+    )
+    if row["slowdown_mean"] is not None:
+        text += f"; slowdown {row['slowdown_mean']:.3g}, p99 {row['slowdown_p99']:.3g}"
+    if row["congestion_impact_mean"] is not None:
+        text += f"; congestion impact {row['congestion_impact_mean']:.3g}, p99 {row['congestion_impact_p99']:.3g}"
+    return f"{text} ({row['flows']} flows)"

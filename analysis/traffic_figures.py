@@ -1,0 +1,209 @@
+"""Figures of a flow plan and its traffic: B-4, B-5 and 3-8 of the thesis, with the numbers drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+from ringtap.analysis.canvas import legend, new_figure, save, styled
+from ringtap.analysis.style import FAINT
+from ringtap.analysis.traffic_plan import Flags, Integers, Plan, Windows
+from ringtap.analysis.traffic_rates import COUNT, WIDTH, Rates, counts, histogram_edges, moving_average
+from ringtap.analysis.traffic_wire import Passed
+from ringtap.units import format_duration, format_rate, format_size
+
+_FLOW, _BURST, _PLAN = "#0072B2", "#E69F00", "#D55E00"
+SOURCES = {"capture": "captured", "nic": "counted by the interface", "log": "by the sender's log"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with its caption and the numbers in it.
+
+    Attributes:
+        name: file name without its ending.
+        caption: what it shows, with units.
+        figure: the figure.
+        numbers: what was drawn.
+    """
+
+    name: str
+    caption: str
+    figure: Figure
+    numbers: pd.DataFrame
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write PNG, SVG and CSV; returns their paths."""
+        table = folder / f"{self.name}.csv"
+        self.numbers.to_csv(table, index=False)
+        with styled():
+            return [*save(self.figure, folder, self.name), table]
+
+
+def plan_figure(plan: Plan, windows: Windows | None, span_ns: tuple[int, int]) -> Drawn:
+    """Start against size of a part of the plan's flows, its bursts shaded (figure B-4)."""
+    first, last = np.searchsorted(plan.start_ns, span_ns)
+    starts, sizes = plan.start_ns[first:last], plan.size_bytes[first:last]
+    with styled():
+        figure = new_figure(7.0, 3.9)
+        axes = figure.subplots()
+        _shade(axes, windows, span_ns)
+        line: dict[str, Any] = {"color": _BURST, "linewidth": 0.7, "markerfacecolor": _FLOW, "markeredgecolor": "white"}
+        axes.plot(starts / 1e6, sizes, marker="o", markersize=4, markeredgewidth=0.4, zorder=3, **line)
+        if (sizes > 0).all() and len(sizes):
+            axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_size(value)))
+        axes.set_ylabel("flow size")
+        _time_axis(axes, span_ns)
+        flows = Line2D([], [], marker="o", markersize=5, label="flows, in their order", **line)
+        legend(figure, [flows, *_shade_handle(windows)], 3)
+    caption = (
+        f"{_name(plan)}: size of each flow in bytes against its start in ms after the launch"
+        f"{_burst_words(plan, windows)}. {_part(plan, span_ns)}"
+    )
+    numbers = {"start_ns": starts, "size_bytes": sizes, "in_burst": _in_burst(windows, starts)}
+    return Drawn("plan", caption, figure, pd.DataFrame(numbers))
+
+
+def trace_figure(
+    plan: Plan, windows: Windows | None, passed: Passed, span_ns: tuple[int, int], window_ns: float
+) -> Drawn:
+    """Payload rate as it was, a moving average of 18 samples, against the plan (figure B-5)."""
+    middles, rates = moving_average(passed, span_ns, window_ns)
+    edges = _plan_edges(windows, span_ns, window_ns)
+    planned = plan.planned_bytes(edges) * 8e9 / np.diff(edges)
+    mean_bps = float(passed.until(np.array([plan.duration_ns]))[0]) * 8e9 / plan.duration_ns
+    unit, size = _unit(max(float(rates.max(initial=0)), float(planned.max(initial=0))))
+    with styled():
+        figure = new_figure(7.0, 3.9)
+        axes = figure.subplots()
+        _shade(axes, windows, span_ns)
+        axes.axhline(mean_bps / size, color=FAINT, linewidth=1.2, zorder=2)
+        axes.plot(middles / 1e6, rates / size, color=_FLOW, linewidth=1.1, zorder=3)
+        axes.stairs(
+            planned / size, edges / 1e6, color=_PLAN, linewidth=1.3, linestyle=(0, (4, 2)), zorder=4, baseline=None
+        )
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(f"payload in {unit}")
+        _time_axis(axes, span_ns)
+        handles = [
+            Line2D([], [], color=_FLOW, label=SOURCES[passed.source]),
+            Line2D([], [], color=_PLAN, linestyle=(0, (4, 2)), label="planned"),
+            Line2D([], [], color=FAINT, label=f"mean of the whole, {format_rate(mean_bps)}"),
+        ]
+        legend(figure, [*handles, *_shade_handle(windows)], 4)
+    parts = "each burst and quiet part" if windows is not None else format_duration((edges[1] - edges[0]) / 1e9)
+    caption = (
+        f"{_name(plan)}: payload {SOURCES[passed.source]}, in {unit}, as a moving average of {WIDTH} samples of "
+        f"together {format_duration(window_ns / 1e9)}, against that of the flows that the plan starts in {parts}, and "
+        f"the mean over the whole plan (grey). {_part(plan, span_ns)}"
+    )
+    at = np.clip(np.searchsorted(edges, middles, "right") - 1, 0, len(planned) - 1)
+    return Drawn(
+        "trace", caption, figure, pd.DataFrame({"time_ns": middles, "rate_bps": rates, "planned_bps": planned[at]})
+    )
+
+
+def rates_figure(samples: list[Rates]) -> Drawn:
+    """Histogram of instantaneous injection rates, normalised to the highest peak, means marked (figure 3-8)."""
+    edges = histogram_edges(samples)
+    tables = [counts(one, edges) for one in samples]
+    highest = max(1, *(int(table.max()) for table in tables))
+    unit, size = _unit(float(edges[-1]))
+    with styled():
+        figure = new_figure(7.0, 3.9)
+        axes = figure.subplots()
+        handles = []
+        for one, table, colour in zip(samples, tables, (_FLOW, _PLAN), strict=False):
+            axes.stairs(table / highest, edges / size, color=colour, fill=True, alpha=0.28, zorder=2)
+            axes.stairs(table / highest, edges / size, color=colour, linewidth=1.2, zorder=3)
+            mean_bps = float(one.values_bps.mean())
+            axes.axvline(mean_bps / size, color=colour, linestyle=(0, (1, 1.4)), linewidth=1.6, zorder=4)
+            idle = float((one.values_bps <= 0).mean())
+            label = f"{one.label}, {SOURCES[one.source]}, mean {format_rate(mean_bps)}, {idle:.1%} idle"
+            handles.append(Patch(facecolor=(*_rgb(colour), 0.28), edgecolor=colour, label=label))
+        axes.set_xlim(0, edges[-1] / size)
+        axes.set_ylim(0, 1.05)
+        axes.set_xlabel(f"payload rate in {unit}")
+        axes.set_ylabel("samples over the highest peak")
+        legend(figure, handles, 1)
+    outside = sum(int((one.values_bps > edges[-1]).sum()) for one in samples)
+    window = " and ".join(dict.fromkeys(format_duration(one.window_ns / 1e9) for one in samples))
+    labels = " and of ".join(one.label for one in samples)
+    caption = (
+        f"Histogram of {COUNT:,} instantaneous injection rates of {labels}: payload in {unit} over {window}, at "
+        "instants spread evenly over the transmission. Heights are over the highest peak; means, over all instants, "
+        f"dotted. Idle instants are left out, and {outside} lie to the right of the axis."
+    )
+    numbers = pd.DataFrame({"from_bps": edges[:-1], "to_bps": edges[1:]})
+    for one, table in zip(samples, tables, strict=True):
+        numbers[f"{one.label}: samples"] = table
+        numbers[f"{one.label}: height"] = table / highest
+    return Drawn("rates", caption, figure, numbers)
+
+
+def _shade(axes: Axes, windows: Windows | None, span_ns: tuple[int, int]) -> None:
+    if windows is None:
+        return
+    for begin, end in zip(windows.edges_ns[:-1][windows.burst], windows.edges_ns[1:][windows.burst], strict=True):
+        if begin < span_ns[1] and end > span_ns[0]:
+            axes.axvspan(begin / 1e6, end / 1e6, color=_BURST, alpha=0.22, linewidth=0, zorder=1)
+
+
+def _shade_handle(windows: Windows | None) -> list[Patch]:
+    return [] if windows is None else [Patch(facecolor=_BURST, alpha=0.22, label="burst")]
+
+
+def _time_axis(axes: Axes, span_ns: tuple[int, int]) -> None:
+    axes.set_xlim(span_ns[0] / 1e6, span_ns[1] / 1e6)
+    axes.set_xlabel("time since the launch in ms")
+
+
+def _plan_edges(windows: Windows | None, span_ns: tuple[int, int], window_ns: float) -> Integers:
+    if windows is not None:
+        first, last = np.searchsorted(windows.edges_ns, span_ns)
+        return windows.edges_ns[max(0, first - 1) : last + 1]
+    step = max(10_000_000, round(window_ns))
+    return np.arange(span_ns[0] // step * step, span_ns[1] + step, step, dtype=np.int64)
+
+
+def _in_burst(windows: Windows | None, times_ns: Integers) -> Flags:
+    if windows is None:
+        return np.zeros(len(times_ns), bool)
+    return windows.burst[np.clip(np.searchsorted(windows.edges_ns, times_ns, "right") - 1, 0, len(windows.burst) - 1)]
+
+
+def _unit(most_bps: float) -> tuple[str, float]:
+    return ("Gbit/s", 1e9) if most_bps >= 1e9 else ("Mbit/s", 1e6)
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return red, green, blue
+
+
+def _name(plan: Plan) -> str:
+    return f"Flow plan {plan.path.name} ({plan.kind}, {format_rate(plan.load_bps)} of payload on average)"
+
+
+def _burst_words(plan: Plan, windows: Windows | None) -> str:
+    if windows is None:
+        return ""
+    length, period = (format_duration(plan.header[f"burst_{name}_ns"] / 1e9) for name in ("length", "period"))
+    return f"; bursts of {length} every {period} are shaded"
+
+
+def _part(plan: Plan, span_ns: tuple[int, int]) -> str:
+    if span_ns == (0, plan.duration_ns):
+        return "The whole plan is shown."
+    shown, whole = (format_duration(value / 1e9) for value in (span_ns[1] - span_ns[0], plan.duration_ns))
+    return f"Shown are {shown} in the middle of {whole}."

@@ -1,0 +1,151 @@
+"""Per-flow logs of senders as arrays (docs/traffic.md), one or several of the same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.traffic_plan import Flags, Integers, Numbers
+from ringtap.errors import UsageError
+from ringtap.records import RecordFile, open_records
+
+FINISHED, UNFINISHED, FAILED = 0, 1, 2
+_NEVER = -(2**62)
+# Upper ends of the size classes that pFabric and its successors report completion times for
+CLASS_BYTES = (100_000, 10_000_000, None)
+_TIMES = ("intended_start_ns", "start_ns", "first_byte_ns", "finish_ns")
+_COLUMNS = ("flow", *_TIMES, "lateness_ns", "size_bytes", "sent_bytes", "acked_bytes", "retransmits", "rtt_us", "state")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What senders logged; the arrays have one entry a record, in no order.
+
+    Times count from the launch of the record's own sender; a time of what never happened lies before -10^18.
+
+    Attributes:
+        paths: the logs.
+        about: their headers.
+        origin_ns: the earliest launch, CLOCK_REALTIME of its host.
+        origin_spread_ns: from that to the latest launch.
+        torn: torn last records that were dropped.
+        flow: number in the plan.
+        intended_start_ns: when it was due.
+        start_ns: when the launcher acted.
+        first_byte_ns: when the kernel took its first byte.
+        finish_ns: when the receiver's notice was read.
+        lateness_ns: start less intended start, by the monotonic clock.
+        size_bytes: payload asked for, 0: until the plan's end.
+        sent_bytes: payload that the kernel took.
+        acked_bytes: payload that the other kernel acknowledged.
+        retransmits: segments sent again.
+        rtt_us: smoothed round-trip time at the end, 0: unknown.
+        state: 0 finished, 1 unfinished, 2 failed.
+        destination: ``host:port`` by number in ``destinations``.
+        destinations: every ``host:port`` of the logs.
+    """
+
+    paths: list[Path]
+    about: list[dict[str, Any]]
+    origin_ns: int
+    origin_spread_ns: int
+    torn: int
+    flow: Integers
+    intended_start_ns: Integers
+    start_ns: Integers
+    first_byte_ns: Integers
+    finish_ns: Integers
+    lateness_ns: Integers
+    size_bytes: Integers
+    sent_bytes: Integers
+    acked_bytes: Integers
+    retransmits: Integers
+    rtt_us: Integers
+    state: Integers
+    destination: Integers
+    destinations: list[str]
+
+    @property
+    def started(self) -> Flags:
+        """Which flows the launcher acted on."""
+        return _happened(self.start_ns)
+
+    @property
+    def moved(self) -> Flags:
+        """Which flows the kernel took a byte of."""
+        return _happened(self.first_byte_ns)
+
+    @property
+    def received_bytes(self) -> Integers:
+        """Payload that arrived: all of a finished flow, of others what was acknowledged."""
+        return np.where(self.state == FINISHED, self.sent_bytes, self.acked_bytes)
+
+    @property
+    def last_ns(self) -> int:
+        """The latest finish, 0 where nothing finished."""
+        return max(0, int(self.finish_ns.max(initial=0)))
+
+    def completion_s(self) -> tuple[Numbers, Integers]:
+        """Completion times (finish less start) of the finished flows with a size in seconds, and those in bytes."""
+        done = (self.state == FINISHED) & _happened(self.finish_ns) & self.started & (self.size_bytes > 0)
+        return (self.finish_ns[done] - self.start_ns[done]) / 1e9, self.size_bytes[done]
+
+
+def _happened(times_ns: Integers) -> Flags:
+    return times_ns > -(10**18)
+
+
+def read_sent(paths: Sequence[Path]) -> Sent:
+    """Read the logs of one or several senders.
+
+    Raises:
+        UsageError: one cannot be read, is no sender's log, or lacks what such a log has.
+    """
+    files = [_open(path) for path in paths]
+    origins = [int(file.about["origin_ns"]) for file in files]
+    destinations = list(dict.fromkeys(name for file in files for name in file.about["destinations"]))
+    parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*_COLUMNS, "destination")}
+    for file, origin_ns in zip(files, origins, strict=True):
+        records = _records(file)
+        for name in _COLUMNS:
+            values = records[name].astype(np.int64)
+            parts[name].append(np.where(values == 0, _NEVER, values - origin_ns) if name in _TIMES else values)
+        places = np.array([destinations.index(name) for name in file.about["destinations"]] or [0], np.int64)
+        if len(records) and int(records["destination"].max()) >= len(places):
+            raise UsageError(f"{file.path} is damaged: it names destination {int(records['destination'].max())}")
+        parts["destination"].append(places[records["destination"].astype(np.int64)])
+    arrays = {name: values[0] if len(values) == 1 else np.concatenate(values) for name, values in parts.items()}
+    return Sent(
+        paths=list(paths),
+        about=[file.about for file in files],
+        origin_ns=min(origins),
+        origin_spread_ns=max(origins) - min(origins),
+        torn=sum(file.torn_bytes > 0 for file in files),
+        destinations=destinations,
+        **arrays,
+    )
+
+
+def _open(path: Path) -> RecordFile:
+    try:
+        file = open_records(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if file.about.get("source") != "sender" or "origin_ns" not in file.about or "destinations" not in file.about:
+        raise UsageError(f"{path} is no log of 'ringtap traffic send'")
+    lacking = {*_COLUMNS, "destination"} - {field.name for field in file.fields}
+    if lacking:
+        raise UsageError(f"{path} has no {', '.join(sorted(lacking))}: an older ringtap wrote it; send the plan again")
+    return file
+
+
+def _records(file: RecordFile) -> npt.NDArray[Any]:
+    kind = np.dtype([(field.name, field.type) for field in file.fields])
+    if file.count < 1:
+        return np.empty(0, kind)
+    return np.memmap(file.path, dtype=kind, mode="r", offset=file.offset, shape=(file.count,))

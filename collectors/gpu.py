@@ -1,0 +1,268 @@
+"""NVIDIA GPUs by NVML: utilisation, memory, power, clocks, PCIe and NVLink traffic; for every user.
+
+Source: NVML API reference (nvml.h). Every reading is tried once at the start; what a GPU lacks has no column.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringtap.collectors.base import Check, Context
+from ringtap.collectors.gpu_pcie import PcieMeter
+from ringtap.records import Field, Kind, RecordWriter
+
+# NVML samples utilisation every 1/6 to 1 s, by product
+_LEAST_PERIOD_S = 1 / 6
+_TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
+_ALL_LINKS = 0xFFFFFFFF
+_KIB = 1024
+# NVML_VALUE_TYPE -> member of the union
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+class _Reading(NamedTuple):
+    """One column: how it is read from (NVML, handle), and what it is."""
+
+    name: str
+    unit: str
+    kind: Kind
+    width_bits: int
+    read: Callable[[Any, Any], int]
+
+
+def _field_value(nvml: Any, handle: Any, number: int, scope: int) -> int:
+    """A field of ``nvmlDeviceGetFieldValues``, whose errors are apart from the call's."""
+    value = nvml.nvmlDeviceGetFieldValues(handle, [(number, scope)])[0]
+    if value.nvmlReturn:
+        raise nvml.NVMLError(value.nvmlReturn)
+    return int(getattr(value.value, _MEMBERS[value.valueType]))
+
+
+def _event_reasons(nvml: Any, handle: Any) -> int:
+    """Why the clocks are lower than they could be: a mask; older drivers know it as throttle reasons."""
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except nvml.NVMLError:
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+# numbers of fields in nvml.h: PCIe bytes 197, 198; NVLink data in KiB 138, 139, of all links with the largest scope
+_READINGS = (
+    _Reading("utilization_pct", "percent", "gauge", 0, lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu),
+    _Reading("memory_busy_pct", "percent", "gauge", 0, lambda n, h: n.nvmlDeviceGetUtilizationRates(h).memory),
+    _Reading("memory_used_bytes", "bytes", "gauge", 0, lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used),
+    _Reading("memory_total_bytes", "bytes", "gauge", 0, lambda n, h: n.nvmlDeviceGetMemoryInfo(h).total),
+    _Reading("power_mw", "mW", "gauge", 0, lambda n, h: n.nvmlDeviceGetPowerUsage(h)),
+    _Reading("energy_mj", "mJ", "counter", 64, lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h)),
+    _Reading("temperature_c", "degrees Celsius", "gauge", 0, lambda n, h: n.nvmlDeviceGetTemperature(h, 0)),
+    _Reading("sm_clock_mhz", "MHz", "gauge", 0, lambda n, h: n.nvmlDeviceGetClockInfo(h, 1)),
+    _Reading("memory_clock_mhz", "MHz", "gauge", 0, lambda n, h: n.nvmlDeviceGetClockInfo(h, 2)),
+    _Reading("clock_event_reasons", "mask", "gauge", 0, _event_reasons),
+    _Reading("pcie_replays", "events", "counter", 32, lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h)),
+    _Reading("pcie_tx_bytes", "bytes", "counter", 64, lambda n, h: _field_value(n, h, 197, 0)),
+    _Reading("pcie_rx_bytes", "bytes", "counter", 64, lambda n, h: _field_value(n, h, 198, 0)),
+    _Reading("nvlink_tx_bytes", "bytes", "counter", 64, lambda n, h: _KIB * _field_value(n, h, 138, _ALL_LINKS)),
+    _Reading("nvlink_rx_bytes", "bytes", "counter", 64, lambda n, h: _KIB * _field_value(n, h, 139, _ALL_LINKS)),
+)
+_PCIE_FIELDS = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s")
+
+
+def _word(value: Any) -> str:
+    """Text of NVML, which older bindings give as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class _Gpu:
+    """One GPU and its log."""
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self.index = index
+        self._nvml = nvml
+        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        self.title = _word(nvml.nvmlDeviceGetName(self._handle))
+        self.failed_readings = 0
+        self.absent: dict[str, str] = {}
+        self._values: dict[str, int] = {}
+        self._readings = [reading for reading in _READINGS if self._try(reading)]
+        self.meter: PcieMeter | None = None
+        if "pcie_tx_bytes" in self.absent:
+            self._start_meter()
+
+    def _try(self, reading: _Reading) -> bool:
+        try:
+            self._values[reading.name] = reading.read(self._nvml, self._handle)
+        except self._nvml.NVMLError as error:
+            self.absent[reading.name] = _word(error)
+            return False
+        return True
+
+    def _start_meter(self) -> None:
+        meter = PcieMeter(self._nvml, self._handle)
+        if meter.failure:
+            self.absent |= dict.fromkeys(_PCIE_FIELDS, meter.failure)
+        else:
+            self.meter = meter
+
+    @property
+    def fields(self) -> list[Field]:
+        """Columns of its log."""
+        names = _PCIE_FIELDS if self.meter else ()
+        columns = [Field(name, "<u8", unit, kind, width) for name, unit, kind, width, _ in self._readings]
+        return [*_TIMES, *columns, *(Field(name, "<u8", "bytes/s", "gauge") for name in names)]
+
+    @property
+    def supports_something(self) -> bool:
+        """Whether there is anything to record."""
+        return bool(self._readings)
+
+    def start(self, folder: Path, every_s: float) -> None:
+        """Make the log and write the first record."""
+        about = {"collector": "gpu", "source": "NVML", "every_s": every_s, "index": self.index, "name": self.title}
+        about |= {"uuid": _word(self._nvml.nvmlDeviceGetUUID(self._handle)), "absent": self.absent}
+        with contextlib.suppress(self._nvml.NVMLError):
+            about["driver"] = _word(self._nvml.nvmlSystemGetDriverVersion())
+        self._log = RecordWriter(folder / f"gpu{self.index}.rec", self.fields, about)
+        if self.meter:
+            self.meter.start()
+        self.sample()
+
+    def sample(self) -> None:
+        """Append one record; a reading that fails now keeps its last value and is counted.
+
+        Raises:
+            OSError: no reading at all works: the GPU fell off the bus, or its driver was unloaded.
+        """
+        t_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+        failed = ""
+        failures = 0
+        for reading in self._readings:
+            try:
+                self._values[reading.name] = reading.read(self._nvml, self._handle)
+            except self._nvml.NVMLError as error:
+                failures += 1
+                failed = _word(error)
+        self.failed_readings += failures
+        if failures == len(self._readings):
+            raise OSError(0, f"GPU {self.index} does not answer: {failed}")
+        values = [self._values[reading.name] for reading in self._readings]
+        self._log.append(t_ns, mono_ns, *values, *(self.meter.rates if self.meter else ()))
+
+    def close(self) -> None:
+        """Stop its thread and close the log."""
+        if self.meter:
+            self.meter.stop()
+        if hasattr(self, "_log"):
+            self._log.close()
+
+
+class GpuCollector:
+    """Writes ``gpu/gpu<index>.rec`` for every GPU that this user sees (docs/collectors-devices.md).
+
+    Attributes:
+        nvml: the module that makes the calls; None: ``pynvml`` of nvidia-ml-py, imported when it is needed.
+    """
+
+    name = "gpu"
+    slow = True
+    nvml: Any = None
+
+    def __init__(self, context: Context) -> None:
+        self._folder = context.folder / self.name
+        self.every_s = max(context.every_s, _LEAST_PERIOD_S)
+        self._gpus: list[_Gpu] = []
+        self._lost: dict[str, str] = {}
+        self._open = False
+
+    def _load(self) -> Any:
+        if self.nvml is None:
+            import pynvml
+
+            self.nvml = pynvml
+        return self.nvml
+
+    def check(self) -> Check:
+        """Whether NVML answers and which GPUs there are."""
+        try:
+            nvml = self._load()
+        except ImportError:
+            reason = "the Python package nvidia-ml-py, which asks the NVIDIA driver, is not installed"
+            return Check("unavailable", reason, "pip install 'ringtap[gpu]'")
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            remedy = (
+                "nothing, where the node has no NVIDIA GPU; else ask the site for the driver, or for a GPU in the job"
+            )
+            return Check("unavailable", f"the NVIDIA driver does not answer: {_word(error)}", remedy)
+        try:
+            names = [
+                _word(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)))
+                for index in range(nvml.nvmlDeviceGetCount())
+            ]
+        except nvml.NVMLError as error:
+            return Check("unavailable", f"the GPUs cannot be listed: {_word(error)}", "ask for a GPU in the job")
+        finally:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+        if not names:
+            return Check(
+                "unavailable", "the driver shows no GPU to this job", "ask for a GPU in the job (--gres=gpu:1)"
+            )
+        return Check("ok", f"{len(names)} GPUs: {', '.join(sorted(set(names)))}")
+
+    def start(self) -> None:
+        """Open NVML and the logs and write the first records.
+
+        Raises:
+            OSError: NVML does not answer.
+        """
+        nvml = self._load()
+        try:
+            nvml.nvmlInit()
+            self._open = True
+            self._gpus = [_Gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        except nvml.NVMLError as error:
+            raise OSError(0, f"the NVIDIA driver does not answer: {_word(error)}") from error
+        self._gpus = [gpu for gpu in self._gpus if gpu.supports_something]
+        for gpu in self._gpus:
+            gpu.start(self._folder, self.every_s)
+
+    def sample(self) -> None:
+        """Append one record a GPU; a GPU that no longer answers is left out from then on, with why in ``stop``.
+
+        Raises:
+            OSError: the log cannot be written, or the last GPU is gone.
+        """
+        for gpu in list(self._gpus):
+            try:
+                gpu.sample()
+            except OSError as error:
+                if error.errno:
+                    raise
+                self._lost[f"gpu{gpu.index}"] = str(error.strerror)
+                gpu.close()
+                self._gpus.remove(gpu)
+                if not self._gpus:
+                    raise
+
+    def stop(self) -> dict[str, Any]:
+        """Take the last sample and close everything.
+
+        Returns:
+            ``gpus``: how many were recorded to the end; ``failed_readings``; ``lost``: GPUs that went away, with why.
+        """
+        failed = sum(gpu.failed_readings for gpu in self._gpus)
+        try:
+            if self._gpus:
+                self.sample()
+        finally:
+            for gpu in self._gpus:
+                gpu.close()
+            if self._open:
+                with contextlib.suppress(self.nvml.NVMLError):
+                    self.nvml.nvmlShutdown()
+        return {"gpus": len(self._gpus), "failed_readings": failed, "lost": self._lost}

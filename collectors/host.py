@@ -1,0 +1,146 @@
+"""Host load: cores, memory, TCP counters and the job's processes, once a second at most.
+
+/proc/stat takes a millisecond and more on a node with a hundred cores, and its clock ticks are 10 ms: faster would cost
+more than it tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import psutil
+
+from ringtap.collectors.base import Check, Context
+from ringtap.collectors.host_processes import PROC, Process, command_of, rank_of
+from ringtap.collectors.host_tcp import COUNTERS, read_counters
+from ringtap.records import Field, JsonLinesWriter, RecordWriter
+
+_LEAST_EVERY_S = 1.0
+_COST_SHARE = 0.005  # of one core, for finding the job's processes
+_TIMES = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"))
+_PROCESS_FIELDS = (
+    *_TIMES,
+    Field("pid", "<u4", "", "index"),
+    Field("cpu_s", "<f8", "s", "counter"),
+    Field("rss_bytes", "<u8", "bytes", "gauge"),
+    Field("threads", "<u4", "threads", "gauge"),
+)
+
+
+class HostCollector:
+    """Writes ``host/host.rec``, ``host/processes.rec`` and ``host/processes.jsonl`` (docs/collectors.md)."""
+
+    name = "host"
+    slow = True
+    proc = PROC
+    net = Path("/proc/net")
+
+    def __init__(self, context: Context) -> None:
+        self._folder = context.folder / "host"
+        self._pids = context.pids
+        self.every_s = max(context.every_s, _LEAST_EVERY_S)
+        self._processes: dict[int, Process] = {}
+        self._refused: set[int] = set()
+        self._find_due_s = 0.0
+        self._facts = {"processes": 0, "processes_most": 0}
+
+    def check(self) -> Check:
+        """What of the host can be read."""
+        try:
+            cores = len(psutil.cpu_times(percpu=True))
+            psutil.virtual_memory()
+        except (OSError, ValueError, RuntimeError) as error:
+            return Check("unavailable", f"/proc/stat or /proc/meminfo cannot be read: {error}", "mount /proc")
+        absent = self._absent_counters()
+        if len(absent) == len(COUNTERS):
+            return Check("degraded", f"{cores} cores and memory, but no TCP counters: {self.net} cannot be read")
+        missing = f"; this kernel does not count {', '.join(absent)}" if absent else ""
+        return Check("ok", f"{cores} cores, memory, TCP counters and the job's processes{missing}")
+
+    def start(self) -> None:
+        """Open the logs and take the first sample."""
+        self._cores = len(psutil.cpu_times(percpu=True))
+        absent = self._absent_counters()
+        self._tcp = [name for name in COUNTERS if name not in absent]
+        fields = list(_TIMES)
+        for core in range(self._cores):
+            fields += [Field(f"cpu{core}.{what}_s", "<f8", "s", "counter") for what in ("busy", "iowait", "steal")]
+        fields += [Field(f"memory.{what}_bytes", "<u8", "bytes", "gauge") for what in ("available", "total")]
+        for name in self._tcp:
+            _, _, unit, kind = COUNTERS[name]
+            known_kind = cast(Literal["counter", "gauge"], kind)
+            fields.append(Field(name, "<u8", unit, known_kind, 64 if kind == "counter" else 0))
+        about = {"collector": self.name, "source": "/proc/stat, /proc/meminfo, /proc/net", "every_s": self.every_s}
+        about |= {"absent": absent}
+        self._pack = struct.Struct(f"<qq{3 * self._cores}dQQ{len(self._tcp)}Q").pack
+        self._writer = RecordWriter(self._folder / "host.rec", fields, about)
+        about = {"collector": self.name, "source": "/proc/<pid>/stat", "every_s": self.every_s}
+        self._process_writer = RecordWriter(self._folder / "processes.rec", _PROCESS_FIELDS, about)
+        self._people = JsonLinesWriter(self._folder / "processes.jsonl")
+        self.sample()
+
+    def sample(self) -> None:
+        """Record the host and every process of the job that runs."""
+        t_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+        memory = psutil.virtual_memory()
+        tcp = read_counters(self.net)
+        values = [number for core in self._core_times() for number in core]
+        counters = [tcp.get(name, 0) for name in self._tcp]
+        self._writer.append_packed(self._pack(t_ns, mono_ns, *values, memory.available, memory.total, *counters))
+        if time.monotonic() >= self._find_due_s:
+            self._find(t_ns)
+        rows = []
+        for pid, process in list(self._processes.items()):
+            try:
+                rows.append((t_ns, mono_ns, pid, *process.read()))
+            except OSError:  # it has ended
+                self._processes.pop(pid).close()
+        self._process_writer.append_many(rows)
+
+    def stop(self) -> dict[str, Any]:
+        """Take a last sample and close; returns how many processes there were."""
+        try:
+            self.sample()
+        finally:
+            for process in self._processes.values():
+                process.close()
+            self._processes.clear()
+            self._writer.close()
+            self._process_writer.close()
+            self._people.close()
+        return dict(self._facts)
+
+    def _core_times(self) -> list[tuple[float, float, float]]:
+        """Busy, waiting for disks, and stolen seconds of each core; a core that is offline now keeps zeros."""
+        times = [
+            (core.user + core.nice + core.system + core.irq + core.softirq, core.iowait, core.steal)
+            for core in psutil.cpu_times(percpu=True)
+        ]
+        return (times + [(0.0, 0.0, 0.0)] * self._cores)[: self._cores]
+
+    def _find(self, t_ns: int) -> None:
+        """Look for processes that the job has started meanwhile."""
+        begun_s = time.thread_time()
+        for pid in self._pids():
+            if pid in self._processes or pid in self._refused:
+                continue
+            try:
+                process = Process(pid, self.proc)
+            except OSError:  # gone, or /proc is mounted with hidepid and it is another user's
+                self._refused.add(pid)
+                continue
+            self._processes[pid] = process
+            who = {"pid": pid, "parent": process.parent, "rank": rank_of(pid, self.proc)}
+            self._people.append(who | {"command": command_of(pid, self.proc), "t_ns": t_ns})
+            self._facts["processes"] += 1
+        self._facts["processes_most"] = max(self._facts["processes_most"], len(self._processes))
+        self._find_due_s = time.monotonic() + (time.thread_time() - begun_s) / _COST_SHARE
+
+    def _absent_counters(self) -> list[str]:
+        with contextlib.suppress(OSError):
+            return sorted(COUNTERS.keys() - read_counters(self.net).keys())
+        return sorted(COUNTERS)

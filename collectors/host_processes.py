@@ -1,0 +1,76 @@
+"""What a process tells of itself: its rank in the job and its command, if it is one's own, and what it uses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+# Most specific first, as the step recorder has it: a launcher within a Slurm step leaves that step's SLURM_PROCID
+_RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_MOST_CHARACTERS = 200
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_LEAST_WORDS = 22  # up to the resident pages
+PROC = Path("/proc")
+
+
+def rank_of(pid: int, proc: Path = PROC) -> int | None:
+    """The rank in the environment that a process was started with; None: not a rank, or not ours to read."""
+    try:
+        variables = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    found = dict(variable.partition(b"=")[::2] for variable in variables)
+    for name in _RANK:
+        text = found.get(name.encode(), b"").decode(errors="replace")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return None
+
+
+def command_of(pid: int, proc: Path = PROC) -> str:
+    """The command line in one line, cut short; empty where it cannot be read."""
+    try:
+        words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace")[:_MOST_CHARACTERS]
+
+
+class Process:
+    """A recorded process, by its kept-open ``stat``: a pid that is used again is never taken for it.
+
+    Raises:
+        OSError: it is gone, or not to be read.
+    """
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self.pid = pid
+        self._fd = os.open(proc / str(pid) / "stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.parent = int(self._words()[1])
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def read(self) -> tuple[float, int, int]:
+        """CPU seconds (user and system, all threads), resident bytes, threads.
+
+        Raises:
+            OSError: it has ended.
+        """
+        words = self._words()
+        return (int(words[11]) + int(words[12])) / _TICKS_PER_S, int(words[21]) * _PAGE_BYTES, int(words[17])
+
+    def _words(self) -> list[bytes]:
+        """The words after the name, which may hold anything: state, parent, …"""
+        text = os.pread(self._fd, 4096, 0)
+        words = text[text.rfind(b")") + 1 :].split()
+        if len(words) < _LEAST_WORDS or words[0] in (b"Z", b"X"):
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        return words
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)

@@ -1,0 +1,317 @@
+"""Counters of InfiniBand, RoCE and Omni-Path ports, from /sys/class/infiniband: for every user, without privilege."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ringtap.collectors.base import Check, Context
+from ringtap.collectors.infiniband_fields import (
+    ERRORS,
+    driver_of,
+    hw_field,
+    is_wide,
+    port_field,
+    wanted_hw_counters,
+    wanted_port_counters,
+)
+from ringtap.records import Field, JsonLinesWriter, RecordWriter
+
+# every read asks the device's firmware
+_LEAST_PERIOD_S = 0.01
+_RARE_S = 1.0
+# the kernel's cache is good for its lifespan in jiffies, rounded up: 10 ms where a jiffy is longest
+_JIFFY_S = 0.01
+_TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
+
+
+class _GoneError(OSError):
+    """A counter that cannot be read: its text (``N/A (no PMA)``) or the error as the message."""
+
+
+class _Counter:
+    """One counter file, kept open; a file that vanished is looked for again once a second."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+        try:
+            self.value = self.read()
+        except OSError:
+            self.close()
+            raise
+
+    def read(self) -> int:
+        """The number in the file now.
+
+        Raises:
+            _GoneError: no file, no number in it, or the device is gone.
+        """
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            text = os.pread(self._fd, 64, 0)
+        except OSError as error:
+            self.close()
+            raise _GoneError(error.errno, error.strerror) from error
+        try:
+            self.value = int(text)
+        except ValueError as error:
+            raise _GoneError(0, text.decode(errors="replace").strip() or "empty") from error
+        return self.value
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError:
+        return set()
+
+
+def _interface(port: Path) -> str:
+    """The network interface of a RoCE or IPoIB port; empty where it has none."""
+    return _text(port / "gid_attrs/ndevs/0") or next(iter(sorted(_names(port.parents[1] / "device/net"))), "")
+
+
+class _Port:
+    """One port of one device, and its log.
+
+    Attributes:
+        name: ``mlx5_0-1``.
+        missing: counters that could be read at the start and cannot now, with why.
+        repeats: samples whose hardware counters came from a cache, the kernel's or this one's.
+    """
+
+    def __init__(self, path: Path, every_s: float) -> None:
+        self.path = path
+        self.name = f"{path.parents[1].name}-{path.name}"
+        self.driver = driver_of(path.parents[1])
+        self.missing: dict[str, str] = {}
+        self.repeats = 0
+        self._rare_due = self._hw_due = 0.0
+        present = _names(path / "counters")
+        names, self.absent = wanted_port_counters(self.driver, present)
+        self._port = self._open("counters", names)
+        self._hw = self._open("hw_counters", wanted_hw_counters(_names(path / "hw_counters")))
+        self._lifespan_s = int(_text(path / "hw_counters/lifespan") or 0) / 1000
+        # other drivers than mlx5 read hundreds of registers for one
+        self._hw_every_s = self._lifespan_s + _JIFFY_S if self.driver == "mlx5" else max(_RARE_S, self._lifespan_s)
+        self.every_s = max(every_s, self._lifespan_s)
+        self.idle = not _text(path / "state").endswith("ACTIVE")
+        wide = is_wide(present, {name: counter.value for name, counter in self._port.items()})
+        self.fields = [*_TIMES, *(port_field(name, self.driver, wide) for name in self._port)]
+        self.fields += [hw_field(name) for name in self._hw]
+        self.fields.append(Field("hw.repeated", "<u1", "flag", "gauge"))
+
+    def _open(self, folder: str, names: list[str]) -> dict[str, _Counter]:
+        counters = {}
+        for name in names:
+            try:
+                counters[name] = _Counter(self.path / folder / name)
+            except _GoneError as error:
+                self.absent[name if folder == "counters" else f"hw.{name}"] = str(error.strerror)
+        return counters
+
+    @property
+    def countless(self) -> bool:
+        """Whether there is nothing to record."""
+        return not self._port and not self._hw
+
+    def about(self) -> dict[str, Any]:
+        """What the header of its log says."""
+        layer = _text(self.path / "link_layer") or "unknown"
+        return {
+            "collector": "infiniband",
+            "source": str(self.path),
+            "every_s": self.every_s,
+            "device": self.path.parents[1].name,
+            "port": int(self.path.name),
+            "driver": self.driver,
+            "link_layer": layer,
+            "rate": _text(self.path / "rate"),
+            "state": _text(self.path / "state"),
+            "interface": _interface(self.path),
+            "firmware": _text(self.path.parents[1] / "fw_ver"),
+            "lifespan_s": self._lifespan_s,
+            "hw_every_s": self._hw_every_s,
+            "errors_every_s": _RARE_S,
+            "counts": "RDMA only, no other Ethernet traffic" if layer == "Ethernet" else "all traffic",
+            "absent": self.absent,
+        }
+
+    def start(self, folder: Path) -> None:
+        """Make the log and write what the counters said when they were opened."""
+        self._log = RecordWriter(folder / f"{self.name}.rec", self.fields, self.about())
+        self._rare_due = self._hw_due = 0.0
+        self.sample(time.monotonic())
+
+    def sample(self, now_s: float, last: bool = False) -> None:
+        """Append one record; a port that is down is read once a second.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        rare = last or now_s >= self._rare_due
+        if self.idle and not rare:
+            return
+        t_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+        before = {name: counter.value for name, counter in self._port.items()}
+        for name, counter in self._port.items():
+            if rare or (name not in ERRORS and name not in self.missing):
+                self._read(name, counter)
+        moved = any(counter.value != before[name] for name, counter in self._port.items())
+        repeated = self._read_hw(now_s, moved, last)
+        if rare:
+            self._rare_due = now_s + _RARE_S
+            self.idle = not _text(self.path / "state").endswith("ACTIVE")
+        if len(self.missing) == len(self._port) + len(self._hw):  # the device is gone: a gap, not a flat line
+            return
+        self.repeats += repeated
+        values = [counter.value for counter in (*self._port.values(), *self._hw.values())]
+        self._log.append(t_ns, mono_ns, *values, repeated)
+
+    def _read_hw(self, now_s: float, moved: bool, last: bool) -> int:
+        """Read the hardware counters if the kernel's cache is over; 1 where the record repeats what was known."""
+        if not self._hw:
+            return 0
+        if now_s < self._hw_due and not last:
+            return 1
+        self._hw_due = now_s + self._hw_every_s
+        before = [counter.value for counter in self._hw.values()]
+        for name, counter in self._hw.items():
+            self._read(f"hw.{name}", counter)
+        # another reader's cache is no older than its lifespan, and tells itself only where there was traffic
+        return int(moved and before == [counter.value for counter in self._hw.values()])
+
+    def _read(self, name: str, counter: _Counter) -> None:
+        try:
+            counter.read()
+            self.missing.pop(name, None)
+        except _GoneError as error:
+            self.missing[name] = str(error.strerror)
+
+    def close(self) -> None:
+        """Close the log and the counters."""
+        for counter in (*self._port.values(), *self._hw.values()):
+            counter.close()
+        if hasattr(self, "_log"):
+            self._log.close()
+
+
+class InfinibandCollector:
+    """Writes ``infiniband/<device>-<port>.rec`` for every port (docs/collectors-devices.md).
+
+    A counter that vanishes keeps its last value in the log; ``infiniband/missing.jsonl`` says when and why, and when
+    it came back. While a whole port is gone, its log has a gap.
+    """
+
+    name = "infiniband"
+    slow = True
+    root = Path("/sys/class/infiniband")
+
+    def __init__(self, context: Context) -> None:
+        self._folder = context.folder / self.name
+        self.every_s = max(context.every_s, _LEAST_PERIOD_S)
+        self._ports: list[_Port] = []
+        self._told: dict[str, dict[str, str]] = {}
+        self._events: JsonLinesWriter | None = None
+
+    def check(self) -> Check:
+        """What devices there are and what they count."""
+        paths = self._port_paths()
+        if not paths:
+            reason = f"there is no InfiniBand, RoCE or Omni-Path device in {self.root}"
+            remedy = "nothing, where the network is plain Ethernet; in a container, have /sys shared with it"
+            return Check("unavailable", reason, remedy)
+        ports = []
+        try:
+            ports = [_Port(path, self.every_s) for path in paths]
+            return self._judge(ports)
+        except (OSError, ValueError) as error:
+            return Check("unavailable", f"{self.root} cannot be read: {error}", "ask the site's support")
+        finally:
+            for port in ports:
+                port.close()
+
+    @staticmethod
+    def _judge(ports: list[_Port]) -> Check:
+        silent = [port.name for port in ports if port.countless]
+        if len(silent) == len(ports):
+            reason = f"no counter of {', '.join(silent)} can be read: {next(iter(ports[0].absent.values()), 'no file')}"
+            return Check("unavailable", reason, "ask the site whether the virtual function may read its port counters")
+        told = ", ".join(f"{port.name} ({port.about()['link_layer']})" for port in ports if not port.countless)
+        if silent:
+            return Check(
+                "degraded", f"counters of {told}; none of {', '.join(silent)}", "ask the site about the others"
+            )
+        return Check("ok", f"counters of {told}")
+
+    def _port_paths(self) -> list[Path]:
+        found = [
+            self.root / device / "ports" / port
+            for device in _names(self.root)
+            for port in _names(self.root / device / "ports")
+            if port.isdecimal()
+        ]
+        return sorted(found, key=lambda path: (path.parents[1].name, int(path.name)))
+
+    def start(self) -> None:
+        """Open every port's counters and log, and write the first records."""
+        ports = [_Port(path, self.every_s) for path in self._port_paths()]
+        self._ports = [port for port in ports if not port.countless]
+        for port in self._ports:
+            self.every_s = max(self.every_s, port.every_s)
+        for port in self._ports:
+            port.every_s = self.every_s
+            port.start(self._folder)
+
+    def sample(self) -> None:
+        """Append one record a port."""
+        self._sample(last=False)
+
+    def _sample(self, last: bool) -> None:
+        now_s = time.monotonic()
+        for port in self._ports:
+            port.sample(now_s, last)
+            if port.missing != self._told.get(port.name, {}):
+                self._tell(port)
+
+    def _tell(self, port: _Port) -> None:
+        if self._events is None:
+            self._events = JsonLinesWriter(self._folder / "missing.jsonl")
+        self._events.append({"t_ns": time.time_ns(), "port": port.name, "missing": port.missing})
+        self._told[port.name] = dict(port.missing)
+
+    def stop(self) -> dict[str, Any]:
+        """Take the last sample of every port and close the logs.
+
+        Returns:
+            ``ports``, ``repeated_samples`` (hardware counters from a cache), ``absent`` and ``missing`` by port.
+        """
+        try:
+            self._sample(last=True)
+        finally:
+            for port in self._ports:
+                port.close()
+            if self._events:
+                self._events.close()
+        return {
+            "ports": [port.name for port in self._ports],
+            "repeated_samples": sum(port.repeats for port in self._ports),
+            "absent": {port.name: port.absent for port in self._ports if port.absent},
+            "missing": {port.name: port.missing for port in self._ports if port.missing},
+        }

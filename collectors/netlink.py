@@ -1,0 +1,146 @@
+"""Netlink by hand: requests as bytes, replies in one buffer, no object a message.
+
+pyroute2 takes 83 µs to decode a message that costs the kernel 0.6 µs, and 20 MB of memory; a collector that samples
+hundreds of times a second passes on the kernel's bytes instead. The layouts are those of linux/netlink.h.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+
+ROUTE, SOCK_DIAG = 0, 4
+HEADER_BYTES = 16
+REQUEST, MULTI, DUMP_INTERRUPTED, DUMP = 0x1, 0x2, 0x10, 0x300
+_ERROR, _DONE, _FIRST_OF_FAMILY = 2, 3, 16
+_TYPE_OF_ATTRIBUTE = 0x3FFF  # without the flags "nested" and "byte order"
+_BUFFER_BYTES = 1 << 16  # the kernel fills 32 KiB at most
+_RECEIVE_BYTES = 1 << 18
+_TIMEOUT_S = 2
+
+_HEADER = struct.Struct("=IHHII")
+_HEAD = struct.Struct("=IHH")
+_ATTRIBUTE = struct.Struct("=HH")
+
+
+def request(kind: int, flags: int, body: bytes, sequence: int = 0) -> bytes:
+    """A message for the kernel: its header (linux/netlink.h, ``nlmsghdr``) and its body."""
+    return _HEADER.pack(HEADER_BYTES + len(body), kind, REQUEST | flags, sequence, 0) + body
+
+
+def aligned(length: int) -> int:
+    """Messages and attributes start at multiples of four bytes."""
+    return (length + 3) & ~3
+
+
+def attributes(data: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The attributes that lie in ``data`` from ``position`` to ``end``.
+
+    Yields:
+        Type, position of the value, its length. Ends quietly at one that does not fit.
+    """
+    while position + _ATTRIBUTE.size <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, position)
+        if length < _ATTRIBUTE.size or position + length > end:
+            return
+        yield kind & _TYPE_OF_ATTRIBUTE, position + _ATTRIBUTE.size, length - _ATTRIBUTE.size
+        position += aligned(length)
+
+
+def attribute_head(kind: int, length: int) -> bytes:
+    """The four bytes before an attribute's value of so many bytes."""
+    return _ATTRIBUTE.pack(length + _ATTRIBUTE.size, kind)
+
+
+def message_at(data: memoryview, position: int, end: int) -> tuple[int, int, int]:
+    """The message that starts at ``position`` of what was received.
+
+    Returns:
+        Its length, type and flags. The type is 0 for what a walk shall pass over (no operation, an acknowledgement),
+        and the length 0 where the messages are over: the dump's end, or a message that does not fit into ``end``.
+
+    Raises:
+        OSError: the kernel refused the request: its own error number.
+    """
+    if position + HEADER_BYTES > end:
+        return 0, 0, 0
+    length, kind, flags = _HEAD.unpack_from(data, position)
+    if length < HEADER_BYTES or position + length > end:
+        return 0, 0, 0
+    if kind >= _FIRST_OF_FAMILY:
+        return length, kind, flags
+    if kind in (_ERROR, _DONE):
+        code = struct.unpack_from("=i", data, position + HEADER_BYTES)[0] if length >= HEADER_BYTES + 4 else 0
+        if code < 0:
+            raise OSError(-code, os.strerror(-code))
+        if kind == _DONE:
+            return 0, _DONE, flags
+    return length, 0, flags
+
+
+def is_done(kind: int) -> bool:
+    """Whether a type that `message_at` returned says that a dump is over."""
+    return kind == _DONE
+
+
+class NetlinkSocket:
+    """A netlink socket and the one buffer that everything is received into.
+
+    Args:
+        protocol: ``ROUTE`` or ``SOCK_DIAG``.
+
+    Attributes:
+        buffer: what was received last.
+
+    Raises:
+        OSError: the kernel or the sandbox has no such family.
+    """
+
+    def __init__(self, protocol: int) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        self.buffer = memoryview(bytearray(_BUFFER_BYTES))
+        try:
+            self._socket.bind((0, 0))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+            # Replies lie there when send returns; the bound is for a kernel that breaks its word.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=qq", _TIMEOUT_S, 0))
+        except OSError:
+            self._socket.close()
+            raise
+        self.send = self._socket.send
+        self.receive_into = self._socket.recv_into
+
+    def dump(self, message: bytes, take: Callable[[memoryview, int], bool]) -> None:
+        """Ask for everything, and hand on each datagram of the answer.
+
+        Args:
+            message: the request.
+            take: called with the buffer and the bytes in it; returns whether more is to come (it meets the dump's last
+                message while it walks). It must not keep the buffer.
+
+        Raises:
+            OSError: the kernel refused, or its answer was lost (``ENOBUFS``); what is left of it is drained.
+        """
+        self.send(message)
+        try:
+            while take(self.buffer, self.receive_into(self.buffer)):
+                pass
+        except OSError:
+            self.drain()
+            raise
+
+    def drain(self) -> None:
+        """Throw away what has been received and not been read, so that the next request starts afresh."""
+        while True:
+            try:
+                self._socket.recv_into(self.buffer, 0, socket.MSG_DONTWAIT)
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:  # an overrun is reported before what was queued
+                    return
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()

@@ -1,0 +1,189 @@
+"""A capturing program beside the agent: started under a watch, asked for its counts, told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass
+
+# Signals go through the watch's standard input, by name. When that closes (the agent is gone, however it went), the
+# program is told to end, a second later: until then it has what the kernel still holds. A signal for the parent's death
+# would not do: the kernel forgets it where a program changes its user or gains a capability, as tcpdump does.
+_WATCH = """
+exec 3<&0
+"$@" </dev/null 3<&- &
+exec 2>&-
+while read -r word <&3; do kill -s "$word" $! 2>/dev/null; last=$word; done
+if [ "$last" != INT ] && [ "$last" != KILL ]; then sleep 1.1; kill -s INT $! 2>/dev/null; fi
+wait $!
+"""
+_COUNT = re.compile(rb"(\d+) packets? (captured|received by filter|dropped by kernel|dropped by interface)")
+_NAMES = {
+    b"captured": "captured",
+    b"received by filter": "received_by_filter",
+    b"dropped by kernel": "dropped_by_kernel",
+    b"dropped by interface": "dropped_by_interface",
+}
+_READY = "listening on "
+_START_S = 5.0
+_END_S = 5.0
+_ANSWER_S = 0.5
+_NICENESS = 10
+_WRAP = 2**32
+
+
+@dataclass
+class Counts:
+    """A capturing program's own counts since it began, 64 bit; ``received_by_filter`` includes what was dropped."""
+
+    captured: int = 0
+    received_by_filter: int = 0
+    dropped_by_kernel: int = 0
+    dropped_by_interface: int = 0
+
+    def update(self, words: dict[str, int]) -> None:
+        """Take over newer counts; the programs print 32 bit, which wrap."""
+        for name, value in words.items():
+            old = getattr(self, name)
+            setattr(self, name, old + (value - old) % _WRAP)
+
+
+class Tool:
+    """tcpdump, or a program that takes its signals and prints its lines; at low priority, so that the job wins.
+
+    Attributes:
+        counts: as last told.
+        ended: why it ended, once it has; empty while it runs.
+    """
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._name = os.path.basename(command[0])  # noqa: PTH119 - a word, not a file
+        self._line = b""
+        self._words: deque[str] = deque(maxlen=5)
+        self._told = 0
+        self.counts = Counts()
+        self.ended = ""
+
+    def start(self) -> None:
+        """Start it and wait until it captures.
+
+        Raises:
+            OSError: it cannot be started or ends at once; the message holds its own words.
+        """
+        self._process = subprocess.Popen(
+            ["nice", "-n", str(_NICENESS), "sh", "-c", _WATCH, "sh", *self._command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C for the agent is not one for it: it must settle first
+        )
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        due_s = time.monotonic() + _START_S
+        while not any(_READY in words for words in self._words):
+            if not self.poll() or time.monotonic() > due_s:
+                self.kill()
+                raise OSError(0, f"{self._name} did not start: {self._last_words()}")
+            time.sleep(0.01)
+
+    def _last_words(self) -> str:
+        words = [line for line in self._words if _READY not in line]
+        return " ".join(words)[-300:] or "it said nothing"
+
+    def poll(self) -> bool:
+        """Take in what it said; whether it still runs."""
+        if self.ended:
+            return False
+        assert self._process.stderr is not None
+        while (said := self._read()) is not None:
+            if not said:
+                self._reap()
+                return False
+            *lines, self._line = (self._line + said).split(b"\n")
+            for line in lines:
+                self._take(line)
+        return True
+
+    def _read(self) -> bytes | None:
+        try:
+            return os.read(self._process.stderr.fileno(), 65536)  # type: ignore[union-attr]
+        except BlockingIOError:
+            return None
+
+    def _take(self, line: bytes) -> None:
+        words = {_NAMES[name]: int(count) for count, name in _COUNT.findall(line)}
+        if words:
+            self.counts.update(words)
+            self._told += 1
+        elif line.strip():
+            self._words.append(line.decode(errors="replace").strip())
+
+    def _reap(self) -> None:
+        """It closed its standard error: it is over, and the watch says how it ended."""
+        self.signal("INT")
+        self._close_input()
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        with contextlib.suppress(AttributeError):
+            self._process.stderr.close()  # type: ignore[union-attr]
+        number = code - 128 if code > 128 else -code
+        how = f"signal {signal.Signals(number).name}" if 0 < number < signal.NSIG else f"exit code {code}"
+        self.ended = f"{how}: {self._last_words()}" if code else "ended"
+
+    def _close_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+
+    def signal(self, word: str) -> None:
+        """Send it a signal, by name without SIG; nothing where it has ended."""
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self._process.stdin.fileno(), word.encode() + b"\n")  # type: ignore[union-attr]
+
+    def ask(self) -> bool:
+        """Have it print its counts and wait for them; whether it answered."""
+        told = self._told
+        self.signal("USR1")
+        due_s = time.monotonic() + _ANSWER_S
+        while self.poll() and time.monotonic() < due_s:
+            if self._told > told:
+                return True
+            time.sleep(0.005)
+        return False
+
+    def settle(self, sees_twice: bool, limit_s: float = 1.5) -> None:
+        """Wait until it has written what it received: packets lie in the kernel's blocks for up to a second.
+
+        Args:
+            sees_twice: the interface is loopback, where the kernel counts a packet when it leaves and when it comes.
+            limit_s: longest wait, for an interface that is never quiet.
+        """
+        due_s = time.monotonic() + limit_s
+        while self.ask() and time.monotonic() < due_s:
+            received = self.counts.received_by_filter // (2 if sees_twice else 1)
+            if self.counts.captured + self.counts.dropped_by_kernel >= received:
+                return
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Tell it to end and wait; where it does not end, kill it."""
+        self.signal("INT")
+        due_s = time.monotonic() + _END_S
+        while self.poll() and time.monotonic() < due_s:
+            time.sleep(0.01)
+        if not self.ended:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if not self.ended:
+            self.signal("KILL")
+            self._reap()

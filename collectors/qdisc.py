@@ -1,0 +1,236 @@
+"""Queueing disciplines of this network namespace: what they sent, hold and dropped, by a route netlink dump.
+
+A queue's backlog is where a congested link shows first. No privilege is needed. One message of pyroute2 costs more time
+than a whole dump does here, so the statistics (linux/gen_stats.h) are passed on as the kernel wrote them.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ringtap.collectors.base import Check, Context
+from ringtap.collectors.netlink import (
+    DUMP,
+    HEADER_BYTES,
+    ROUTE,
+    NetlinkSocket,
+    aligned,
+    attributes,
+    is_done,
+    message_at,
+    request,
+)
+from ringtap.records import Field, HoldingRecordWriter
+
+_NEW, _GET = 36, 38  # RTM_NEWQDISC, RTM_GETQDISC
+_TC_BYTES = 20  # tcmsg: family and padding, interface, handle, parent, info
+_KIND, _STATS2, _BASIC, _QUEUE = 1, 7, 1, 3
+_BASIC_BYTES, _QUEUE_BYTES = 12, 20  # bytes u64, packets u32; five u32
+_KEY = slice(HEADER_BYTES + 4, HEADER_BYTES + 16)  # interface, handle, parent
+_STAMP = struct.Struct("<qq")
+_LEAST_EVERY_S = 0.01  # the kernel lets one such dump in at a time, with every other change to an interface
+_COST = 50  # dumps take a fiftieth of a core's time at most: a NIC with a hundred queues is asked less often
+_FAILURES_MOST = 10
+
+_FIELDS = (
+    Field("t_ns", "<i8", "ns", "time"),
+    Field("mono_ns", "<i8", "ns", "time"),
+    Field("interface", "<u4", "index", "index"),
+    Field("handle", "<u4", "", "index"),
+    Field("parent", "<u4", "", "index"),
+    Field("bytes", "<u8", "bytes", "counter", 64),
+    Field("packets", "<u4", "packets", "counter", 32),
+    Field("backlog_packets", "<u4", "packets", "gauge"),
+    Field("backlog_bytes", "<u4", "bytes", "gauge"),
+    Field("drops", "<u4", "packets", "counter", 32),
+    Field("requeues", "<u4", "packets", "counter", 32),
+    Field("overlimits", "<u4", "events", "counter", 32),
+)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where one discipline's statistics lie in its message, as long as the message keeps its length.
+
+    Attributes:
+        head: the message's first bytes: length, type, flags.
+        basic: where the basic statistics' attribute starts.
+        queue: where that of the queue starts.
+    """
+
+    head: bytes
+    basic: int
+    queue: int
+
+
+class QdiscTable:
+    """What is known of each discipline: the kernel's answers go in, records of those that changed come out.
+
+    Attributes:
+        kinds: ``interface:handle`` to the discipline's kind.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+        self._layouts: dict[bytes, _Layout] = {}
+        self._known: dict[bytes, bytes] = {}  # interface, handle and parent -> the statistics last recorded
+        self._parts: list[bytes] = []
+        self._stamp = b""
+
+    def begin(self, t_ns: int, mono_ns: int) -> None:
+        """A sample begins: the times that its records get."""
+        self._stamp = _STAMP.pack(t_ns, mono_ns)
+
+    def records(self) -> bytes:
+        """The sample's records, packed."""
+        if not self._parts:
+            return b""
+        records = b"".join(self._parts)
+        self._parts.clear()
+        return records
+
+    def take(self, data: memoryview, length: int) -> bool:
+        """One datagram of a dump; returns whether more is to come.
+
+        Raises:
+            OSError: the kernel's refusal.
+        """
+        position = 0
+        while True:
+            size, kind, _ = message_at(data, position, length)
+            if not size:
+                return not is_done(kind)
+            if kind == _NEW and size >= HEADER_BYTES + _TC_BYTES:
+                self._keep(bytes(data[position : position + size]))
+            position += aligned(size)
+
+    def _keep(self, message: bytes) -> None:
+        """Make a record of a message whose statistics differ from the last ones."""
+        key = message[_KEY]
+        layout = self._layouts.get(key)
+        if layout is None or layout.head != message[:8]:
+            layout = self._learn(key, message)
+            if layout is None:
+                return
+        basic, queue = layout.basic, layout.queue
+        statistics = message[basic : basic + _BASIC_BYTES] + message[queue : queue + _QUEUE_BYTES]
+        if self._known.get(key) != statistics:
+            self._known[key] = statistics
+            self._parts += (self._stamp, key, statistics)
+
+    def _learn(self, key: bytes, message: bytes) -> _Layout | None:
+        """Find the statistics of one discipline, and note its kind; None where it has none."""
+        data = memoryview(message)
+        found: dict[int, int] = {}
+        for kind, start, size in attributes(data, HEADER_BYTES + _TC_BYTES, len(data)):
+            if kind == _KIND:
+                index, handle = struct.unpack_from("=II", key)
+                name = message[start : start + size].rstrip(b"\0").decode(errors="replace")
+                # a root comes before the children that share its handle, 0
+                self.kinds.setdefault(f"{index}:{handle}", name)
+            elif kind == _STATS2:
+                for inner, place, room in attributes(data, start, start + size):
+                    if room >= {_BASIC: _BASIC_BYTES, _QUEUE: _QUEUE_BYTES}.get(inner, 0):
+                        found[inner] = place
+        if _BASIC not in found or _QUEUE not in found:
+            return None
+        self._layouts[key] = layout = _Layout(message[:8], found[_BASIC], found[_QUEUE])
+        return layout
+
+
+class QdiscCollector:
+    """Writes ``qdisc/qdisc.rec``: a record of each queueing discipline whose statistics changed since its last one."""
+
+    name = "qdisc"
+    slow = False
+
+    def __init__(self, context: Context) -> None:
+        self._path = context.folder / "qdisc" / "qdisc.rec"
+        self.every_s = max(context.every_s, _LEAST_EVERY_S)
+        self._table = QdiscTable()
+        self._due_ns = 0
+        self._failures = 0
+        self._facts: dict[str, Any] = {"samples": 0, "lost_answers": 0}
+        self._dump_request = request(_GET, DUMP, bytes(_TC_BYTES))
+
+    def check(self) -> Check:
+        """Whether the kernel tells, and what disciplines there are."""
+        try:
+            netlink = NetlinkSocket(ROUTE)
+        except OSError as error:
+            return Check(
+                "unavailable",
+                f"the kernel refuses route netlink: {error.strerror}",
+                "run outside the sandbox that forbids netlink sockets",
+            )
+        try:
+            table = QdiscTable()
+            netlink.dump(self._dump_request, table.take)
+        except OSError as error:
+            return Check(
+                "unavailable",
+                f"the kernel has no queueing disciplines to tell of: {error.strerror}",
+                "a kernel with CONFIG_NET_SCHED",
+            )
+        finally:
+            netlink.close()
+        kinds = sorted(set(table.kinds.values()))
+        if not kinds:
+            return Check("degraded", "no interface of this network namespace has a queueing discipline")
+        return Check("ok", f"queueing disciplines: {', '.join(kinds)}")
+
+    def start(self) -> None:
+        """Open the log and take the first sample."""
+        self._netlink = NetlinkSocket(ROUTE)
+        now_ns = time.monotonic_ns()
+        self._sample(now_ns)  # tells the kinds, which the log's header names
+        about = {
+            "collector": self.name,
+            "source": "RTM_GETQDISC, TCA_STATS2",
+            "every_s": self.every_s,
+            "interfaces": {str(index): name for index, name in socket.if_nameindex()},
+            "kinds": dict(self._table.kinds),
+        }
+        self._writer = HoldingRecordWriter(self._path, _FIELDS, about)
+        self._writer.hold(self._table.records(), now_ns)
+
+    def sample(self) -> None:
+        """Record what changed.
+
+        Raises:
+            OSError: the disk is full, or the kernel has not answered ten times in a row.
+        """
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._due_ns:
+            self._sample(now_ns)
+            self._writer.hold(self._table.records(), now_ns)
+
+    def stop(self) -> dict[str, Any]:
+        """Take a last sample and close; returns the kinds again, with those that appeared meanwhile."""
+        self._due_ns = 0
+        try:
+            self.sample()
+        finally:
+            self._netlink.close()
+            self._writer.close()
+        return self._facts | {"kinds": self._table.kinds}
+
+    def _sample(self, now_ns: int) -> None:
+        begun_ns = time.thread_time_ns()
+        self._table.begin(time.time_ns(), now_ns)
+        self._facts["samples"] += 1
+        try:
+            self._netlink.dump(self._dump_request, self._table.take)
+            self._failures = 0
+            pause_ns = (time.thread_time_ns() - begun_ns) * _COST
+            if pause_ns > self.every_s * 1e9:
+                self._due_ns = now_ns + pause_ns
+        except OSError as error:
+            self._facts["lost_answers"] += 1
+            self._failures += 1
+            if self._failures >= _FAILURES_MOST:
+                raise OSError(error.errno, f"the kernel tells no queueing disciplines: {error.strerror}") from error

@@ -1,0 +1,103 @@
+"""Interface counters on a written-down /proc/net/dev whose interfaces come and go."""
+
+from pathlib import Path
+
+import pytest
+
+from ringtap.collectors.base import Context
+from ringtap.collectors.nic import NicCollector
+from ringtap.records import open_records
+
+HEADING = (
+    "Inter-|   Receive                                                |  Transmit\n"
+    " face |bytes    packets errs drop fifo frame compressed multicast|"
+    "bytes    packets errs drop fifo colls carrier compressed\n"
+)
+COLUMNS = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets", "rx_errors", "tx_errors", "rx_drops", "tx_drops")
+
+
+def line(name: str, start: int) -> str:
+    return f"{name:>6}: " + " ".join(str(start + column) for column in range(16)) + "\n"
+
+
+def expected(start: int) -> list[int]:
+    return [start + column for column in (0, 8, 1, 9, 2, 10, 3, 11)]
+
+
+@pytest.fixture
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "dev"
+    path.write_text(HEADING + line("lo", 0) + line("eth0", 2**40))
+    monkeypatch.setattr(NicCollector, "source", path)
+    return path
+
+
+def rows(folder: Path) -> list[dict[str, int]]:
+    records = open_records(folder / "nic" / "nic.rec")
+    return [dict(zip([field.name for field in records.fields], row, strict=True)) for row in records.tail()]
+
+
+def of(row: dict[str, int], nic: str) -> list[int]:
+    return [row[f"{nic}.{column}"] for column in COLUMNS]
+
+
+def test_the_columns_are_the_kernels(dev: Path, tmp_path: Path) -> None:
+    collector = NicCollector(Context(tmp_path, 0.5))
+    assert collector.check().state == "ok"
+    assert collector.check().reason == "2 interfaces: eth0, lo"
+    collector.start()
+    facts = collector.stop()
+    assert facts == {"nics": 2, "appeared_ns": {}, "vanished_ns": {}}
+    first, last = rows(tmp_path)
+    assert list(first)[:3] == ["t_ns", "mono_ns", "eth0.rx_bytes"]
+    assert of(first, "eth0") == of(last, "eth0") == expected(2**40)
+    assert of(first, "lo") == expected(0)
+    about = open_records(tmp_path / "nic" / "nic.rec").about
+    assert (about["nics"], about["every_s"]) == (["eth0", "lo"], 0.5)
+
+
+def test_interfaces_that_come_and_go_are_noted(dev: Path, tmp_path: Path) -> None:
+    collector = NicCollector(Context(tmp_path, 0.5))
+    collector.start()
+    dev.write_text(HEADING + line("new0", 500) + line("lo", 1000))
+    collector.sample()
+    dev.write_text(HEADING + line("lo", 3000) + line("new0", 600) + line("eth0", 70))
+    collector.sample()
+    facts = collector.stop()
+    assert list(facts["appeared_ns"]) == ["new0"]
+    assert list(facts["vanished_ns"]) == ["eth0"]
+    _, gone, back, _ = rows(tmp_path)
+    assert of(gone, "eth0") == expected(2**40)  # its last counters: no traffic, rather than a jump to zero
+    assert of(gone, "lo") == expected(1000)
+    assert (of(back, "eth0"), of(back, "lo")) == (expected(70), expected(3000))
+
+
+def test_more_interfaces_than_fit_a_page(dev: Path, tmp_path: Path) -> None:
+    dev.write_text(HEADING + "".join(line(f"veth{number}", number) for number in range(600)))
+    collector = NicCollector(Context(tmp_path, 0.5))
+    collector.start()
+    collector.stop()
+    assert of(rows(tmp_path)[0], "veth599") == expected(599)
+
+
+def test_a_file_that_is_not_there(dev: Path, tmp_path: Path) -> None:
+    dev.unlink()
+    check = NicCollector(Context(tmp_path, 0.5)).check()
+    assert (check.state, check.remedy) == ("unavailable", "mount /proc")
+    assert "No such file" in check.reason
+
+
+def test_records_are_held_for_a_tenth_of_a_second_at_most(dev: Path, tmp_path: Path) -> None:
+    collector = NicCollector(Context(tmp_path, 0.001))
+    collector.start()
+    for _ in range(3000):
+        collector.sample()
+    records = open_records(tmp_path / "nic" / "nic.rec")
+    written_ns = [row[1] for row in records.tail()]
+    assert records.torn_bytes == 0
+    last_ns = written_ns[-1]
+    collector.stop()
+    everything = [row[1] for row in open_records(tmp_path / "nic" / "nic.rec").tail()]
+    assert len(everything) == 3002
+    held = [mono_ns for mono_ns in everything[:-1] if mono_ns > last_ns]
+    assert not held or held[-1] - held[0] < 100_000_000

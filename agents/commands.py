@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+
+if TYPE_CHECKING:
+    from ringtap.agents.node.settings import Settings
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -18,11 +20,24 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 def _register_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--collect",
+        default="default",
+        metavar="LIST",
+        help="what to record, comma separated: collectors that `ringtap doctor` lists, steps, ddp, horovod, nccl, "
+        "default (all but packets and horovod), all, none",
+    )
+    parser.add_argument(
+        "--every", default="100ms", metavar="TIME", help="period of the collectors, 1ms to 60s (default: 100ms)"
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
     )
-    parser.add_argument("--every", default="10ms", metavar="TIME", help="period of the counters (default: 10ms)")
     parser.add_argument("--node", metavar="NAME", help="this node's name in the run (default: its host name)")
     parser.add_argument("--join", type=Path, metavar="DIR", help="write this node's part of an existing run directory")
+    parser.add_argument("--live", action="store_true", help="watch the run in this terminal (see ringtap live)")
+    parser.add_argument("--interface", metavar="NIC", help="packets: the interface to capture on")
+    parser.add_argument("--filter", metavar="BPF", help="packets: a capture filter, as tcpdump takes it")
+    parser.add_argument("--snap", metavar="BYTES", help="packets: bytes to keep of each")
 
 
 def _register_run(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +49,10 @@ def _register_run(parser: argparse.ArgumentParser) -> None:
 def _register_capture(parser: argparse.ArgumentParser) -> None:
     _register_recording(parser)
     parser.add_argument("--duration", metavar="TIME", help="how long (default: until Ctrl-C)")
-    parser.set_defaults(handler=_run, command=[])
+    parser.add_argument(
+        "--pid", type=int, action="append", default=[], help="watch this process, until it ends; may be repeated"
+    )
+    parser.set_defaults(handler=_capture)
 
 
 def _register_sweep(parser: argparse.ArgumentParser) -> None:
@@ -46,34 +64,48 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print the points and the time they will take, measure nothing"
     )
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep in DIR")
+    parser.add_argument("--force", action="store_true", help="measure loads beyond this host's calibration too")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(handler=_sweep)
 
 
-def _run(options: argparse.Namespace) -> int:
-    import platform
+def _settings(options: argparse.Namespace) -> Settings:
+    from ringtap.agents.node.settings import parse_settings
+    from ringtap.units import parse_size_bytes
 
-    from ringtap.agents.node import run_node
-    from ringtap.rundir import RunDirectory, new_name
-    from ringtap.units import parse_duration_s
+    snap = options.snap
+    if snap is not None:
+        snap = str(int(snap) if snap.isdigit() else parse_size_bytes(snap))
+    packets = {"interface": options.interface, "filter": options.filter, "snap_bytes": snap}
+    return parse_settings(options.collect, options.every, packets)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ringtap.agents.node.place import find_place, node_name
+    from ringtap.agents.node.supervisor import run_job, run_unrecorded
+    from ringtap.rundir import UnwritableError
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if options.verb == "run" and not command:
+    if not command:
         raise UsageError("nothing to run: ringtap run -- COMMAND")
-    every_s = parse_duration_s(options.every)
-    if not 0.001 <= every_s <= 60:
-        raise UsageError(f"--every {options.every} is outside 1ms to 60s")
-    duration = getattr(options, "duration", None)
-    seconds = parse_duration_s(duration) if duration else None
-    node = options.node or platform.node()
-    if options.join:
-        return run_node(RunDirectory.open(options.join).node(node), command, every_s, seconds)
-    path = options.output or Path("runs") / new_name(Path(command[0]).name if command else "capture")
-    run = RunDirectory.create(path, "job", sys.argv, seed=0)
-    code = run_node(run.node(node), command, every_s, seconds)
-    run.finish("failed" if code else "complete", f"the job ended with exit code {code}" if code else "")
-    print(f"Wrote {path}", file=sys.stderr)
-    return code
+    settings, node = _settings(options), node_name(options.node)
+    try:
+        place = find_place(Path(command[0]).name, options.output, options.join, node, settings)
+    except UnwritableError as error:
+        return run_unrecorded(command, str(error))
+    return run_job(place, settings, command, options.live)
+
+
+def _capture(options: argparse.Namespace) -> int:
+    from ringtap.agents.node.capture import capture, check_pids
+    from ringtap.agents.node.place import find_place, node_name
+    from ringtap.units import parse_duration_s
+
+    settings, node = _settings(options), node_name(options.node)
+    seconds = parse_duration_s(options.duration) if options.duration else None
+    check_pids(options.pid)
+    place = find_place("capture", options.output, options.join, node, settings)
+    return capture(place, settings, seconds, options.pid, options.live)
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -95,7 +127,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.resume and not options.output:
         raise UsageError("--resume needs the sweep's folder: -o DIR")
     path = options.output or Path("runs") / new_name(plan.name)
-    summary = run_sweep(plan, path, resume=options.resume)
+    summary = run_sweep(plan, path, resume=options.resume, force=options.force)
     if options.json:
         print(json.dumps(summary))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class CrossTraffic:
         self._from, self._to = cross_from, cross_to
         self._sent = run_folder / "nodes" / cross_from / "sent"
         self._received = run_folder / "nodes" / cross_to / "received"
+        self._token = secrets.token_hex(8)  # of this run's sender and receiver
         self._sender: HostProcess | None = None
         self._report = self._sent
 
@@ -54,7 +56,7 @@ class CrossTraffic:
             port, command = IPERF_PORT, iperf3.server_argv(iperf3.find_iperf3(), IPERF_PORT, address)
         else:
             port = FLOW_PORT
-            log = ["--log", str(self._received / "flows.rec")]
+            log = ["--log", str(self._received / "flows.rec"), "--token", self._token]
             command = [*RINGTAP, "traffic", "serve", "--bind", f"{address}:{port}", *log]
         server = self._hosts.start(self._to, f"{self.kind} receiver", command, self._received / "receiver.log")
         if not self._hosts.wait_for_port(self._to, port, server):
@@ -88,24 +90,27 @@ class CrossTraffic:
         else:
             plan_path = self._sent / f"{name}.plan"
             write_plan(self._flow_plan(load_bps, name, longest_s, f"{address}:{FLOW_PORT}"), plan_path)
-            record = ["--log", str(self._sent / f"{name}.rec"), "--json"]
+            record = ["--log", str(self._sent / f"{name}.rec"), "--json", "--token", self._token]
+            record += ["--line-rate", f"{self._plan.capacity_bps}bit"]
             command = [*RINGTAP, "traffic", "send", str(plan_path), "--source", source, *record]
         log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
         self._sender = self._hosts.start(self._from, f"{self.kind} sender", command, log, report=self._report)
 
     def _flow_plan(self, load_bps: float, name: str, longest_s: float, destination: str) -> FlowPlan:
-        kind = self.kind
-        if kind not in ("consistent", "burst"):
-            raise UsageError(f"{kind} is no kind of flow plan")
-        seed = zlib.crc32(f"{self._plan.seed} {kind} {name}".encode())
+        if self.kind not in ("consistent", "burst"):
+            raise UsageError(f"{self.kind} is no kind of flow plan")
+        burst = self._plan.burst
         return FlowPlan(
             PlanSpec(
-                kind=kind,  # type: ignore[arg-type]
+                kind=self.kind,  # type: ignore[arg-type]
                 load_bps=load_bps,
                 duration_ns=round(longest_s * _NS),
                 destinations=[destination],
-                seed=seed,
+                seed=zlib.crc32(f"{self._plan.seed} {self.kind} {name}".encode()),
                 scale=self._plan.scale,
+                burst_height=burst.height,
+                burst_length_ns=round(burst.length_s * _NS),
+                burst_period_ns=round(burst.period_s * _NS),
             )
         )
 

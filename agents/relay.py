@@ -1,61 +1,213 @@
-"""Starting a command so that it does not notice: terminal, signals and exit code pass through."""
+"""Starting a command so that it does not notice: terminal, signals, stops and exit code pass through."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import NoReturn
 
 _SI_KERNEL = 0x80
-FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+_STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+# Not passed on: what cannot be held back, what the processor raises, what Python ignores, and news of children
+_OWN = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT),
+}
+FORWARDED = {number for number in signal.valid_signals() if number not in _OWN}
+ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_GENERATIONS = 64  # of processes between a job and one that it started, before looking is given up
+
+_mask_before: Collection[int] | None = None
 
 
 def block_signals() -> None:
-    """Hold back the signals that `relay` passes on; call it before anything that can be interrupted is started."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
+    """Hold back the signals that are passed on; call it before anything that can be interrupted is started."""
+    global _mask_before
+    _mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
 
 
-def spawn(command: list[str], environment: Mapping[str, str], *, end_with_parent: bool = False) -> int:
-    """Start a command with this process's files, group and folder; returns its pid.
+def spawn(
+    command: list[str],
+    environment: Mapping[str, str],
+    *,
+    end_with_parent: bool = False,
+    prepare: Callable[[], None] | None = None,
+) -> int:
+    """Start a command with this process's files, group, folder and the signal mask it had; returns its pid.
 
     Where the command cannot be run the child prints one sentence and exits with 127 (not found) or 126, as a shell
     does.
+
+    Args:
+        command: the command and its arguments.
+        environment: its environment.
+        end_with_parent: have the kernel end it with this process.
+        prepare: called in the child before it becomes the command.
+
+    Raises:
+        OSError: there can be no further process.
     """
     pid = os.fork()
-    if pid:
-        return pid
-    if end_with_parent:
-        from ringtap.agents.lab import namespaces
+    if pid == 0:
+        if end_with_parent:
+            from ringtap.agents.lab import namespaces
 
-        namespaces.die_with_parent(signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            namespaces.die_with_parent(signal.SIGKILL)
+        if prepare:
+            with contextlib.suppress(OSError):
+                prepare()
+        become(command, environment)
+    return pid
+
+
+def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a command; where that fails, say so and exit as a shell does."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python itself ignores them
+        signal.signal(number, signal.SIG_DFL)
+    if _mask_before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask_before)
+    code = 126
     try:
         os.execvpe(command[0], command, environment)
-    except OSError as error:
-        print(f"ringtap: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
-        sys.stderr.flush()
-    os._exit(127)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        code, words = 127, error.strerror
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or str(error)
+    with contextlib.suppress(OSError):
+        os.write(2, f"ringtap: {command[0]} cannot be run: {words}\n".encode(errors="replace"))
+    os._exit(code)
+
+
+class Relay:
+    """Waits for a spawned command and passes on the signals that reach this process alone.
+
+    Args:
+        pid: the command, a child of this process.
+
+    Attributes:
+        ended_by: the last signal that asked the job to end, sent through here or from the terminal.
+        reaped: children other than the command that have ended.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended_by: int | None = None
+        self.reaped: set[int] = set()
+        self._reached_group: Callable[[int], bool] = lambda _number: False
+        self._forget: Callable[[], None] = lambda: None
+        self._status: int | None = None
+
+    def ask(self, reached_group: Callable[[int], bool], forget: Callable[[], None]) -> None:
+        """Have someone tell which signals the command has had itself.
+
+        Args:
+            reached_group: whether a signal that came just now was sent to the whole process group.
+            forget: called for a signal of the terminal, which did reach the whole group.
+        """
+        self._reached_group, self._forget = reached_group, forget
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for the command's end, for so many seconds at most; returns its wait status, None if it still runs."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self._status is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            known = FORWARDED | {signal.SIGCHLD}
+            info = signal.sigwaitinfo(known) if left is None else signal.sigtimedwait(known, left)
+            if info is None:
+                return None
+            if info.si_signo == signal.SIGCHLD:
+                self.reap()
+            else:
+                self._pass_on(info)
+        return self._status
+
+    def reap(self) -> None:
+        """Look after the children that have ended or stopped."""
+        with contextlib.suppress(ChildProcessError):
+            while True:  # every child: the first process of a container inherits orphans
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+                if not pid:
+                    return
+                if pid == self.pid and os.WIFSTOPPED(status):
+                    self._stop_too(os.WSTOPSIG(status))
+                elif pid == self.pid:
+                    self._status = status
+                elif not os.WIFSTOPPED(status):
+                    self.reaped.add(pid)
+
+    def _stop_too(self, number: int) -> None:
+        """Stop as the command has, so that the shell in front sees its job stopped; returns when continued."""
+        if signal.SIGCONT in signal.sigpending():  # it goes on already
+            return
+        if number in _STOPS:
+            # first the signal, then the gate: one from the terminal may wait there already, and two would stop twice
+            os.kill(os.getpid(), number)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+            signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _pass_on(self, info: signal.struct_siginfo) -> None:
+        number = info.si_signo
+        if number in ENDING:
+            self.ended_by = number
+        if info.si_code == _SI_KERNEL:  # a terminal's own signals reach the whole process group
+            self._forget()
+            return
+        if self._is_of_job(info.si_pid) or self._reached_group(number):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def _is_of_job(self, pid: int) -> bool:
+        """Whether the sender is the command or a process below it: what a job sends to its group it has had itself."""
+        for _ in range(_GENERATIONS):
+            if pid == self.pid:
+                return True
+            if pid <= 1:
+                return False
+            pid = parent_of(pid)
+        return False
+
+
+def parent_of(pid: int) -> int:
+    """The parent's pid; 0 where there is none to be seen."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def relay(pid: int) -> int:
     """Wait for a spawned command, passing signals on; returns its exit code (128 + signal where one ended it)."""
-    while True:
-        info = signal.sigwaitinfo(FORWARDED | {signal.SIGCHLD})
-        if info.si_signo == signal.SIGCHLD:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
-        elif info.si_code != _SI_KERNEL:  # a terminal's own signals reach the whole process group
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, info.si_signo)
+    status = Relay(pid).wait()
+    code = os.waitstatus_to_exitcode(status or 0)
+    return code if code >= 0 else 128 - code
 
 
-def wait_for_end(seconds: float | None) -> None:
-    """Wait for one of the forwarded signals, or so many seconds."""
-    if seconds is None:
-        signal.sigwaitinfo(FORWARDED)
-    else:
-        signal.sigtimedwait(FORWARDED, seconds)
+def end_as(status: int) -> int:
+    """End as a command did: by the same signal, which this does not return from, or with the code that it returns."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    number = -code
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError, ValueError):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+        time.sleep(0.2)
+    return 128 + number  # the first process of a container is not ended by its own signals

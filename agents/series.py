@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,26 @@ from ringtap.agents.cross import CrossTraffic
 from ringtap.agents.hosts import RINGTAP, HostProcess, LabHosts
 from ringtap.agents.lab.topology import SWITCH, TRAINING_NIC, Roles
 from ringtap.agents.punctual import MOST_LATE_SHARE, late_share
-from ringtap.errors import MeasurementError
+from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import Model, SweepPlan, Window
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory
 
 MASTER_PORT = 29400
 _POLL_S = 0.05
+
+
+def find_frameworks(models: Sequence[Model]) -> None:
+    """See that what the models need is installed.
+
+    Raises:
+        UsageError: Horovod is not.
+    """
+    if any(model.framework == "horovod" for model in models) and not find_spec("horovod"):
+        raise UsageError(
+            f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
+            "build it with scripts/build_horovod.py --install (docs/horovod.md)"
+        )
 
 
 @dataclass(frozen=True)
@@ -46,8 +60,8 @@ class StepWatcher:
     def iteration_ends_ns(self) -> list[int]:
         """When each iteration ended at the slowest rank (CLOCK_REALTIME), up to the last that all ranks have ended."""
         for folder in self._folders:
-            for path in sorted(folder.glob("*.rec")):
-                if path.stat().st_size:  # just made: its header is on the way
+            for path in sorted(folder.glob("rank*.rec")):
+                if path.suffixes == [".rec"] and path.stat().st_size:  # just made: its header is on the way
                     rows = self._rows.setdefault(path, [])
                     rows += open_records(path).tail(len(rows))
         if len({path.parent for path in self._rows}) < len(self._folders):
@@ -92,18 +106,25 @@ class Series:
         self._wait_for_warm_up()
 
     def _start_agent(self, host: str, command: list[str], environment: dict[str, str]) -> HostProcess:
-        verb = ["run" if command else "capture", "--join", str(self._run.path), "--node", host]
+        # every 10 ms for the punctuality check (agents/punctual.py)
+        record = ["--collect", "nic,steps", "--every", "10ms", "--join", str(self._run.path), "--node", host]
+        verb = ["run" if command else "capture", *record]
         log = self._run.node(host) / "log" / "job.out"
         name = self._model.title if command else "recorder"
         wrapped = [*RINGTAP, *verb, *(["--", *command] if command else [])]
         return self._hosts.start(host, name, wrapped, log, environment=environment)
 
     def _job_command(self) -> list[str]:
-        if self._model.command:
-            return list(self._model.command)
         from ringtap import examples
 
-        script = Path(examples.__file__).resolve().parent / "scale_model.py"
+        folder = Path(examples.__file__).resolve().parent
+        command = list(self._model.command) or self._scale_model(folder)
+        if self._model.framework == "horovod":  # its variables are made from torchrun's on each host
+            return [sys.executable, str(folder / "horovod_rank.py"), *command]
+        return command
+
+    def _scale_model(self, folder: Path) -> list[str]:
+        script = folder / ("horovod_model.py" if self._model.framework == "horovod" else "scale_model.py")
         scale, model = self._plan.scale, self._model
         options = {
             "--parameters": round(model.parameters / scale),

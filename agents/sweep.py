@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ringtap.agents.cross import CrossTraffic
 from ringtap.agents.estimate import estimate, layout, resolved
 from ringtap.agents.hosts import LabHosts
+from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab, rate_warnings
-from ringtap.agents.precheck import REQUIRED_SHARE, check_generator
+from ringtap.agents.precheck import REQUIRED_SHARE, check_generator, check_host
 from ringtap.agents.progress import Progress
-from ringtap.agents.series import Series, Step
+from ringtap.agents.series import Series, Step, find_frameworks
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.plan import Model, SweepPlan
 from ringtap.records import JsonLinesWriter, read_json_lines
@@ -30,8 +27,8 @@ from ringtap.trafficgen import iperf3
 PRECHECK_TRIES = 3  # a busy moment of the machine is not the generator's
 NOT_COLLECTED = [
     {"what": "packets", "why": "not asked for: the bottleneck is counted at its interfaces"},
-    {"what": "sockets", "why": "no collector in this version"},
-    {"what": "host load", "why": "no collector in this version"},
+    {"what": "sockets", "why": "not asked for: a sweep records interfaces and steps"},
+    {"what": "host load", "why": "not asked for: a sweep records interfaces and steps"},
     {"what": "GPU", "why": "the scale model has none: compute time is slept"},
     {"what": "RDMA", "why": "the testbed's links carry TCP only"},
 ]
@@ -124,7 +121,7 @@ class Conductor:
     ) -> None:
         name = f"{model.name}-{kind}"
         path = self._attempt(model.name, kind)
-        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name)
+        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, one_clock=True)
         hosts = LabHosts(self._spec)
         cross = CrossTraffic(self._plan, kind, hosts, self._roles.cross_from, self._roles.cross_to, path)
         series = Series(self._plan, model, self._roles, hosts, run, cross)
@@ -157,21 +154,6 @@ def _line(plan: SweepPlan, point: dict[str, Any]) -> str:
     return f"{point['series']:<24} asked {asked:6.2f} Gbit/s (full size): {measured}"
 
 
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a sweep as Ctrl-C does: in order, with what was measured kept."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _open(plan: SweepPlan, path: Path, resume: bool) -> RunDirectory:
     if not resume:
         return RunDirectory.create(path, "sweep", sys.argv, plan.seed, plan=resolved(plan))
@@ -185,13 +167,14 @@ def _open(plan: SweepPlan, path: Path, resume: bool) -> RunDirectory:
     return run
 
 
-def run_sweep(plan: SweepPlan, path: Path, resume: bool = False) -> dict[str, Any]:
+def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = False) -> dict[str, Any]:
     """Measure a sweep into a run directory.
 
     Args:
         plan: what to measure.
         path: the run directory to make, or to go on with.
         resume: keep the points that are there and measure the rest.
+        force: measure loads beyond what this host's traffic generator is calibrated for.
 
     Returns:
         ``{path, status, points, duration_s}``.
@@ -203,15 +186,17 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False) -> dict[str, An
     layout(plan)
     if "iperf" in plan.traffic:
         iperf3.find_iperf3()
+    find_frameworks(plan.models)
+    calibration = check_host(plan, force, lambda words: print(words, file=sys.stderr, flush=True))
     run = _open(plan, path, resume)
-    run.info["not_collected"] = NOT_COLLECTED
+    run.info |= {"not_collected": NOT_COLLECTED, "calibration": calibration}
     begin_s = time.monotonic()
     settings = (
         f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}"
     )
     print(settings, file=sys.stderr)
     try:
-        with _termination_as_interrupt():
+        with termination_as_interrupt():
             Conductor(plan, run).conduct()
     except KeyboardInterrupt:
         run.finish("partial", "interrupted")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CongestionModel", "FitResult", "__version__", "open_run"]
+__all__ = ["CongestionModel", "FitResult", "__version__", "open_run", "step"]
 
 if TYPE_CHECKING:
     from ringtap.analysis.fit import CongestionModel, FitResult
@@ -16,6 +17,17 @@ _LAZY = {
     "FitResult": "ringtap.analysis.fit",
     "open_run": "ringtap.analysis.runs",
 }
+
+
+def step() -> None:
+    """Mark the end of an iteration of a training loop whose steps ringtap cannot see by itself.
+
+    For loops without PyTorch's optimizers: JAX, NumPy, a simulation. Under ``ringtap run`` the moment is recorded, and
+    the marks count as this process's iterations; without it the call does nothing. Never raises.
+    """
+    hook = sys.modules.get("ringtap_hook")
+    if hook is not None:
+        hook.mark()
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ringtap
 from ringtap.errors import RingtapError, UsageError
@@ -21,10 +21,17 @@ VERBS = {
     "lab": ("ringtap.agents.lab.commands", "the virtual testbed: up, exec, status, down"),
     "traffic": ("ringtap.trafficgen.commands", "cross traffic: plan, serve, send"),
     "capture": ("ringtap.agents.commands", "record this node without a job"),
+    "doctor": ("ringtap.agents.doctor.command", "what can be recorded here, and how to get the rest"),
+    "live": ("ringtap.analysis.live.command", "watch a run that is being written"),
+    "analyze": ("ringtap.analysis.job.command", "what a job and its network did, iteration by iteration"),
     "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
     "report": ("ringtap.analysis.commands", "turn a sweep into figures, tables and one HTML page"),
     "fit": ("ringtap.analysis.commands", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
     "demand": ("ringtap.analysis.commands", "network demand of a training iteration"),
+}
+# (verb, sub-verb) -> the same, for sub-verbs of another room than their verb's, whose register returns its sub-verbs
+ATTACHED = {
+    ("traffic", "verify"): ("ringtap.analysis.traffic_command", "compare a flow plan with what was sent and captured"),
 }
 
 
@@ -36,26 +43,41 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def build_parser(verb: str | None) -> argparse.ArgumentParser:
-    """The argument parser; only the named verb's own arguments are built."""
+def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.ArgumentParser:
+    """The argument parser; only the arguments of the named verb, and of its sub-verb, are built."""
     parser = Parser(prog="ringtap", description=ringtap.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     for name, (module, summary) in VERBS.items():
         if name == verb:
-            importlib.import_module(module).register(subparsers, name, summary)
+            sub_verbs = importlib.import_module(module).register(subparsers, name, summary)
+            for (of, attached), (room, text) in ATTACHED.items():
+                if of == verb and attached == sub_verb:
+                    _room(room).register(sub_verbs, attached, text)
+                elif of == verb:
+                    sub_verbs.add_parser(attached, help=text, add_help=False)
         else:
             subparsers.add_parser(name, help=summary, add_help=False)
     return parser
 
 
+def _room(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "this needs the analysis, which is not installed here: pip install 'ringtap[report]'"
+        ) from error
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    verb = next((argument for argument in arguments if not argument.startswith("-")), None)
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    verb, sub_verb = (*words[:2], None, None)[:2]
     options = None
     try:
-        options = build_parser(verb).parse_args(arguments)
+        options = build_parser(verb, sub_verb).parse_args(arguments)
         return int(options.handler(options))
     except RingtapError as error:
         print(f"ringtap: {error}", file=sys.stderr)

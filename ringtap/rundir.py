@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-import secrets
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -14,20 +14,59 @@ import ringtap
 from ringtap.errors import UsageError
 
 SCHEMA = 1
+_JOIN_S = 5.0
 Status = Literal["running", "complete", "partial", "failed"]
+
+
+class UnwritableError(UsageError):
+    """A run directory cannot be written: no reason to keep a job from running."""
+
+
+def _clean(slug: str) -> str:
+    return (re.sub(r"[^a-z0-9]+", "-", slug.lower()).strip("-") or "run")[:40]
 
 
 def new_name(slug: str) -> str:
     """A run's folder name: ``<UTC>-<slug>-<6 hex>``."""
-    clean = re.sub(r"[^a-z0-9]+", "-", slug.lower()).strip("-") or "run"
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{clean[:40]}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{_clean(slug)}-{os.urandom(3).hex()}"
+
+
+def shared_name(slug: str, key: str) -> str:
+    """The folder name that all ranks of a launched job come to by themselves: ``<slug>-<run key>``."""
+    return f"{_clean(slug)}-{re.sub(r'[^A-Za-z0-9.]+', '-', key).strip('-')}"
 
 
 def write_json(path: Path, item: object) -> None:
     """Write JSON to a temporary name and rename it, so a reader never sees half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _write_new_json(path: Path, item: object) -> bool:
+    """Write JSON to a name that must not exist yet, whole or not at all; returns whether it did not."""
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")
+        try:
+            os.link(temporary, path)  # atomic, and refused where the name is taken
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            except FileExistsError:
+                return False
+            temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return True
 
 
 def read_json(path: Path) -> Any:
@@ -53,24 +92,97 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path, kind: Literal["job", "sweep"], argv: list[str], seed: int, **extra: Any
+        cls, path: Path, kind: Literal["job", "sweep"], argv: list[str], seed: int, *, key: str = "", **extra: Any
     ) -> RunDirectory:
         """Make the folder and its run.json with status ``running``.
 
+        Args:
+            path: the folder.
+            kind: what the run is.
+            argv: the command line.
+            seed: seed of everything random.
+            key: what the ranks of one launched job have in common; empty where there is but one process.
+            **extra: further facts for run.json.
+
         Raises:
-            UsageError: the folder exists and is not empty, or cannot be written.
+            UsageError: the folder exists and is not empty.
+            UnwritableError: it cannot be written.
         """
+        info = {"schema": SCHEMA, "kind": kind, "ringtap": ringtap.__version__, "argv": argv}
+        info |= {"created_ns": time.time_ns(), "seed": seed, "status": "running", "why": "", "not_collected": []}
+        info |= {"key": key} | extra
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
+            # another rank of the same job may be about to make it: its temporary name is no content
+            strangers = [entry for entry in path.iterdir() if not (key and entry.name.startswith(".run.json."))]
+            if strangers or not _write_new_json(path / "run.json", info):
                 raise UsageError(f"{path} is not empty: name another folder, or go on with --resume if it is a sweep")
-            info = {"schema": SCHEMA, "kind": kind, "ringtap": ringtap.__version__, "argv": argv}
-            info |= {"created_ns": time.time_ns(), "seed": seed, "status": "running", "why": "", "not_collected": []}
-            run = cls(path, info | extra)
-            run.save()
-        except OSError as error:
+        except (FileExistsError, NotADirectoryError) as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-        return run
+        except OSError as error:
+            raise UnwritableError(f"{path} cannot be written: {error.strerror}") from error
+        return cls(path, info)
+
+    @classmethod
+    def create_or_join(
+        cls, path: Path, argv: list[str], *, key: str, rank: str, **extra: Any
+    ) -> tuple[RunDirectory, bool] | None:
+        """Make the run directory of a launched job, or join it if another of its ranks has made it.
+
+        Args:
+            path: the folder all ranks agree on.
+            argv: the command line.
+            key: the job's key.
+            rank: this process's rank in the job; each rank joins a run once.
+            **extra: further facts for run.json.
+
+        Returns:
+            The run and whether this process made it; None where this rank has had its turn there: another run of the
+            same launch.
+
+        Raises:
+            UsageError: the folder belongs to something else.
+            UnwritableError: it cannot be written.
+        """
+        created = True
+        try:
+            run = cls.create(path, "job", argv, 0, key=key, **extra)
+        except UnwritableError:
+            raise
+        except UsageError:
+            if not (path / "run.json").is_file():
+                raise
+            run, created = cls.wait_for(path, _JOIN_S), False
+            if run.info.get("key") != key:
+                raise UsageError(
+                    f"{path} belongs to another run (its key is {run.info.get('key') or 'none'}, this job's is {key}): "
+                    "name another folder with -o"
+                ) from None
+        try:
+            claims = path / ".ranks"
+            claims.mkdir(exist_ok=True)
+            os.close(os.open(claims / rank, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            return None
+        except OSError as error:
+            raise UnwritableError(f"{path} cannot be written: {error.strerror}") from error
+        return run, created
+
+    @classmethod
+    def wait_for(cls, path: Path, seconds: float) -> RunDirectory:
+        """Open a run directory that another process may be about to make.
+
+        Raises:
+            UsageError: it is not there, or not readable, after so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return cls.open(path)
+            except UsageError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.05)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:

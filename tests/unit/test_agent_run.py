@@ -28,11 +28,11 @@ def test_the_exit_code_is_passed_on(tmp_path: Path, code: int) -> None:
     assert done.returncode == code
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     assert info["status"] == ("failed" if code else "complete")
-    assert json.loads((tmp_path / "run" / "nodes" / "here" / "node.json").read_text())["exit_code"] == code
+    assert json.loads((tmp_path / "run" / "nodes" / "here" / "node.json").read_text())["jobs"][0]["exit_code"] == code
 
 
-def test_a_job_ended_by_a_signal_shows_as_in_a_shell(tmp_path: Path) -> None:
-    assert wrapped(tmp_path, "sh", "-c", "kill -KILL $$").returncode == 128 + signal.SIGKILL
+def test_a_job_ended_by_a_signal_ends_its_wrapper_by_the_same(tmp_path: Path) -> None:
+    assert wrapped(tmp_path, "sh", "-c", "kill -KILL $$").returncode == -signal.SIGKILL
 
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:

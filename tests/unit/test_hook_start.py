@@ -66,6 +66,15 @@ def run_python(
     return result
 
 
+def recording(folder: Path) -> dict[str, str]:
+    """What the agent sets so that a job is recorded."""
+    return {"RINGTAP_RUN": str(folder / "run"), "RINGTAP_NODE": "node", "RINGTAP_HOST": os.uname().nodename}
+
+
+def steps_of(folder: Path) -> Path:
+    return folder / "run" / "nodes" / "node" / "steps"
+
+
 def only_file(steps: Path) -> RecordFile:
     assert [path.name for path in steps.glob("hook-*.log")] == []
     (path,) = steps.glob("*.rec")
@@ -73,11 +82,23 @@ def only_file(steps: Path) -> RecordFile:
 
 
 def test_source_is_valid_for_python_3_8() -> None:
-    ast.parse((HOOK / "sitecustomize.py").read_text(), feature_version=(3, 8))
+    paths = [HOOK / "sitecustomize.py", *(HOOK / "ringtap_hook").glob("*.py")]
+    assert len(paths) > 8
+    for path in paths:
+        ast.parse(path.read_text(), filename=str(path), feature_version=(3, 8))
+
+
+def test_only_the_standard_library_is_imported() -> None:
+    for path in (HOOK / "ringtap_hook").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [str(node.module)]
+            assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names, path
 
 
 def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
-    steps = tmp_path / "node" / "steps"
+    steps = steps_of(tmp_path)
     code = """
         import os, time, torch
         one, two = torch.optim.Optimizer(), torch.optim.Optimizer()
@@ -87,18 +108,25 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
         print(os.getpid(), time.time_ns(), time.monotonic_ns())
     """
     result = run_python(
-        code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=steps, RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, SLURM_PROCID=0
+        code, HOOK, fake_torch(tmp_path), **recording(tmp_path), RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, SLURM_PROCID=0
     )
     pid, real_ns, mono_ns = map(int, result.stdout.split())
     file = only_file(steps)
     assert file.path.name == f"rank3-{pid}.rec"
     assert file.offset % 64 == 0
     times = [Field(name, "<i8", "ns", "time") for name in ("start_ns", "end_ns", "start_mono_ns", "end_mono_ns")]
-    assert file.fields == (Field("step", "<i8", "", "index"), Field("optimizer", "<i8", "", "index"), *times)
+    assert file.fields == (
+        Field("step", "<i8", "", "index"),
+        Field("optimizer", "<i8", "", "index"),
+        *times,
+        Field("kind", "<i8", "", "index"),
+        Field("backwards", "<i8", "passes", "gauge"),
+    )
     about = {"collector": "steps", "rank": 3, "pid": pid, "world_size": 4, "local_rank": 1, "torch": "0.fake"}
-    assert file.about == about | {"hostname": os.uname().nodename}
+    assert file.about == about | {"hostname": os.uname().nodename, "source": "optimizer steps"}
     records = file.tail()
     assert [record[:2] for record in records] == [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0)]
+    assert {record[6:] for record in records} == {(0, 0)}
     assert all(record[3] - record[2] >= 2_000_000 for record in records[:3])
     assert all(record[5] >= record[4] for record in records)
     assert all(left[5] <= right[4] for left, right in pairwise(records))
@@ -119,9 +147,9 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
 def test_rank_comes_from_the_most_specific_variable(
     tmp_path: Path, variables: dict[str, Any], rank: int, world_size: int
 ) -> None:
-    steps = tmp_path / "steps"
+    steps = steps_of(tmp_path)
     run_python(
-        "import torch; torch.optim.Optimizer().step()", HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=steps, **variables
+        "import torch; torch.optim.Optimizer().step()", HOOK, fake_torch(tmp_path), **recording(tmp_path), **variables
     )
     assert (only_file(steps).about["rank"], only_file(steps).about["world_size"]) == (rank, world_size)
 
@@ -133,36 +161,37 @@ def test_rank_of_torch_distributed_wins(tmp_path: Path) -> None:
             is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 6, get_world_size=lambda: 7)
         torch.optim.Optimizer().step()
     """
-    run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=tmp_path / "steps", RANK=1)
-    about = only_file(tmp_path / "steps").about
+    run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path), RANK=1)
+    about = only_file(steps_of(tmp_path)).about
     assert (about["rank"], about["world_size"]) == (6, 7)
 
 
 def test_no_file_before_the_first_step_nor_without_the_variable(tmp_path: Path) -> None:
     fake_torch(tmp_path)
-    run_python("import torch", HOOK, tmp_path, RINGTAP_STEPS_DIR=tmp_path / "steps", RANK=0)
+    run_python("import torch", HOOK, tmp_path, **recording(tmp_path), RANK=0)
     run_python("import torch; torch.optim.Optimizer().step()", HOOK, tmp_path, cwd=tmp_path, RANK=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["torch"]
 
 
-def test_finder_leaves_and_the_module_keeps_its_own_loader(tmp_path: Path) -> None:
+def test_the_module_keeps_its_own_loader_and_is_attached_to_once(tmp_path: Path) -> None:
     code = """
         import sys, importlib, torch.optim.optimizer as module
-        assert not any(type(finder).__name__ == "_Finder" for finder in sys.meta_path)
-        assert type(module.__loader__).__name__ == "SourceFileLoader"
+        (finder,) = [finder for finder in sys.meta_path if type(finder).__name__ == "_Finder"]
+        assert "torch.optim.optimizer" not in finder.pending and "torch.autograd" in finder.pending
+        assert type(module.__loader__).__name__ == "SourceFileLoader" and "exec_module" not in vars(module.__loader__)
         before = len(module.PRE)
         importlib.reload(module)
         print(before, module.__file__)
     """
-    result = run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=tmp_path / "steps")
+    result = run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path))
     assert result.stdout.split() == ["1", str(tmp_path / "torch" / "optim" / "optimizer.py")]
 
 
 def test_folder_is_meant_from_where_the_job_started(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     code = "import os, torch; os.chdir('elsewhere'); torch.optim.Optimizer().step()"
-    run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, RINGTAP_STEPS_DIR="steps")
-    assert only_file(tmp_path / "steps").count == 1
+    run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, RINGTAP_RUN="run", RINGTAP_NODE="node")
+    assert only_file(steps_of(tmp_path)).count == 1
 
 
 def test_older_torch_without_global_hooks(tmp_path: Path) -> None:
@@ -174,9 +203,9 @@ def test_older_torch_without_global_hooks(tmp_path: Path) -> None:
         plain, own = torch.optim.Optimizer(), Own()
         print([plain.step(), plain.step(), own.step()])
     """
-    result = run_python(code, HOOK, fake_torch(tmp_path, FAKE_OLD_OPTIMIZER), RINGTAP_STEPS_DIR=tmp_path / "steps")
+    result = run_python(code, HOOK, fake_torch(tmp_path, FAKE_OLD_OPTIMIZER), **recording(tmp_path))
     assert result.stdout == "[1, 2, 10]\n"
-    assert [record[:2] for record in only_file(tmp_path / "steps").tail()] == [(0, 0), (1, 0), (0, 1)]
+    assert [record[:2] for record in only_file(steps_of(tmp_path)).tail()] == [(0, 0), (1, 0), (0, 1)]
 
 
 # ---- the sitecustomize that was there before
@@ -188,7 +217,7 @@ def test_next_sitecustomize_runs_under_its_own_name(tmp_path: Path) -> None:
     (site / "sitecustomize.py").write_text("import sys\nsys.path.append('/added')\nVALUE = __name__\n")
     code = "import sys, sitecustomize as s; print(s.VALUE, s.__file__, '/added' in sys.path)"
     # Twice on the path, and once more by another spelling: a wrapped job may wrap another one.
-    result = run_python(code, HOOK, HOOK / ".." / "hook", HOOK, site, RINGTAP_STEPS_DIR=tmp_path)
+    result = run_python(code, HOOK, HOOK / ".." / "hook", HOOK, site, **recording(tmp_path))
     assert result.stdout.split() == ["sitecustomize", str(site / "sitecustomize.py"), "True"]
     assert result.stderr == ""
 
@@ -214,9 +243,9 @@ def test_an_error_in_the_next_one_is_reported_as_without_this_one(tmp_path: Path
     site.mkdir()
     (site / "sitecustomize.py").write_text("raise ValueError('broken site')\n")
     plain = run_python("print('ran')", site)
-    steps = tmp_path / "steps"
+    steps = steps_of(tmp_path)
     code = "import torch; torch.optim.Optimizer().step(); print('ran')"
-    hooked = run_python(code, HOOK, site, fake_torch(tmp_path), RINGTAP_STEPS_DIR=steps)
+    hooked = run_python(code, HOOK, site, fake_torch(tmp_path), **recording(tmp_path))
     assert "broken site" in plain.stderr
     assert (hooked.stdout, hooked.stderr) == (plain.stdout, plain.stderr)
     assert only_file(steps).count == 1
@@ -234,8 +263,8 @@ def test_only_the_outermost_of_nested_steps_counts(tmp_path: Path) -> None:
         outer.step(lambda: outer.step(inner.step))
         inner.step()
     """
-    run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=tmp_path / "steps")
-    assert [record[:2] for record in only_file(tmp_path / "steps").tail()] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+    run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path))
+    assert [record[:2] for record in only_file(steps_of(tmp_path)).tail()] == [(0, 0), (1, 0), (2, 0), (0, 1)]
 
 
 def test_a_step_ended_by_an_exception_is_not_recorded_and_hides_no_other(tmp_path: Path) -> None:
@@ -248,8 +277,8 @@ def test_a_step_ended_by_an_exception_is_not_recorded_and_hides_no_other(tmp_pat
             except ZeroDivisionError:
                 pass
     """
-    run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=tmp_path / "steps")
-    assert [record[0] for record in only_file(tmp_path / "steps").tail()] == [0, 1, 2]
+    run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path))
+    assert [record[0] for record in only_file(steps_of(tmp_path)).tail()] == [0, 1, 2]
 
 
 def test_steps_of_two_threads_do_not_nest(tmp_path: Path) -> None:
@@ -261,8 +290,8 @@ def test_steps_of_two_threads_do_not_nest(tmp_path: Path) -> None:
         threads = [threading.Thread(target=work) for _ in range(2)]
         [thread.start() for thread in threads], [thread.join() for thread in threads]
     """
-    run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=tmp_path / "steps")
-    assert sorted(record[:2] for record in only_file(tmp_path / "steps").tail()) == [(0, 0), (0, 1)]
+    run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path))
+    assert sorted(record[:2] for record in only_file(steps_of(tmp_path)).tail()) == [(0, 0), (0, 1)]
 
 
 def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
@@ -280,8 +309,8 @@ def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
         optimizer.step()
         print(os.getpid())
     """
-    steps = tmp_path / "steps"
-    parent = int(run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=steps).stdout)
+    steps = steps_of(tmp_path)
+    parent = int(run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path)).stdout)
     counts = {open_records(path).about["pid"] == parent: open_records(path).count for path in steps.glob("*.rec")}
     assert counts == {True: 3, False: 1}
     assert len(list(steps.iterdir())) == 2
@@ -298,7 +327,7 @@ def log_of(steps: Path) -> str:
 def test_a_folder_that_cannot_be_made_costs_the_job_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code = "import torch; o = torch.optim.Optimizer(); o.step(); o.step(); print('done')"
-    result = run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=tmp_path / "file" / "steps")
+    result = run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path / "file"))
     assert (result.stdout, result.stderr) == ("done\n", "")
 
 
@@ -312,8 +341,8 @@ def test_an_exception_in_the_hook_is_logged_once_and_ends_the_recording(tmp_path
             optimizer.step()
         print('done')
     """
-    steps = tmp_path / "steps"
-    result = run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=steps)
+    steps = steps_of(tmp_path)
+    result = run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path))
     assert (result.stdout, result.stderr) == ("done\n", "")
     assert log_of(steps).count("Traceback") == 1
     assert "unhashable" in log_of(steps)
@@ -324,22 +353,22 @@ def test_an_exception_in_the_hook_is_logged_once_and_ends_the_recording(tmp_path
 def test_a_full_disk_leaves_whole_records_and_one_torn(tmp_path: Path) -> None:
     # A limit on file sizes fails a write as a full disk does: part of it is written, then nothing.
     code = """
-        import resource, os, torch
+        import glob, os, resource, torch
         optimizer = torch.optim.Optimizer()
         optimizer.step()
-        (path,) = [os.path.join(os.environ["RINGTAP_STEPS_DIR"], name) for name in os.listdir("steps")]
-        size = os.path.getsize(path) + 48 + 20
+        (path,) = glob.glob("run/nodes/node/steps/*")
+        size = os.path.getsize(path) + 64 + 20
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         for _ in range(4):
             optimizer.step()
         print('done')
     """
-    steps = tmp_path / "steps"
-    result = run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, RINGTAP_STEPS_DIR=steps)
+    steps = steps_of(tmp_path)
+    result = run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, **recording(tmp_path))
     assert (result.stdout, result.stderr) == ("done\n", "")
     (path,) = steps.glob("*.rec")
     assert (open_records(path).count, open_records(path).torn_bytes) == (2, 20)
-    assert "only 20 of 48 bytes" in log_of(steps)
+    assert "only 20 of 64 bytes" in log_of(steps)
 
 
 def test_a_disk_full_from_the_start_leaves_no_half_header(tmp_path: Path) -> None:
@@ -349,8 +378,8 @@ def test_a_disk_full_from_the_start_leaves_no_half_header(tmp_path: Path) -> Non
         torch.optim.Optimizer().step()
         print('done')
     """
-    steps = tmp_path / "steps"
-    result = run_python(code, HOOK, fake_torch(tmp_path), RINGTAP_STEPS_DIR=steps)
+    steps = steps_of(tmp_path)
+    result = run_python(code, HOOK, fake_torch(tmp_path), **recording(tmp_path))
     assert (result.stdout, result.stderr) == ("done\n", "")
     assert list(steps.glob("*.rec")) == []
 
@@ -365,8 +394,8 @@ def test_a_job_that_closes_every_file_gets_no_records_in_its_own(tmp_path: Path)
         optimizer.step()
         print(sum(os.path.getsize(file.name) for file in own))
     """
-    steps = tmp_path / "steps"
-    result = run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, RINGTAP_STEPS_DIR=steps)
+    steps = steps_of(tmp_path)
+    result = run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, **recording(tmp_path))
     assert result.stdout == "0\n"
     assert "closed by the job" in log_of(steps)
     (path,) = steps.glob("*.rec")
@@ -377,19 +406,21 @@ def test_a_second_process_of_the_same_pid_takes_another_name(tmp_path: Path) -> 
     code = """
         import os, torch
         name = "rank0-{}.rec".format(os.getpid())
-        os.mkdir("steps")
-        open("steps/" + name, "w").close()
+        os.makedirs("run/nodes/node/steps")
+        open("run/nodes/node/steps/" + name, "w").close()
         torch.optim.Optimizer().step()
         print(name)
     """
-    name = run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, RINGTAP_STEPS_DIR="steps").stdout.strip()
-    assert (tmp_path / "steps" / name).read_text() == ""
-    assert open_records(tmp_path / "steps" / name.replace(".rec", "-2.rec")).count == 1
+    name = run_python(
+        code, HOOK, fake_torch(tmp_path), cwd=tmp_path, RINGTAP_RUN="run", RINGTAP_NODE="node"
+    ).stdout.strip()
+    assert (steps_of(tmp_path) / name).read_text() == ""
+    assert open_records(steps_of(tmp_path) / name.replace(".rec", "-2.rec")).count == 1
 
 
 def test_a_torch_that_fails_to_import_fails_as_it_would(tmp_path: Path) -> None:
     fake_torch(tmp_path, "raise RuntimeError('no such device')\n")
     plain = run_python("import torch", tmp_path, check=False)
-    hooked = run_python("import torch", HOOK, tmp_path, RINGTAP_STEPS_DIR=tmp_path / "steps", check=False)
+    hooked = run_python("import torch", HOOK, tmp_path, **recording(tmp_path), check=False)
     assert plain.returncode == hooked.returncode == 1
     assert plain.stderr.splitlines()[-1] == hooked.stderr.splitlines()[-1] == "RuntimeError: no such device"

@@ -88,13 +88,13 @@ def plain() -> Outcome:
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("steps")
+    return tmp_path_factory.mktemp("run") / "nodes" / "here" / "steps"
 
 
 @pytest.fixture(scope="module")
 def recorded(steps: Path) -> Outcome:
     """The same job, recorded, and killed at its end as a scheduler would."""
-    return run_job("killed", PYTHONPATH=str(HOOK), RINGTAP_STEPS_DIR=str(steps), RANK="1")
+    return run_job("killed", PYTHONPATH=str(HOOK), RINGTAP_RUN=str(steps.parents[2]), RINGTAP_NODE="here", RANK="1")
 
 
 def test_the_result_is_the_same_to_the_bit(plain: Outcome, recorded: Outcome) -> None:

@@ -1,0 +1,1 @@
+"""How far the clocks of a run's nodes are apart."""

@@ -1,0 +1,236 @@
+"""From single measurements of a clock's offset to lines that hold for a run, each with a bound on its error.
+
+A measurement says that the offset lay within ± half its round trip. Between steps a clock runs off evenly for a while,
+so the offset is a line, and all measurements together bound it: the lines that pass through every interval are a convex
+polygon in the plane of (offset at the first, offset at the last measurement). The fit is the middle of that polygon and
+its error the polygon's half width, but never less than half the least round trip: that much asymmetry no number of
+pings can rule out. Where no line passes through the next interval (the clock's rate has changed) a new segment begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# No two clocks run apart faster for long: quartz keeps 100 ppm, and the kernel slews by 500 at most.
+MAX_DRIFT_PPM = 500.0
+_NS_PER_PPM_S = 1e3
+
+Point = tuple[float, float]
+# CLOCK_MONOTONIC of this node before and after one of the two clocks was set
+Break = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The best of a burst of pings.
+
+    Attributes:
+        t_ns: this node's CLOCK_REALTIME in the middle of the ping's way.
+        mono_ns: its CLOCK_MONOTONIC at the same moment.
+        phase: ``before``, ``during`` or ``after`` the job.
+        offset_ns: this node's clock minus the reference's.
+        error_ns: half of this ping's round trip: the offset cannot be further off.
+        round_trip_ns: time on the way, without the time at the reference.
+        pings: pings answered.
+        lost: pings not answered.
+    """
+
+    t_ns: int
+    mono_ns: int
+    phase: str
+    offset_ns: int
+    error_ns: int
+    round_trip_ns: int
+    pings: int
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A line: offset at time t is ``offset_ns + drift_ppm * 1e-6 * (t - t0_ns)``, within ± ``error_ns``.
+
+    Attributes:
+        from_ns, to_ns: where it holds, in this node's CLOCK_REALTIME.
+        from_mono_ns, to_mono_ns: the same in its CLOCK_MONOTONIC, which has no steps.
+        t0_ns: time the offset is given for.
+        offset_ns: this node's clock minus the reference's.
+        drift_ppm: how fast this node's clock runs ahead.
+        error_ns: bound of the error anywhere in the segment.
+        measurements: how many it rests on.
+    """
+
+    from_ns: int
+    to_ns: int
+    from_mono_ns: int
+    to_mono_ns: int
+    t0_ns: int
+    offset_ns: int
+    drift_ppm: float
+    error_ns: int
+    measurements: int
+
+    def at(self, t_ns: int) -> float:
+        """Offset in ns at a time of this node's CLOCK_REALTIME."""
+        return self.offset_ns + self.drift_ppm * 1e-6 * (t_ns - self.t0_ns)
+
+
+def clip(polygon: Sequence[Point], a: float, b: float, c: float) -> list[Point]:
+    """The part of a convex polygon where ``a*x + b*y <= c``."""
+    kept: list[Point] = []
+    for (x0, y0), (x1, y1) in zip(polygon, [*polygon[1:], *polygon[:1]], strict=True):
+        d0, d1 = a * x0 + b * y0 - c, a * x1 + b * y1 - c
+        if d0 <= 0:
+            kept.append((x0, y0))
+        if (d0 < 0 < d1) or (d1 < 0 < d0):
+            share = d0 / (d0 - d1)
+            kept.append((x0 + share * (x1 - x0), y0 + share * (y1 - y0)))
+    return kept
+
+
+class _Bounds:
+    """The lines that pass through all intervals so far: polygon of (offset in ns at the first one, drift in ns/s)."""
+
+    def __init__(self, first: Measurement) -> None:
+        self._first = first
+        error, drift = float(first.error_ns), MAX_DRIFT_PPM * _NS_PER_PPM_S
+        self._polygon: list[Point] = [(-error, -drift), (error, -drift), (error, drift), (-error, drift)]
+
+    def add(self, measurement: Measurement) -> bool:
+        """Take a further interval in; False, and nothing changed, where no line passes through it and all others."""
+        seconds = (measurement.mono_ns - self._first.mono_ns) / 1e9
+        middle = float(measurement.offset_ns - self._first.offset_ns)
+        polygon = clip(self._polygon, 1.0, seconds, middle + measurement.error_ns)
+        polygon = clip(polygon, -1.0, -seconds, -(middle - measurement.error_ns))
+        if not polygon:
+            return False
+        self._polygon = polygon
+        return True
+
+    def reach(self, mono_ns: int) -> tuple[float, float]:
+        """Least and largest offset in ns, beyond the first measurement's, that these lines have at a time."""
+        seconds = (mono_ns - self._first.mono_ns) / 1e9
+        values = [offset + drift * seconds for offset, drift in self._polygon]
+        return min(values), max(values)
+
+
+def _fit(members: Sequence[Measurement], bounds: _Bounds, begin_mono_ns: int, end_mono_ns: int) -> Fit:
+    first = members[0]
+    low0, high0 = bounds.reach(begin_mono_ns)
+    low1, high1 = bounds.reach(end_mono_ns)
+    begin, end = (low0 + high0) / 2, (low1 + high1) / 2
+    seconds = (end_mono_ns - begin_mono_ns) / 1e9
+    drift_ppm = (end - begin) / seconds / _NS_PER_PPM_S if seconds else 0.0
+    least = min(member.error_ns for member in members)
+    error = max((high0 - low0) / 2, (high1 - low1) / 2, least)
+    from_ns = first.t_ns + begin_mono_ns - first.mono_ns
+    return Fit(
+        from_ns,
+        first.t_ns + end_mono_ns - first.mono_ns,
+        begin_mono_ns,
+        end_mono_ns,
+        from_ns,
+        first.offset_ns + round(begin),
+        round(drift_ppm, 6),
+        int(error) + 1,  # the corners of the polygon and the rounding above are good to a nanosecond
+        len(members),
+    )
+
+
+def segments(
+    measurements: Sequence[Measurement],
+    breaks: Sequence[Break] = (),
+    begin_mono_ns: int | None = None,
+    end_mono_ns: int | None = None,
+) -> list[Fit]:
+    """Lines for the times between the measurements, in order.
+
+    Args:
+        measurements: in the order they were taken.
+        breaks: where one of the two clocks was set; no segment reaches across one.
+        begin_mono_ns, end_mono_ns: time to be covered (CLOCK_MONOTONIC) beyond the first and the last measurement: the
+            error grows with what the drift may be.
+
+    Returns:
+        The segments; neighbours meet at a measurement, or at a break. A jump that nobody saw parts two segments too.
+    """
+    edges = sorted(breaks)
+    begins = [begin_mono_ns, *(after for _, after in edges)]
+    ends: list[int | None] = [*(before for before, _ in edges), end_mono_ns]
+    found: list[Fit] = []
+    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        piece = [item for item in measurements if sum(after <= item.mono_ns for _, after in edges) == number]
+        if piece:
+            found += _even_parts(piece, begin, end)
+    return found
+
+
+def _even_parts(piece: Sequence[Measurement], begin_mono_ns: int | None, end_mono_ns: int | None) -> list[Fit]:
+    """Segments of a time without a step: each as long as one line passes through all of its intervals."""
+    runs: list[tuple[list[Measurement], _Bounds]] = []
+    for measurement in piece:
+        if runs and runs[-1][1].add(measurement):
+            runs[-1][0].append(measurement)
+            continue
+        if runs:  # the clock's rate has changed: the next line begins where the last one ended, if it can
+            last = runs[-1][0][-1]
+            bounds = _Bounds(last)
+            if bounds.add(measurement):
+                runs.append(([last, measurement], bounds))
+                continue
+        runs.append(([measurement], _Bounds(measurement)))
+    fits = []
+    for number, (members, bounds) in enumerate(runs):
+        begin, end = members[0].mono_ns, members[-1].mono_ns
+        if number == 0 and begin_mono_ns is not None:
+            begin = min(begin, begin_mono_ns)
+        if number == len(runs) - 1 and end_mono_ns is not None:
+            end = max(end, end_mono_ns)
+        fits.append(_fit(members, bounds, begin, end))
+    return fits
+
+
+def overall(parts: Sequence[Fit]) -> Fit:
+    """One line for the whole run: through the ends of its segments, with an error that covers every segment.
+
+    Raises:
+        ValueError: there is no segment.
+    """
+    if not parts:
+        raise ValueError("no segment")
+    if len(parts) == 1:
+        return parts[0]
+    first, last = parts[0], parts[-1]
+    ends = [(t_ns, part.at(t_ns)) for part in parts for t_ns in (part.from_ns, part.to_ns)]
+    slope, offset = _least_squares([(t_ns - first.from_ns, value) for t_ns, value in ends])
+    off = max(
+        abs(part.at(t_ns) - (offset + slope * (t_ns - first.from_ns))) + part.error_ns
+        for part in parts
+        for t_ns in (part.from_ns, part.to_ns)
+    )
+    return Fit(
+        first.from_ns,
+        last.to_ns,
+        first.from_mono_ns,
+        last.to_mono_ns,
+        first.from_ns,
+        round(offset),
+        round(slope * 1e6, 6),
+        int(off) + 1,
+        sum(part.measurements for part in parts),
+    )
+
+
+def _least_squares(points: Sequence[Point]) -> tuple[float, float]:
+    """Slope and value at 0 of the line with the least squared distance."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    return slope, mean_y - slope * mean_x
+
+
+def to_json(item: Measurement | Fit) -> dict[str, Any]:
+    """As plain data."""
+    return asdict(item)

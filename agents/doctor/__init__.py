@@ -1,0 +1,1 @@
+"""What a node, a user and a job environment allow."""

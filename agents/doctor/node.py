@@ -1,0 +1,258 @@
+"""What the node, the user's limits and the scheduler allow; each check is made in a process of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from ringtap.agents.clock import source as clock_source
+from ringtap.agents.clock.ping import open_socket, receive
+from ringtap.collectors.base import Check
+from ringtap.units import format_size
+
+_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", "openntpd")
+_SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
+_LEAST_FILES = 1024
+_LEAST_SHM_BYTES = 256 * 2**20
+_LEAST_FREE_BYTES = 2**30
+_NO_LIMIT_BYTES = 1 << 60
+CGROUP_FILE = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def on_alliance() -> bool:
+    """Whether this is a cluster of the Digital Research Alliance of Canada."""
+    return bool(os.environ.get("CC_CLUSTER"))
+
+
+def install_hint(package: str) -> str:
+    """How to get a Python package here."""
+    if on_alliance():
+        return f"pip download {package} on a login node, then pip install --no-index --find-links=. {package}"
+    return f"pip install {package}"
+
+
+def _slurm_nodes() -> int:
+    for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 1
+
+
+def run_directory(runs: Path) -> Check:
+    """Whether a run directory can be made below a folder, on what file system, and whether other nodes see it."""
+    folder = runs.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        return Check("unavailable", f"{folder} is no folder", "name another place with -o DIR")
+    try:
+        _try_to_write(folder)
+    except OSError as error:
+        return Check("unavailable", f"{folder} cannot be written: {error.strerror}", _elsewhere())
+    kind, local = clock_source.file_system(folder)
+    free_bytes = shutil.disk_usage(folder).free
+    told = f"{folder} is on {kind} with {format_size(free_bytes)} free"
+    if free_bytes < _LEAST_FREE_BYTES:
+        return Check("degraded", told, "make room, or name another place with -o DIR")
+    if local and _slurm_nodes() > 1:
+        reason = f"{told}, which the job's {_slurm_nodes()} nodes do not share: each would record apart"
+        return Check("degraded", reason, _elsewhere())
+    return Check("ok", told)
+
+
+def _elsewhere() -> str:
+    scratch = os.environ.get("SCRATCH")
+    place = f"{scratch}/runs" if scratch else "a folder on a file system that all nodes can write"
+    return f"name another place: -o {place}" + (
+        " (HOME and PROJECT are read-only on Trillium's compute nodes)" if on_alliance() else ""
+    )
+
+
+def _try_to_write(folder: Path) -> None:
+    """Write a file that has no name; where the file system has no such files, one that is removed at once."""
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+        path = folder / f".ringtap-doctor-{os.getpid()}"
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        path.unlink()
+
+
+def clock(_runs: Path) -> Check:
+    """Receive stamps of the kernel, synchronisation, and what reading the clock costs."""
+    state = clock_source.adjtimex()
+    source = _text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    said, remedies = [], []
+    if not _kernel_stamps():
+        said.append("the kernel stamps no datagrams, so clock errors are larger")
+        remedies.append("leave the sandbox (gVisor and the like)")
+    if "missing" in state:
+        said.append(f"whether it is synchronised is not told ({state['missing']})")
+    elif not state["synchronised"]:
+        running = _daemon()
+        said.append("not synchronised" + (f", although {running} runs" if running else ": no time daemon has set it"))
+        remedies.append("ask for chrony on the node; within a run ringtap measures the offsets itself")
+    if source in _SLOW_CLOCKS:
+        said.append(f"clock source {source} is slow to read")
+        remedies.append("ask the site why the kernel gave up tsc")
+    if said:
+        return Check("degraded", "; ".join(said), "; ".join(remedies))
+    error = f"{state['max_error_us'] / 1e3:.3g} ms at most"
+    return Check("ok", f"synchronised, off by {error}; kernel receive stamps; source {source or 'unknown'}")
+
+
+def _kernel_stamps() -> bool:
+    """Whether a datagram to oneself comes with a stamp."""
+    with open_socket("127.0.0.1") as sock:
+        for _ in range(2):  # the first one after the option may still be without
+            with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.sendto(b"?", sock.getsockname())
+            sock.settimeout(0.1)
+            with suppress(OSError):
+                if receive(sock, clock_source.Clock())[3]:
+                    return True
+    return False
+
+
+def _daemon() -> str:
+    for process in psutil.process_iter(["name"]):
+        if str(process.info["name"]).startswith(_DAEMONS):
+            return str(process.info["name"])
+    return ""
+
+
+def scheduler(_runs: Path) -> Check:
+    """In which job, if any."""
+    environment = os.environ
+    cluster = environment.get("CC_CLUSTER") or environment.get("SLURM_CLUSTER_NAME", "")
+    where = f" on {cluster}" if cluster else ""
+    if job := environment.get("SLURM_JOB_ID"):
+        step = environment.get("SLURM_STEP_ID")
+        tasks = environment.get("SLURM_NTASKS") or environment.get("SLURM_STEP_NUM_TASKS", "?")
+        told = f"Slurm job {job}{f' step {step}' if step else ''}{where}: {_slurm_nodes()} nodes, {tasks} tasks"
+        return Check("ok", told)
+    for name, title in (("PBS_JOBID", "PBS"), ("LSB_JOBID", "LSF"), ("JOB_ID", "Grid Engine")):
+        if environment.get(name):
+            return Check("ok", f"{title} job {environment[name]}")
+    if shutil.which("srun") or cluster:
+        account = " --account=def-NAME" if on_alliance() else ""
+        remedy = f"ask again from a job: salloc{account} --time=0:10:0 --nodes=1, then srun ringtap doctor"
+        return Check("degraded", f"no job: this is a login node{where}, or a node by ssh", remedy)
+    return Check("ok", "none: no job is needed here")
+
+
+def cores(_runs: Path) -> Check:
+    """Processors and memory that this job may use."""
+    usable = len(os.sched_getaffinity(0))
+    share = cpu_share()
+    count = min(usable, share) if share else usable
+    told = f"{count:g} of {os.cpu_count()} cores"
+    memory_bytes = memory_limit_bytes()
+    if memory_bytes:
+        told += f", {format_size(memory_bytes)} of memory for the job"
+    if count <= 1:
+        return Check("degraded", f"{told}: job and agent share one", "ask for a core more (--cpus-per-task)")
+    return Check("ok", told)
+
+
+def _cgroups() -> list[tuple[str, Path]]:
+    """This process's control groups up to the root: (kind of controller, folder); the kind is empty for version 2."""
+    found = []
+    for line in _text(CGROUP_FILE).splitlines():
+        _, kinds, path = line.split(":", 2)
+        base = CGROUP_ROOT / kinds
+        folder = base / path.lstrip("/")
+        found += [(kinds, place) for place in (folder, *folder.parents) if place.is_relative_to(base)]
+    return found
+
+
+def cpu_share() -> float:
+    """Cores by the tightest quota of a control group; 0 without one."""
+    shares = []
+    for kinds, folder in _cgroups():
+        if not kinds:
+            words = _text(folder / "cpu.max").split()
+        elif "cpu" in kinds.split(","):
+            words = [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
+        else:
+            continue
+        if len(words) == 2 and all(re.fullmatch("[0-9]+", word) for word in words):
+            shares.append(int(words[0]) / int(words[1]))
+    return min(shares, default=0.0)
+
+
+def memory_limit_bytes() -> int:
+    """The tightest memory limit of a control group; 0 without one."""
+    limits = []
+    for kinds, folder in _cgroups():
+        name = "memory.max" if not kinds else "memory.limit_in_bytes" if kinds == "memory" else ""
+        text = _text(folder / name) if name else ""
+        if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
+            limits.append(int(text))
+    return min(limits, default=0)
+
+
+def limits(_runs: Path) -> Check:
+    """Open files and processes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    told = f"{soft} open files"
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if processes != resource.RLIM_INFINITY:
+        told += f", {processes} processes"
+    if soft < _LEAST_FILES:
+        more = f"ulimit -n {hard}" if hard > soft else "ask the site for a higher limit of open files"
+        return Check("degraded", f"{told}: few for a job of many sockets", more)
+    return Check("ok", told)
+
+
+def shared_memory(_runs: Path) -> Check:
+    """/dev/shm, through which NCCL and data loaders talk."""
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as error:
+        return Check("degraded", f"/dev/shm is not there: {error.strerror}", "mount a tmpfs there (docker --shm-size)")
+    told = f"/dev/shm has {format_size(usage.free)} of {format_size(usage.total)} free"
+    if usage.free < _LEAST_SHM_BYTES:
+        return Check("degraded", f"{told}: data loaders and NCCL may fail", "docker run --shm-size=8g, or clear it")
+    return Check("ok", told)
+
+
+def network(_runs: Path) -> Check:
+    """Interfaces that carry traffic, and their speeds."""
+    up = []
+    for name, row in sorted(psutil.net_if_stats().items()):
+        if row.isup and name != "lo":
+            speed = f" {row.speed / 1000:g} Gbit/s" if row.speed > 0 else ""
+            up.append(name + speed)
+    if not up:
+        return Check("degraded", "no interface but loopback is up", "leave the network namespace (unshare, sandbox)")
+    return Check("ok", ", ".join(up))
+
+
+def _text(path: str | Path) -> str:
+    with suppress(OSError):
+        return Path(path).read_text().strip()
+    return ""
+
+
+CHECKS: tuple[tuple[str, str, Callable[[Path], Check]], ...] = (
+    ("run", "clock", clock),
+    ("run", "run directory", run_directory),
+    ("node", "scheduler", scheduler),
+    ("node", "cores", cores),
+    ("node", "limits", limits),
+    ("node", "shared memory", shared_memory),
+    ("node", "network", network),
+)

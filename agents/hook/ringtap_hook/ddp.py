@@ -1,0 +1,184 @@
+"""Records what DistributedDataParallel itself knows of each iteration: compute, communication, overlap, buckets.
+
+DDP keeps these times for its own log. Nothing is registered with it (a communication hook can be registered once only,
+and belongs to the job), and its forward pass is not wrapped (torch.compile treats it specially): each module is
+remembered when it is made, and asked when a backward pass is over.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import backward
+from .files import ProcessFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from .settings import Settings
+
+# Column -> its name in DDP's log; iteration and module stand before them.
+_SOURCE = {
+    "forward_start_ns": "forward_compute_time_start",
+    "backward_start_ns": "backward_compute_time_start",
+    "backward_end_ns": "backward_compute_time_end",
+    "comm_start_ns": "backward_comm_time_start",
+    "comm_end_ns": "backward_comm_time_end",
+    "forward_ns": "forward_compute_time",
+    "backward_ns": "backward_compute_time",
+    "comm_ns": "backward_comm_time",
+    "overlap_ns": "backward_compute_comm_overlap_time",
+}
+_FIELDS = [("iteration", "", "index"), ("module", "", "index")]
+_FIELDS += [(name, "ns", "time" if name.endswith(("_start_ns", "_end_ns")) else "gauge") for name in _SOURCE]
+
+
+class Watcher:
+    """Asks the DDP modules of this process after each backward pass, and writes down what is new."""
+
+    def __init__(self, settings: Settings) -> None:
+        import struct
+
+        self._records = ProcessFile(settings.steps_folder, ".ddp.rec", _FIELDS, "DistributedDataParallel's own log")
+        self._buckets = ProcessFile(settings.steps_folder, ".buckets.jsonl", None, "")
+        self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
+        self._modules: list[_Module] = []
+        self._made = 0
+        os.register_at_fork(after_in_child=self._leave_parent)
+
+    def _leave_parent(self) -> None:
+        """In a forked child: the modules are the parent's."""
+        self._modules = []
+        try:
+            self._records.leave_parent()
+            self._buckets.leave_parent()
+        except Exception:  # a descriptor that the job has closed meanwhile
+            pass
+
+    def add(self, module: Any) -> None:
+        """Watch a module from its first iteration on."""
+        self._modules.append(_Module(module, self._made))
+        self._made += 1
+
+    def look(self) -> None:
+        """Write down the iterations that have ended since the last look."""
+        gone = False
+        for watched in self._modules:
+            ddp = watched.module()
+            if ddp is None:
+                gone = True
+            elif ddp.logger is not None:
+                self._look_at(watched, ddp.logger)
+        if gone:
+            self._modules = [watched for watched in self._modules if watched.module() is not None]
+
+    def _look_at(self, watched: _Module, logger: Any) -> None:
+        if watched.is_asked_at_once:
+            # DDP does this itself when the next iteration begins; done now, the last iteration is known as well.
+            logger.set_runtime_stats_and_log()
+        item = logger._get_ddp_logging_data()
+        values = item.ints_map
+        iteration = values.get("iteration", 0)
+        if iteration <= watched.iteration:
+            return
+        times = [max(0, values.get(name, 0)) for name in _SOURCE.values()]
+        start_ns, comm_end_ns = times[0], times[4]
+        if watched.is_asked_at_once and comm_end_ns < start_ns:
+            return  # its backward pass is still to come: the one that ended was another module's
+        watched.iteration = iteration
+        self._note_buckets(watched, item.strs_map if watched.has_news(values) else None)
+        self._records.write(self._pack(iteration - 1, watched.number, *times))
+
+    def _note_buckets(self, watched: _Module, texts: dict[str, str] | None) -> None:
+        """Write down the bucket sizes if they have changed."""
+        if texts is None:
+            return
+        import json
+        import time
+
+        text = texts.get("rebuilt_bucket_sizes") or texts.get("bucket_sizes") or ""
+        sizes = [int(size) for size in text.split(",") if size.strip()]
+        if sizes != watched.bucket_bytes:
+            watched.bucket_bytes = sizes
+            line = {"t_ns": time.time_ns(), "module": watched.number, "bucket_bytes": sizes}
+            self._buckets.write(json.dumps(line).encode() + b"\n")
+
+
+class _Module:
+    """What is remembered of a DDP module.
+
+    Attributes:
+        module: weak reference to it.
+        number: in the order in which they were made.
+        iteration: the last one written, counted from 1 as DDP does.
+        bucket_bytes: sizes of its buckets, as last written.
+        is_asked_at_once: whether DDP can be made to take its times at the end of an iteration, not of the next one's
+            beginning: on an accelerator the job would wait for the device.
+    """
+
+    def __init__(self, module: Any, number: int) -> None:
+        import weakref
+
+        self.module = weakref.ref(module)
+        self.number = number
+        self.iteration = 0
+        self.bucket_bytes: list[int] = []
+        self.is_asked_at_once = _is_free(module)
+        self._rebuilt: int | None = None
+
+    def has_news(self, values: dict[str, int]) -> bool:
+        """Whether the buckets were rebuilt since the last call; true at the first."""
+        rebuilt = values.get("has_rebuilt_buckets", 0)
+        if rebuilt == self._rebuilt:
+            return False
+        self._rebuilt = rebuilt
+        return True
+
+
+def attach(module: ModuleType, settings: Settings) -> None:
+    """Watch every DDP module that this process makes."""
+    import functools
+
+    from . import log
+
+    watcher = Watcher(settings)
+    ddp_class = module.DistributedDataParallel
+    plain = ddp_class.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        try:
+            _sample(self)
+            watcher.add(self)
+        except Exception:
+            log.note(settings, "recorder of DDP's communication")
+
+    ddp_class.__init__ = init
+    backward.listeners.append(watcher.look)
+
+
+def _is_free(module: Any) -> bool:
+    """Whether taking the times costs the job nothing that it would notice.
+
+    On an accelerator each sample makes it wait for the device, and breaks the capture of CUDA graphs. With
+    TORCH_DISTRIBUTED_DEBUG=DETAIL DDP prints each.
+    """
+    talks = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
+    return not talks and next(module.parameters()).device.type == "cpu"
+
+
+def _sample(module: Any) -> None:
+    """Have DDP take its times in every iteration, or as often as RINGTAP_DDP_EVERY says.
+
+    Where that is not free, DDP's own rate stays (the first 10 iterations, then every 100th) unless it was asked for.
+    """
+    every = os.environ.get("RINGTAP_DDP_EVERY", "")
+    if module.logger is None:  # it has no reducer of its own
+        return
+    if every.isdigit() and int(every) > 0:
+        module._set_ddp_runtime_logging_sample_rate(int(every))
+    elif _is_free(module):
+        module._set_ddp_runtime_logging_sample_rate(1)

@@ -1,0 +1,88 @@
+"""Waits for the job to import what can be recorded, and attaches a recorder to it."""
+
+from __future__ import annotations
+
+import sys
+
+from . import log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from .settings import Settings
+
+# A module of the job -> the attachers called, in order, right after it was executed: the recorders one of which must be
+# wanted (none: always), and the module in here whose ``attach(module, settings)`` does it.
+ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
+    "torch.autograd": ((("steps", "ddp"), "backward"),),
+    "torch.optim.optimizer": (((), "foreign"), (("steps",), "steps")),
+    "torch.amp.grad_scaler": ((("steps",), "scaler"),),
+    "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # where older releases have it
+    "torch.nn.parallel.distributed": ((("ddp",), "ddp"),),
+    "torch.distributed.distributed_c10d": ((("nccl",), "nccl"),),
+    "torch.distributed.checkpoint.state_dict": ((("steps",), "state_steps"),),
+    "horovod": (((), "foreign"),),
+    # Horovod reads its environment in HorovodBasics.init, whatever the framework.
+    "horovod.common.basics": ((("horovod",), "horovod"),),
+    "horovod.torch.functions": ((("steps",), "state_steps"),),
+}
+
+
+def install(settings: Settings) -> None:
+    """Stand first among the import path's finders; what is imported already gets its recorders at once."""
+    here = _Finder(settings)
+    for name in [name for name in here.pending if name in sys.modules]:
+        _attach(sys.modules[name], here.pending.pop(name), settings)
+    if here.pending:
+        sys.meta_path.insert(0, here)
+
+
+def _attach(module: ModuleType, attachers: list[str], settings: Settings) -> None:
+    from importlib import import_module
+
+    for attacher in attachers:
+        try:
+            import_module(f"{__package__}.{attacher}").attach(module, settings)
+        except Exception:
+            log.note(settings, f"{attacher} recorder")
+
+
+class _Finder:
+    """Finds the modules waited for as Python would, each once; leaves when it has seen all."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.pending: dict[str, list[str]] = {}
+        for name, rows in ATTACHERS.items():
+            attachers = [attacher for recorders, attacher in rows if not recorders or settings.wants(*recorders)]
+            if attachers:
+                self.pending[name] = attachers
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find a module waited for as Python would, and have its recorders attached once it has been executed."""
+        if name not in self.pending:
+            return None
+        try:
+            attachers = self.pending.pop(name)
+            if not self.pending:
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+            for finder in sys.meta_path:
+                spec = None if finder is self else finder.find_spec(name, path, target)
+                if spec is not None:
+                    self._extend(spec.loader, attachers)
+                    return spec
+        except Exception:
+            log.note(self._settings, "finder")
+        return None
+
+    def _extend(self, loader: Any, attachers: list[str]) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            _attach(module, attachers, self._settings)
+
+        loader.exec_module = exec_module

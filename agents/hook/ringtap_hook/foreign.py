@@ -1,0 +1,79 @@
+"""Has an agent started on a node where no supervisor runs: a launcher within the job went there (srun, mpirun)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from . import log
+from . import settings as environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from .settings import Settings
+
+# The shell starts the agent in the background and ends, so that the job has no child that it does not know.
+_SCRIPT = 'cd / && log=$1 && shift && "$@" </dev/null >>"$log" 2>&1 &'
+
+
+def attach(_module: ModuleType | None, settings: Settings) -> None:
+    """Start ``ringtap.agents.node.attach`` for this process, detached, unless this node is looked after already."""
+    python = os.environ.get("RINGTAP_PYTHON")
+    if not environment.is_foreign() or not python:
+        return
+    try:
+        # What this process starts is looked after by the same agent, so it need not ask again.
+        os.environ["RINGTAP_HOST"] = os.uname().nodename
+        os.environ["RINGTAP_NODE"] = settings.node
+        command = [python, "-m", "ringtap.agents.node.attach", settings.run, settings.node, str(os.getpid())]
+        actions = [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited()]
+        shell = os.posix_spawn(
+            "/bin/sh",
+            ["sh", "-c", _SCRIPT, "sh", _log(settings), *command],
+            _environment(),
+            file_actions=actions,
+            setpgroup=0,
+        )
+        _reap(shell)
+    except Exception:
+        log.note(settings, "start of an agent on this node")
+
+
+def _log(settings: Settings) -> str:
+    """Where the words of the start go, should it fail: among those of the agent."""
+    folder = os.path.join(settings.node_folder, "log")
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return "/dev/null"
+    return os.path.join(folder, "agent.log")
+
+
+def _inherited() -> list[int]:
+    """Descriptors that a child would get and hold open: the job's and its launcher's."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+        except OSError:  # the listing's own
+            continue
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """The job's environment, without what would have the agent record itself."""
+    here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGTAP_")}
+    folders = environment.pop("PYTHONPATH", "").split(os.pathsep)
+    kept = [folder for folder in folders if folder and os.path.realpath(folder) != here]
+    if kept:
+        environment["PYTHONPATH"] = os.pathsep.join(kept)
+    return environment
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):  # the job has its children reaped in a way of its own
+        os.waitpid(pid, 0)  # 1 to 2 ms: the shell ends at once

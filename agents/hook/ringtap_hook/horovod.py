@@ -1,0 +1,166 @@
+"""Has Horovod write its timeline into the run directory, and notes the settings that it runs with.
+
+Horovod 0.28 reads HOROVOD_TIMELINE in ``init()``. Its first rank alone writes the file, but every rank has to have the
+variable or none: with it, ranks exchange longer bit vectors, and a rank that differs ends the job. So ranks agree first
+(``rendezvous.py``), and where they cannot, there is no timeline and the settings say why.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from . import log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from .settings import Settings
+
+VARIABLE = "HOROVOD_TIMELINE"
+# What Horovod takes where the variable is not set (0.28.1: common/operations.cc, common/gloo/gloo_context.cc).
+DEFAULTS = {
+    "HOROVOD_FUSION_THRESHOLD": str(128 << 20),
+    "HOROVOD_CYCLE_TIME": "1",
+    "HOROVOD_CACHE_CAPACITY": "1024",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
+    "HOROVOD_AUTOTUNE": "0",
+    "HOROVOD_DISABLE_GROUP_FUSION": "0",
+    "HOROVOD_TIMELINE_MARK_CYCLES": "0",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "30",
+}
+_SECRET = ("SECRET", "TOKEN", "PASSWORD", "KEY")
+
+_rounds = 0  # calls of init()
+
+
+def attach(module: ModuleType, settings: Settings) -> None:
+    """Stand around ``HorovodBasics.init`` of ``horovod.common.basics``, which every framework's ``hvd.init`` is."""
+    import functools
+
+    plain = module.HorovodBasics.init
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        decision = _before(settings, bool(args or kwargs))
+        try:
+            result = plain(self, *args, **kwargs)
+        finally:
+            if decision["by"] == "ringtap":  # what this process starts is not to write into the same file
+                os.environ.pop(VARIABLE, None)
+        _after(settings, decision)
+        return result
+
+    module.HorovodBasics.init = init
+
+
+def _before(settings: Settings, has_arguments: bool) -> dict[str, Any]:
+    """Decide about the timeline and set the variable for it; what was decided, for the settings' file."""
+    global _rounds
+    decision: dict[str, Any] = {"by": "", "path": None, "reason": ""}
+    try:
+        _rounds += 1
+        if os.environ.get(VARIABLE):
+            return dict(decision, by="job", path=os.path.abspath(os.environ[VARIABLE]))
+        reason = _why_not(has_arguments)
+        if reason:
+            return dict(decision, reason=reason)
+        # Before the ranks agree: afterwards nothing may go wrong in one of them.
+        path, reason = _own_file(settings)
+        reason = _agree(reason)
+        if reason:
+            if path != os.devnull:
+                os.unlink(path)
+            return dict(decision, reason=reason)
+    except Exception:
+        log.note(settings, "Horovod timeline recorder")
+        return dict(decision, reason="the recorder failed: see the hook's log in steps")
+    os.environ[VARIABLE] = path
+    return dict(decision, by="ringtap", path=None if path == os.devnull else path)
+
+
+def _why_not(has_arguments: bool) -> str:
+    """What is known at once to forbid a timeline, in every rank alike; empty: nothing."""
+    if _rounds > 1:
+        return (
+            "hvd.init() was called again, and the server that ranks agree through still has the keys of the first time"
+        )
+    if has_arguments:
+        return "hvd.init() was given ranks or process sets, and which ranks they are is not known before it"
+    if os.environ.get("HOROVOD_ELASTIC") in ("1", "true", "True"):
+        return "the job is elastic: ranks that join later could not be asked"
+    if not os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"):
+        if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")):
+            return "the ranks were started by MPI and cannot be asked: set HOROVOD_TIMELINE for all of them yourself"
+        return "the job has one rank, which communicates with nobody"
+    return ""
+
+
+def _agree(reason: str) -> str:
+    """What all ranks agree on: empty for a timeline, else why there is none. ``reason`` is rank 0's own."""
+    from . import rendezvous
+
+    return rendezvous.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
+
+
+def _own_file(settings: Settings) -> tuple[str, str]:
+    """The timeline's path, under a name that no other process has taken, and why rank 0 has none."""
+    if not _is_first():
+        return os.devnull, ""  # Horovod does not open it here
+    folder = os.path.join(settings.node_folder, "horovod")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        again = 1
+        while True:
+            path = os.path.join(folder, "timeline.json" if again == 1 else f"timeline-{again}.json")
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+                return path, ""
+            except FileExistsError:
+                again += 1
+    except OSError as error:
+        return os.devnull, f"{folder} cannot be written: {error.strerror}"
+
+
+def _is_first() -> bool:
+    return os.environ.get("HOROVOD_RANK", "0") == "0"
+
+
+def _after(settings: Settings, decision: dict[str, Any]) -> None:
+    """Write the settings on each node's first rank."""
+    try:
+        if os.environ.get("HOROVOD_LOCAL_RANK", "0") == "0":
+            _write_settings(settings, decision)
+    except Exception:
+        log.note(settings, "Horovod settings recorder")
+
+
+def _write_settings(settings: Settings, decision: dict[str, Any]) -> None:
+    """Write ``horovod/settings.json``: what is set, and what holds where nothing is."""
+    import json
+
+    found = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+    plain = {name: value for name, value in found.items() if not any(word in name for word in _SECRET)}
+    item = {
+        "t_ns": time.time_ns(),
+        "mono_ns": time.monotonic_ns(),
+        "pid": os.getpid(),
+        "rank": int(os.environ.get("HOROVOD_RANK", "0")),
+        "size": int(os.environ.get("HOROVOD_SIZE", "1")),
+        "horovod": str(getattr(sys.modules.get("horovod"), "__version__", "")),
+        "set": plain,
+        "effective": dict(DEFAULTS, **{name: value for name, value in plain.items() if name in DEFAULTS}),
+        "timeline": decision,
+    }
+    folder = os.path.join(settings.node_folder, "horovod")
+    os.makedirs(folder, exist_ok=True)
+    name = "settings.json" if _rounds == 1 else f"settings-{_rounds}.json"
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(item, file, indent=1)
+        file.write("\n")
+    os.replace(temporary, os.path.join(folder, name))

@@ -1,0 +1,22 @@
+"""The hook's only words: a file beside the records."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .settings import Settings
+
+
+def note(settings: Settings, what: str) -> None:
+    """Write the exception being handled to ``hook-<pid>.log``; ``what`` is the recorder that it ended."""
+    try:
+        import traceback
+
+        os.makedirs(settings.steps_folder, exist_ok=True)
+        path = os.path.join(settings.steps_folder, f"hook-{os.getpid()}.log")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"ringtap's {what} stopped; the job goes on\n{traceback.format_exc()}")
+    except Exception:  # nowhere left to say it
+        pass

@@ -1,0 +1,108 @@
+"""Lets the ranks of a Horovod job agree, through the key-value server that they meet at in ``hvd.init()`` anyway.
+
+Every rank that is recorded puts a key of its own; rank 0 waits for all and puts the decision; the others wait for that.
+A rank that is not recorded is told by Horovod's own key of it, which appears when it goes into ``init()`` without ours.
+So nobody waits longer than Horovod itself would, and either all ranks come to "yes" or none does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+
+_HOROVODS_SCOPE = "global"  # HOROVOD_GLOO_GLOBAL_PREFIX
+_FOUND, _ABSENT = 200, 404
+_POLL_S = 0.02
+_POLL_S_PER_RANK = 0.002
+
+
+def agree(rank: int, size: int, veto: str) -> str:
+    """Whether all ranks of the job are recorded. To be called once a job: the keys stay.
+
+    Args:
+        rank: of this process.
+        size: ranks in the job.
+        veto: why rank 0 says no whatever the others say; empty where it does not.
+
+    Returns:
+        Empty if they are, in every rank alike; else why not.
+    """
+    store = _Store("ringtap")
+    pause_s = max(_POLL_S, size * _POLL_S_PER_RANK)  # the server is one Python process
+    deadline = time.monotonic() + float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
+    if rank:
+        if not store.put(str(rank), b"recorded", deadline):
+            return "Horovod's rendezvous server did not answer"
+        return _wait_for_decision(store, pause_s, deadline)
+    reason = veto or _wait_for_ranks(store, size, pause_s, deadline)
+    if not store.put("decision", reason.encode() or b"yes", deadline):
+        return "Horovod's rendezvous server did not answer"
+    return reason
+
+
+def _wait_for_ranks(store: _Store, size: int, pause_s: float, deadline: float) -> str:
+    """Rank 0: wait until every other rank has said that it is recorded, or is seen to be not."""
+    missing = list(range(1, size))
+    while missing and time.monotonic() < deadline:
+        # Ours comes before Horovod's in each rank: a rank that has Horovod's key and not ours has no recorder.
+        silent = [other for other in missing if store.has(_HOROVODS_SCOPE, str(other))]
+        missing = [other for other in missing if not store.has(store.scope, str(other))]
+        strangers = [other for other in silent if other in missing]
+        if strangers:
+            return f"rank {strangers[0]} is not recorded, and Horovod needs the variable in all ranks or in none"
+        if missing:
+            time.sleep(pause_s)
+    return f"rank {missing[0]} did not come up in time" if missing else ""
+
+
+def _wait_for_decision(store: _Store, pause_s: float, deadline: float) -> str:
+    """Other ranks: wait for what rank 0 says, unless it is not recorded itself."""
+    while time.monotonic() < deadline:
+        stranger = store.has(_HOROVODS_SCOPE, "0")
+        decision = store.get(store.scope, "decision")
+        if decision is not None:
+            return "" if decision == b"yes" else decision.decode("utf-8", "replace")
+        if stranger:
+            return "rank 0 is not recorded"
+        time.sleep(pause_s)
+    return "rank 0 did not come up in time"
+
+
+class _Store:
+    """Horovod's rendezvous server: keys in scopes, over HTTP."""
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
+        self._address = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+        self._port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+
+    def put(self, key: str, value: bytes, deadline: float) -> bool:
+        """Set a key of this scope; tried again until the deadline, since the other ranks count on it."""
+        while True:
+            status, _ = self._ask("PUT", self.scope, key, value)
+            if status == _FOUND:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+
+    def get(self, scope: str, key: str) -> bytes | None:
+        """A key's value; None where it is not there, or the server did not answer."""
+        status, value = self._ask("GET", scope, key)
+        return value if status == _FOUND else None
+
+    def has(self, scope: str, key: str) -> bool:
+        """Whether the key is there."""
+        return self.get(scope, key) is not None
+
+    def _ask(self, method: str, scope: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._address, self._port, timeout=5)
+        try:
+            connection.request(method, f"/{scope}/{key}", body)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException):
+            return 0, b""
+        finally:
+            connection.close()

@@ -1,0 +1,95 @@
+"""What this process was asked to record, and who it is in its job; all of it from environment variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Most specific first: a launcher within a Slurm step leaves SLURM_PROCID as that of the step.
+_RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_WORLD_SIZE = ("WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_LOCAL_RANK = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Settings:
+    """What is recorded and where.
+
+    Attributes:
+        run: the run directory, absolute.
+        node: name of this node in the run.
+        node_folder: this node's folder in the run directory.
+        steps_folder: folder of the step records and of the hook's log.
+    """
+
+    def __init__(self, run: str, node: str, wanted: frozenset[str] | None) -> None:
+        self.run = run
+        self.node = node
+        self.node_folder = os.path.join(run, "nodes", node)
+        self.steps_folder = os.path.join(self.node_folder, "steps")
+        self._wanted = wanted
+
+    def wants(self, *recorders: str) -> bool:
+        """Whether any of these recorders (``steps``, ``ddp``, ``horovod``, ``nccl``) was asked for."""
+        return self._wanted is None or not self._wanted.isdisjoint(recorders)
+
+
+_SETTINGS: Settings | None = None
+
+
+def from_environment() -> Settings | None:
+    """The settings of this process, read once; None where it is not to be recorded.
+
+    ``RINGTAP_RUN`` is the run directory, ``RINGTAP_NODE`` the node's name where the host is the one that
+    ``RINGTAP_HOST`` says (elsewhere a node is called as its host is), ``RINGTAP_COLLECT`` the recorders wanted,
+    separated by commas (unset: all).
+    """
+    global _SETTINGS
+    if _SETTINGS is None:
+        run = os.environ.get("RINGTAP_RUN")
+        if not run:
+            return None
+        node = "" if is_foreign() else os.environ.get("RINGTAP_NODE", "")
+        collect = os.environ.get("RINGTAP_COLLECT")
+        wanted = None if collect is None else frozenset(word.strip() for word in collect.split(","))
+        _SETTINGS = Settings(os.path.abspath(run), node or os.uname().nodename, wanted)
+    return _SETTINGS
+
+
+def is_foreign() -> bool:
+    """Whether this host is not the one whose supervisor started the job."""
+    return os.environ.get("RINGTAP_HOST", "") not in ("", os.uname().nodename)
+
+
+def is_rank() -> bool:
+    """Whether a launcher has made this process a rank (a job without a launcher has no such process)."""
+    return _number(_RANK) is not None
+
+
+def _number(names: tuple[str, ...]) -> int | None:
+    """First of the variables that holds a number."""
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def identity() -> dict[str, Any]:
+    """Who this process is in its job: from torch.distributed where the job uses it, else from the environment."""
+    rank, world_size = _number(_RANK), _number(_WORLD_SIZE)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    return {
+        "collector": "steps",
+        "rank": rank or 0,
+        "pid": os.getpid(),
+        "world_size": world_size or 1,
+        "local_rank": _number(_LOCAL_RANK),
+        "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
+        "hostname": os.uname().nodename,
+    }

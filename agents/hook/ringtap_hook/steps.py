@@ -1,0 +1,239 @@
+"""Records the steps of optimizers, the steps that mixed precision skipped, and the marks of plain loops."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from . import backward, log
+from .files import ProcessFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, ModuleType
+    from typing import Any
+
+    from .settings import Settings
+
+STEP, SKIPPED, MARK = 0, 1, 2
+NO_OPTIMIZER = -1
+_FIELDS = [
+    ("step", "", "index"),
+    ("optimizer", "", "index"),
+    ("start_ns", "ns", "time"),
+    ("end_ns", "ns", "time"),
+    ("start_mono_ns", "ns", "time"),
+    ("end_mono_ns", "ns", "time"),
+    ("kind", "", "index"),
+    ("backwards", "passes", "gauge"),
+]
+
+
+class Recorder:
+    """Turns the optimizer's step hooks into records; the file is made at the first one."""
+
+    def __init__(self, settings: Settings) -> None:
+        import struct
+        import threading
+        import weakref
+
+        self._settings = settings
+        self._new_lock, self._new_local, self._new_counts = threading.RLock, threading.local, weakref.WeakKeyDictionary
+        self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
+        self._file = ProcessFile(settings.steps_folder, ".rec", _FIELDS, "optimizer steps")
+        self._off = False
+        self._begin()
+        os.register_at_fork(after_in_child=self._leave_parent)
+
+    def _begin(self) -> None:
+        self._lock = self._new_lock()
+        self._thread: Any = self._new_local()  # the outermost step under way in each thread, and steps begun in it
+        self._counts: Any = self._new_counts()  # optimizer -> [its number, its next step]
+        self._optimizers = 0
+        self._marks = 0
+        self._passes = 0
+
+    def _leave_parent(self) -> None:
+        """In a forked child: leave the parent's file alone, and count afresh should this process step too."""
+        try:
+            self._file.leave_parent()
+            self._begin()
+        except Exception:
+            self._give_up()
+
+    def before(self, *_: Any) -> None:
+        """Note the start of a step, unless it runs within another one."""
+        try:
+            if self._off:
+                return
+            thread = self._thread
+            caller = sys._getframe(1)
+            thread.begun = getattr(thread, "begun", 0) + 1
+            outer = getattr(thread, "frame", None)
+            if outer is not None and _is_running(outer, caller):
+                return
+            # A step that ended by an exception leaves its frame here: it is off the stack, and this one takes over.
+            thread.frame = caller
+            thread.start_mono_ns = time.monotonic_ns()
+            thread.start_ns = time.time_ns()
+        except Exception:
+            self._give_up()
+
+    def after(self, optimizer: Any, *_: Any) -> None:
+        """Record the step if it is the outermost one."""
+        try:
+            end_ns = time.time_ns()
+            end_mono_ns = time.monotonic_ns()
+            thread = self._thread
+            if self._off or getattr(thread, "frame", None) is not sys._getframe(1):
+                return
+            thread.frame = None
+            kind = SKIPPED if _skips_within(optimizer) else STEP
+            self._record(optimizer, kind, thread.start_ns, end_ns, thread.start_mono_ns, end_mono_ns)
+        except Exception:
+            self._give_up()
+
+    def pass_over(self, function: Any) -> Any:
+        """A function as it is, but for steps that it makes itself: they are none of the training's."""
+        import functools
+
+        @functools.wraps(function)
+        def silent(*args: Any, **kwargs: Any) -> Any:
+            thread = self._thread
+            outer = getattr(thread, "frame", None)
+            thread.frame = sys._getframe()  # for before() and after(), steps in here are within another
+            try:
+                return function(*args, **kwargs)
+            finally:
+                thread.frame = outer
+
+        return silent
+
+    def begin_scaled(self) -> tuple[int, int, int]:
+        """Before a loss scaler's step: the steps begun so far in this thread, and the time."""
+        try:
+            return getattr(self._thread, "begun", 0), time.monotonic_ns(), time.time_ns()
+        except Exception:
+            self._give_up()
+            return 0, 0, 0
+
+    def end_scaled(self, optimizer: Any, begun: tuple[int, int, int]) -> None:
+        """After it: had the scaler not let the optimizer step, record a skipped step."""
+        try:
+            end_ns = time.time_ns()
+            end_mono_ns = time.monotonic_ns()
+            if not self._off and getattr(self._thread, "begun", 0) == begun[0]:
+                self._record(optimizer, SKIPPED, begun[2], end_ns, begun[1], end_mono_ns)
+        except Exception:
+            self._give_up()
+
+    def mark(self) -> None:
+        """Record that an iteration of a plain loop is over."""
+        try:
+            if self._off:
+                return
+            now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+            with self._lock:
+                self._write(self._marks, NO_OPTIMIZER, now_ns, now_ns, mono_ns, mono_ns, MARK)
+                self._marks += 1
+        except Exception:
+            self._give_up()
+
+    def _record(self, optimizer: Any, kind: int, *times_ns: int) -> None:
+        with self._lock:
+            count = self._counts.get(optimizer)
+            if count is None:
+                count = self._counts[optimizer] = [self._optimizers, 0]
+                self._optimizers += 1
+            self._write(count[1], count[0], *times_ns, kind)
+            count[1] += 1
+
+    def _write(self, *values: int) -> None:
+        passes = backward.passes
+        self._file.write(self._pack(*values, passes - self._passes))
+        self._passes = passes
+
+    def _give_up(self) -> None:
+        """Stop recording and say why, once."""
+        if self._off:
+            return
+        self._off = True
+        log.note(self._settings, "step recorder")
+
+
+def _is_running(frame: FrameType, top: FrameType | None) -> bool:
+    """Whether ``frame`` is on the stack below ``top``."""
+    while top is not None:
+        if top is frame:
+            return True
+        top = top.f_back
+    return False
+
+
+def _skips_within(optimizer: Any) -> bool:
+    """Whether an optimizer that skips for itself has just done so.
+
+    A loss scaler hands such a one (the fused kernels) its findings as ``found_inf`` and calls ``step`` all the same.
+    On an accelerator the answer would make the job wait for the device; it is not asked there.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    if found is None or getattr(getattr(found, "device", None), "type", "") != "cpu":
+        return False
+    return found.numel() == 1 and bool(found.item())
+
+
+_RECORDER: Recorder | None = None
+
+
+def is_made() -> bool:
+    """Whether this process has its recorder already."""
+    return _RECORDER is not None
+
+
+def recorder(settings: Settings) -> Recorder:
+    """The one recorder of this process."""
+    global _RECORDER
+    if _RECORDER is None:
+        _RECORDER = Recorder(settings)
+    return _RECORDER
+
+
+def attach(module: ModuleType, settings: Settings) -> None:
+    """Have every optimizer of this process report its steps."""
+    # What torch.compile looks for: without it a compiled step would trace into the hooks, and warn.
+    Recorder.before._torchdynamo_disable = True  # type: ignore[attr-defined]
+    Recorder.after._torchdynamo_disable = True  # type: ignore[attr-defined]
+    own = recorder(settings)
+    if hasattr(module, "register_optimizer_step_pre_hook"):
+        module.register_optimizer_step_pre_hook(own.before)
+        module.register_optimizer_step_post_hook(own.after)
+    else:
+        _wrap_steps(module.Optimizer, own)
+
+
+def _wrap_steps(optimizer_class: Any, own: Recorder) -> None:
+    """For releases without global step hooks: wrap ``step`` of each optimizer class when it is first used."""
+    import functools
+
+    plain_init = optimizer_class.__init__
+
+    def wrap(plain_step: Any) -> Any:
+        @functools.wraps(plain_step)
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            own.before(self)
+            result = plain_step(self, *args, **kwargs)
+            own.after(self)
+            return result
+
+        step.ringtap_wrapped = True  # type: ignore[attr-defined]
+        return step
+
+    @functools.wraps(plain_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, *args, **kwargs)
+        own_class = type(self)
+        if not getattr(own_class.step, "ringtap_wrapped", False):
+            own_class.step = wrap(own_class.step)
+
+    optimizer_class.__init__ = init

@@ -1,0 +1,308 @@
+"""The agent: one a node and run, in a session of its own; it records for as long as a job of the run lives here."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ringtap
+from ringtap.agents.node.connection import Connection
+from ringtap.agents.node.facts import FactsChild
+from ringtap.agents.node.jobs import Job, descendants
+from ringtap.agents.node.record import NodeRecord, hook_entry
+from ringtap.agents.node.recorders import Recorders
+from ringtap.agents.node.rendezvous import Rendezvous
+from ringtap.agents.node.settings import Settings
+from ringtap.rundir import RunDirectory
+
+_TICK_S = 1.0
+_BUSY_S = 0.02  # while about to begin or to end
+_SAVE_S = 5.0
+_LINGER_S = 2.0  # for ranks that the launcher has announced and that have not come yet
+_YOUNG_S = 10.0
+_SAME_FACTS_NS = 2_000_000_000  # a run so short does not change its node
+_CLOCK_STEP_NS = 20_000_000
+
+
+class _Peer:
+    """A supervisor: its connection and what it has said."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.job: Job | None = None
+        self.is_creator = False
+        self.has_ended = False  # has told its job's end and waits for the answer
+        self.wants_ready = False
+
+
+class Agent:
+    """The agent's main thread: who is there, and when to end.
+
+    Args:
+        run: the run directory.
+        node: this node's name in it.
+        settings: what to record.
+        rendezvous: where it is found; it holds the lock.
+        listener: its socket.
+    """
+
+    def __init__(
+        self, run: RunDirectory, node: str, settings: Settings, rendezvous: Rendezvous, listener: socket.socket
+    ) -> None:
+        self._run, self._node, self._settings = run, node, settings
+        self._rendezvous, self._listener = rendezvous, listener
+        self._peers: list[_Peer] = []
+        self._jobs: list[Job] = []
+        self._whys: list[str] = []
+        self._seen, self._expected = 0, 1
+        self._terms = 0
+        self._orphaned_run = False
+        item: dict[str, Any] = {
+            "status": "running",
+            "why": "",
+            "node": node,
+            "host": os.uname().nodename,
+            "agent": {"pid": os.getpid(), "ringtap": ringtap.__version__, "began_ns": time.time_ns()},
+            "settings": settings.to_json(),
+            "jobs": [],
+            "collectors": {},
+            "clock_steps": [],
+            "before": None,
+            "after": None,
+        }
+        self._record = NodeRecord(run.node(node), item)
+        self._recorders = Recorders(run, node, settings, self._pids, self._record.say)
+        self._clock_gap_ns = time.time_ns() - time.monotonic_ns()
+
+    def serve(self) -> None:
+        """Record until no supervisor is connected and no job lives; then end in order."""
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which what it starts would inherit
+        signal.signal(signal.SIGTERM, self._terminate)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._record.say(f"agent {ringtap.__version__} starts: {self._settings.line()}")
+        facts: FactsChild | None = None
+        with contextlib.suppress(OSError):
+            facts = FactsChild()
+        self._recorders.start()
+        self._save()
+        gc.collect()
+        gc.freeze()
+        self._rendezvous.tidy()
+        facts = self._attend(facts)
+        self._end(facts)
+
+    def _attend(self, facts: FactsChild | None) -> FactsChild | None:
+        """The main loop; returns the inquiry into the node's facts if it is still going on."""
+        begin_s = saved_s = time.monotonic()
+        idle_s: float | None = None
+        while True:
+            busy = idle_s is not None or any(peer.wants_ready for peer in self._peers)
+            self._wait(facts, _BUSY_S if busy else _TICK_S)
+            if facts and (found := facts.poll()) is not None:
+                self._record.item["before"], facts = found or None, None
+                self._save()
+            now_s = time.monotonic()
+            self._look_at_clock()
+            if now_s - saved_s >= _SAVE_S:
+                self._save()
+                saved_s = now_s
+            if self._is_needed():
+                idle_s = None
+                continue
+            idle_s = now_s if idle_s is None else idle_s
+            awaited = self._seen < self._expected and self._terms < 2 and now_s - begin_s < _YOUNG_S
+            if not awaited or (self._seen and now_s - idle_s >= _LINGER_S):
+                return facts
+
+    def _wait(self, facts: FactsChild | None, timeout_s: float) -> None:
+        """Wait for news, so long at most, and take them in."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        for peer in self._peers:
+            poll.register(peer.connection, select.POLLIN)
+        for job in self._jobs:
+            if job.pidfd >= 0:
+                poll.register(job.pidfd, select.POLLIN)
+        if facts:
+            poll.register(facts, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+        self._accept()
+        for peer in list(self._peers):
+            self._listen_to(peer)
+        for job in self._jobs:
+            if job.entry["ended_ns"] is None and not job.is_alive():
+                job.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # out of file descriptors: the caller waits and tries again
+                time.sleep(0.1)
+                return
+            self._peers.append(_Peer(Connection(stream)))
+
+    def _listen_to(self, peer: _Peer) -> None:
+        for message in peer.connection.receive():
+            if "job" in message:
+                self._register(peer, message["job"])
+            if "end" in message:
+                peer.has_ended = True
+                if peer.job:
+                    peer.job.entry |= message["end"]
+                    peer.job.close()
+                self._whys += filter(None, [message["end"].get("why")])
+                if any(other is not peer and not other.has_ended for other in self._peers):
+                    peer.connection.send({"last": False})
+        if peer.wants_ready and self._recorders.are_ready():
+            peer.wants_ready = False
+            peer.connection.send({"ready": True})
+        if not peer.connection.is_open:
+            peer.connection.close()
+            self._peers.remove(peer)
+            if not peer.has_ended and (peer.job or peer.is_creator):
+                self._lose(peer)
+
+    def _lose(self, peer: _Peer) -> None:
+        """A supervisor that has gone without a word was killed; its job may go on."""
+        self._orphaned_run |= peer.is_creator
+        what = f"the supervisor of job {peer.job.pid}" if peer.job else "the capturing command"
+        self._whys.append(f"{what} was killed" + (": its exit code is not known" if peer.job else ""))
+        self._record.say(self._whys[-1])
+        self._save()
+
+    def _register(self, peer: _Peer, item: dict[str, Any]) -> None:
+        """Take a job, or the processes that a capture is for, on record."""
+        self._seen += 1
+        peer.is_creator, peer.wants_ready = bool(item.get("creator")), True
+        for other in self._peers:
+            if other.has_ended:  # not the last one after all
+                other.connection.send({"last": False})
+        self._expected = max(self._expected, int(item.get("expected") or 1))
+        entries = [item] if item.get("pid") else [{"pid": pid} for pid in item.get("watch") or []]
+        for entry in entries:
+            kept = {name: entry.get(name) for name in ("pid", "command", "rank", "began_ns")}
+            kept["began_ns"] = kept["began_ns"] or time.time_ns()
+            job = Job(int(entry["pid"]), kept | {"exit_code": None, "ended_ns": None}, bool(item.get("holds", True)))
+            if item.get("pid") and not item.get("attached"):
+                peer.job = job
+            self._jobs.append(job)
+            self._record.item["jobs"].append(job.entry)
+        if item.get("attached"):  # whoever attached a process does not stay
+            peer.has_ended = True
+        self._save()
+
+    def _is_needed(self) -> bool:
+        if self._terms > 1:
+            return False
+        talking = any(not peer.has_ended for peer in self._peers)
+        return talking or any(job.holds and job.entry["ended_ns"] is None for job in self._jobs)
+
+    def _terminate(self, *_: object) -> None:
+        """A first SIGTERM is for the job, which may still have something to finish; a second one is for the agent."""
+        self._terms += 1
+        self._record.say("SIGTERM: recording until the job ends" if self._terms == 1 else "SIGTERM again: ending")
+        if self._terms == 2:
+            self._whys.append("the agent was ended by SIGTERM")
+
+    def _look_at_clock(self) -> None:
+        """Note a step of CLOCK_REALTIME against CLOCK_MONOTONIC; slewing stays far below."""
+        gap_ns = time.time_ns() - time.monotonic_ns()
+        if abs(gap_ns - self._clock_gap_ns) > _CLOCK_STEP_NS:
+            step = {"t_ns": time.time_ns(), "step_ns": gap_ns - self._clock_gap_ns}
+            self._record.item["clock_steps"].append(step)
+            self._record.say(f"CLOCK_REALTIME was set by {step['step_ns'] / 1e9:+.3f} s")
+        self._clock_gap_ns = gap_ns
+
+    def _pids(self) -> list[int]:
+        """The recorded processes and all that they started; called from the sampling threads."""
+        return descendants([job.pid for job in list(self._jobs) if job.entry["ended_ns"] is None])
+
+    def _save(self) -> None:
+        self._record.item["collectors"] = self._recorders.facts()
+        self._record.save()
+
+    def _end(self, facts: FactsChild | None) -> None:
+        """Stop the collectors, say how it went, let the supervisors go."""
+        self._rendezvous.close_door()
+        self._listener.close()
+        self._recorders.stop()
+        item = self._record.item
+        item["collectors"] = self._recorders.facts()
+        if any(name in self._settings.recorders for name in ("steps", "ddp")):
+            item["collectors"]["steps"] = hook_entry(self._record.folder)
+        if facts:
+            item["before"] = facts.poll(1.0) or None
+        if time.time_ns() - item["agent"]["began_ns"] < _SAME_FACTS_NS:
+            item["after"] = item["before"]
+        else:
+            with contextlib.suppress(OSError):
+                item["after"] = FactsChild().poll(3.0) or None
+        for job in self._jobs:
+            job.close()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cost = {"cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "max_rss_bytes": usage.ru_maxrss * 1024}
+        item["agent"] |= {"ended_ns": time.time_ns(), **cost}
+        failed = [
+            f"{name} {entry['reason']}" for name, entry in item["collectors"].items() if entry["state"] == "failed"
+        ]
+        why = "; ".join([*dict.fromkeys(self._whys), *failed])
+        written = self._record.finish("partial" if why else "complete", why)
+        if not written:
+            why = "; ".join(filter(None, [why, "how it ended could not be written"]))
+        self._record.say(f"agent ends: {item['status']} {why}".rstrip())
+        if self._orphaned_run:
+            self._finish_run(why)
+        for peer in self._peers:
+            peer.connection.send({"last": True, "status": "partial" if why else "complete", "why": why})
+        self._rendezvous.clear()
+
+    def _finish_run(self, why: str) -> None:
+        """Write run.json's end in place of the supervisor that made the run and was killed."""
+        with contextlib.suppress(OSError):
+            self._run.finish("partial", why)
+
+
+def run_agent(
+    run: RunDirectory, node: str, settings: Settings, rendezvous: Rendezvous, listener: socket.socket, lock_fd: int
+) -> None:
+    """Become the agent; the caller has forked for it and holds the lock. Returns when it has ended."""
+    _let_go_of_everything({listener.fileno(), lock_fd}, run.path / "nodes" / node / "log" / "agent.log")
+    sys.setswitchinterval(0.0005)  # a slow collector's Python must not hold up the fast thread
+    Agent(run, node, settings, rendezvous, listener).serve()
+
+
+def _let_go_of_everything(keep: set[int], log: Path) -> None:
+    """Hold nothing of whoever started this: files, terminal, folder; errors go to the log."""
+    null = os.open(os.devnull, os.O_RDWR)
+    words = null
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        words = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for fd, source in ((0, null), (1, null), (2, words)):
+        os.dup2(source, fd)
+    last = 2
+    for fd in sorted(keep):
+        os.closerange(last + 1, fd)
+        last = fd
+    os.closerange(last + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1] & 0xFFFFF)
+    os.chdir("/")
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("ringtap-agent")
+    with contextlib.suppress(OSError):  # a node out of memory loses the agent before the job
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(OSError, ValueError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

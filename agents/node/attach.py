@@ -1,0 +1,64 @@
+"""Has a process recorded that no supervisor started: ``python -m ringtap.agents.node.attach RUN NODE PID``.
+
+For the ranks of a job on nodes that ``ringtap run`` itself does not run on, as in ``ringtap run -- srun python
+train.py``. It starts the node's agent or joins it, with the settings of the run, and leaves; the agent stays until the
+processes that were attached have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from ringtap.agents.node.environment import local_size, rank_of
+from ringtap.agents.node.jobs import start_time
+from ringtap.agents.node.link import AgentLink
+from ringtap.agents.node.settings import Settings
+from ringtap.errors import MeasurementError, RingtapError, UsageError
+from ringtap.rundir import RunDirectory
+
+_LONGEST_S = 10.0
+
+
+def attach(path: Path, node: str, pid: int) -> None:
+    """Register a process with its node's agent.
+
+    Raises:
+        UsageError: no such run or process.
+        MeasurementError: the agent could not be started or reached.
+    """
+    run = RunDirectory.open(path.absolute())
+    if not start_time(pid):
+        raise UsageError(f"there is no process {pid} to record")
+    command: list[str] = []
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        command = [word.decode(errors="replace") for word in words]
+    link = AgentLink(run, node, Settings.from_json(run.info.get("settings") or {}))
+    greeting = {"pid": pid, "command": command, "rank": rank_of(os.environ), "began_ns": time.time_ns()}
+    link.start(greeting | {"attached": True, "expected": local_size(os.environ)})
+    deadline_s = time.monotonic() + _LONGEST_S
+    while not link.is_settled and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+        link.tick()
+    if not link.is_up:
+        raise MeasurementError(link.why or "the agent did not come up")
+
+
+def main() -> int:
+    """The module as a command."""
+    try:
+        if len(sys.argv) != 4 or not sys.argv[3].isdigit():
+            raise UsageError("usage: python -m ringtap.agents.node.attach RUN NODE PID")
+        attach(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    except RingtapError as error:
+        print(f"ringtap: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

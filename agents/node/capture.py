@@ -1,0 +1,104 @@
+"""``ringtap capture``: records a node without starting a job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from ringtap.agents import relay
+from ringtap.agents.node.jobs import start_time
+from ringtap.agents.node.link import AgentLink
+from ringtap.agents.node.live import LiveView
+from ringtap.agents.node.place import Place
+from ringtap.agents.node.run_end import conclude
+from ringtap.agents.node.settings import Settings
+from ringtap.agents.node.supervisor import FINISH_S, tell
+from ringtap.errors import MeasurementError, UsageError
+
+_POLL_S = 0.02
+_TICK_S = 0.5
+
+
+class _Children:
+    """What the live view needs to know of this process's children."""
+
+    def __init__(self) -> None:
+        self.reaped: set[int] = set()
+
+    def reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                self.reaped.add(pid)
+
+
+def check_pids(pids: list[int]) -> None:
+    """See that processes to be watched are there.
+
+    Raises:
+        UsageError: one of them is not.
+    """
+    for pid in pids:
+        if not start_time(pid):
+            raise UsageError(f"there is no process {pid} to capture")
+
+
+def capture(place: Place, settings: Settings, seconds: float | None, pids: list[int], live: bool = False) -> int:
+    """Record until a signal comes, so many seconds are over, or the processes have ended; returns the exit code.
+
+    Args:
+        place: where the recording goes.
+        settings: what to record.
+        seconds: how long, from the collectors' first samples; None for no limit.
+        pids: processes to watch; empty for none.
+        live: show the live view in the terminal.
+
+    Raises:
+        MeasurementError: the agent could not be started, or was killed.
+    """
+    if place.created:
+        tell(f"ringtap: run={place.label} node={place.node} {settings.line()}")
+    relay.block_signals()
+    link = AgentLink(place.run, place.node, settings)
+    link.start({"watch": pids, "holds": False, "creator": place.created})
+    signalled = _wait(lambda: link.is_ready or bool(link.why), link, None)
+    view, children = (LiveView(place.run.path) if live and link.is_up else None), _Children()
+    if not signalled and link.is_up:
+        started = {pid: start_time(pid) for pid in pids}
+
+        def is_over() -> bool:
+            if view:
+                view.look(children)
+            return bool(link.why) or (
+                bool(pids) and not any(start and start_time(pid) == start for pid, start in started.items())
+            )
+
+        _wait(is_over, link, seconds)
+    answer = link.finish({}, FINISH_S, lambda: bool(relay.ENDING & signal.sigpending()))
+    if place.created:
+        conclude(place.run, 0, None, link.why or answer.get("why", ""))
+    if view:
+        view.end(children)
+    if link.why:
+        raise MeasurementError(f"{link.why} ({place.label})")
+    if place.created:
+        print(f"Wrote {place.label}. Next: ringtap analyze {place.label}", file=sys.stderr)
+    return 0
+
+
+def _wait(is_over: Callable[[], bool], link: AgentLink, seconds: float | None) -> bool:
+    """Wait for one of the ending signals, whose coming is returned, for something else, or so many seconds."""
+    deadline_s = None if seconds is None else time.monotonic() + seconds
+    while True:
+        link.tick()
+        if is_over():
+            return False
+        tick_s = _TICK_S if link.is_ready else _POLL_S
+        left_s = tick_s if deadline_s is None else min(tick_s, deadline_s - time.monotonic())
+        if left_s <= 0:
+            return False
+        if signal.sigtimedwait(relay.ENDING, left_s):
+            return True

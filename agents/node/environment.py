@@ -1,0 +1,82 @@
+"""What the environment says of a process's place in its job, and what a job is given so that its ranks record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+# Most specific first: a launcher within a Slurm step leaves the step's variables as they were
+_RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
+
+
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """The process's rank in its job; None where no launcher has set one."""
+    numbers = (environment.get(name, "") for name in _RANK)
+    return next((int(text) for text in numbers if text.isdigit()), None)
+
+
+def run_key(environment: Mapping[str, str]) -> str:
+    """What all processes of one launch have in common and no other launch has; empty without a launcher.
+
+    A Slurm step, a PMIx name space or an Open MPI job. A batch script is no step: it has no key.
+    """
+    job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID")
+    mpi = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
+    if mpi and "OMPI_COMM_WORLD_RANK" in environment:  # mpirun within a Slurm step: its ranks are the job's
+        return f"mpi-{job}-{mpi}" if job else f"mpi-{mpi}"
+    if job and step and "SLURM_PROCID" in environment:
+        restart = environment.get("SLURM_RESTART_COUNT", "")
+        return f"slurm-{job}.{step}" + (f"-restart{restart}" if restart.strip("0") else "")
+    return f"mpi-{mpi}" if mpi else ""
+
+
+def local_size(environment: Mapping[str, str]) -> int:
+    """How many processes the launcher starts on this node; 1 where it does not say."""
+    for name in _LOCAL_SIZE:
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    with contextlib.suppress(ValueError, LookupError):
+        return _slurm_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))[int(environment["SLURM_NODEID"])]
+    return 1
+
+
+def _slurm_tasks(text: str) -> list[int]:
+    """Tasks a node from Slurm's ``2(x3),1``."""
+    counts: list[int] = []
+    for word in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
+        if match is None:
+            return []
+        counts += [int(match.group(1))] * int(match.group(2) or 1)
+    return counts
+
+
+def job_environment(run: Path, node: str, recorders: Iterable[str]) -> dict[str, str]:
+    """This process's environment with what makes a job's ranks record: the hook's folder first on PYTHONPATH.
+
+    Args:
+        run: the run directory, absolute.
+        node: this node's name in the run.
+        recorders: the job-side recorders wanted; with none the job is left as it is.
+    """
+    environment = dict(os.environ)
+    wanted = ",".join(recorders)
+    if not wanted:
+        return environment
+    from ringtap.agents import hook
+
+    folder = str(Path(hook.__file__).resolve().parent)
+    paths = [folder, *filter(None, [environment.get("PYTHONPATH")])]
+    return environment | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "RINGTAP_RUN": str(run),
+        "RINGTAP_NODE": node,
+        "RINGTAP_HOST": os.uname().nodename,
+        "RINGTAP_PYTHON": sys.executable,
+        "RINGTAP_COLLECT": wanted,
+    }

@@ -1,0 +1,181 @@
+"""What a node is: kernel, processors, interfaces and their offloads, queueing disciplines, kernel settings."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_SYSCTLS = (
+    "net/ipv4/tcp_congestion_control",
+    "net/ipv4/tcp_available_congestion_control",
+    "net/ipv4/tcp_ecn",
+    "net/ipv4/tcp_rmem",
+    "net/ipv4/tcp_wmem",
+    "net/ipv4/tcp_slow_start_after_idle",
+    "net/ipv4/tcp_tw_reuse",
+    "net/ipv4/ip_local_port_range",
+    "net/core/default_qdisc",
+    "net/core/rmem_max",
+    "net/core/wmem_max",
+)
+_SIOCETHTOOL = 0x8946
+# linux/ethtool.h: ETHTOOL_GTXCSUM, GSG, GTSO, GGSO, GGRO
+_OFFLOADS = {"tx_checksum": 0x16, "scatter_gather": 0x18, "tso": 0x1E, "gso": 0x23, "gro": 0x2B}
+LONGEST_S = 10.0
+
+
+def node_facts() -> dict[str, Any]:
+    """What this node is now; what cannot be found out is left out, or said in ``links_missing``."""
+    import psutil
+
+    facts: dict[str, Any] = {
+        "t_ns": time.time_ns(),
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "cpus": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average_1min": os.getloadavg()[0],
+        "nics": {name: row._asdict() | {"duplex": str(row.duplex)} for name, row in psutil.net_if_stats().items()},
+        "sysctls": {name.replace("/", "."): _sysctl(name) for name in _SYSCTLS},
+    }
+    for name, nic in facts["nics"].items():
+        nic |= {"offloads": _offloads(name), "driver": _driver(name)}
+    try:
+        facts["links"] = _links()
+    except Exception as error:  # netlink facts are an extra: what is missing is recorded, the run goes on
+        facts["links_missing"] = f"{type(error).__name__}: {error}"
+    return facts
+
+
+def _sysctl(name: str) -> str | None:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return None
+
+
+def _driver(nic: str) -> str | None:
+    with contextlib.suppress(OSError):
+        return Path(f"/sys/class/net/{nic}/device/driver").readlink().name
+    return None
+
+
+def _offloads(nic: str) -> dict[str, bool]:
+    """The offloads that decide what a packet capture sees."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name, command in _OFFLOADS.items():
+            value = array.array("B", struct.pack("II", command, 0))
+            request = struct.pack("16sP", nic.encode()[:15], value.buffer_info()[0])
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(probe.fileno(), _SIOCETHTOOL, request)
+                found[name] = bool(struct.unpack("II", value.tobytes())[1])
+    return found
+
+
+def _links() -> dict[str, Any]:
+    """Interfaces as netlink tells them: offload segments, queueing discipline, which ones they stand on."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as netlink:
+        found = list(netlink.get_links())
+        links = {
+            link["index"]: {
+                "name": link.get_attr("IFLA_IFNAME"),
+                "index": link["index"],
+                "qdisc": link.get_attr("IFLA_QDISC"),
+                "gso_max_segs": link.get_attr("IFLA_GSO_MAX_SEGS"),
+                "tx_queue_packets": link.get_attr("IFLA_TXQLEN"),
+                "below": [],
+            }
+            for link in found
+        }
+        for link in found:
+            _stack(link, links)
+        for qdisc in netlink.get_qdiscs():
+            options = qdisc.get_attr("TCA_OPTIONS")
+            limits = options.get_attr("TCA_TBF_PARMS") if qdisc.get_attr("TCA_KIND") == "tbf" and options else None
+            if limits:
+                links[qdisc["index"]] |= {"rate_bps": limits["rate"] * 8, "queue_bytes": limits["limit"]}
+    return {str(link.pop("name")): link for link in links.values()}
+
+
+def _stack(link: Any, links: dict[int, dict[str, Any]]) -> None:
+    """Note what an interface stands on (VLAN, macvlan), or that its master stands on it (bond, bridge)."""
+    info = link.get_attr("IFLA_LINKINFO")
+    kind = info.get_attr("IFLA_INFO_KIND") if info else None
+    lower, master = link.get_attr("IFLA_LINK"), link.get_attr("IFLA_MASTER")
+    # a veth names its peer there, and another network namespace has other indices
+    if lower in links and lower != link["index"] and kind != "veth" and link.get_attr("IFLA_LINK_NETNSID") is None:
+        links[link["index"]]["below"].append(links[lower]["name"])
+    if master in links:
+        links[master]["below"].append(links[link["index"]]["name"])
+
+
+class FactsChild:
+    """Finds the facts out in a process of their own, which takes the 20 MB of netlink's library with it.
+
+    Start it before there are threads, or when those that there are do nothing.
+    """
+
+    def __init__(self) -> None:
+        self._reader, writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 1
+            try:
+                with contextlib.suppress(OSError):
+                    Path("/proc/self/comm").write_text("ringtap-facts")
+                with os.fdopen(writer, "w") as file:
+                    json.dump(node_facts(), file)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(writer)
+        self._deadline_s = time.monotonic() + LONGEST_S
+        self._data = b""
+
+    def fileno(self) -> int:
+        """To be polled for news."""
+        return self._reader
+
+    def poll(self, seconds: float = 0.0) -> dict[str, Any] | None:
+        """The facts if they are whole within so many seconds; ``{}`` where they could not be found out, else None."""
+        until_s = min(self._deadline_s, time.monotonic() + seconds)
+        while True:
+            left_s = until_s - time.monotonic()
+            if select.select([self._reader], [], [], max(0.0, left_s))[0]:
+                piece = os.read(self._reader, 1 << 16)
+                self._data += piece
+                if not piece:
+                    return self._end()
+            elif time.monotonic() >= self._deadline_s:
+                return self._end()
+            elif left_s <= 0:
+                return None
+
+    def _end(self) -> dict[str, Any]:
+        os.close(self._reader)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        try:
+            facts: dict[str, Any] = json.loads(self._data)
+        except ValueError:
+            return {}
+        return facts

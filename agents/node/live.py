@@ -1,0 +1,81 @@
+"""``--live``: the job's output goes to a file, the terminal to ``ringtap live``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+_LAST_LOOK_S = 5.0
+
+
+class _Reaper(Protocol):
+    reaped: set[int]
+
+    def reap(self) -> None: ...
+
+
+def keep_output(node_folder: Path) -> Callable[[], None]:
+    """What makes a job's standard output and errors go to ``log/job.out``, and keeps it from reading the terminal."""
+    path = node_folder / "log" / "job.out"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def prepare() -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        if os.isatty(0):
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+    return prepare
+
+
+class LiveView:
+    """The view as a child of its own; whatever becomes of it, job and capture go on.
+
+    Args:
+        run: the run directory.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._pid = 0
+        self._told = False
+        self._has_terminal = os.isatty(0) and os.isatty(1)
+        command = [sys.executable, "-m", "ringtap.cli", "live", str(run)]
+        if not self._has_terminal:
+            command.append("--plain")
+        with contextlib.suppress(OSError):
+            self._pid = os.posix_spawn(sys.executable, command, os.environ, setsigmask=(), setsigdef=(signal.SIGPIPE,))
+
+    def look(self, reaper: _Reaper) -> bool:
+        """Whether the view is gone; says once that the rest is not."""
+        is_gone = self._is_gone(reaper)
+        if is_gone and not self._told:
+            self._told = True
+            with contextlib.suppress(OSError, ValueError):
+                words = f"ringtap: the view has ended, the recording goes on; to watch again: ringtap live {self._run}"
+                print(words, file=sys.stderr, flush=True)
+        return is_gone
+
+    def end(self, reaper: _Reaper) -> None:
+        """After the run: on a terminal the view stays until its user leaves it, elsewhere it ends."""
+        deadline_s = time.monotonic() + _LAST_LOOK_S
+        while not self._is_gone(reaper):
+            if not self._has_terminal and time.monotonic() > deadline_s:
+                with contextlib.suppress(OSError):
+                    os.kill(self._pid, signal.SIGTERM)
+                return
+            signal.sigtimedwait({signal.SIGCHLD}, 0.2)
+            if signal.sigpending() & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
+                self._has_terminal, deadline_s = False, 0.0
+
+    def _is_gone(self, reaper: _Reaper) -> bool:
+        reaper.reap()
+        return not self._pid or self._pid in reaper.reaped

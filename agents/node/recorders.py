@@ -1,0 +1,114 @@
+"""Everything that records on a node: the collectors on their two threads, and the clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ringtap.agents.node.sampler import Entry, Sampler
+from ringtap.agents.node.settings import Settings
+from ringtap.collectors.base import Context
+from ringtap.collectors.registry import collector_class
+from ringtap.rundir import RunDirectory
+
+_STOP_S = 10.0
+
+
+class Recorders:
+    """The collectors that a run asks for.
+
+    Args:
+        run: the run directory.
+        node: this node's name in it.
+        settings: what to record.
+        pids: gives the recorded processes.
+        say: writes to the agent's log.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        node: str,
+        settings: Settings,
+        pids: Callable[[], list[int]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._run, self._node, self._settings, self._pids, self._say = run, node, settings, pids, say
+        self._entries: list[Entry] = []
+        self._missing: dict[str, dict[str, Any]] = {}
+        self._threads: list[Sampler] = []
+        self._clock: Any = None
+        self._clock_facts: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Start the threads; returns before the first samples are taken."""
+        folder = self._run.path / "nodes" / self._node
+        for name in self._settings.collectors:
+            options = self._settings.options.get(name, {})
+            try:
+                collector = collector_class(name)(Context(folder, self._settings.every_s, self._pids, options))
+                self._entries.append(Entry(name, collector, self._say))
+            except ImportError as error:
+                reason = f"a package is missing: {error.name or error}"
+                self._missing[name] = {"state": "unavailable", "reason": reason, "remedy": f"install {error.name}"}
+            except Exception as error:
+                self._missing[name] = {"state": "failed", "reason": f"{type(error).__name__}: {error}", "remedy": ""}
+                self._say(f"the {name} collector could not be made: {traceback.format_exc()}")
+        for label, slow in (("fast", False), ("slow", True)):
+            entries = [entry for entry in self._entries if entry.slow is slow]
+            if entries:
+                self._threads.append(Sampler(label, entries))
+        for thread in self._threads:
+            thread.start()
+        # the hosts of a testbed share their machine's clock, and pings would share its links
+        if self._settings.collectors and not self._run.info.get("one_clock"):
+            threading.Thread(target=self._start_clock, name="clock-start", daemon=True).start()
+
+    def _start_clock(self) -> None:
+        try:
+            from ringtap.agents.clock.keeper import ClockKeeper
+
+            self._clock = ClockKeeper(self._run, self._node)
+            self._clock.start()
+        except Exception as error:
+            self._clock = None
+            self._lose_clock(f"not compared: {type(error).__name__}: {error}")
+
+    def are_ready(self) -> bool:
+        """Whether every collector has taken its first sample or has failed to."""
+        return all(thread.ready.is_set() for thread in self._threads)
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """The collectors' entries for node.json."""
+        found = self._missing | {entry.name: dict(entry.facts) for entry in self._entries}
+        entries = {name: found[name] for name in self._settings.collectors if name in found}
+        return entries | ({"clock": self._clock_facts} if self._clock_facts else {})
+
+    def stop(self) -> None:
+        """Take the last samples and close the logs, for so many seconds at most."""
+        for thread in self._threads:
+            thread.stop()
+        stopper = threading.Thread(target=self._stop_clock, daemon=True)
+        stopper.start()
+        deadline = time.monotonic() + _STOP_S
+        threads: list[threading.Thread] = [*self._threads, stopper]
+        for one in threads:
+            one.join(max(0.0, deadline - time.monotonic()))
+        for entry in self._entries:
+            if entry.running:
+                entry.facts |= {"state": "failed", "reason": f"did not end within {_STOP_S:g} s"}
+
+    def _stop_clock(self) -> None:
+        if self._clock is None:
+            return
+        try:
+            self._clock_facts = self._clock.stop()
+        except Exception as error:
+            self._lose_clock(f"not compared to the end: {type(error).__name__}: {error}")
+
+    def _lose_clock(self, why: str) -> None:
+        self._clock_facts = {"state": "degraded", "reason": why, "remedy": ""}
+        self._say(f"the clock is {why}")

@@ -1,0 +1,148 @@
+"""Where the processes of one run on one node find its agent: a lock and a socket in a private folder on local disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import struct
+import time
+from pathlib import Path
+
+LOCAL = Path("/tmp")  # on every node, and on a disk of its own
+_BACKLOG = 1024
+_STALE_S = 3600.0
+_FOLDERS = 8
+_LONGEST_RUNTIME = 70  # a Unix socket's address has 108 bytes, and 31 are for the names below
+
+
+def private_folder() -> Path:
+    """A folder of mode 0700 that only this user can enter: below $XDG_RUNTIME_DIR, else /tmp/ringtap-<uid>.
+
+    A folder of that name that is another's is passed over, in an order that all of this user's processes share.
+
+    Raises:
+        OSError: there is none and none can be made.
+    """
+    own = os.geteuid()
+    names = [LOCAL / (f"ringtap-{own}" + (f"-{number}" if number else "")) for number in range(_FOLDERS)]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and len(runtime) < _LONGEST_RUNTIME and os.access(runtime, os.W_OK | os.X_OK):
+        names.insert(0, Path(runtime) / "ringtap")
+    refusal = OSError(errno.EACCES, os.strerror(errno.EACCES))
+    for path in names:
+        try:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            found = path.lstat()
+        except OSError as error:
+            refusal = error
+            continue
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == own and not found.st_mode & 0o077:
+            return path
+    raise refusal
+
+
+class Rendezvous:
+    """The meeting point of one run on one node.
+
+    Args:
+        run: the run directory; its real path counts.
+        node: the node's name in the run.
+
+    Raises:
+        OSError: no private folder.
+    """
+
+    def __init__(self, run: Path, node: str) -> None:
+        name = hashlib.sha256(f"{os.path.realpath(run)}\0{node}".encode(errors="surrogateescape")).hexdigest()[:16]
+        folder = private_folder()
+        self._lock_path, self._socket_path = folder / f"{name}.lock", folder / f"{name}.sock"
+
+    def take(self) -> int | None:
+        """Take the lock that the agent holds for its life; returns its file descriptor, None if there is an agent.
+
+        Raises:
+            OSError: the lock cannot be made.
+        """
+        while True:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.fstat(fd).st_ino == self._lock_path.stat().st_ino:
+                        return fd
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            except OSError:
+                os.close(fd)
+                raise
+            os.close(fd)  # an agent that has just ended took the file away
+
+    def listen(self) -> socket.socket:
+        """The agent's listening socket; only for the holder of the lock.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self._socket_path.unlink()  # of an agent that was killed
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self._socket_path))
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def close_door(self) -> None:
+        """Let nobody connect any more."""
+        with contextlib.suppress(OSError):
+            self._socket_path.unlink()
+
+    def clear(self) -> None:
+        """Remove both files; only for the holder of the lock."""
+        self.close_door()
+        with contextlib.suppress(OSError):
+            self._lock_path.unlink()
+
+    def tidy(self) -> None:
+        """Remove what agents of other runs left that were killed with their supervisors, an hour ago or longer."""
+        for path in self._lock_path.parent.glob("*.lock"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime < _STALE_S:
+                    continue
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(fd).st_ino == path.stat().st_ino:
+                        path.with_suffix(".sock").unlink(missing_ok=True)
+                        path.unlink()
+                finally:
+                    os.close(fd)
+
+    def connect(self) -> tuple[socket.socket, int] | None:
+        """A connection to the agent and the agent's pid; None if nobody listens (yet).
+
+        Raises:
+            OSError: out of file descriptors, or the like.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            connection.connect(str(self._socket_path))
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            connection.close()
+            return None
+        except OSError:
+            connection.close()
+            raise
+        return connection, struct.unpack("3i", credentials)[0]

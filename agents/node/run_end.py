@@ -1,0 +1,60 @@
+"""How a run ended, as its maker writes it into run.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from typing import Any
+
+from ringtap.rundir import RunDirectory, Status
+
+
+def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
+    """Status and reason from a job's end.
+
+    ``failed`` is the job's own failure, ``partial`` a job that was cut short from outside.
+
+    Args:
+        code: its exit code; below 0 the signal that ended it.
+        ended_by: the last ending signal that came through, if any did.
+    """
+    if code == 0:
+        return "complete", ""
+    if code < 0:
+        return "partial", f"the job was ended by {signal.Signals(-code).name}"
+    if ended_by is not None:
+        return "partial", f"the job ended with exit code {code} after {signal.Signals(ended_by).name}"
+    return "failed", f"the job ended with exit code {code}"
+
+
+def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str) -> None:
+    """Write how the run ended: the job's end, and what is missing of the recording on the nodes that have ended."""
+    status, why = job_end(code, ended_by)
+    nodes = node_items(run)
+    reasons = {recording_why} | {str(item.get("why")) for item in nodes.values() if item.get("status") == "partial"}
+    missing = "; ".join(sorted(filter(None, reasons)))
+    if missing and status == "complete":
+        status = "partial"
+    run.info["not_collected"] = not_collected(nodes)
+    with contextlib.suppress(OSError):
+        run.finish(status, "; ".join(filter(None, [why, missing])))
+
+
+def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:
+    """node.json of every node that has one."""
+    found = {}
+    for path in sorted((run.path / "nodes").glob("*/node.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found[path.parent.name] = json.loads(path.read_text())
+    return found
+
+
+def not_collected(nodes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """What was asked for and could not be had, with the reason, once for all nodes with the same one."""
+    missing: dict[tuple[str, str], None] = {}
+    for item in nodes.values():
+        for name, entry in item.get("collectors", {}).items():
+            if entry.get("state") in ("unavailable", "failed"):
+                missing[name, str(entry.get("reason"))] = None
+    return [{"what": name, "why": why} for name, why in missing]

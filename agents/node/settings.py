@@ -1,0 +1,98 @@
+"""What a run is to record: the words of the command line, and the same in run.json for the agents of other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ringtap.errors import UsageError
+from ringtap.units import format_duration, parse_duration_s
+
+# Recorded in the job's own processes, by the hook
+JOB_SIDE = ("steps", "ddp", "horovod", "nccl")
+# Horovod's timeline is to be asked for: its writer keeps a core busy, and the job waits where it has none to spare
+JOB_SIDE_DEFAULT = ("steps", "ddp", "nccl")
+LEAST_EVERY_S, MOST_EVERY_S = 0.001, 60.0
+
+
+class Settings(NamedTuple):  # no dataclass: its module takes 10 ms to import, and a job waits for this one
+    """What to record and how often.
+
+    Attributes:
+        collectors: names of collectors, in the registry's order.
+        recorders: names of job-side recorders.
+        every_s: period asked of every collector.
+        options: by collector, words of the command line for it.
+    """
+
+    collectors: tuple[str, ...]
+    recorders: tuple[str, ...]
+    every_s: float
+    options: dict[str, dict[str, str]] = {}  # noqa: RUF012 (never changed)
+
+    def to_json(self) -> dict[str, Any]:
+        """For run.json."""
+        return self._asdict()
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Settings:
+        """From run.json; what an older run does not say is at its default."""
+        return cls(
+            tuple(item["collectors"] if "collectors" in item else _default()),
+            tuple(item.get("recorders") or ()),
+            float(item.get("every_s") or 0.1),
+            dict(item.get("options") or {}),
+        )
+
+    def line(self) -> str:
+        """The settings as one line for the user."""
+        words = ",".join((*self.collectors, *self.recorders)) or "none"
+        extra = "".join(f" {name}={value}" for words in self.options.values() for name, value in words.items())
+        return f"collect={words} every={format_duration(self.every_s).replace(' ', '')}{extra}"
+
+
+def _default() -> tuple[str, ...]:
+    from ringtap.collectors.registry import DEFAULT
+
+    return DEFAULT
+
+
+def parse_collect(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The collectors and the job-side recorders that ``--collect`` names.
+
+    Raises:
+        UsageError: a name that is none of them; the sentence has the nearest one.
+    """
+    from ringtap.collectors.registry import DEFAULT, ORDER, unknown_collector
+
+    groups = {"default": (*DEFAULT, *JOB_SIDE_DEFAULT), "all": (*ORDER, *JOB_SIDE), "none": ()}
+    wanted: set[str] = set()
+    for word in (word.strip().lower() for word in text.split(",")):
+        if word in groups:
+            wanted.update(groups[word])
+        elif word in (*ORDER, *JOB_SIDE):
+            wanted.add(word)
+        elif word:
+            raise unknown_collector(word, (*ORDER, *JOB_SIDE, *groups))
+    return tuple(name for name in ORDER if name in wanted), tuple(name for name in JOB_SIDE if name in wanted)
+
+
+def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) -> Settings:
+    """The settings of a command line.
+
+    Args:
+        collect: the word after ``--collect``.
+        every: the word after ``--every``.
+        packets: options of the packet collector by name; None where not given.
+
+    Raises:
+        UsageError: a word that is not understood.
+    """
+    every_s = parse_duration_s(every)
+    if not LEAST_EVERY_S <= every_s <= MOST_EVERY_S:
+        raise UsageError(f"--every {every} is outside 1ms to 60s")
+    collectors, recorders = parse_collect(collect)
+    given = {name: value for name, value in packets.items() if value is not None}
+    if given and "packets" not in collectors:
+        raise UsageError("--interface, --filter and --snap are for packets: add --collect default,packets")
+    return Settings(collectors, recorders, every_s, {"packets": given} if given else {})

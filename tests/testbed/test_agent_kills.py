@@ -1,0 +1,119 @@
+"""The agent is killed at random moments of a running job; the job must not notice, and the log must read back."""
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ringtap.records import open_records
+from tests.unit.agent_processes import ROOT, agents_of, ended, gone, rows_of, wait_for, wrapped
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+KILLS, AT_ONCE, LONGEST_S = 100, 4, 1.2
+
+# Gradient descent on y = 3x + 1, a mark an iteration, every loss printed to the last digit
+DESCENT = """
+import random, time
+import ringtap
+numbers = random.Random(5)
+points = [(x, 3 * x + 1 + numbers.gauss(0, 0.1)) for x in (numbers.uniform(-1, 1) for _ in range(200))]
+slope = offset = 0.0
+for _ in range(40):
+    errors = [(slope * x + offset - y, x) for x, y in points]
+    print(repr(sum(error * error for error, _ in errors) / len(points)))
+    slope -= 0.1 * 2 * sum(error * x for error, x in errors) / len(points)
+    offset -= 0.1 * 2 * sum(error for error, _ in errors) / len(points)
+    ringtap.step()
+    time.sleep(0.02)
+"""
+
+
+def kill_once(run: Path, delay_s: float) -> tuple[str, int, float]:
+    """Wrap the job, kill its agent after a delay; returns the job's output, its code, and when it was killed."""
+    options = ("--collect", "nic,host,steps", "--every", "5ms")
+    with ended(wrapped(run, sys.executable, "-c", DESCENT, options=options)) as process:
+        (agent,) = wait_for(lambda: agents_of(run))
+        time.sleep(delay_s)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            agent.send_signal(signal.SIGKILL)
+        killed_s = time.time()
+        output, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    return output, process.returncode, killed_s
+
+
+@pytest.mark.timeout(400)
+def test_a_hundred_killed_agents_harm_no_job_and_no_log(tmp_path: Path) -> None:
+    alone = subprocess.run(
+        [sys.executable, "-c", DESCENT], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    ).stdout
+    assert len(set(alone.split())) == 40
+    moments = random.Random(20260101)
+    delays = [moments.uniform(0, LONGEST_S) for _ in range(KILLS)]
+    runs = [tmp_path / f"run{number}" for number in range(KILLS)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = list(pool.map(kill_once, runs, delays))
+    assert [output for output, _, _ in results] == [alone] * KILLS
+    assert {code for _, code, _ in results} == {0}
+    partial = 0
+    for run, (_, _, killed_s) in zip(runs, results, strict=True):
+        gone(run)
+        info = json.loads((run / "run.json").read_text())
+        assert info["status"] in ("partial", "complete")
+        node = run / "nodes" / "here"
+        if info["status"] == "partial":
+            partial += 1
+            assert "killed or crashed" in info["why"]
+            assert not (node / "DONE").exists()
+        (steps,) = node.glob("steps/rank*.rec")
+        assert open_records(steps).count == 40
+        for path in node.rglob("*.rec"):
+            if path.stat().st_size:  # killed between making the file and writing its header
+                assert open_records(path).torn_bytes == 0
+        log = node / "nic" / "nic.rec"
+        if log.exists() and open_records(log).count > 20:
+            # the log goes up to the last second before the kill, or up to its own end
+            assert rows_of(run)[-1][0] / 1e9 > min(killed_s, node.stat().st_mtime) - 1
+    assert partial > KILLS / 3
+
+
+TRAINING = """
+import torch, time
+torch.manual_seed(3)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+inputs = torch.randn(256, 8)
+targets = inputs.sum(1, keepdim=True).sin()
+for _ in range(60):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+    time.sleep(0.02)
+"""
+
+
+def test_torch_computes_the_same_beside_a_killed_agent(tmp_path: Path) -> None:
+    alone = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, check=True, timeout=120)
+    with ended(wrapped(tmp_path / "run", sys.executable, "-c", TRAINING, options=("--every", "10ms"))) as process:
+        steps = tmp_path / "run" / "nodes" / "here" / "steps"
+        (log,) = wait_for(lambda: [path for path in steps.glob("rank0-*.rec") if path.suffixes == [".rec"]], 120)
+        wait_for(lambda: log.stat().st_size and open_records(log).count > 10)
+        (agent,) = agents_of(tmp_path / "run")
+        agent.kill()
+        output, _ = process.communicate(timeout=120)
+    assert (output, process.returncode) == (alone.stdout, 0)
+    records = open_records(log)
+    assert (records.count, records.torn_bytes) == (60, 0)
+    assert len(alone.stdout.split()) == 60
+    gone(tmp_path / "run")

@@ -1,0 +1,58 @@
+"""The doctor on every host of a plan's testbed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringtap.agents.lab import state
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+COMMAND = [sys.executable, "-m", "ringtap.cli", "doctor", "--plan"]
+PLAN = Path(__file__).resolve().parents[2] / "examples" / "demo.toml"
+
+
+def test_every_host_of_a_plan_answers_for_itself() -> None:
+    done = subprocess.run([*COMMAND, PLAN, "--json"], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    item = json.loads(done.stdout)
+    assert item["recordable"] is True
+    assert item["missing"] == []
+    assert [host["host"] for host in item["hosts"]] == ["S0", "S1", "S2", "S3"]
+    for host in item["hosts"]:
+        found = {check["name"]: check for check in host["checks"]}
+        assert found["nic"]["state"] == "ok"
+        assert "eth0" in found["network"]["reason"]
+        assert "cross0" in found["network"]["reason"], "the host's own interfaces, not this machine's"
+    assert not [lab for lab in state.all_labs() if lab.spec.name.startswith("dr")]
+
+
+def test_a_plan_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[nonsense]\nx = 1\n")
+    done = subprocess.run([*COMMAND, plan], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_no_testbed(number: signal.Signals) -> None:
+    process = subprocess.Popen([*COMMAND, PLAN], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "asking S0\n"
+    process.send_signal(number)
+    assert process.wait(20) != 0
+    process.stderr.close()
+    name = f"dr{process.pid % 10**8:08d}"
+    end_s = time.monotonic() + 10
+    while any(lab.spec.name == name and lab.alive() for lab in state.all_labs()) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    left = [lab for lab in state.all_labs() if lab.spec.name == name]
+    for lab in left:
+        state.remove(lab)
+    assert left == []
+    time.sleep(0.5)  # the process that was in the testbed sees its end

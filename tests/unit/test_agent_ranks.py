@@ -1,0 +1,321 @@
+"""Ranks of one launch share a run and a node's agent; runs at once stay apart; processes may be attached."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ringtap.agents.node import rendezvous
+from ringtap.agents.node.environment import local_size, rank_of, run_key
+from ringtap.errors import UsageError
+from ringtap.rundir import RunDirectory
+from tests.unit.agent_processes import (
+    PLAIN,
+    RINGTAP,
+    ROOT,
+    agent_of,
+    agents_of,
+    ended,
+    gone,
+    node_item,
+    processes_of,
+    python,
+    rows_of,
+    run_item,
+    wait_for,
+    without_launcher,
+    wrapped,
+)
+
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4"}
+
+
+def slurm_rank(rank: int, job: str = "4711") -> dict[str, str]:
+    return without_launcher() | SLURM | {"SLURM_PROCID": str(rank), "SLURM_JOB_ID": job, "PYTHONPATH": str(ROOT)}
+
+
+def start_rank(folder: Path, rank: int, code: str, *options: str, job: str = "4711") -> "subprocess.Popen[str]":
+    arguments = [*RINGTAP, "run", "--node", "here", *PLAIN, *options, "--", *python(code)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(arguments, cwd=folder, env=slurm_rank(rank, job), **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def finish(processes: "list[subprocess.Popen[str]]") -> list[tuple[str, str, int]]:
+    return [(*process.communicate(timeout=60), process.returncode) for process in processes]
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "mine")], ids=["by default", "a named folder"])
+def test_four_ranks_share_one_run_and_one_agent(tmp_path: Path, options: tuple[str, ...]) -> None:
+    code = "import os, time; time.sleep(0.7 + 0.2 * int(os.environ['SLURM_PROCID'])); print(os.environ['RINGTAP_RUN'])"
+    results = finish([start_rank(tmp_path, rank, code, *options) for rank in range(4)])
+    assert [code for _, _, code in results] == [0] * 4, results
+    runs = {output.strip() for output, _, _ in results}
+    assert len(runs) == 1
+    run = Path(runs.pop())
+    assert run == tmp_path / ("mine" if options else "runs/python-slurm-4711.0")
+    assert sum("Wrote" in errors for _, errors, _ in results) == 1
+    item = node_item(run)
+    assert sorted(job["rank"] for job in item["jobs"]) == [0, 1, 2, 3]
+    assert {job["exit_code"] for job in item["jobs"]} == {0}
+    assert (item["status"], item["why"]) == ("complete", "")
+    assert [folder.name for folder in (run / "nodes").iterdir()] == ["here"]
+    rows = rows_of(run)
+    assert rows[-1][0] - rows[0][0] > 1e9  # the last rank's 1.3 s, not the first one's
+    assert run_item(run)["key"] == "slurm-4711.0"
+
+
+def test_a_rank_that_is_over_before_the_others_come(tmp_path: Path) -> None:
+    first = start_rank(tmp_path, 0, "pass")
+    time.sleep(0.9)
+    results = finish([first, start_rank(tmp_path, 1, "pass"), start_rank(tmp_path, 2, "pass")])
+    assert [code for _, _, code in results] == [0] * 3, results
+    item = node_item(tmp_path / "runs" / "python-slurm-4711.0")
+    assert sorted(job["rank"] for job in item["jobs"]) == [0, 1, 2]
+
+
+def test_a_second_run_of_the_same_step_is_another_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        results = finish([start_rank(tmp_path, rank, "import time; time.sleep(0.3)") for rank in range(2)])
+        assert [code for _, _, code in results] == [0, 0], results
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "python-slurm-4711.0",
+        "python-slurm-4711.0-2",
+    ]
+    for path in (tmp_path / "runs").iterdir():
+        assert len(node_item(path)["jobs"]) == 2
+
+
+def test_a_named_folder_is_one_runs_only(tmp_path: Path) -> None:
+    assert finish([start_rank(tmp_path, 0, "pass", "-o", "mine")])[0][2] == 0
+    again, other = (
+        finish([start_rank(tmp_path, 0, "print('ran')", "-o", "mine", job=job)])[0] for job in ("4711", "4712")
+    )
+    assert (again[0], again[2], other[0], other[2]) == ("", 2, "", 2)
+    assert "holds a run of this rank already" in again[1]
+    assert "belongs to another run" in other[1]
+    assert len(node_item(tmp_path / "mine")["jobs"]) == 1
+
+
+def test_two_runs_at_once_on_a_node_do_not_mix(tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("one", "two", "three")]
+    code = "import os, time; time.sleep(1); print(os.environ['RINGTAP_RUN'])"
+    processes = [wrapped(run, *python(code)) for run in runs]
+    agents = {agent_of(run).pid for run in runs}
+    assert len(agents) == 3
+    results = finish(processes)
+    assert [output.strip() for output, _, _ in results] == [str(run) for run in runs]
+    for run in runs:
+        assert len(node_item(run)["jobs"]) == 1
+        assert node_item(run)["status"] == "complete"
+
+
+def test_one_rank_killed_does_not_end_the_others_recording(tmp_path: Path) -> None:
+    code = "import time; print('up', flush=True); time.sleep(2)"
+    ranks = [start_rank(tmp_path, rank, code, "-o", str(tmp_path / "run")) for rank in range(3)]
+    for rank in ranks:
+        assert rank.stdout and rank.stdout.readline() == "up\n"
+    agent_of(tmp_path / "run")
+    wait_for(lambda: len(node_item(tmp_path / "run")["jobs"]) == 3)
+    jobs = {job["rank"]: job["pid"] for job in node_item(tmp_path / "run")["jobs"]}
+    psutil.Process(jobs[1]).kill()
+    ranks[2].kill()  # its supervisor
+    results = finish(ranks)
+    assert [code for _, _, code in results] == [0, -9, -9]
+    gone(tmp_path / "run")
+    found = {job["rank"]: job for job in node_item(tmp_path / "run")["jobs"]}
+    assert [found[rank]["exit_code"] for rank in range(3)] == [0, 137, None]
+    assert found[2]["ended_ns"] - found[1]["ended_ns"] > 5e8
+    assert node_item(tmp_path / "run")["status"] == "partial"
+
+
+def test_join_waits_for_the_run_and_takes_part(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [*RINGTAP, "run", "--join", str(run), "--node", "there", *PLAIN, "--", *python("print('ran')")]
+    with ended(subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as joiner:
+        time.sleep(0.5)
+        with ended(wrapped(run, *python("import time; time.sleep(2)"))) as process:
+            output, errors = joiner.communicate(timeout=30)
+            assert (output, joiner.returncode) == ("ran\n", 0), errors
+            assert process.wait(30) == 0
+    assert {path.name for path in (run / "nodes").iterdir()} == {"here", "there"}
+    assert node_item(run, "there")["status"] == "complete"
+    assert "Wrote" not in errors
+
+
+def test_a_node_is_recorded_once(tmp_path: Path) -> None:
+    """What has been recorded is not touched by a latecomer; its job runs all the same."""
+    run = tmp_path / "run"
+    with ended(wrapped(run, "true")) as process:
+        assert process.wait(30) == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    arguments = [*RINGTAP, "run", "--join", str(run), "--node", "here", "--collect", "nic", "--", "echo", "ran"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "has been recorded already" in done.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    arguments = [*RINGTAP, "capture", "--join", str(run), "--node", "here", "--duration", "100ms"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 1
+    assert "has been recorded already" in done.stderr
+
+
+def attach(run: Path, node: str, pid: int) -> "subprocess.CompletedProcess[str]":
+    arguments = [sys.executable, "-m", "ringtap.agents.node.attach", str(run), node, str(pid)]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=30)
+
+
+def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
+    """As ranks that a launcher starts on a node where no supervisor runs."""
+    run = tmp_path / "run"
+    settings = {"collectors": ["nic"], "recorders": [], "every_s": 0.01, "options": {}}
+    RunDirectory.create(run, "job", [], 0, settings=settings)
+    with ended(subprocess.Popen(["sleep", "1.5"])) as one, ended(subprocess.Popen(["sleep", "2.5"])) as two:
+        began = time.monotonic()
+        attaching = [
+            subprocess.Popen([sys.executable, "-m", "ringtap.agents.node.attach", str(run), "there", str(process.pid)])
+            for process in (one, two)
+        ]
+        assert [process.wait(30) for process in attaching] == [0, 0]
+        assert time.monotonic() - began < 10
+        wait_for((run / "nodes" / "there" / "nic" / "nic.rec").exists)
+        item = wait_for(lambda: len((found := node_item(run, "there"))["jobs"]) == 2 and found)
+        assert {job["pid"] for job in item["jobs"]} == {one.pid, two.pid}
+        assert item["jobs"][0]["command"][0] == "sleep"
+        one.wait()
+        two.wait()
+    wait_for((run / "nodes" / "there" / "DONE").exists)
+    item = node_item(run, "there")
+    assert (item["status"], {job["exit_code"] for job in item["jobs"]}) == ("complete", {None})
+    wait_for(lambda: not psutil.pid_exists(item["agent"]["pid"]))
+
+
+def test_attaching_what_is_not_there(tmp_path: Path) -> None:
+    done = attach(tmp_path, "here", os.getpid())
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    run = tmp_path / "run"
+    RunDirectory.create(run, "job", [], 0)
+    done = attach(run, "here", 2**22 + 1)
+    assert (done.returncode, "there is no process" in done.stderr) == (2, True)
+    assert not (run / "nodes").exists()
+
+
+def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "LOCAL", tmp_path)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    old, young, living, own = (rendezvous.Rendezvous(tmp_path / name, "here") for name in ("a", "b", "c", "d"))
+    for one in (old, young):
+        lock = one.take()
+        assert lock is not None
+        one.listen().close()
+        os.close(lock)
+    held = living.take()
+    assert held is not None
+    folder = rendezvous.private_folder()
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    os.utime(young._lock_path)
+    own.tidy()
+    assert {path.name for path in folder.iterdir()} == {
+        *(young._lock_path.name, young._socket_path.name),
+        living._lock_path.name,
+    }
+    os.close(held)
+
+
+def test_a_capture_watches_processes_until_they_end(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with ended(subprocess.Popen(["sleep", "2"])) as watched:
+        arguments = [*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN, "--pid", str(watched.pid)]
+        with ended(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)) as process:
+            agent_of(run)
+            watched.wait()
+            assert process.wait(20) == 0
+    item = node_item(run)
+    assert (item["status"], item["jobs"][0]["pid"]) == ("complete", watched.pid)
+    assert run_item(run)["status"] == "complete"
+    gone(run)
+
+
+def test_a_capture_that_is_killed_takes_its_agent_with_it(tmp_path: Path) -> None:
+    """Though the watched process lives: nobody is left who would end the recording."""
+    run = tmp_path / "run"
+    with ended(subprocess.Popen(["sleep", "60"])) as watched:
+        arguments = [*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN, "--pid", str(watched.pid)]
+        with ended(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)) as process:
+            agent_of(run)
+            process.kill()
+        gone(run)
+        watched.kill()
+    assert node_item(run)["why"] == "the capturing command was killed"
+    assert run_item(run)["status"] == "partial"
+
+
+def test_a_capture_whose_agent_is_killed_says_so(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN]
+    with ended(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)) as process:
+        agent_of(run).kill()
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "the agent was killed or crashed" in errors
+    assert run_item(run)["status"] == "partial"
+    assert not agents_of(run)
+    assert not processes_of(run)
+
+
+@pytest.mark.parametrize(
+    ("variables", "key", "rank", "size"),
+    [
+        ({}, "", None, 1),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "", 0, 1),  # a batch script
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_PROCID": "5", "SLURM_NODEID": "2"}
+            | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"},
+            "slurm-7.1",
+            5,
+            3,
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_PROCID": "5", "SLURM_RESTART_COUNT": "2"},
+            "slurm-7.1-restart2",
+            5,
+            1,
+        ),
+        (
+            {"PMIX_NAMESPACE": "prterun-n1-99@1", "PMIX_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
+            "mpi-prterun-n1-99@1",
+            3,
+            8,
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "OMPI_MCA_ess_base_jobid": "33"}
+            | {"OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            "mpi-7-33",
+            6,
+            2,
+        ),
+        ({"SLURM_STEP_TASKS_PER_NODE": "what", "SLURM_NODEID": "0"}, "", None, 1),
+    ],
+)
+def test_what_a_launcher_says(variables: dict[str, str], key: str, rank: int | None, size: int) -> None:
+    assert (run_key(variables), rank_of(variables), local_size(variables)) == (key, rank, size)
+
+
+def test_making_or_joining_a_run(tmp_path: Path) -> None:
+    first = RunDirectory.create_or_join(tmp_path / "run", [], key="k", rank="0")
+    second = RunDirectory.create_or_join(tmp_path / "run", [], key="k", rank="1")
+    assert first and second
+    assert (first[1], second[1], second[0].info["created_ns"]) == (True, False, first[0].info["created_ns"])
+    assert RunDirectory.create_or_join(tmp_path / "run", [], key="k", rank="1") is None
+    with pytest.raises(UsageError, match="another run"):
+        RunDirectory.create_or_join(tmp_path / "run", [], key="other", rank="0")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "one.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="not empty"):
+        RunDirectory.create_or_join(tmp_path / "thesis", [], key="k", rank="0")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["key"] == "k"

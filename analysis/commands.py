@@ -50,7 +50,8 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def _needs_report_extra() -> Iterator[None]:
+def needs_report_extra() -> Iterator[None]:
+    """Say in one sentence what is to be installed where an import within fails."""
     try:
         yield
     except ImportError as error:
@@ -108,7 +109,7 @@ def _fit(options: argparse.Namespace) -> int:
         raise UsageError(f"--n {options.n!r} is unknown: give 0.5, 1, 2 or free")
     path = Path(options.points)
     loads, times = read_points_csv(path, capacity_gbps)
-    with _needs_report_extra():
+    with needs_report_extra():
         from ringtap.analysis.congestion import find_congestion_point
         from ringtap.analysis.fit import CongestionModel
     try:
@@ -134,7 +135,7 @@ def _fit(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    with _needs_report_extra():
+    with needs_report_extra():
         from ringtap.analysis.report import write_report
     written = write_report(Path(options.directory))
     if options.json:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ringtap.analysis import thesis
+from ringtap.analysis.canvas import legend, new_figure, save, styled
 from ringtap.analysis.fit import FitResult
 from ringtap.analysis.points import Point
 from ringtap.analysis.series import Series
-from ringtap.analysis.style import FAINT, INK, RC, Look, looks, title_of
+from ringtap.analysis.style import FAINT, INK, Look, looks, title_of
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
 NEAR_SHARE = 0.08  # of capacity: how far from those a measured load may lie
@@ -44,18 +42,6 @@ class Setting:
     def load_label(self) -> str:
         """Label of the load axis."""
         return "cross traffic in Gbit/s" + (", full size" if self.scale != 1 else "")
-
-
-@contextmanager
-def _styled() -> Iterator[None]:
-    with mpl.rc_context(cast(Any, RC)):
-        yield
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _seconds(value: float, _position: object = None) -> str:
@@ -122,10 +108,6 @@ def _label(series: Series) -> str:
     return f"{series.title}, {title_of(series.traffic)}"
 
 
-def _legend(figure: Figure, handles: Sequence[Line2D], columns: int = 2) -> None:
-    figure.legend(handles=list(handles), loc="outside lower center", ncols=min(columns, len(handles)), handlelength=3.2)
-
-
 def _time_range(series: Sequence[Series]) -> tuple[float, float]:
     means = [seconds for one in series for seconds in one.times_s]
     tails = [point.p99_s for one in series for point in one.used if point.p99_s is not None]
@@ -135,7 +117,7 @@ def _time_range(series: Sequence[Series]) -> tuple[float, float]:
 def iteration_times(series: Sequence[Series], setting: Setting) -> Figure:
     """Mean iteration time against measured cross traffic, bars up to the p99 (figures 3-2 (a), 3-3 (a), 3-4 (a))."""
     look = looks([(one.model, one.traffic) for one in series])
-    figure = _figure(7.0, 4.9)
+    figure = new_figure(7.0, 4.9)
     axes = figure.subplots()
     for one in series:
         _points(axes, one, look[one.model, one.traffic])
@@ -145,7 +127,7 @@ def iteration_times(series: Sequence[Series], setting: Setting) -> Figure:
     axes.set_xlim(-0.02 * setting.capacity_gbps, setting.capacity_gbps)
     axes.set_xlabel(setting.load_label)
     _scaled_axis(axes, setting)
-    _legend(figure, [_handle(look[one.model, one.traffic], _label(one)) for one in series])
+    legend(figure, [_handle(look[one.model, one.traffic], _label(one)) for one in series])
     return figure
 
 
@@ -157,7 +139,7 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Figure:
     def place(load: Any) -> Any:
         return capacity / (capacity - load)
 
-    figure = _figure(7.0, 4.9)
+    figure = new_figure(7.0, 4.9)
     axes = figure.subplots()
     for one in series:
         _points(axes, one, look[one.model, one.traffic], place)
@@ -175,7 +157,7 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Figure:
     top.set_xticks([position for position, _ in spaced], [text for _, text in spaced])
     top.set_xlabel(setting.load_label, fontsize=8, color=FAINT)
     top.tick_params(labelsize=8, colors=FAINT)
-    _legend(figure, [_handle(look[one.model, one.traffic], _label(one)) for one in series])
+    legend(figure, [_handle(look[one.model, one.traffic], _label(one)) for one in series])
     return figure
 
 
@@ -196,7 +178,7 @@ def congestion_points(series: Sequence[Series], setting: Setting) -> Figure | No
     look = looks([(one.model, one.traffic) for one in series])
     columns = min(len(found), 3 if len(found) > 4 else 2)
     rows = math.ceil(len(found) / columns)
-    figure = _figure(3.6 * columns + (1.4 if columns == 1 else 0), 3.0 * rows + 0.3)
+    figure = new_figure(3.6 * columns + (1.4 if columns == 1 else 0), 3.0 * rows + 0.3)
     panels = np.atleast_1d(np.array(figure.subplots(rows, columns, squeeze=False))).ravel()
     for axes, one in zip(panels, found, strict=False):
         _construction(axes, one, look[one.model, one.traffic], setting)
@@ -214,7 +196,7 @@ def congestion_points(series: Sequence[Series], setting: Setting) -> Figure | No
             [], [], color=INK, marker="o", linestyle="none", markersize=11, fillstyle="none", label="congestion point"
         ),
     ]
-    _legend(figure, handles, 3)
+    legend(figure, handles, 3)
     return figure
 
 
@@ -261,12 +243,12 @@ def distributions(series: Sequence[Series], setting: Setting) -> Figure | None:
     ]
     if not shares:
         return None
-    figure = _figure(3.7 * len(shares) + 0.2, 3.9 + 0.1 * len(series))
+    figure = new_figure(3.7 * len(shares) + 0.2, 3.9 + 0.1 * len(series))
     panels = np.atleast_1d(np.array(figure.subplots(1, len(shares), sharey=True)))
     for axes, share in zip(panels, shares, strict=True):
         _distribution_panel(axes, series, look, share, setting)
     panels[0].set_ylabel("share of iterations")
-    _legend(figure, [_plain(look[one.model, one.traffic], _label(one)) for one in series])
+    legend(figure, [_plain(look[one.model, one.traffic], _label(one)) for one in series])
     return figure
 
 
@@ -316,7 +298,7 @@ def traffic_kinds(series: Sequence[Series], setting: Setting, published: bool = 
         return None
     columns = min(len(groups), 2)
     rows = math.ceil(len(groups) / columns)
-    figure = _figure(3.9 * columns + (1.6 if columns == 1 else 0), 3.7 * rows + 0.4)
+    figure = new_figure(3.9 * columns + (1.6 if columns == 1 else 0), 3.7 * rows + 0.4)
     panels = np.array(figure.subplots(rows, columns, squeeze=False)).ravel()
     for axes, group in zip(panels, groups, strict=False):
         _kinds_panel(axes, group, look, setting, published)
@@ -328,7 +310,7 @@ def traffic_kinds(series: Sequence[Series], setting: Setting, published: bool = 
     handles = [_handle(shown, title_of(kind)) for kind, shown in kinds.items()]
     if published and any((one.model, one.traffic) in thesis.FITS for group in groups for one in group):
         handles.append(Line2D([], [], color=FAINT, linewidth=0.9, label="the thesis's fit (grey)"))
-    _legend(figure, handles, 4)
+    legend(figure, handles, 4)
     return figure
 
 
@@ -359,20 +341,10 @@ def _kinds_panel(
     axes.legend(handles=handles, loc="upper left", fontsize=8, handlelength=3)
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG; returns both paths."""
-    paths = []
-    for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-        path = folder / f"{name}{suffix}"
-        figure.savefig(path, metadata=metadata)
-        paths.append(path)
-    return paths
-
-
 def draw(series: Sequence[Series], setting: Setting, folder: Path) -> dict[str, list[Path]]:
     """Draw every figure that the series allow into a folder; figure name -> its files."""
     drawn = {}
-    with _styled():
+    with styled():
         usable = [one for one in series if one.used]
         makers: dict[str, Callable[..., Figure | None]] = {
             "iteration-times": iteration_times,

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ringtap.errors import UsageError
-from ringtap.records import open_records, read_json_lines
+from ringtap.records import RecordFile, open_records, read_json_lines
 from ringtap.rundir import RunDirectory
 
-_STEP_FILE = re.compile(r"rank(\d+)-(\d+)\.rec")
-_STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "optimizer": "int64", "step": "int64"}
-_STEP_COLUMNS |= dict.fromkeys(("start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
+# a restarted process that gets the same pid (a fresh process namespace) has a number at the end
+_STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?\.rec")
+_DDP_SUFFIX = ".ddp.rec"
+_STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
+_STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
+_STEP_COLUMNS |= {"kind": "int64", "backwards": "int64"}
+# `kind` of a step record
+STEP, SKIPPED, MARK = 0, 1, 2
 _WINDOW_KEYS: dict[str, type | tuple[type, ...]] = {
     "series": str,
     "model": str,
@@ -28,10 +33,33 @@ _WINDOW_KEYS: dict[str, type | tuple[type, ...]] = {
     "window_start_ns": int,
     "window_end_ns": int,
 }
+Records = npt.NDArray[Any]
+
+
+def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
+    """Map a record file into memory without reading it; raw bytes (``V16``) come as NumPy voids.
+
+    Returns:
+        The header (None where it is not there whole: killed while it was written), the records as a structured array,
+        and the number of torn last records (0 or 1).
+
+    Raises:
+        UsageError: not a record file, one of a newer version, or a header that contradicts itself.
+    """
+    with path.open("rb") as stream:
+        torn_header = not stream.readline().endswith(b"\n")
+    if torn_header:
+        return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
+    file = open_records(path)
+    dtype = np.dtype([(field.name, field.type) for field in file.fields])
+    if file.count < 1:
+        return file, np.empty(0, dtype), int(file.torn_bytes > 0)
+    records = np.memmap(path, dtype=dtype, mode="r", offset=file.offset, shape=(file.count,))
+    return file, records, int(file.torn_bytes > 0)
 
 
 def read_records(path: Path) -> tuple[pd.DataFrame, int]:
-    """Read a record file.
+    """Read a record file whose columns are numbers.
 
     Returns:
         The records, one column a field and of its type, and the number of torn last records (0 or 1).
@@ -39,16 +67,10 @@ def read_records(path: Path) -> tuple[pd.DataFrame, int]:
     Raises:
         UsageError: not a record file, one of a newer version, or a header that contradicts itself.
     """
-    if path.stat().st_size == 0:  # killed between creating the file and writing its header
-        return pd.DataFrame(), 1
-    file = open_records(path)
-    dtype = np.dtype([(field.name, field.type) for field in file.fields])
-    if dtype.itemsize != file.record_bytes:
-        raise UsageError(f"{path} says {file.record_bytes} bytes a record, but its fields take {dtype.itemsize}")
-    if file.count < 1:
-        return pd.DataFrame(np.empty(0, dtype)), int(file.torn_bytes > 0)
-    records = np.memmap(path, dtype=dtype, mode="r", offset=file.offset, shape=(file.count,))
-    return pd.DataFrame({name: np.array(records[name]) for name in dtype.names or ()}), int(file.torn_bytes > 0)
+    file, records, torn = map_records(path)
+    if file is None:
+        return pd.DataFrame(), torn
+    return pd.DataFrame({name: np.array(records[name]) for name in records.dtype.names or ()}), torn
 
 
 class JobRun:
@@ -73,47 +95,43 @@ class JobRun:
         return table
 
     @cached_property
+    def step_files(self) -> list[Path]:
+        """The ranks' step logs; ``process`` in `steps` is a place in this list."""
+        found = sorted(self.path.glob("nodes/*/steps/*.rec"))
+        return [path for path in found if not path.name.endswith(_DDP_SUFFIX)]
+
+    @cached_property
     def steps(self) -> pd.DataFrame:
         """Optimizer steps of all ranks, one row a step.
 
-        Columns: ``node``, ``rank``, ``pid``, ``optimizer``, ``step``, then ``start_ns`` and ``end_ns`` (CLOCK_REALTIME)
-        and ``start_mono_ns`` and ``end_mono_ns`` (CLOCK_MONOTONIC).
+        Columns: ``node``, ``rank``, ``pid``, ``process`` (number of its file), ``optimizer``, ``step``, then
+        ``start_ns`` and ``end_ns`` (CLOCK_REALTIME), ``start_mono_ns`` and ``end_mono_ns`` (CLOCK_MONOTONIC), ``kind``
+        (0 a step, 1 a step that AMP skipped, 2 a mark of the program's own) and ``backwards`` (backward passes since
+        this process's record before it; 0 in logs that have none).
         """
         parts = []
-        for path in sorted(self.path.glob("nodes/*/steps/*.rec")):
+        for number, path in enumerate(self.step_files):
             name = _STEP_FILE.fullmatch(path.name)
             if name is None:
                 raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
             table = self._read(path)
             if len(table):
-                parts.append(table.assign(node=path.parent.parent.name, rank=int(name[1]), pid=int(name[2])))
+                about: dict[str, Any] = {"node": path.parent.parent.name, "process": number}
+                parts.append(table.assign(rank=int(name[1]), pid=int(name[2]), **about))
         if not parts:
             return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()})
-        return pd.concat(parts, ignore_index=True).astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)]
+        steps = pd.concat(parts, ignore_index=True)
+        missing = [name for name in ("kind", "backwards") if name not in steps]
+        steps = steps.assign(**dict.fromkeys(missing, 0)).fillna({"kind": 0, "backwards": 0})
+        return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)]
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
-        """Iterations of the job, one row each, in order of time.
-
-        Iteration i lasts from the end of step i-1 to the end of step i at the slowest rank; steps that not every rank
-        ended are left out, and so is the first step, whose beginning nothing marks. Where a program has several
-        optimizers, the one with most steps counts. A rank that was started again begins a new generation.
+        """Iterations of the job, one row each, in order of time; `iterations_of` says what one is.
 
         Columns: ``generation``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``.
         """
-        steps = self.steps
-        steps = steps[steps["optimizer"] == _main_optimizer(steps)]
-        generation = _generations(steps)
-        ranks = steps.groupby(generation)["rank"].nunique()
-        ends = (
-            steps.groupby([generation, "step"]).agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max")).reset_index()
-        )
-        ends = ends[ends["ranks"].to_numpy() == ranks.loc[ends["generation"]].to_numpy()]
-        of, step, end_ns = (ends[name].to_numpy(dtype=np.int64) for name in ("generation", "step", "end_ns"))
-        follows = (of[1:] == of[:-1]) & (step[1:] == step[:-1] + 1)
-        start, end = end_ns[:-1][follows], end_ns[1:][follows]
-        columns = {"generation": of[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
-        return pd.DataFrame({**columns, "iteration_s": (end - start) / 1e9})
+        return iterations_of(iteration_marks(self.steps))
 
     def nic(self, node: str) -> pd.DataFrame:
         """Interface counters of a node in order of time; empty where none were recorded.
@@ -132,24 +150,64 @@ class JobRun:
         return self._nic[node]
 
 
-def _main_optimizer(steps: pd.DataFrame) -> int:
-    """Number of the optimizer with most steps, the lowest of several; 0 without steps."""
-    numbers, counts = np.unique(steps["optimizer"].to_numpy(dtype=np.int64), return_counts=True)
-    return int(numbers[counts.argmax()]) if len(numbers) else 0
+def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
+    """The step records that end an iteration of their rank.
+
+    Where a process marks its steps itself these count; else the steps of the optimizer that stepped first, those that
+    AMP skipped among them. A rank that was started again begins a new generation.
+
+    Args:
+        steps: as `JobRun.steps`.
+
+    Returns:
+        The rows of ``steps`` that count, by process and time, with ``index`` (0 for a process's first), ``generation``,
+        ``skipped`` (AMP skipped a step since the mark before) and ``backwards`` (passes since the mark before).
+    """
+    steps = steps.sort_values("process", kind="stable", ignore_index=True)  # a process's records are in its order
+    process, kind = steps["process"], steps["kind"]
+    marked = process.isin(process[kind == MARK])
+    stepped_first = process.map(steps[kind != MARK].groupby("process")["optimizer"].first())
+    counts = (marked & (kind == MARK)) | (~marked & (kind != MARK) & (steps["optimizer"] == stepped_first))
+    sums = (
+        steps.assign(skipped=(kind == SKIPPED).astype(np.int64)).groupby("process")[["skipped", "backwards"]].cumsum()
+    )
+    marks = steps[counts].copy()
+    by_process = marks["process"]
+    for name in ("skipped", "backwards"):
+        total = sums.loc[marks.index, name]
+        marks[name] = total - total.groupby(by_process).shift(fill_value=0)
+    marks["skipped"] = marks["skipped"] > 0
+    marks["index"] = marks.groupby("process").cumcount()
+    marks["generation"] = by_process.map(_generations(steps)).astype("int64")
+    return marks.reset_index(drop=True)
+
+
+def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
+    """Iterations of a job from the marks of its ranks.
+
+    Iteration i lasts from the end of step i-1 to the end of step i at the slowest rank. Steps that not every rank ended
+    are left out, and so is the first, whose beginning nothing marks.
+
+    Args:
+        marks: as `iteration_marks` gives them; ``end_ns`` of all ranks by one clock.
+
+    Returns:
+        ``generation``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row an iteration.
+    """
+    ranks = marks.groupby("generation")["rank"].nunique()
+    ends = marks.groupby(["generation", "index"]).agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max")).reset_index()
+    ends = ends[ends["ranks"].to_numpy() == ranks.reindex(ends["generation"]).to_numpy()]
+    of, step, end_ns = (ends[name].to_numpy(dtype=np.int64) for name in ("generation", "index", "end_ns"))
+    follows = (of[1:] == of[:-1]) & (step[1:] == step[:-1] + 1)
+    start, end = end_ns[:-1][follows], end_ns[1:][follows]
+    columns = {"generation": of[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
+    return pd.DataFrame({**columns, "iteration_s": (end - start) / 1e9})
 
 
 def _generations(steps: pd.DataFrame) -> pd.Series[int]:
-    """For each step, how often its rank had been started before: 0 for the first process of a rank, then 1."""
-    first: dict[tuple[int, str, int], int] = {}
-    keys = list(zip(steps["rank"], steps["node"], steps["pid"], strict=True))
-    for key, start_ns in zip(keys, steps["start_ns"], strict=True):
-        first[key] = min(first.get(key, start_ns), start_ns)
-    number: dict[tuple[int, str, int], int] = {}
-    started: Counter[int] = Counter()
-    for key in sorted(first, key=lambda key: first[key]):
-        number[key] = started[key[0]]
-        started[key[0]] += 1
-    return pd.Series([number[key] for key in keys], index=steps.index, name="generation", dtype="int64")
+    """For each process, how often its rank had been started before: 0 for the first process of a rank, then 1."""
+    first = steps.groupby("process").agg(rank=("rank", "first"), start_ns=("start_ns", "min"))
+    return first.sort_values("start_ns").groupby("rank").cumcount()
 
 
 def _unwrap(values: pd.Series[Any], width_bits: int) -> pd.Series[Any]:

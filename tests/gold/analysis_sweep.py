@@ -108,7 +108,8 @@ def write_sweep(path: Path, series, loads_gbps=LOADS_GBPS, iterations=24, noise=
         directory = f"series/{model}-{kind}-1"
         times, schedule, windows = [], [], []
         for load in loads_gbps:
-            seconds = CURVES[model, kind](load) * np.exp(draw.normal(0, noise * (1 + load / 5), iterations + 2))
+            spread = noise[kind] if isinstance(noise, dict) else noise
+            seconds = CURVES[model, kind](load) * np.exp(draw.normal(0, spread * (1 + load / 5), iterations + 2))
             first = len(times) + 2  # the first two after a step are left to settle
             times += seconds.tolist()
             until = 0.5 + sum(times)

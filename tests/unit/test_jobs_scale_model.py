@@ -23,14 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 HOOK = ROOT / "agents" / "hook"
 
 
-def torchrun(steps: Path, *arguments: str) -> subprocess.Popen[str]:
+def torchrun(run: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start the job on two ranks over loopback, recorded."""
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env |= {
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(HOOK),
-        "RINGTAP_STEPS_DIR": str(steps),
+        "RINGTAP_RUN": str(run),
+        "RINGTAP_NODE": "node",
     }
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     command = [*launcher, "--nproc-per-node", "2", str(ROOT / "examples" / "scale_model.py"), *arguments]
@@ -39,8 +40,9 @@ def torchrun(steps: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def by_rank(steps: Path) -> dict[int, RecordFile]:
-    return {file.about["rank"]: file for file in map(open_records, steps.glob("*.rec"))}
+def by_rank(run: Path, suffix: str = ".rec") -> dict[int, RecordFile]:
+    paths = [path for path in run.glob("nodes/node/steps/rank*.rec") if "".join(path.suffixes) == suffix]
+    return {file.about["rank"]: file for file in map(open_records, paths)}
 
 
 # ---- in this process
@@ -130,7 +132,7 @@ def test_two_ranks_under_torchrun_are_recorded(tmp_path: Path) -> None:
     assert job.returncode == 0, output
     files = by_rank(tmp_path)
     assert sorted(files) == [0, 1], "the launcher steps nothing and leaves no file"
-    assert list(tmp_path.glob("hook-*.log")) == []
+    assert list(tmp_path.rglob("hook-*.log")) == []
     mean_s = float(re.findall(r"^12 iterations, (\d+\.\d+) s each$", output, re.MULTILINE)[0])
     for rank, file in files.items():
         records = file.tail()

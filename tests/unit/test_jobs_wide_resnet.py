@@ -122,11 +122,13 @@ def test_model_has_the_layers_of_its_name(depth: int, width: int, parameters: in
 
 
 def test_learns_the_generated_set_on_two_ranks(tmp_path: Path) -> None:
-    steps = tmp_path / "steps"
+    steps = tmp_path / "nodes" / "node" / "steps"
     result = torchrun(
         *["--images", "1536", "--depth", "10", "--width", "1", "--batch", "32", "--epochs", "8"],
         PYTHONPATH=str(ROOT / "agents" / "hook"),
-        RINGTAP_STEPS_DIR=str(steps),
+        RINGTAP_RUN=str(tmp_path),
+        RINGTAP_NODE="node",
+        RINGTAP_COLLECT="steps",
     )
     assert result.returncode == 0, result.stderr
     output = result.stdout

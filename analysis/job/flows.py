@@ -1,0 +1,275 @@
+"""Flows between the processes of a run: who they belong to, and what each moved in each iteration."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job.sockets import COUNTERS, SocketLog, socket_log
+from ringtap.analysis.job.spread import Borders, Integers, Numbers, add_up, shares
+
+TRAINING, CROSS, OTHER = "training", "cross", "other"
+CLASSES = (TRAINING, CROSS, OTHER)
+UNCLASSIFIED = "unclassified"  # captured where no sockets were recorded that would tell whose it is
+# iperf3's own and ringtap traffic's
+CROSS_PORTS = (5201, 5001)
+_CROSS_COMMAND = re.compile(r"\biperf3?\b|\bringtap(?:\.cli)? traffic\b|\bringtap\.trafficgen\b")
+# more flows times iterations than this are kept by kind of flow only
+MOST_CELLS = 4_000_000
+AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked")
+_END = ["from", "from_port", "to", "to_port"]
+_FLOW_COLUMNS = [
+    *("class", "why", "from_node", *_END[:2], "from_rank", "to_node", *_END[2:], "to_rank", "local", "measured_at"),
+    *("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked", "rtt_us", "min_rtt_us", "busy_s"),
+    *("rwnd_limited_s", "sndbuf_limited_s", "first_ns", "last_ns", "family", "end", "group"),
+]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the sockets moved.
+
+    Attributes:
+        flows: one row a flow, one direction of a connection (`ringtap.analysis.job.run.Job.flows`), with ``end``, its
+            row in ``ends``, and ``group``.
+        groups: what the rows of ``amounts`` are: flows, or kinds of flows where there are too many.
+        amounts: by name of `AMOUNTS`, shape (groups, bins).
+        every_s: the longest period of the nodes' socket samples; None without sockets.
+        nodes: nodes with a socket log.
+        covered: for each of these, the bins that its log covers.
+    """
+
+    flows: pd.DataFrame
+    groups: pd.DataFrame
+    amounts: dict[str, Numbers]
+    every_s: float | None
+    nodes: list[str]
+    covered: dict[str, npt.NDArray[np.bool_]]
+
+    @property
+    def covered_by_all(self) -> npt.NDArray[np.bool_]:
+        """Bins in which every one of these nodes was recorded."""
+        covered: npt.NDArray[np.bool_] = np.all(list(self.covered.values()), axis=0)
+        return covered
+
+    def total(self, amount: str, groups: npt.NDArray[np.bool_] | None = None) -> Numbers | None:
+        """Sum over groups by bin; NaN where a node was not recorded, None without sockets."""
+        if not self.nodes:
+            return None
+        amounts = self.amounts[amount] if groups is None else self.amounts[amount][groups]
+        return np.where(self.covered_by_all, amounts.sum(axis=0), np.nan)
+
+
+def measure(nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], bins: int) -> Traffic:
+    """Find the flows of a run and what each moved.
+
+    Args:
+        nodes: the nodes' logs.
+        borders: the iterations' borders by each node's clock.
+        bins: number of bins.
+    """
+    logs = {name: log for name, node in nodes.items() if (log := socket_log(node)) is not None and len(log.sockets)}
+    ends = _ends(nodes, logs)
+    flows = _directed(ends)
+    flows["class"], flows["why"] = _classify(flows, CrossTraffic.of(nodes))
+    flows["group"] = _group(flows, bins)
+    groups = flows.drop_duplicates("group").sort_values("group", ignore_index=True)
+    amounts, totals = _spread(ends, flows, logs, borders, len(groups), bins)
+    flows = flows.join(totals)
+    every_s = max((log.every_s for log in logs.values()), default=None)
+    covered = {name: nodes[name].covers("sockets/sockets.rec", borders[name]) for name in sorted(logs)}
+    return Traffic(flows.reindex(columns=_FLOW_COLUMNS), groups, amounts, every_s, sorted(logs), covered)
+
+
+def _ends(nodes: Mapping[str, NodeLogs], logs: Mapping[str, SocketLog]) -> pd.DataFrame:
+    """The sockets of all nodes, each with its owner and, where it was seen, its peer (``peer``, a row of this)."""
+    columns = ["cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns"]
+    columns += ["closed", "rtt_us", "min_rtt_us", "node", "number", "rank", "command"]
+    parts = []
+    for name, log in logs.items():
+        table = log.sockets.assign(node=name, number=np.arange(len(log.sockets)))
+        parts.append(table.join(_owners(nodes[name]), on="inode"))
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+    table["rank"] = table["rank"].astype("Int64")
+    table["scope"] = table["node"].where(_is_loopback(table["local"]), "")
+    mine, theirs = ["local", "local_port", "remote", "remote_port"], ["remote", "remote_port", "local", "local_port"]
+    # of connections that used the same ports one after the other, the latest
+    latest = table.sort_values("last_ns").drop_duplicates([*mine, "scope"], keep="last")
+    found = latest[[*theirs, "scope"]].set_axis([*mine, "scope"], axis=1).assign(peer=latest.index)
+    table["peer"] = table.merge(found, how="left", on=[*mine, "scope"])["peer"].astype("Int64").to_numpy()
+    return table
+
+
+def _is_loopback(addresses: pd.Series[Any]) -> pd.Series[bool]:
+    known = {text: ipaddress.ip_address(text).is_loopback for text in addresses.unique()}
+    return addresses.map(known).astype(bool)
+
+
+def _owners(node: NodeLogs) -> pd.DataFrame:
+    """Rank and command of each inode; where several processes had a socket, the one that is a rank."""
+    lines = node.lines("sockets/owners.jsonl")
+    table = pd.DataFrame(lines, columns=["inode", "rank", "command"]).dropna(subset="inode")
+    table["rank"] = pd.to_numeric(table["rank"], errors="coerce").astype("Int64")
+    table["command"] = [" ".join(map(str, c)) if isinstance(c, list) else str(c) for c in table["command"]]
+    table = table.sort_values("rank", kind="stable", na_position="last").drop_duplicates("inode")
+    return table.astype({"inode": "int64"}).set_index("inode")
+
+
+def _directed(ends: pd.DataFrame) -> pd.DataFrame:
+    """Both directions of every connection: the bytes of one are measured where they are sent, if that was recorded."""
+    peers = ends.reindex(ends["peer"].to_numpy(dtype="float64", na_value=-1).astype(np.int64))
+    here = {"node": ends["node"], "rank": ends["rank"], "command": ends["command"]}
+    there = {name: pd.Series(peers[name].to_numpy(), index=ends.index) for name in here}
+    names = {"local": "from", "local_port": "from_port", "remote": "to", "remote_port": "to_port"}
+    out = ends.rename(columns=names).assign(measured_at="sender", end=ends.index)
+    back = {"local": "to", "local_port": "to_port", "remote": "from", "remote_port": "from_port"}
+    into = ends.rename(columns=back).assign(measured_at="receiver", end=ends.index)
+    for name, own in here.items():
+        out[f"from_{name}"], out[f"to_{name}"] = own, there[name]
+        into[f"to_{name}"], into[f"from_{name}"] = own, there[name]
+    flows = pd.concat([out, into[ends["peer"].isna()]], ignore_index=True)
+    flows["local"] = flows["from_node"] == flows["to_node"]
+    flows["local"] |= _is_loopback(flows["from"]) | (flows["from"] == flows["to"])
+    for name in ("from_rank", "to_rank"):
+        flows[name] = pd.to_numeric(flows[name]).astype("Int64")
+    return flows
+
+
+@dataclass(frozen=True)
+class CrossTraffic:
+    """Where the run's own cross traffic went, by its logs.
+
+    Attributes:
+        ends: ``(address, port)`` of receivers.
+        ports: ports of receivers whose address is a name.
+    """
+
+    ends: frozenset[tuple[str, int]]
+    ports: frozenset[int]
+
+    @classmethod
+    def of(cls, nodes: Mapping[str, NodeLogs]) -> CrossTraffic:
+        """From the senders' logs and iperf3's reports of all nodes."""
+        ends, ports = set(), set(CROSS_PORTS)
+        for node in nodes.values():
+            for name in node.names("sent/*.rec"):
+                found = node.records(name)
+                for end in (found[0].about.get("destinations") or []) if found else []:
+                    host, _, port = str(end).rpartition(":")
+                    try:
+                        ends.add((str(ipaddress.ip_address(host.strip("[]"))), int(port)))
+                    except ValueError:
+                        ports |= {int(port)} if port.isdigit() else set()
+            for name in node.names("sent/*.json"):
+                ends |= _iperf_ends(node.path / name)
+        return cls(frozenset(ends), frozenset(ports))
+
+    def has(self, flow_ends: pd.DataFrame) -> pd.Series[bool]:
+        """Which flows are of it, in either direction."""
+        pairs = pd.MultiIndex.from_tuples(sorted(self.ends) or [("", -1)])
+        result = pd.Series(False, index=flow_ends.index)
+        for side in ("from", "to"):
+            result |= pd.MultiIndex.from_frame(flow_ends[[side, f"{side}_port"]]).isin(pairs)
+        return result
+
+
+def _iperf_ends(path: Path) -> set[tuple[str, int]]:
+    try:
+        connected = json.loads(path.read_text())["start"]["connected"]
+        return {(str(one["remote_host"]), int(one["remote_port"])) for one in connected}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any], pd.Series[Any]]:
+    """Class of each flow, and why in a few words."""
+    ranks = flows["from_rank"].notna().to_numpy(), flows["to_rank"].notna().to_numpy()
+    commands = [
+        flows[f"{side}_command"].astype("str").str.contains(_CROSS_COMMAND, na=False) for side in ("from", "to")
+    ]
+    ports = flows["from_port"].isin(cross.ports) | flows["to_port"].isin(cross.ports)
+    rules = [
+        (ranks[0] & ranks[1], TRAINING, "rank to rank"),
+        (ranks[0] | ranks[1], TRAINING, "one end is a rank"),
+        (cross.has(flows).to_numpy(), CROSS, "in the run's traffic logs"),
+        ((commands[0] | commands[1]).to_numpy(), CROSS, "sent or received by a traffic generator"),
+        (ports.to_numpy(), CROSS, "port of a traffic generator"),
+    ]
+    conditions = [rule[0] for rule in rules]
+    kinds = np.select(conditions, [rule[1] for rule in rules], OTHER)
+    why = np.select(conditions, [rule[2] for rule in rules], "neither a rank's nor cross traffic")
+    return pd.Series(kinds, index=flows.index), pd.Series(why, index=flows.index)
+
+
+def _group(flows: pd.DataFrame, bins: int) -> Integers:
+    if len(flows) * max(bins, 1) <= MOST_CELLS:
+        return np.arange(len(flows), dtype=np.int64)
+    keys = ["class", "why", "from_node", "from_rank", "to_node", "to_rank", "local"]
+    return flows.groupby(keys, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
+
+
+def _spread(
+    ends: pd.DataFrame,
+    flows: pd.DataFrame,
+    logs: Mapping[str, SocketLog],
+    borders: Mapping[str, Borders],
+    groups: int,
+    bins: int,
+) -> tuple[dict[str, Numbers], pd.DataFrame]:
+    """What each group moved in each bin, and what each flow moved in all."""
+    amounts = {name: np.zeros((groups, bins)) for name in AMOUNTS}
+    sums = {name: np.zeros(len(ends)) for name in COUNTERS}
+    sent = flows[flows["measured_at"] == "sender"].set_index("end")["group"]
+    received = flows[flows["measured_at"] == "receiver"].set_index("end")["group"]
+    out_of = sent.reindex(ends.index, fill_value=-1).to_numpy()
+    into = received.reindex(ends.index, fill_value=-1).to_numpy()
+    for name, log in logs.items():
+        rows = ends.index[ends["node"] == name].to_numpy()
+        for grown in log.growth():
+            end = rows[grown.end]
+            for counter in COUNTERS:
+                sums[counter] += np.bincount(end, grown.amounts[counter], len(ends))
+            if not bins:
+                continue
+            span, place, share = shares(grown.begin_ns, grown.end_ns, borders[name].edges_ns)
+            part = {counter: grown.amounts[counter][span] * share for counter in COUNTERS}
+            moved = {
+                "payload_bytes": part["bytes_acked"],
+                "retransmitted_bytes": part["bytes_retrans"],
+                "retransmissions": part["total_retrans"],
+                "ce_marked": part["delivered_ce"],
+            }
+            for amount, values in moved.items():
+                amounts[amount] += add_up(out_of[end[span]], place, values, groups, bins)
+            backwards = into[end[span]]
+            keep = backwards >= 0
+            values = part["bytes_received"][keep]
+            amounts["payload_bytes"] += add_up(backwards[keep], place[keep], values, groups, bins)
+    return amounts, _totals(flows, sums)
+
+
+def _totals(flows: pd.DataFrame, sums: dict[str, Numbers]) -> pd.DataFrame:
+    """What each flow moved while it was recorded; what only a sender knows is missing for the others."""
+    end = flows["end"].to_numpy(np.int64)
+    of = {name: values[end] if len(values) else np.zeros(0) for name, values in sums.items()}
+    sent = (flows["measured_at"] == "sender").to_numpy()
+    table = {
+        "payload_bytes": np.where(sent, of["bytes_acked"], of["bytes_received"]),
+        "retransmitted_bytes": np.where(sent, of["bytes_retrans"], np.nan),
+        "retransmissions": np.where(sent, of["total_retrans"], np.nan),
+        "ce_marked": np.where(sent, of["delivered_ce"], np.nan),
+        "busy_s": np.where(sent, of["busy_time_us"] / 1e6, np.nan),
+        "rwnd_limited_s": np.where(sent, of["rwnd_limited_us"] / 1e6, np.nan),
+        "sndbuf_limited_s": np.where(sent, of["sndbuf_limited_us"] / 1e6, np.nan),
+    }
+    return pd.DataFrame(table, index=flows.index)

@@ -1,0 +1,255 @@
+"""The logs of a node in a run directory, read as they are: missing, torn, cut off or still being written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.job.spread import Borders, Integers, Numbers, growth, largest_in, mean_in, unwrapped_growth
+from ringtap.analysis.runs import Records, map_records
+from ringtap.errors import RingtapError
+from ringtap.records import RecordFile
+
+T = TypeVar("T")
+# logs of collectors that sample from the run's begin to its end
+SAMPLED = ("nic/nic.rec", "host/host.rec", "sockets/sockets.rec", "qdisc/qdisc.rec", "host/processes.rec")
+
+
+class ClockLine(NamedTuple):
+    """From ``from_ns`` on, a clock is ``offset_ns`` + ``drift_ppm`` * 1e-6 * (t - ``t0_ns``) ahead of the reference."""
+
+    from_ns: int
+    t0_ns: int
+    offset_ns: float
+    drift_ppm: float
+
+
+@dataclass(frozen=True)
+class NodeClock:
+    """A node's CLOCK_REALTIME against the reference node's.
+
+    Attributes:
+        lines: what holds when; a clock that was set while the run lasted has several, in order of time.
+        error_ns: bound of the offset's error; None: the offset was not measured.
+        reference: name of the reference node; empty where not measured.
+        steps: how often the clock was set.
+    """
+
+    lines: tuple[ClockLine, ...] = (ClockLine(0, 0, 0.0, 0.0),)
+    error_ns: float | None = None
+    reference: str = ""
+    steps: int = 0
+
+    def _offset_ns(self, t_ns: Integers) -> Integers:
+        columns = [np.array(column) for column in zip(*self.lines, strict=True)]
+        line = np.maximum(np.searchsorted(columns[0], t_ns, side="right") - 1, 0)
+        t0_ns, offset_ns, drift_ppm = (column[line] for column in columns[1:])
+        found: Integers = np.rint(offset_ns + (t_ns - t0_ns) * (drift_ppm * 1e-6)).astype(np.int64)
+        return found
+
+    def to_reference(self, t_ns: Integers) -> Integers:
+        """Times of this clock on the reference's; 0 (not known) stays 0."""
+        return np.where(t_ns == 0, 0, t_ns - self._offset_ns(t_ns))
+
+    def from_reference(self, t_ns: Integers) -> Integers:
+        """Times of the reference's clock on this one."""
+        near = t_ns + self._offset_ns(t_ns)
+        return t_ns + self._offset_ns(near)
+
+
+class Wide:
+    """A log with one record a sample: counters and gauges of a node.
+
+    Attributes:
+        file: its header.
+        t_ns: times of the samples, CLOCK_REALTIME of the node, ascending.
+        columns: names of the columns but the times.
+    """
+
+    def __init__(self, file: RecordFile, records: Records) -> None:
+        self.file = file
+        self._records = records
+        self._fields = {field.name: field for field in file.fields}
+        self.t_ns: Integers = np.maximum.accumulate(np.asarray(records["t_ns"], np.int64))
+        self.columns = [field.name for field in file.fields if field.kind not in ("time", "index")]
+
+    def __len__(self) -> int:
+        return len(self.t_ns)
+
+    @property
+    def every_s(self) -> float | None:
+        """Typical time between two samples, as they really came."""
+        return float(np.median(np.diff(self.t_ns)) / 1e9) if len(self.t_ns) > 1 else None
+
+    def values(self, column: str) -> npt.NDArray[Any]:
+        """The samples of a column as recorded."""
+        return np.asarray(self._records[column])
+
+    def steps(self, column: str) -> Numbers:
+        """Growth of a counter from each sample to the next."""
+        return unwrapped_growth(self.values(column), self._fields[column].width_bits)
+
+    def growth(self, column: str, borders: Borders) -> Numbers:
+        """Growth of a counter in each bin; NaN where it is not covered."""
+        return growth(self.t_ns, self.steps(column), borders)
+
+    def mean(self, column: str, borders: Borders) -> Numbers:
+        """Mean of a gauge in each bin; NaN where it is not covered."""
+        return mean_in(self.t_ns, self.values(column), borders)
+
+    def largest(self, column: str, borders: Borders) -> Numbers:
+        """Largest sample of a gauge in each bin."""
+        return largest_in(self.t_ns, self.values(column), borders)
+
+
+class NodeLogs:
+    """One node's folder.
+
+    Attributes:
+        path: the folder.
+        name: the node's name.
+        problems: what could not be read and why, one sentence each; grows as logs are read.
+        torn: logs that end in a torn record, which was dropped; grows likewise.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.problems: list[str] = []
+        self.torn: list[str] = []
+        self._records: dict[str, tuple[RecordFile, Records] | None] = {}
+
+    def _tolerant(self, relative: str, read: Callable[[Path], T], otherwise: T) -> T:
+        try:
+            return read(self.path / relative)
+        except FileNotFoundError:
+            return otherwise
+        except (RingtapError, OSError, ValueError, KeyError, TypeError) as error:
+            self.problems.append(f"{self.name}/{relative} cannot be used: {error}")
+            return otherwise
+
+    def json(self, relative: str) -> dict[str, Any]:
+        """A JSON object; empty where it is missing or damaged."""
+        found: object = self._tolerant(relative, lambda path: json.loads(path.read_text()), None)
+        return found if isinstance(found, dict) else {}
+
+    def lines(self, relative: str) -> list[dict[str, Any]]:
+        """A JSON Lines file; lines that are no objects are dropped, and said so when they are not the last."""
+
+        def read(path: Path) -> list[dict[str, Any]]:
+            items, lines = [], path.read_bytes().splitlines()
+            for number, line in enumerate(lines, start=1):
+                try:
+                    item = json.loads(line)
+                except ValueError:
+                    item = None
+                if isinstance(item, dict):
+                    items.append(item)
+                elif number < len(lines):
+                    self.problems.append(f"{self.name}/{relative} line {number} is not JSON")
+                else:
+                    self.torn.append(f"{self.name}/{relative}")
+            return items
+
+        return self._tolerant(relative, read, [])
+
+    def records(self, relative: str) -> tuple[RecordFile, Records] | None:
+        """A record file, mapped; None where it is missing, empty or damaged."""
+        if relative not in self._records:
+            self._records[relative] = self._map(relative)
+        return self._records[relative]
+
+    def _map(self, relative: str) -> tuple[RecordFile, Records] | None:
+
+        def read(path: Path) -> tuple[RecordFile, Records] | None:
+            file, records, torn = map_records(path)
+            if torn:
+                self.torn.append(f"{self.name}/{relative}")
+            return None if file is None else (file, records)
+
+        return self._tolerant(relative, read, None)
+
+    def wide(self, relative: str) -> Wide | None:
+        """A log with one record a sample; None where it is missing, empty or damaged."""
+        found = self.records(relative)
+        if found is None or not len(found[1]):
+            return None
+        return self._tolerant(relative, lambda _: Wide(*found), None)
+
+    def names(self, pattern: str) -> list[str]:
+        """Files that match a pattern, relative to the folder, in order."""
+        return [str(path.relative_to(self.path)) for path in sorted(self.path.glob(pattern))]
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """node.json; empty where the agent was ended before writing it."""
+        return self.json("node.json")
+
+    @cached_property
+    def recorded_ns(self) -> tuple[int, int]:
+        """When the first and the last sample of any collector was taken, by the node's clock; (0, 0) without any.
+
+        A log to which only changes are written may end long before its collector did.
+        """
+        times: list[int] = []
+        for name in SAMPLED:
+            found = self.records(name)
+            if found is not None and len(found[1]):
+                times += [int(found[1]["t_ns"][0]), int(found[1]["t_ns"][-1])]
+        return (min(times), max(times)) if times else (0, 0)
+
+    def covers(self, relative: str, borders: Borders) -> npt.NDArray[np.bool_]:
+        """Which bins a log covers to which only changes are written; ``borders`` by the node's clock.
+
+        Its collector was at work as long as the others were, unless it is known to have failed.
+        """
+        begin, end = self.recorded_ns
+        found, said = self.records(relative), self.collectors.get(relative.partition("/")[0], {})
+        if found is not None and len(found[1]) and said.get("state", "ok") not in ("ok", "degraded"):
+            begin, end = int(found[1]["t_ns"][0]), int(found[1]["t_ns"][-1])
+        return (borders.edges_ns[:-1] >= begin) & (borders.edges_ns[1:] <= end)
+
+    @property
+    def done(self) -> bool:
+        """Whether the agent wrote everything."""
+        return (self.path / "DONE").exists()
+
+    @cached_property
+    def clock(self) -> NodeClock:
+        """The node's clock by clock/clock.json; offset 0 with unknown error where there is none."""
+        return self._tolerant("clock/clock.json", _read_clock, NodeClock())
+
+    @cached_property
+    def collectors(self) -> dict[str, dict[str, Any]]:
+        """What node.json says of the collectors, by name."""
+        found = self.info.get("collectors")
+        if not isinstance(found, dict):
+            return {}
+        return {str(name): item for name, item in found.items() if isinstance(item, dict)}
+
+
+def _read_clock(path: Path) -> NodeClock:
+    item = json.loads(path.read_text())
+    reference, fit, steps = str(item.get("reference", "")), item.get("fit"), len(item.get("steps") or [])
+    parts = [part for part in item.get("segments") or [fit] if isinstance(part, dict)]
+    if isinstance(fit, dict) and parts:
+        errors = [float(part["error_ns"]) for part in parts if part.get("error_ns") is not None]
+        lines = sorted(_line(part) for part in parts)
+        return NodeClock(tuple(lines), max(errors) if errors else None, reference, steps)
+    measured = [one for one in item.get("measurements") or [] if one.get("error_ns") is not None]
+    if not measured:
+        return NodeClock(reference=reference, steps=steps)
+    best = min(measured, key=lambda one: float(one["error_ns"]))
+    return NodeClock((_line(best),), float(best["error_ns"]), reference, steps)
+
+
+def _line(part: dict[str, Any]) -> ClockLine:
+    offset_ns, drift_ppm = float(part["offset_ns"]), float(part.get("drift_ppm") or 0.0)
+    return ClockLine(int(part.get("from_ns") or 0), int(part.get("t0_ns") or 0), offset_ns, drift_ppm)

@@ -1,0 +1,59 @@
+"""What NCCL says about itself with NCCL_DEBUG=INFO: transports, interfaces, rings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+# host:pid:tid [device] NCCL INFO text; a warning names its source first; newer releases put a time before it all
+_LINE = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>\w+) (?P<text>.*)")
+_VERSION = re.compile(r"NCCL version ([\d.]+\S*)")
+_NETWORK = re.compile(r"Using network (\S+)")
+_NET = re.compile(r"NET/(\w+) ?: Using (.*)")
+_INTERFACE = re.compile(r"\[(\d+)\]([^:\s]+):(\S+)")
+_RING = re.compile(r"(?:Channel|Ring) (\d+)(?:/\d+)? :((?: +\d+)+)\s*$")
+_LINK = re.compile(r"(?:Channel|Ring) (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(\w+)\])? via (\S+)")
+_RANK = re.compile(r"\brank (\d+) nranks (\d+)")
+
+
+def read_nccl(path: Path) -> dict[str, Any]:
+    """Read one process's log.
+
+    Returns:
+        ``file``, ``host``, ``version`` and ``network`` (empty where not said), ``interfaces`` (``[{network, name,
+        address}]``), ``rank`` and ``ranks`` (None where not said), ``rings`` (ranks in their order, one a channel),
+        ``links`` (``{"0 -> 1": "NET/Socket/0"}``, how rank 0 sends to rank 1) and ``warnings`` (NCCL's own).
+    """
+    found: dict[str, Any] = {"file": path.name, "host": "", "version": "", "network": "", "interfaces": []}
+    found |= {"rank": None, "ranks": None, "rings": {}, "links": {}, "warnings": []}
+    for line in path.read_text(errors="replace").splitlines():
+        version = _VERSION.search(line)
+        if version:
+            found["version"] = version[1]
+        match = _LINE.search(line)
+        if match:
+            found["host"] = match["host"]
+            _take(match["level"], match["text"].strip(), found)
+    found["rings"] = [ranks for _, ranks in sorted(found["rings"].items())]
+    return found
+
+
+def _take(level: str, text: str, found: dict[str, Any]) -> None:
+    if level == "WARN":
+        found["warnings"].append(text)
+    network, net, rank = _NETWORK.search(text), _NET.match(text), _RANK.search(text)
+    if network:
+        found["network"] = network[1]
+    if net:
+        known = {(item["network"], item["name"]) for item in found["interfaces"]}
+        for _, name, address in _INTERFACE.findall(net[2]):
+            if (net[1], name) not in known:
+                found["interfaces"].append({"network": net[1], "name": name, "address": address.partition("<")[0]})
+    if rank:
+        found["rank"], found["ranks"] = int(rank[1]), int(rank[2])
+    ring, link = _RING.match(text), _LINK.match(text)
+    if ring:
+        found["rings"][int(ring[1])] = [int(one) for one in ring[2].split()]
+    if link:
+        found["links"][f"{link[2]} -> {link[3]}"] = link[5]

@@ -1,0 +1,202 @@
+"""Compute and communication within an iteration: from DDP's own times, or from Horovod's timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job.spread import Integers, Numbers, add_up, shares
+from ringtap.analysis.runs import JobRun, Records
+from ringtap.errors import RingtapError
+
+PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
+_COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs"]
+_NONE = "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
+_TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What the ranks computed and communicated.
+
+    Attributes:
+        table: one row a process and iteration of it (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
+            gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes; and
+            the `PHASES` in seconds.
+        source: ``ddp``, ``horovod`` or ``none``.
+        why: a sentence where ``source`` is ``none``, or where some ranks are not covered.
+        gradient_bytes: bytes that a rank hands over in one synchronisation; None: not known.
+        rebuilt_at: the last iteration in which DDP changed its buckets; 0 where it did not.
+    """
+
+    table: pd.DataFrame
+    source: str
+    why: str
+    gradient_bytes: float | None = None
+    rebuilt_at: int = 0
+
+
+def phases_of(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
+    """Find out what the ranks computed and communicated in each of their iterations.
+
+    Args:
+        run: the run.
+        marks: as `ringtap.analysis.runs.iteration_marks`, times on the reference clock.
+        nodes: the nodes' logs.
+    """
+    found = _ddp(run, marks, nodes)
+    if found.source == "none":
+        found = _horovod(marks, nodes) or found
+    return found
+
+
+def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
+    parts, sizes, rebuilt_at, without = [], [], 0, 0
+    for process, rows in marks.groupby("process"):
+        path = run.step_files[int(str(process))]
+        logs = nodes[path.parent.parent.name]
+        stem = f"steps/{path.name.removesuffix('.rec')}"
+        found = logs.records(f"{stem}.ddp.rec")
+        if found is None or not len(found[1]):
+            without += 1
+            continue
+        ends = rows["end_ns"].to_numpy(np.int64)
+        parts.append(_ddp_process(found[1], logs, ends).assign(process=process))
+        changes = logs.lines(f"{stem}.buckets.jsonl")
+        sizes.append(_gradient_bytes(changes))
+        at_ns = logs.clock.to_reference(np.array([int(line.get("t_ns", 0)) for line in changes], np.int64))
+        rebuilt_at = max(rebuilt_at, *_early(np.searchsorted(ends, at_ns)), 0)
+    if not parts:
+        return Phases(_empty(), "none", _NONE)
+    table = pd.concat(parts, ignore_index=True)
+    why = f"{without} of {marks['process'].nunique()} rank processes have no DDP times" if without else ""
+    known = [size for size in sizes if size]
+    return Phases(table[_COLUMNS], "ddp", why, float(np.median(known)) if known else None, rebuilt_at)
+
+
+def _early(places: Integers) -> list[int]:
+    """Changes of buckets that belong to the start of a job: within its first ten iterations."""
+    return [int(place) for place in places if place <= 10]
+
+
+def _gradient_bytes(changes: list[dict[str, object]]) -> float:
+    """Bytes of the buckets of all modules, as they were last."""
+    last: dict[object, float] = {}
+    for line in changes:
+        buckets = line.get("bucket_bytes")
+        last[line.get("module")] = float(sum(buckets)) if isinstance(buckets, list) else 0.0
+    return sum(last.values())
+
+
+def _ddp_process(records: Records, logs: NodeLogs, ends_ns: Integers) -> pd.DataFrame:
+    """DDP's times of a process, summed over the passes of each of its iterations."""
+    names = records.dtype.names or ()
+    table = pd.DataFrame({name: np.asarray(records[name], np.int64) for name in names})
+    # where DDP samples rarely its log repeats the last sample
+    table = table.drop_duplicates(["module", *_TIMES])
+    for name in _TIMES:
+        table[name] = logs.clock.to_reference(table[name].to_numpy(np.int64))
+    seen_ns = table[list(_TIMES)].to_numpy(np.int64).max(axis=1)
+    table["index"] = np.searchsorted(ends_ns, seen_ns)
+    table = table[(seen_ns > 0) & (table["index"] < len(ends_ns))]
+    synced = (table["comm_start_ns"] > 0) & (table["comm_end_ns"] >= table["comm_start_ns"])
+    synced &= table["comm_start_ns"] >= table["backward_start_ns"]  # else of a pass before: this one did not
+    hidden_ns = np.maximum(table["backward_end_ns"], table["comm_start_ns"])
+    known = synced & (table["backward_end_ns"] > 0)
+    exposed = (table["comm_end_ns"] - hidden_ns).clip(lower=0).where(known, table["comm_ns"] - table["overlap_ns"])
+    seconds = {
+        "forward_s": table["forward_ns"],
+        "backward_s": table["backward_ns"],
+        "compute_s": table["forward_ns"] + table["backward_ns"],
+        "communication_s": table["comm_ns"].where(synced, 0),
+        "exposed_s": exposed.clip(lower=0).where(synced, 0),
+        "overlap_s": table["overlap_ns"].where(synced, 0),
+    }
+    result = pd.DataFrame({name: values / 1e9 for name, values in seconds.items()})
+    result = result.assign(index=table["index"], syncs=synced.astype(np.int64))
+    sums = result.groupby("index")[[*PHASES, "syncs"]].sum()
+    by = table.groupby("index")
+    sums["ready_ns"] = by["backward_end_ns"].max()
+    sums["forward_start_ns"] = by["forward_start_ns"].min()
+    return sums.reset_index()
+
+
+def _empty() -> pd.DataFrame:
+    kinds = dict.fromkeys(_COLUMNS, "int64") | dict.fromkeys(PHASES, "float64")
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})[_COLUMNS]
+
+
+def _horovod(marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases | None:
+    """Communication by Horovod's timeline, which rank 0 alone writes; None without one."""
+    from ringtap.analysis.job.timeline import read_timeline
+
+    for logs in nodes.values():
+        for name in logs.names("horovod/*timeline*.json"):
+            try:
+                timeline = read_timeline(logs.path / name)
+            except (RingtapError, OSError, ValueError) as error:
+                logs.problems.append(f"{logs.name}/{name} cannot be used: {error}")
+                continue
+            rows = marks[(marks["node"] == logs.name) & (marks["rank"] == marks["rank"].min())]
+            if len(timeline) and len(rows):
+                return _by_timeline(timeline, rows, logs)
+    return None
+
+
+def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) -> Phases:
+    """Split each iteration of rank 0 by the collectives of the timeline.
+
+    What runs while the optimizer's step waits is exposed: Horovod's wrapper synchronises there. What runs before it is
+    hidden behind the backward pass.
+    """
+    begin, end = (logs.clock.to_reference(timeline[f"{name}_ns"].to_numpy(np.int64)) for name in ("start", "end"))
+    begin, end = _union(begin, end)
+    parts = []
+    for process, rows in marks.groupby("process"):
+        edges = np.concatenate(([rows["start_ns"].iloc[0] - 1], rows["end_ns"].to_numpy(np.int64)))
+        whole = _covered_s(begin, end, edges)
+        steps = np.column_stack((rows["start_ns"], rows["end_ns"])).ravel()
+        within = _covered_s(begin, end, np.maximum.accumulate(steps))[::2]
+        table = pd.DataFrame({"index": rows["index"].to_numpy(), "communication_s": whole, "exposed_s": within})
+        parts.append(table.iloc[1:].assign(process=process))
+    table = pd.concat(parts, ignore_index=True)
+    table["overlap_s"] = table["communication_s"] - table["exposed_s"]
+    table = table.assign(compute_s=np.nan, forward_s=np.nan, backward_s=np.nan, ready_ns=0, forward_start_ns=0)
+    table["syncs"] = (table["communication_s"] > 0).astype(np.int64)
+    why = "Horovod's timeline is of rank 0 alone; it says nothing of compute"
+    found = Phases(table[_COLUMNS], "horovod", why)
+    reduced = timeline[timeline["operation"].str.upper().str.contains("ALLREDUCE")]
+    steps_seen = len(marks)
+    if len(reduced) and "bytes" in reduced and reduced["bytes"].sum() > 0:
+        # every tensor once an iteration: the sum over tensors of their size
+        by_tensor = reduced.groupby("tensor")["bytes"].agg(["max", "count"])
+        often = by_tensor[by_tensor["count"] >= steps_seen / 2]
+        found = replace(found, gradient_bytes=float(often["max"].sum()) or None)
+    return found
+
+
+def _union(begin_ns: Integers, end_ns: Integers) -> tuple[Integers, Integers]:
+    """Spans that may overlap as spans that do not."""
+    keep = end_ns > begin_ns
+    order = np.argsort(begin_ns[keep], kind="stable")
+    begin, end = begin_ns[keep][order], end_ns[keep][order]
+    if not len(begin):
+        return begin, end
+    reach = np.maximum.accumulate(end)
+    heads = np.concatenate(([True], begin[1:] > reach[:-1]))
+    return begin[heads], reach[np.append(np.flatnonzero(heads)[1:] - 1, len(reach) - 1)]
+
+
+def _covered_s(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> Numbers:
+    """Seconds of spans that do not overlap within each bin."""
+    if not len(begin_ns):
+        return np.zeros(max(len(edges_ns) - 1, 0))
+    bins = max(len(edges_ns) - 1, 0)
+    span, place, share = shares(begin_ns, end_ns, edges_ns)
+    seconds: Numbers = share * (end_ns - begin_ns)[span] / 1e9
+    total: Numbers = add_up(np.zeros(len(span), np.int64), place, seconds, 1, bins).sum(axis=0)
+    return total

@@ -1,0 +1,268 @@
+"""A job's run directory, joined: iterations, flows, ranks, nodes and what was not collected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.job import flows, host, iterations, wires
+from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job.spread import Borders, Numbers
+from ringtap.analysis.runs import JobRun, SweepRun, open_run
+from ringtap.errors import UsageError
+
+_SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
+_ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
+
+
+class Job:
+    """One job's run, joined from its logs; tables are read and computed when they are first asked for.
+
+    Times ending in ``_ns`` are CLOCK_REALTIME of the run's reference node. What was not measured is missing
+    (``pandas.NA``), never 0.
+
+    Attributes:
+        path: the run directory.
+        run: it as `ringtap.analysis.runs.JobRun`.
+        nodes: the nodes' logs by name.
+    """
+
+    def __init__(self, run: JobRun) -> None:
+        self.run = run
+        self.path = run.path
+        folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
+        self.nodes: Mapping[str, NodeLogs] = {path.name: NodeLogs(path) for path in folders}
+
+    @cached_property
+    def work(self) -> iterations.Work:
+        """What the ranks' own records say."""
+        return iterations.build(self.run, self.nodes)
+
+    @cached_property
+    def window_ns(self) -> tuple[int, int]:
+        """Begin and end of what is looked at: the iterations, or without any all that was recorded."""
+        table = self.work.iterations
+        if len(table):
+            return int(table["start_ns"].min()), int(table["end_ns"].max())
+        return self._recorded_ns()
+
+    def _recorded_ns(self) -> tuple[int, int]:
+        """The time in which every node that was recorded at all was, on the reference clock."""
+        known = [(node.clock, node.recorded_ns) for node in self.nodes.values() if node.recorded_ns[1]]
+        spans = [clock.to_reference(np.array(span, np.int64)).tolist() for clock, span in known]
+        begin, end = max((span[0] for span in spans), default=0), min((span[1] for span in spans), default=0)
+        return (begin, end) if end > begin else (0, 0)
+
+    @cached_property
+    def borders(self) -> Borders:
+        """The iterations' borders on the reference clock; without iterations the whole recording is one bin."""
+        table = self.work.iterations
+        if not len(table):
+            begin, end = self.window_ns
+            return Borders(
+                np.array([begin, end] if end > begin else [], np.int64), np.zeros(int(end > begin), np.int64)
+            )
+        return Borders.of(table["start_ns"].to_numpy(np.int64), table["end_ns"].to_numpy(np.int64))
+
+    @cached_property
+    def borders_at(self) -> dict[str, Borders]:
+        """The same by each node's own clock."""
+        return {
+            name: self.borders.shifted(node.clock.from_reference(self.borders.edges_ns))
+            for name, node in self.nodes.items()
+        }
+
+    @cached_property
+    def traffic(self) -> flows.Traffic:
+        """What the sockets moved."""
+        return flows.measure(self.nodes, self.borders_at, self.borders.bins)
+
+    @cached_property
+    def counted(self) -> wires.Wires:
+        """What interfaces and captures counted beside the sockets."""
+        return wires.measure(self.nodes, self.borders_at, self.traffic, self.borders.bins)
+
+    @cached_property
+    def _node_tables(self) -> dict[str, pd.DataFrame]:
+        return {name: host.node_table(node, self.borders_at[name]) for name, node in self.nodes.items()}
+
+    def _pick(self, amounts: Numbers) -> Numbers:
+        """Of numbers by bin, those of the iterations."""
+        return amounts[..., self.borders.bin_of]
+
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """Iterations, one row each, in order of time.
+
+        Columns: ``generation`` (how often the job had been started before), ``step``, ``start_ns``, ``end_ns``,
+        ``iteration_s``; ``warm_up``, ``skipped`` (AMP skipped the step), ``backwards`` (backward passes);
+        ``compute_s`` (forward and backward pass of the rank that took longest), ``communication_s``, ``exposed_s``
+        (communication after the last gradient was ready) and ``overlap_s`` as means over the ranks,
+        ``exposed_least_s`` (of the rank that waited least: what the network alone costs); ``last_rank`` (its step ended
+        last), ``slowest_rank`` (its last gradient was ready last; without such times ``last_rank``), ``slowest_by_s``
+        (how much later than the others' median), ``slowest_by_ready``, ``clock_error_s`` (bound of the error of
+        comparing these ranks' times); ``training_bytes``, ``cross_bytes``, ``other_bytes`` (payload by the sockets that
+        sent it, without what was sent again), ``packet_<class>_bytes`` (payload by captures; a fourth class is
+        ``unclassified``: where no sockets were recorded), ``nic_tx_bytes`` (L2, all nodes' networks),
+        ``retransmitted_bytes``, ``retransmissions`` (segments), ``ce_marked`` (packets that arrived
+        marked by a congested queue), then of all nodes together `host.COLUMNS` but processors and memory:
+        ``queue_backlog_bytes`` is the largest of any node.
+        """
+        table = self.work.iterations.copy()
+        traffic = self.traffic
+        for kind in flows.CLASSES:
+            mine = (traffic.groups["class"] == kind).to_numpy(bool)
+            table[f"{kind}_bytes"] = self._column(traffic.total("payload_bytes", mine))
+        for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
+            table[f"packet_{kind}_bytes"] = self._column(self.counted.by_class.get(kind))
+        for name in ("retransmitted_bytes", "retransmissions", "ce_marked"):
+            table[name] = self._column(traffic.total(name))
+        sent = [wire for wire in self.counted.wires if wire.path == wires.NETWORK and wire.direction == "tx"]
+        counts = [wire.amounts["nic_bytes"] for wire in sent]
+        known = [count for count in counts if count is not None]
+        table["nic_tx_bytes"] = self._column(np.sum(known, axis=0) if known else None)
+        for name in _ALL_SUMS:
+            table[name] = self._column(_sum_of(self._node_tables, name))
+        found = [each["queue_backlog_bytes"].to_numpy() for each in self._node_tables.values()]
+        table["queue_backlog_bytes"] = self._column(np.fmax.reduce(found) if found else None)
+        return table
+
+    def _column(self, amounts: Numbers | None) -> pd.Series[Any]:
+        """Numbers by bin as a column of the iterations; NA where there are none."""
+        count = len(self.work.iterations)
+        values = np.full(count, np.nan) if amounts is None or not count else self._pick(amounts)
+        return pd.Series(values).astype("Float64")
+
+    @cached_property
+    def rank_iterations(self) -> pd.DataFrame:
+        """Each rank's part in each iteration.
+
+        Columns: ``iteration`` (row in `iterations`), ``rank``, ``node``, ``pid``, ``begin_ns`` and ``end_ns`` (ends of
+        its own steps), ``step_start_ns``, ``ready_ns`` (its last gradient was ready; 0: not known), ``optimizer_s`` (in
+        ``optimizer.step()``), ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``, ``exposed_s``,
+        ``overlap_s``, ``syncs`` (synchronised passes), ``skipped``, ``backwards``, ``sent_bytes`` (payload of training
+        traffic that its sockets sent), ``retransmissions``, ``cpu_cores`` (processors its process kept busy).
+        """
+        table = self.work.rank_iterations.copy()
+        for name in ("sent_bytes", "retransmissions", "cpu_cores"):
+            table[name] = pd.Series(np.nan, index=table.index, dtype="Float64")
+        cores = {name: host.rank_cores(node, self.borders_at[name]) for name, node in self.nodes.items()}
+        groups, amounts = self.traffic.groups, self.traffic.amounts
+        for rank, node in table[["rank", "node"]].drop_duplicates().itertuples(index=False):
+            rows = table.index[(table["rank"] == rank) & (table["node"] == node)]
+            number = table.loc[rows, "iteration"].to_numpy(np.int64)
+            bins = self.borders.bin_of[number]
+            if node in self.traffic.nodes:
+                mine = ((groups["from_rank"] == rank) & (groups["class"] == flows.TRAINING)).fillna(False)
+                covered = self.traffic.covered[str(node)]
+                for name, source in (("sent_bytes", "payload_bytes"), ("retransmissions", "retransmissions")):
+                    moved = np.where(covered, amounts[source][mine.to_numpy(bool)].sum(axis=0), np.nan)
+                    table.loc[rows, name] = moved[bins]
+            busy = cores[str(node)].get(int(rank))
+            if busy is not None:
+                table.loc[rows, "cpu_cores"] = busy[bins]
+        return table
+
+    @cached_property
+    def flows(self) -> pd.DataFrame:
+        """Flows: one direction of a TCP connection, one row each, those that moved most first.
+
+        Columns: ``class`` (training, cross, other) and ``why``; ``from_node``, ``from``, ``from_port``, ``from_rank``,
+        ``to_node``, ``to``, ``to_port``, ``to_rank``; ``local`` (within a node); ``measured_at`` (``sender``, or
+        ``receiver`` where the sender was not recorded); ``payload_bytes`` over the recording and
+        ``bytes_per_iteration`` over the iterations that are no warm-up, both without what was sent again;
+        ``retransmitted_bytes``, ``retransmissions`` (segments), ``ce_marked`` (packets); ``rtt_us`` (median of the
+        kernel's smoothed ones), ``min_rtt_us``; ``busy_s`` (had data to send), ``rwnd_limited_s`` and
+        ``sndbuf_limited_s`` (of that, waited for the receiver's window or for a send buffer that was too small);
+        ``first_ns``, ``last_ns`` by the measuring node's clock.
+        """
+        table = self.traffic.flows
+        measured = self.measured
+        if len(measured) and len(table) == len(self.traffic.groups):
+            moved = self._pick(self.traffic.amounts["payload_bytes"])[:, measured]
+            table = table.assign(bytes_per_iteration=moved.mean(axis=1))
+        else:
+            table = table.assign(bytes_per_iteration=np.nan)
+        table = table.drop(columns=["end", "group"]).sort_values("payload_bytes", ascending=False, ignore_index=True)
+        numbers = [name for name in table if str(name).endswith(("_bytes", "_s", "_us", "_iteration"))]
+        return table.astype(dict.fromkeys([*numbers, "retransmissions", "ce_marked"], "Float64"))
+
+    @cached_property
+    def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Rows of `iterations` that means are taken over: all but warm-up, or all where there is nothing else."""
+        table = self.work.iterations
+        chosen = np.flatnonzero(~table["warm_up"].to_numpy(bool)) if len(table) else np.empty(0, np.int64)
+        return chosen if len(chosen) else np.arange(len(table))
+
+    @cached_property
+    def wires(self) -> pd.DataFrame:
+        """Bytes of each node's interfaces from all sides, one row an iteration, node, path and direction.
+
+        Columns: ``iteration`` (-1: a run without iterations), ``node``, ``path`` (``network``, or ``loopback``),
+        ``direction`` (``tx``, ``rx``), ``interfaces``; ``nic_bytes`` (L2, as counted), ``nic_packets``,
+        ``nic_payload_bytes`` (less 66 B of headers a packet, 86 B for IPv6), ``socket_bytes`` (payload of all sockets;
+        sent ones with what was sent again), ``packet_payload_bytes`` and ``packet_bytes`` (captured).
+        """
+        parts = []
+        count = len(self.work.iterations)
+        for wire in self.counted.wires:
+            part = {"iteration": np.arange(count) if count else np.array([-1])[: self.borders.bins]}
+            rows = pd.DataFrame(part).assign(node=wire.node, path=wire.path, direction=wire.direction)
+            rows["interfaces"] = ",".join(wire.interfaces)
+            for name, amounts in wire.amounts.items():
+                rows[name] = np.nan if amounts is None else self._pick(amounts)
+            parts.append(rows)
+        columns = ["iteration", "node", "path", "direction", "interfaces", *wires.COLUMNS]
+        table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+        return table.astype(dict.fromkeys(wires.COLUMNS, "Float64"))
+
+    @cached_property
+    def node_iterations(self) -> pd.DataFrame:
+        """What each node's counters show in each iteration: ``iteration``, ``node`` and `host.COLUMNS`."""
+        count = len(self.work.iterations)
+        parts = [
+            each.iloc[self.borders.bin_of].assign(iteration=np.arange(count) if count else -1, node=name)
+            for name, each in self._node_tables.items()
+        ]
+        names = ["iteration", "node", *host.COLUMNS]
+        table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
+        return table[names].astype(dict.fromkeys(host.COLUMNS, "Float64"))
+
+    @cached_property
+    def ranks(self) -> pd.DataFrame:
+        """Ranks, one row each, means over the iterations that are no warm-up (`ringtap.analysis.job.ranks`)."""
+        from ringtap.analysis.job.ranks import summarize
+
+        return summarize(self)
+
+    @cached_property
+    def collectors(self) -> pd.DataFrame:
+        """What each node recorded: ``node``, ``collector``, ``state``, ``reason``, ``remedy``, ``missed_samples``."""
+        from ringtap.analysis.job.collected import states
+
+        return states(self.nodes)
+
+
+def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
+    """A column of all nodes that recorded it, added up; None where none did."""
+    known = [table[name].to_numpy() for table in tables.values() if not table[name].isna().all()]
+    return np.sum(known, axis=0) if known else None
+
+
+def open_job(path: str | Path) -> Job:
+    """Open a job's run directory, or one of a sweep's series.
+
+    Raises:
+        UsageError: not a run directory, or that of a whole sweep.
+    """
+    run = open_run(path)
+    if isinstance(run, SweepRun):
+        series = sorted({str(window["directory"]) for window in run.windows})
+        which = f": name one of its series, for example {run.path / series[0]}" if series else " without any series"
+        raise UsageError(f"{run.path} is a sweep{which}")
+    return Job(run)

@@ -1,0 +1,239 @@
+"""The socket log of a node: which TCP connections there were, and how they grew from sample to sample."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job.spread import Integers, Numbers
+from ringtap.analysis.runs import Records
+from ringtap.records import RecordFile
+
+# records taken in at a time: what bounds memory on long runs
+CHUNK_RECORDS = 1 << 20
+GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV = 0, 6, 10, 12
+# states in which the kernel fills in no counters
+_WITHOUT_COUNTERS = (GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV)
+COUNTERS = (
+    "bytes_acked",
+    "bytes_retrans",
+    "bytes_received",
+    "total_retrans",
+    "delivered_ce",
+    "busy_time_us",
+    "rwnd_limited_us",
+    "sndbuf_limited_us",
+)
+_UNKNOWN_US = 2**32 - 1  # of a round-trip time that was never measured
+_MAPPED = b"\0" * 10 + b"\xff\xff"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What the sockets of one chunk of records grew by.
+
+    Attributes:
+        end: for each growth the number of its socket, as in `SocketLog.sockets`.
+        begin_ns: since when.
+        end_ns: until when; CLOCK_REALTIME of the node.
+        amounts: growth of each of `COUNTERS`, by name.
+    """
+
+    end: Integers
+    begin_ns: Integers
+    end_ns: Integers
+    amounts: dict[str, Numbers]
+
+
+class SocketLog:
+    """A node's sockets/sockets.rec.
+
+    Args:
+        file: its header.
+        records: its records.
+        rounds_ns: when the node's agent took samples, by a log that has a record of each; None: not known.
+
+    Attributes:
+        every_s: period of the samples.
+        sockets: one row a connection: ``cookie``, ``family``, ``local``, ``local_port``, ``remote``, ``remote_port``,
+            ``inode``, ``first_ns``, ``last_ns``, ``closed``, ``rtt_us`` (median over its records of at most the first
+            chunk it is in), ``min_rtt_us``.
+    """
+
+    def __init__(self, file: RecordFile, records: Records, rounds_ns: Integers | None = None) -> None:
+        self._records = records
+        self._rounds_ns = rounds_ns
+        every_s = file.about.get("every_s")
+        self.every_s = float(every_s) if isinstance(every_s, int | float) and every_s > 0 else 0.1
+        self._period_ns = round(self.every_s * 1e9)
+        seldom_s = file.about.get("dump_every_s")
+        self._seldom_ns = round(seldom_s * 1e9) if isinstance(seldom_s, int | float) else self._period_ns
+        self.sockets = self._identify()
+        self._first_ns = int(records["t_ns"][0]) if len(records) else 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _chunks(self) -> Iterator[Records]:
+        for start in range(0, len(self._records), CHUNK_RECORDS):
+            yield np.asarray(self._records[start : start + CHUNK_RECORDS])
+
+    def _identify(self) -> pd.DataFrame:
+        parts, first = [], []
+        for chunk in self._chunks():
+            table = pd.DataFrame({name: np.asarray(chunk[name]) for name in ("cookie", "inode", "t_ns", "state")})
+            for name in ("rtt_us", "min_rtt_us"):
+                values = np.asarray(chunk[name], np.float64)
+                table[name] = np.where((values > 0) & (values < _UNKNOWN_US), values, np.nan)
+            table["closed"] = table["state"] == GONE
+            table["connected"] = ~table["state"].isin((LISTEN, GONE))
+            by = table.groupby("cookie", sort=False)
+            parts.append(
+                by.agg(
+                    inode=("inode", "max"),
+                    first_ns=("t_ns", "min"),
+                    last_ns=("t_ns", "max"),
+                    closed=("closed", "any"),
+                    connected=("connected", "any"),
+                    rtt_us=("rtt_us", "median"),
+                    min_rtt_us=("min_rtt_us", "min"),
+                )
+            )
+            _, places = np.unique(np.asarray(chunk["cookie"]), return_index=True)
+            first.append(chunk[places])
+        if not parts:
+            return _addresses(np.asarray(self._records[:0]))
+        whole = (
+            pd.concat(parts)
+            .groupby(level=0)
+            .agg(
+                {"inode": "max", "first_ns": "min", "last_ns": "max", "closed": "any", "connected": "any"}
+                | {"rtt_us": "median", "min_rtt_us": "min"}
+            )
+        )
+        who = _addresses(np.concatenate(first)).drop_duplicates("cookie").set_index("cookie")
+        joined = who.join(whole).reset_index()
+        return joined[joined["connected"]].drop(columns="connected").sort_values("cookie", ignore_index=True)
+
+    def growth(self) -> Iterator[Growth]:
+        """The growth between a socket's successive records, a chunk of records at a time.
+
+        A socket that is not in a sample had not changed, so it grew since the sample before its record. Where it is not
+        known when that was taken, growth that took more than two periods to show up happened in the last one.
+        Connections that carry little are not in every sample: they grew within the longer period at which all are
+        asked. What a socket had moved before the log began does not count; of one that came later everything does.
+        """
+        cookies = self.sockets["cookie"].to_numpy()
+        if not len(cookies):
+            return
+        least_gap_ns = np.full(len(cookies), np.iinfo(np.int64).max)
+        samples = _Samples(self._first_ns, self._period_ns, self._rounds_ns)
+        carried = np.asarray(self._records[:0])
+        for whole in self._chunks():
+            before = samples.before(np.asarray(whole["t_ns"], np.int64))
+            counted = ~np.isin(whole["state"], _WITHOUT_COUNTERS)
+            joined = np.concatenate((carried, whole[counted]))
+            before = np.concatenate((np.zeros(len(carried), np.int64), before[counted]))
+            end = np.minimum(np.searchsorted(cookies, joined["cookie"]), len(cookies) - 1)
+            order = np.argsort(end, kind="stable")
+            order = order[cookies[end[order]] == joined["cookie"][order]]
+            if not len(order):
+                continue
+            joined, before, end = joined[order], before[order], end[order]
+            yield self._grown(joined, before, end, least_gap_ns)
+            carried = joined[np.append(end[1:] != end[:-1], True)]
+
+    def _grown(self, joined: Records, before: Integers, end: Integers, least_gap_ns: Integers) -> Growth:
+        """Differences of records that are sorted by socket and time; ``before`` is 0 for those of an earlier chunk."""
+        t_ns = np.asarray(joined["t_ns"], np.int64)
+        follows = np.append(False, end[1:] == end[:-1])
+        # a socket's first record: history where the log begins with it, else new since the sample before
+        fresh = ~follows & (before > 0) & (t_ns > self._first_ns + self._period_ns // 2)
+        rows = np.flatnonzero(follows | fresh)
+        at_ns, own_before = t_ns[rows], np.where(follows[rows], t_ns[rows - 1], 0)
+        np.minimum.at(least_gap_ns, end[rows], at_ns - own_before)
+        begin = np.maximum(before[rows], own_before)
+        if self._rounds_ns is None:
+            begin = np.where(at_ns - begin > 2 * self._period_ns, at_ns - self._period_ns, begin)
+        if self._seldom_ns > self._period_ns:
+            seldom = least_gap_ns[end[rows]] > self._seldom_ns // 2
+            begin = np.where(seldom, np.maximum(own_before, at_ns - self._seldom_ns), begin)
+        begin = np.minimum(begin, at_ns - 1)
+        amounts = {}
+        for name in COUNTERS:
+            values = np.asarray(joined[name]).astype(np.int64)
+            step = values[rows] - np.where(follows[rows], values[rows - 1], 0)
+            amounts[name] = np.maximum(step, 0).astype(np.float64)
+        return Growth(end[rows], begin, at_ns, amounts)
+
+
+class _Samples:
+    """Tells when the sample before a record's own was taken, over chunks that may cut a sample in two."""
+
+    def __init__(self, first_ns: int, period_ns: int, rounds_ns: Integers | None) -> None:
+        self._apart_ns = period_ns // 4  # records of one sample may differ by some time
+        self._before_ns = self._last_ns = first_ns
+        self._rounds_ns = rounds_ns
+
+    def before(self, t_ns: Integers) -> Integers:
+        """For each record of the next chunk the last time of the sample before its own."""
+        times = np.unique(np.append(t_ns, self._last_ns))
+        heads = np.flatnonzero(np.append(False, np.diff(times) > self._apart_ns))
+        sample = np.searchsorted(heads, np.arange(len(times)), side="right")
+        befores = np.append(self._before_ns, times[heads - 1])
+        self._before_ns, self._last_ns = int(befores[sample[-1]]), int(times[-1])
+        found: Integers = befores[sample][np.searchsorted(times, t_ns)]
+        if self._rounds_ns is None:
+            return found
+        before = np.searchsorted(self._rounds_ns, t_ns - self._apart_ns) - 1
+        return np.maximum(found, np.where(before < 0, 0, self._rounds_ns[before]))
+
+
+def _addresses(rows: Records) -> pd.DataFrame:
+    """Who a socket connects, as text."""
+    family = np.asarray(rows["family"])
+    table = pd.DataFrame({"cookie": np.asarray(rows["cookie"]), "family": family})
+    for side, address, port in (("local", "source", "sport"), ("remote", "destination", "dport")):
+        table[side] = _texts(rows[address], family)
+        table[f"{side}_port"] = np.ascontiguousarray(rows[port]).view(">u2").astype(np.int64)
+    return table
+
+
+def _texts(addresses: npt.NDArray[Any], family: npt.NDArray[Any]) -> list[str]:
+    raw = np.ascontiguousarray(addresses).tobytes()
+    keys = [(int(kind), raw[place : place + 16]) for kind, place in zip(family, range(0, len(raw), 16), strict=True)]
+    names = {key: _text(*key) for key in set(keys)}
+    return [names[key] for key in keys]
+
+
+def _text(family: int, raw: bytes) -> str:
+    if family == socket.AF_INET6 and not raw.startswith(_MAPPED):
+        return socket.inet_ntop(socket.AF_INET6, raw)
+    return socket.inet_ntop(socket.AF_INET, raw[12:] if family == socket.AF_INET6 else raw[:4])
+
+
+def socket_log(logs: NodeLogs) -> SocketLog | None:
+    """A node's socket log; None where it has none."""
+    found = logs.records("sockets/sockets.rec")
+    if found is None:
+        return None
+    lacking = {*COUNTERS, "cookie", "inode", "source", "destination"} - {field.name for field in found[0].fields}
+    if lacking:
+        logs.problems.append(f"{logs.name}/sockets/sockets.rec lacks {', '.join(sorted(lacking))}")
+        return None
+    return SocketLog(*found, _rounds(logs, found[0]))
+
+
+def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
+    """When samples were taken: the interfaces' log has a record of each, if its period is the same."""
+    counters, every_s = logs.wide("nic/nic.rec"), file.about.get("every_s")
+    if counters is None or every_s is None or counters.file.about.get("every_s") != every_s:
+        return None
+    return counters.t_ns

@@ -1,0 +1,138 @@
+"""Amounts that grew between two samples, spread over the iterations between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Numbers = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Borders:
+    """The borders of a run's iterations on one clock, as bins of time.
+
+    Attributes:
+        edges_ns: ascending; the gaps between two generations of a job are bins too.
+        bin_of: for each iteration the number of its bin.
+    """
+
+    edges_ns: Integers
+    bin_of: Integers
+
+    @classmethod
+    def of(cls, start_ns: Integers, end_ns: Integers) -> Borders:
+        """Borders of iterations that do not overlap and are in order of time."""
+        edges = np.unique(np.concatenate((start_ns, end_ns)))
+        return cls(edges, np.searchsorted(edges, start_ns))
+
+    @property
+    def bins(self) -> int:
+        """Number of bins."""
+        return max(len(self.edges_ns) - 1, 0)
+
+    def shifted(self, edges_ns: Integers) -> Borders:
+        """The same bins on another clock."""
+        return Borders(edges_ns, self.bin_of)
+
+
+def shares(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> tuple[Integers, Integers, Numbers]:
+    """How spans of time fall into bins.
+
+    Args:
+        begin_ns: begin of each span.
+        end_ns: its end, later than its begin.
+        edges_ns: borders of the bins, ascending.
+
+    Returns:
+        For each part of a span that lies in a bin: number of the span, number of the bin, and the part's share of the
+        span (0 to 1). Shares of a span add up to 1 unless it reaches beyond the outer borders.
+    """
+    if len(edges_ns) < 2 or not len(begin_ns):
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+    inside = np.flatnonzero((begin_ns < edges_ns[-1]) & (end_ns > edges_ns[0]))
+    begin, end = begin_ns[inside], end_ns[inside]
+    first = np.maximum(np.searchsorted(edges_ns, begin, side="right") - 1, 0)
+    last = np.minimum(np.searchsorted(edges_ns, end, side="left") - 1, len(edges_ns) - 2)
+    parts = last - first + 1
+    span = np.repeat(np.arange(len(inside)), parts)
+    place = first[span] + np.arange(len(span)) - np.repeat(np.cumsum(parts) - parts, parts)
+    overlap = np.minimum(end[span], edges_ns[place + 1]) - np.maximum(begin[span], edges_ns[place])
+    return inside[span], place, overlap / (end - begin)[span]
+
+
+def add_up(group: Integers, place: Integers, amounts: Numbers, groups: int, bins: int) -> Numbers:
+    """Sums by group and bin, shape (groups, bins)."""
+    sums: Numbers = np.bincount(group * bins + place, weights=amounts, minlength=groups * bins).astype(np.float64)
+    return sums.reshape(groups, bins)
+
+
+def unwrapped_growth(values: npt.NDArray[Any], width_bits: int) -> Numbers:
+    """Growth of a counter from each sample to the next; a narrow one may have wrapped once, a wide one been reset.
+
+    A counter of 64 bits, or one without a width, that went backwards was set to 0 meanwhile: it has grown by what it
+    shows now.
+    """
+    if values.dtype.kind == "f":
+        steps = np.diff(values)
+        return np.where(steps < 0, values[1:], steps)
+    if 0 < width_bits < 63:
+        counts = values.astype(np.int64)
+        grown: Numbers = np.remainder(counts[1:] - counts[:-1], np.int64(1 << width_bits)).astype(np.float64)
+        return grown
+    steps = values[1:] - values[:-1]  # of unsigned numbers: modulo 2**64
+    return np.where(values[1:] < values[:-1], values[1:], steps).astype(np.float64)
+
+
+def growth(t_ns: Integers, steps: Numbers, borders: Borders) -> Numbers:
+    """What a counter grew in each bin, linear between samples; NaN for bins that the samples do not cover.
+
+    Args:
+        t_ns: times of the samples, ascending.
+        steps: growth from each sample to the next, one fewer than times.
+        borders: the bins, by the clock of the samples.
+    """
+    if len(t_ns) < 2 or borders.bins < 1:
+        return np.full(borders.bins, np.nan)
+    origin = t_ns[0]  # differences first: nanoseconds since 1970 do not fit a float
+    grown = np.concatenate(([0.0], np.cumsum(steps)))
+    at = np.interp(
+        (borders.edges_ns - origin).astype(np.float64), (t_ns - origin).astype(np.float64), grown, np.nan, np.nan
+    )
+    return np.diff(at)
+
+
+def mean_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Numbers:
+    """Mean of a gauge in each bin, held from each sample to the next; NaN where nothing was sampled."""
+    if len(t_ns) < 2:
+        return np.full(borders.bins, np.nan)
+    spans = np.diff(t_ns) / 1e9
+    length_s = np.diff(borders.edges_ns) / 1e9
+    return growth(t_ns, values[:-1].astype(np.float64) * spans, borders) / length_s
+
+
+def largest_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Numbers:
+    """Largest sample of a gauge in each bin, the last one before it included; NaN before the first sample."""
+    result = np.full(borders.bins, np.nan)
+    if not len(t_ns) or borders.bins < 1:
+        return result
+    # samples from the one that held at the bin's begin to the last one within it
+    first = np.maximum(np.searchsorted(t_ns, borders.edges_ns[:-1], side="right") - 1, 0)
+    after = np.searchsorted(t_ns, borders.edges_ns[1:], side="left")
+    known = after > first
+    padded = np.append(values.astype(np.float64), -np.inf)
+    pairs = np.column_stack((first, np.maximum(after, first + 1))).ravel()
+    result[known] = np.maximum.reduceat(padded, pairs)[::2][known]
+    return result
+
+
+def plain(value: Any) -> Any:
+    """A number for JSON: no NaN and no NumPy type; None where there is none."""
+    if value is None or value is pd.NA or (isinstance(value, float | np.floating) and not np.isfinite(value)):
+        return None
+    return value.item() if isinstance(value, np.generic) else value

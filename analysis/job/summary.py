@@ -1,0 +1,321 @@
+"""A run in numbers: what the text and ``--json`` both say."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import ringtap
+from ringtap.analysis.job import flows, wires
+from ringtap.analysis.job.collected import NOT_ASKED, status
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.slowest import slow_iterations, slowest
+from ringtap.analysis.job.spread import plain
+
+SCHEMA = 1
+# what sides may disagree by before the reader is told
+DISAGREEMENT = 0.02
+_FROM_SOCKETS = ("retransmissions", "retransmitted_bytes", "ce_marked")
+_FROM_COUNTERS = (
+    *("segments_retransmitted", "nic_drops", "queue_drops", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled"),
+)
+_INFINIBAND = ("infiniband_tx_bytes", "infiniband_rx_bytes")
+_NODE_MEANS = ("cpu_busy_cores", "cpu_job_cores", "cpu_other_cores", "cpu_steal_cores", "gpu_utilization_pct")
+# bytes an iteration below which a share of them says nothing
+_FEW_BYTES = 10_000
+
+
+def summarize(job: Job) -> dict[str, Any]:
+    """All numbers of a run; plain values, None where there is none."""
+    data: dict[str, Any] = {"schema": SCHEMA, "ringtap": ringtap.__version__, "run": _run(job)}
+    data["iterations"] = _times(job)
+    data["phases"] = _phases(job)
+    data["bytes"] = _bytes(job)
+    data["demand"] = _demand(job)
+    data["wires"] = _wires(job)
+    data["congestion"] = _congestion(job)
+    data["nodes"] = _nodes(job)
+    data["slowest"] = slowest(job)
+    data["slow_iterations"] = slow_iterations(job)
+    data["captures"] = _captures(job)
+    data["nccl"] = _nccl(job)
+    data["marks"] = _marks(job)
+    data["not_collected"] = _not_collected(job)
+    data["warnings"] = _warnings(job, data)
+    return data
+
+
+def mean_of(table: pd.DataFrame, name: str, rows: Any = None) -> float | None:
+    """Mean of a column, None where there is nothing to take one of."""
+    if name not in table or not len(table):
+        return None
+    values = table[name] if rows is None else table[name].iloc[rows]
+    number: float | None = plain(values.mean())
+    return number
+
+
+def _run(job: Job) -> dict[str, Any]:
+    info = job.run.info
+    said, why = status(info, job.nodes)
+    created = info.get("created_ns")
+    begin, end = job.window_ns
+    seconds = created // 10**9 if isinstance(created, int) else None
+    stamp = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    table = job.work.rank_iterations
+    return {
+        "directory": str(job.path),
+        "status": said,
+        "why": why,
+        "argv": [str(word) for word in info.get("argv") or []],
+        "created_utc": stamp.strftime("%Y-%m-%d %H:%M:%S UTC") if stamp else "",
+        "nodes": list(job.nodes),
+        "ranks": int(table["rank"].nunique()) if len(table) else 0,
+        "seconds": (end - begin) / 1e9,
+    }
+
+
+def _times(job: Job) -> dict[str, Any]:
+    table = job.work.iterations
+    seconds = table["iteration_s"].to_numpy(np.float64)[job.measured]
+    item: dict[str, Any] = {"count": len(table), "measured": len(seconds)}
+    item["warm_up"] = len(table) - len(seconds)
+    item["skipped"] = int(table["skipped"].sum()) if len(table) else 0
+    item["restarts"] = int(table["generation"].max()) if len(table) else 0
+    item["backwards"] = plain(table["backwards"].iloc[job.measured].median()) if len(seconds) else None
+    names = ("mean_s", "median_s", "p99_s", "min_s", "max_s", "std_s")
+    if not len(seconds):
+        return item | dict.fromkeys(names)
+    std = float(seconds.std(ddof=1)) if len(seconds) > 1 else None
+    values = (seconds.mean(), np.median(seconds), np.percentile(seconds, 99), seconds.min(), seconds.max(), std)
+    return item | {name: plain(value) for name, value in zip(names, values, strict=True)}
+
+
+def _phases(job: Job) -> dict[str, Any]:
+    table = job.work.iterations
+    item: dict[str, Any] = {"source": job.work.source, "why": job.work.why}
+    for name in ("compute_s", "communication_s", "exposed_s", "exposed_least_s", "overlap_s"):
+        item[name] = mean_of(table, name, job.measured)
+    return item
+
+
+def _bytes(job: Job) -> dict[str, Any]:
+    """Payload an iteration by class, all nodes together; without iterations of the whole recording."""
+    has = len(job.work.iterations) > 0
+    result: dict[str, Any] = {"per": "iteration" if has else "run", "classes": {}}
+    for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
+        by_sockets, by_packets = _class_means(job, kind, has)
+        item = {"sockets": by_sockets, "packets": by_packets, "difference": _difference(by_packets, by_sockets)}
+        mine = job.traffic.flows[job.traffic.flows["class"] == kind]
+        result["classes"][kind] = item | {"flows": len(mine) if job.traffic.nodes else None}
+    covered = job.iterations["training_bytes"].iloc[job.measured].notna().sum() if has and job.traffic.nodes else None
+    result["iterations"] = plain(covered)
+    every_s, median_s = job.traffic.every_s, job.work.iterations["iteration_s"].median()
+    result["sampled_every_s"] = plain(every_s)
+    # what lies between two samples is spread evenly: both borders of an iteration are uncertain by half a period
+    result["resolution_share"] = plain(every_s / median_s) if every_s and has and median_s else None
+    return result
+
+
+def _class_means(job: Job, kind: str, has_iterations: bool) -> tuple[float | None, float | None]:
+    if has_iterations:
+        table = job.iterations
+        return mean_of(table, f"{kind}_bytes", job.measured), mean_of(table, f"packet_{kind}_bytes", job.measured)
+    traffic, by_packets = job.traffic, job.counted.by_class.get(kind)
+    by_sockets = None
+    if kind in flows.CLASSES and traffic.nodes:
+        by_sockets = float(traffic.amounts["payload_bytes"][(traffic.groups["class"] == kind).to_numpy(bool)].sum())
+    return by_sockets, None if by_packets is None else float(by_packets.sum())
+
+
+def _difference(value: float | None, against: float | None) -> float | None:
+    if value is None or against is None or against < _FEW_BYTES:
+        return None
+    return value / against - 1
+
+
+def _demand(job: Job) -> dict[str, Any]:
+    """Equation 3.1 against what the ranks' sockets sent."""
+    gradient, ranks = job.work.gradient_bytes, job.ranks
+    count = len(ranks)
+    sent = mean_of(ranks, "sent_bytes")
+    syncs = mean_of(job.work.rank_iterations, "syncs")
+    expected = None
+    if gradient and count > 1:
+        expected = 2 * (count - 1) / count * gradient * max(syncs or 1.0, 1.0)
+    return {
+        "gradient_bytes": gradient,
+        "ranks": count,
+        "synchronisations": syncs,
+        "expected_bytes": expected,
+        "sent_bytes": sent,
+        "difference": _difference(sent, expected),
+        "equation": "thesis, equation 3.1: 2(N-1)/N times the gradients' bytes, a rank and synchronisation",
+    }
+
+
+def _wires(job: Job) -> list[dict[str, Any]]:
+    table = job.wires
+    rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
+    result = []
+    for keys, part in rows.groupby(["node", "path", "direction", "interfaces"], sort=False):
+        item: dict[str, Any] = dict(zip(("node", "path", "direction", "interfaces"), keys, strict=True))
+        item |= {name: mean_of(part, name) for name in wires.COLUMNS}
+        item["nic_difference"] = _difference(item["nic_payload_bytes"], item["socket_bytes"])
+        item["packets_difference"] = _difference(item["packet_payload_bytes"], item["socket_bytes"])
+        item["overhead_share"] = _difference(item["nic_bytes"], item["nic_payload_bytes"])
+        result.append(item)
+    return result
+
+
+def _congestion(job: Job) -> dict[str, Any]:
+    table, nodes = job.iterations, job.node_iterations
+    if len(table):
+        part = table.iloc[job.measured]
+        item: dict[str, Any] = {name: mean_of(part, name) for name in (*_FROM_SOCKETS, *_FROM_COUNTERS)}
+        return item | {"per": "iteration", "queue_backlog_bytes": plain(part["queue_backlog_bytes"].max())}
+    item = {name: plain(nodes[name].sum(min_count=1)) for name in (*_FROM_COUNTERS,)}
+    for name in _FROM_SOCKETS:
+        item[name] = float(job.traffic.amounts[name].sum()) if job.traffic.nodes else None
+    backlog = plain(nodes["queue_backlog_bytes"].max()) if len(nodes) else None
+    return item | {"per": "run", "queue_backlog_bytes": backlog}
+
+
+def _nodes(job: Job) -> list[dict[str, Any]]:
+    table = job.node_iterations
+    rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
+    result = []
+    for name, node in job.nodes.items():
+        part = rows[rows["node"] == name]
+        item = {"node": name, "cpus": plain((node.info.get("before") or {}).get("cpus"))}
+        item |= {column: mean_of(part, column) for column in (*_NODE_MEANS, *_INFINIBAND)}
+        item["memory_available_bytes"] = plain(part["memory_available_bytes"].min()) if len(part) else None
+        error_ns = node.clock.error_ns
+        item |= {"clock_error_s": None if error_ns is None else error_ns / 1e9, "clock_reference": node.clock.reference}
+        result.append(item | {"clock_steps": node.clock.steps})
+    return result
+
+
+def _captures(job: Job) -> list[dict[str, Any]]:
+    result = []
+    for name, found in job.counted.packets.items():
+        facts = job.nodes[name].json("packets/packets.json")
+        item = {"node": name, "packets": int(found.flows["packets"].sum()), "without_tcp": found.others}
+        result.append(
+            item | {"dropped": found.dropped, "tool": str(facts.get("tool", "")), "filter": facts.get("filter")}
+        )
+    return result
+
+
+def _nccl(job: Job) -> list[dict[str, Any]]:
+    from ringtap.analysis.job.nccl import read_nccl
+
+    return [read_nccl(node.path / name) for node in job.nodes.values() for name in node.names("nccl/*.log")]
+
+
+def _marks(job: Job) -> list[dict[str, Any]]:
+    from ringtap.analysis.job.logs import NodeLogs
+
+    begin = job.window_ns[0]
+    lines = NodeLogs(job.path).lines("marks.jsonl")
+    known = [line for line in lines if isinstance(line.get("t_ns"), int)]
+    return [{"at_s": (int(line["t_ns"]) - begin) / 1e9, "text": str(line.get("text", ""))} for line in known]
+
+
+def _not_collected(job: Job) -> list[dict[str, Any]]:
+    """What is not there, and why; the same on several nodes is one entry."""
+    table = job.collectors
+    rows = table[~table["state"].isin(("ok",))]
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in rows.to_dict("records"):
+        key = (str(row["collector"]), str(row["state"]), str(row["reason"]), str(row["remedy"]))
+        found.setdefault(key, []).append(str(row["node"]))
+    items = [
+        {"what": what, "state": state, "why": why, "remedy": remedy, "nodes": names}
+        for (what, state, why, remedy), names in found.items()
+    ]
+    known = {str(name) for name in table["collector"]}
+    for item in job.run.info.get("not_collected") or []:
+        if isinstance(item, dict) and str(item.get("what", "")) not in known:
+            what, why = str(item.get("what", "")), str(item.get("why", ""))
+            items.append({"what": what, "state": "absent", "why": why, "remedy": "", "nodes": []})
+    return sorted(items, key=lambda item: item["why"] == NOT_ASKED)
+
+
+def _warnings(job: Job, data: dict[str, Any]) -> list[str]:
+    """What a reader of the numbers must know."""
+    return [*_of_logs(job), *_of_sides(data), *_of_captures(job), *_of_clocks(job, data), *_of_samples(job)]
+
+
+def _of_logs(job: Job) -> Iterable[str]:
+    torn = sorted({*job.run.torn, *(f"nodes/{name}" for node in job.nodes.values() for name in node.torn)})
+    if torn:
+        more = f" and {len(torn) - 2} more" if len(torn) > 2 else ""
+        yield f"{', '.join(torn[:2])}{more} end in a torn record, which was dropped"
+    for node in job.nodes.values():
+        yield from dict.fromkeys(node.problems)
+        if node.clock.steps:
+            steps = f"{node.clock.steps} times while the run lasted"
+            yield f"the clock of {node.name} was set {steps}; times are corrected for it"
+    if job.work.why and job.work.source != "none":
+        yield job.work.why
+
+
+def _of_sides(data: dict[str, Any]) -> Iterable[str]:
+    covered, measured = data["bytes"]["iterations"], data["iterations"]["measured"]
+    if covered is not None and covered < measured:
+        yield f"socket logs cover {covered} of {measured} iterations: bytes and retransmissions are means of these"
+    for wire in data["wires"]:
+        where = f"{wire['node']} {wire['interfaces'] or wire['path']} {wire['direction']}"
+        for name, side in (("nic_difference", "interface counters"), ("packets_difference", "packets")):
+            if wire[name] is not None and abs(wire[name]) > DISAGREEMENT:
+                yield f"{where}: {side} and sockets disagree by {wire[name]:+.1%}"
+    for capture in data["captures"]:
+        if capture["dropped"]:
+            yield f"the capture on {capture['node']} dropped {capture['dropped']} packets: its bytes are too low"
+        elif capture["dropped"] is None:
+            yield f"the capture on {capture['node']} does not say how many packets it dropped"
+
+
+def _of_captures(job: Job) -> Iterable[str]:
+    for name, found in job.counted.packets.items():
+        above = sorted(wires.stacked(job.nodes[name]))
+        if above and (found.flows["interface"] == "any").any():
+            yield (
+                f"the capture on {name} is of all interfaces: what passes {', '.join(above)} is in it twice "
+                "(--interface NIC captures one)"
+            )
+
+
+def _of_clocks(job: Job, data: dict[str, Any]) -> Iterable[str]:
+    with_ranks = set(job.work.rank_iterations["node"]) if len(job.work.rank_iterations) else set()
+    unknown = sorted(name for name in with_ranks if job.nodes[name].clock.error_ns is None)
+    if len(with_ranks) > 1 and unknown:
+        names = ", ".join(unknown)
+        yield f"clock offsets of {names} were not measured: times of ranks on different nodes are compared as they are"
+    errors = [job.nodes[name].clock.error_ns for name in with_ranks]
+    known = [error for error in errors if error is not None]
+    exposed = data["phases"]["exposed_least_s"]
+    if len(with_ranks) > 1 and known and data["slowest"] and data["slowest"]["by_s"] is not None:
+        error_s = 2 * max(known) / 1e9
+        if error_s > data["slowest"]["by_s"]:
+            yield (
+                f"the clocks' error ({error_s * 1e3:.3g} ms) exceeds what ranks differ by "
+                f"({data['slowest']['by_s'] * 1e3:.3g} ms): which rank is slowest is not certain"
+            )
+        if exposed is not None and error_s > exposed > 0:
+            yield f"the clocks' error ({error_s * 1e3:.3g} ms) exceeds the least exposed communication of a rank"
+
+
+def _of_samples(job: Job) -> Iterable[str]:
+    table = job.collectors
+    missed = table[table["missed_samples"].fillna(0) > 0]
+    if len(missed):
+        counts = [
+            f"{node} {', '.join(f'{row.collector} {row.missed_samples}' for row in rows.itertuples())}"
+            for node, rows in missed.groupby("node")
+        ]
+        yield f"samples were missed ({'; '.join(counts)}): what was counted there is spread over longer gaps"

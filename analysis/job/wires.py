@@ -1,0 +1,176 @@
+"""The same bytes from three sides: sockets, interface counters, packets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTraffic, Traffic
+from ringtap.analysis.job.logs import NodeLogs, Wide
+from ringtap.analysis.job.packets import Packets, own_addresses, read_packets
+from ringtap.analysis.job.spread import Borders, Integers, Numbers
+from ringtap.wire import HEADER_BYTES
+
+LOOPBACK, NETWORK = "loopback", "network"
+# an IPv6 header has 20 bytes more
+_IPV6_MORE_BYTES = 20
+# what carries other interfaces' bytes a second time, or none of a job's
+_NOT_WIRES = re.compile(r"(docker|br-|virbr|veth|ifb|dummy|bonding_masters)")
+COLUMNS = ("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "packet_payload_bytes", "packet_bytes")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One direction of a node's interfaces, or its loopback.
+
+    Attributes:
+        node: name of the node.
+        path: ``loopback`` or ``network``.
+        direction: ``tx`` or ``rx``; on loopback both are the same bytes, and ``tx`` stands for them.
+        interfaces: the interfaces that were counted, or captured.
+        amounts: by name of `COLUMNS`, one number a bin; None: not measured.
+    """
+
+    node: str
+    path: str
+    direction: str
+    interfaces: tuple[str, ...]
+    amounts: dict[str, Numbers | None]
+
+
+@dataclass(frozen=True)
+class Wires:
+    """All of it.
+
+    Attributes:
+        wires: the directions of each node.
+        by_class: payload of each class of flows by the captures, one number a bin, where they can be told apart; empty
+            where nothing was captured.
+        packets: the captures by node.
+    """
+
+    wires: list[Wire]
+    by_class: dict[str, Numbers]
+    packets: dict[str, Packets]
+
+
+def measure(nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], traffic: Traffic, bins: int) -> Wires:
+    """Count every node's bytes from all sides there are."""
+    captured = {name: found for name, node in nodes.items() if (found := read_packets(node, borders[name])) is not None}
+    wires = []
+    for name, node in nodes.items():
+        counters = node.wide("nic/nic.rec")
+        for path in (LOOPBACK, NETWORK):
+            for direction in ("tx",) if path == LOOPBACK else ("tx", "rx"):
+                wire = _wire(node, counters, borders[name], captured.get(name), traffic, path, direction)
+                if any(amount is not None and np.nansum(amount) > 0 for amount in wire.amounts.values()):
+                    wires.append(wire)
+    return Wires(wires, _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured else {}, captured)
+
+
+def _wire(
+    node: NodeLogs,
+    counters: Wide | None,
+    borders: Borders,
+    captured: Packets | None,
+    traffic: Traffic,
+    path: str,
+    direction: str,
+) -> Wire:
+    amounts: dict[str, Numbers | None] = dict.fromkeys(COLUMNS)
+    interfaces: tuple[str, ...] = ()
+    if node.name in traffic.nodes:
+        amounts["socket_bytes"] = _socket_bytes(traffic, node.name, path, direction)
+    if counters is not None:
+        interfaces = tuple(name for name in _interfaces(counters, node) if (name == "lo") == (path == LOOPBACK))
+        grown = [
+            sum((counters.growth(f"{name}.{direction}_{what}", borders) for name in interfaces), np.zeros(borders.bins))
+            for what in ("bytes", "packets")
+        ]
+        amounts["nic_bytes"], amounts["nic_packets"] = grown
+        amounts["nic_payload_bytes"] = np.maximum(grown[0] - _header_bytes(traffic, node.name) * grown[1], 0.0)
+    if captured is not None:
+        rows = _rows(captured, node.name, traffic, path, direction)
+        if len(rows):
+            amounts["packet_payload_bytes"] = captured.amounts["payload_bytes"][rows].sum(axis=0)
+            amounts["packet_bytes"] = captured.amounts["frame_bytes"][rows].sum(axis=0)
+    return Wire(node.name, path, direction, interfaces, amounts)
+
+
+def _interfaces(counters: Wide, node: NodeLogs) -> list[str]:
+    """The interfaces that carry bytes for the first time: not those that stand on others of the same node."""
+    names = dict.fromkeys(column.rpartition(".")[0] for column in counters.columns)
+    above = stacked(node)
+    return [name for name in names if not _NOT_WIRES.match(name) and name not in above]
+
+
+def stacked(node: NodeLogs) -> set[str]:
+    """Interfaces whose bytes a second interface of the node counts as well (macvlan, VLAN, bond, bridge)."""
+    links = (node.info.get("before") or {}).get("links") or {}
+    return {name for name, link in links.items() if isinstance(link, dict) and link.get("below")}
+
+
+def _socket_bytes(traffic: Traffic, node: str, path: str, direction: str) -> Numbers:
+    """What sockets put on a wire, or took from it: payload, and where it is sent also what is sent again."""
+    groups = traffic.groups
+    local = groups["local"].to_numpy(bool)
+    if path == LOOPBACK:
+        mine = local & (groups["from_node"].fillna(groups["to_node"]) == node).to_numpy(bool)
+    else:
+        side = "from_node" if direction == "tx" else "to_node"
+        mine = ~local & (groups[side] == node).fillna(False).to_numpy(bool)
+    total: Numbers = traffic.amounts["payload_bytes"][mine].sum(axis=0)
+    if direction == "tx":
+        total = total + traffic.amounts["retransmitted_bytes"][mine].sum(axis=0)
+    return np.where(traffic.covered[node], total, np.nan)
+
+
+def _header_bytes(traffic: Traffic, node: str) -> int:
+    """Bytes of a packet's headers: of the address family that moved most."""
+    flows = traffic.flows[(traffic.flows["from_node"] == node) | (traffic.flows["to_node"] == node)]
+    if not len(flows):
+        return HEADER_BYTES
+    six = flows["from"].str.contains(":")
+    moved = flows["payload_bytes"].fillna(0)
+    return HEADER_BYTES + (_IPV6_MORE_BYTES if moved[six].sum() > moved[~six].sum() else 0)
+
+
+def _rows(captured: Packets, node: str, traffic: Traffic, path: str, direction: str) -> Integers:
+    """Rows of the capture's flows that went this way."""
+    flows = traffic.flows
+    known = {*flows.loc[flows["from_node"] == node, "from"], *flows.loc[flows["to_node"] == node, "to"]}
+    own = own_addresses(captured, known)
+    table = captured.flows
+    local = table["from"].isin(own) & table["to"].isin(own) | (table["interface"] == "lo")
+    if path == LOOPBACK:
+        return np.flatnonzero(local)
+    return np.flatnonzero(~local & table["from" if direction == "tx" else "to"].isin(own))
+
+
+def _by_class(captured: dict[str, Packets], traffic: Traffic, cross: CrossTraffic, bins: int) -> dict[str, Numbers]:
+    """Payload of each class of flows; a flow that several nodes captured counts where it was sent, else once."""
+    ends = ["from", "from_port", "to", "to_port"]
+    known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "class", "from_node"]]
+    parts = []
+    for name, packets in captured.items():
+        lone = OTHER if name in traffic.nodes and traffic.covered[name].any() else UNCLASSIFIED
+        table = packets.flows[["interface", *ends]].assign(node=name, row=np.arange(len(packets.flows)), lone=lone)
+        parts.append(table.merge(known, how="left", on=ends))
+    table = pd.concat(parts, ignore_index=True)
+    ports = table["from_port"].isin(cross.ports) | table["to_port"].isin(cross.ports)
+    by_port = pd.Series(np.where(cross.has(table) | ports, CROSS, table["lone"]), index=table.index)
+    table["class"] = table["class"].where(table["class"].notna(), by_port)
+    table["apart"] = (table["node"] != table["from_node"]).astype(int)
+    # loopback addresses of two nodes are two flows
+    table["scope"] = table["node"].where(table["interface"] == "lo", "")
+    table = table.sort_values("apart", kind="stable").drop_duplicates([*ends, "scope"])
+    # without sockets nothing can be said to be training or other: then these are missing, not 0
+    kinds = CLASSES if any(covered.any() for covered in traffic.covered.values()) else (CROSS,)
+    result = {kind: np.zeros(bins) for kind in dict.fromkeys((*kinds, *table["class"]))}
+    for place, row, kind in zip(table["node"], table["row"], table["class"], strict=True):
+        result[str(kind)] += captured[str(place)].amounts["payload_bytes"][int(row)]
+    return result

@@ -1,0 +1,272 @@
+"""A run in words: what `summarize` says in numbers, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringtap.units import format_duration, format_size
+
+# an interface with less an iteration is not worth a line
+_FEW_BYTES = 1000
+_NO_VALUE = "not measured"
+_PLAIN = {"training": "training", "cross": "cross traffic", "other": "other", "unclassified": "whose, is not known"}
+
+
+def describe(data: dict[str, Any]) -> list[str]:
+    """The lines of a run's text, from `ringtap.analysis.job.summary.summarize`."""
+    sections = (
+        ("", _run(data)),
+        ("Time", _time(data)),
+        ("Slowest rank", _slowest(data)),
+        ("Slow iterations", _slow(data)),
+        ("Network", _network(data)),
+        ("Congestion", _congestion(data)),
+        ("Nodes", _nodes(data)),
+        ("NCCL", _nccl(data)),
+        ("Marks", [f"{mark['at_s']:.1f} s  {mark['text']}" for mark in data["marks"]]),
+        ("Not collected", _not_collected(data)),
+        ("Mind", data["warnings"]),
+    )
+    lines: list[str] = []
+    for title, text in sections:
+        if text:
+            lines += ["", title] if title else []
+            lines += [f"  {line}" if title else line for line in text]
+    return lines
+
+
+def _run(data: dict[str, Any]) -> list[str]:
+    run, iterations = data["run"], data["iterations"]
+    nodes = len(run["nodes"])
+    who = f"{run['ranks']} ranks on {_count(nodes, 'node')}" if run["ranks"] else _count(nodes, "node")
+    what = f"{iterations['count']} iterations in" if iterations["count"] else "no iterations,"
+    lines = [f"{run['directory']}: {who}, {what} {format_duration(run['seconds'])}; {run['status']}"]
+    if run["why"]:
+        lines.append(f"{run['status']}: {run['why']}")
+    if not iterations["count"] and not run["ranks"]:
+        lines.append("No optimizer step was recorded, so bytes are those of the whole recording")
+    return lines
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _time(data: dict[str, Any]) -> list[str]:
+    item, phases = data["iterations"], data["phases"]
+    if item["mean_s"] is None:
+        return []
+    shown = {name: format_duration(item[f"{name}_s"]) for name in ("median", "mean", "p99", "max")}
+    spread = "mean {mean}, p99 {p99}, longest {max}".format(**shown)
+    lines = [f"An iteration takes {shown['median']} (median; {spread})."]
+    if item["warm_up"]:
+        lines.append(f"Over {item['measured']} iterations; {item['warm_up']} of warm-up are left out here and below.")
+    if item["restarts"]:
+        lines.append(f"The job was started again {_count(item['restarts'], 'time')}.")
+    if item["skipped"]:
+        lines.append(f"Mixed precision skipped the optimizer in {item['skipped']} of them.")
+    if item["backwards"] and item["backwards"] > 1:
+        lines.append(f"Gradients are accumulated: {item['backwards']:.0f} backward passes an iteration.")
+    return [*lines, *_phases(phases, item["mean_s"])]
+
+
+def _phases(phases: dict[str, Any], iteration_s: float) -> list[str]:
+    if phases["source"] == "none":
+        return [f"Compute and communication: {_NO_VALUE}, for {phases['why']}."]
+    lines = []
+    if phases["compute_s"] is not None:
+        lines.append(f"Compute (forward and backward pass, longest rank): {format_duration(phases['compute_s'])}.")
+    if phases["communication_s"] is not None:
+        hidden, exposed = phases["overlap_s"], phases["exposed_s"]
+        spans = format_duration(phases["communication_s"])
+        lines.append(
+            f"Communication spans {spans}: {format_duration(hidden)} hidden behind "
+            f"the backward pass, {format_duration(exposed)} exposed ({exposed / iteration_s:.1%} of the iteration)."
+        )
+        least = phases["exposed_least_s"]
+        if least is not None and exposed > 0 and (exposed - least) > 0.01 * iteration_s:
+            lines.append(
+                f"Of what is exposed {format_duration(exposed - least)} is waiting for the last rank (mean over the "
+                f"ranks), {format_duration(least)} remains for the network."
+            )
+    return lines
+
+
+def _slowest(data: dict[str, Any]) -> list[str]:
+    found = data["slowest"]
+    if found is None:
+        return []
+    where = f"rank {found['rank']} (node {found['node']})"
+    by = "" if found["by_s"] is None else f", by {format_duration(found['by_s'])} (median)"
+    often = f"in {found['iterations']} of {found['of']} iterations{by}"
+    how = "its last gradient was ready last" if found["by"] == "last gradient ready" else "its step ended last"
+    if not found["certain"]:
+        error = format_duration(found["clock_error_s"])
+        return [f"Not certain: {where} came last {often}, but clocks compare to within {error} only."]
+    if not found["stands_out"]:
+        chance = f"chance alone gives {found['share_by_chance']:.0%}"
+        return [f"No rank stands out: {where} came last most often, {often}; {chance}."]
+    lines = [f"R{where[1:]} is the slowest: {how} {often}."]
+    lines += [f"What differs on it: {_versus(item, 'the others')}." for item in found["differences"]]
+    if not found["differences"]:
+        lines.append("Nothing that was recorded differs on it.")
+    return lines
+
+
+def _versus(item: dict[str, Any], rest: str) -> str:
+    here, others = (_value(item[name], item["unit"]) for name in ("here", "others"))
+    return f"{item['what']} {here}, {rest} {others}"
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "s":
+        return format_duration(value)
+    return format_size(value) if unit == "bytes" else f"{value:.3g}"
+
+
+def _slow(data: dict[str, Any]) -> list[str]:
+    found = data["slow_iterations"]
+    if found is None or found["mean_s"] < 1.05 * found["usual_s"]:
+        return []
+    slow, usual = format_duration(found["mean_s"]), format_duration(found["usual_s"])
+    lines = [f"The slowest {found['iterations']} take {slow} (mean), the faster half {usual}."]
+    lines += [f"What differs in them: {_versus(item, 'usually')}." for item in found["differences"]]
+    return lines
+
+
+def _network(data: dict[str, Any]) -> list[str]:
+    moved, per = data["bytes"], f"Payload an {data['bytes']['per']}, all nodes together"
+    if moved["per"] == "run":
+        per = "Payload of the whole recording, all nodes together"
+    rows = [
+        [_PLAIN[name], *(_size(item[side]) for side in ("sockets", "packets")), _share(item["difference"])]
+        for name, item in moved["classes"].items()
+        if item["sockets"] is not None or item["packets"] is not None
+    ]
+    lines = _demand(data["demand"])
+    if rows:
+        lines += table([per, "by sockets", "by packets", "difference"], rows)
+    if moved["resolution_share"] is not None:
+        period, share = format_duration(moved["sampled_every_s"]), moved["resolution_share"]
+        lines.append(
+            f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly."
+        )
+    return lines + _wires(data["wires"])
+
+
+def _demand(item: dict[str, Any]) -> list[str]:
+    if item["sent_bytes"] is None:
+        return []
+    lines = [f"A rank sends {format_size(item['sent_bytes'])} of payload an iteration."]
+    if item["expected_bytes"] is not None and item["difference"] is not None:
+        lines.append(
+            f"{format_size(item['gradient_bytes'])} of gradients and {item['ranks']} ranks ask for "
+            f"{format_size(item['expected_bytes'])} by equation 3.1 (ring all-reduce): {item['difference']:+.2%}."
+        )
+    return lines
+
+
+def _wires(wires: list[dict[str, Any]]) -> list[str]:
+    rows = []
+    for wire in wires:
+        where = f"{wire['node']} {wire['interfaces'] or wire['path']} {wire['direction']}"
+        sides = [wire["socket_bytes"], wire["packet_payload_bytes"], wire["nic_payload_bytes"], wire["nic_bytes"]]
+        if max((side for side in sides if side is not None), default=0) < _FEW_BYTES:
+            continue
+        off = " / ".join(_share(wire[name]) for name in ("packets_difference", "nic_difference"))
+        rows.append([where, *(_size(side) for side in sides), off, _share(wire["overhead_share"])])
+    if not rows:
+        return []
+    heads = ["Interfaces", "sockets", "packets", "counters", "with headers", "packets / counters off", "overhead"]
+    return ["", *table(heads, rows)]
+
+
+def _size(value: float | None) -> str:
+    return "-" if value is None else format_size(value)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1%}"
+
+
+def _congestion(data: dict[str, Any]) -> list[str]:
+    item = data["congestion"]
+    per = "an iteration" if item["per"] == "iteration" else "in all"
+    lines = []
+    if item["retransmissions"] is not None:
+        again = item["retransmitted_bytes"]
+        lines.append(f"Sent again {per}: {item['retransmissions']:.3g} segments, {format_size(again)}.")
+    elif item["segments_retransmitted"] is not None:
+        lines.append(f"Sent again {per}, by all programs of the nodes: {item['segments_retransmitted']:.3g} segments.")
+    counts = {
+        "ce_marked": "packets marked by congested queues (ECN)",
+        "queue_drops": "packets dropped in queues",
+        "nic_drops": "packets dropped by interfaces",
+        "pause_frames": "pause frames",
+        "cnp_sent": "congestion notifications sent",
+        "cnp_handled": "congestion notifications handled",
+    }
+    known = [f"{item[name]:.3g} {words}" for name, words in counts.items() if item.get(name)]
+    none = [words for name, words in counts.items() if item.get(name) == 0]
+    if known:
+        lines.append(f"Also {per}: {', '.join(known)}.")
+    if none:
+        lines.append(f"None: {', '.join(none)}.")
+    if item["queue_backlog_bytes"] is not None:
+        lines.append(f"The largest backlog seen in a queue is {format_size(item['queue_backlog_bytes'])}.")
+    return lines
+
+
+def _nodes(data: dict[str, Any]) -> list[str]:
+    rows = []
+    for node in data["nodes"]:
+        cores = [node[f"cpu_{name}_cores"] for name in ("busy", "job", "other")]
+        error = node["clock_error_s"]
+        reference = node["clock_reference"] == node["node"]
+        clock = _NO_VALUE if error is None else "reference" if reference else f"± {format_duration(error)}"
+        gpu = node["gpu_utilization_pct"]
+        shown = ["-" if value is None else f"{value:.2f}" for value in cores]
+        total = "-" if node["cpus"] is None else str(node["cpus"])
+        rows.append([node["node"], total, *shown, "-" if gpu is None else f"{gpu:.0f} %", clock])
+    heads = ["node", "processors", "busy", "for the job", "for others", "GPU", "clock error"]
+    return table(heads, rows) if rows else []
+
+
+def _nccl(data: dict[str, Any]) -> list[str]:
+    lines = []
+    for item in data["nccl"]:
+        via = ", ".join(f"{one['name']} ({one['network']})" for one in item["interfaces"]) or "no interface named"
+        rank = "" if item["rank"] is None else f"rank {item['rank']} of {item['ranks']}, "
+        version = item["version"] or "version not said"
+        lines.append(f"{item['host']}: {rank}{version}, network {item['network'] or '-'}, {via}")
+        lines += [f"  ring {number}: {' '.join(map(str, ring))}" for number, ring in enumerate(item["rings"][:2])]
+        lines += [f"  NCCL warns: {text}" for text in item["warnings"][:3]]
+    return lines
+
+
+def _not_collected(data: dict[str, Any]) -> list[str]:
+    """One line a reason."""
+    by_reason: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for item in data["not_collected"]:
+        key = (item["why"].rstrip("."), item["remedy"].rstrip("."), item["state"], tuple(item["nodes"]))
+        by_reason.setdefault(key, []).append(item["what"])
+    lines = []
+    for (why, remedy, state, nodes), what in by_reason.items():
+        some = 0 < len(nodes) < len(data["run"]["nodes"])
+        where = f" on {', '.join(nodes)}" if some else ""
+        how = "" if state in ("absent", "unavailable") else f" ({state})"
+        lines.append(f"{', '.join(dict.fromkeys(what))}{where}{how}: {why}{f' ({remedy})' if remedy else ''}")
+    return lines
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of text: the first to the left, the others to the right."""
+    widths = [max(len(row[place]) for row in [heads, *rows]) for place in range(len(heads))]
+    return [
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [heads, *rows]
+    ]

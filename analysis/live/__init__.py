@@ -1,0 +1,1 @@
+"""The live view of a run directory that is being written."""

@@ -1,0 +1,217 @@
+"""TCP flows of all nodes: who sends to whom, how fast, and whether it is the job's traffic.
+
+A connection is two flows. A flow is told by the socket that sends it; where only the receiver's node is recorded, by
+the receiver, and then without the sender's round trip, window and retransmissions.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ringtap.analysis.live.series import Keyed
+from ringtap.analysis.live.tail import Record
+
+Traffic = Literal["training", "cross", "other"]
+
+_IPV6 = 10
+_CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
+# where iperf3 and ringtap's own receiver listen unless told otherwise
+_CROSS_PORTS = frozenset((5201, 5001))
+_MOST_OWNERS = 50_000
+
+End = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One direction of a TCP connection over about the last second.
+
+    Attributes:
+        traffic: the job's, cross traffic, or other.
+        source: node (or address) and port of the sender.
+        destination: the same of the receiver.
+        rate_bps: payload without retransmissions.
+        retransmissions_per_s: segments; None where only the receiver is recorded, as all below.
+        rtt_s: smoothed round trip.
+        cwnd_segments: congestion window.
+        delivery_bps: delivery rate as the kernel estimates it.
+        queued_bytes: written by the program and not yet sent.
+        rank: rank of the process whose socket tells of the flow.
+        command: its command line.
+    """
+
+    traffic: Traffic
+    source: str
+    destination: str
+    rate_bps: float
+    retransmissions_per_s: float | None = None
+    rtt_s: float | None = None
+    cwnd_segments: int | None = None
+    delivery_bps: float | None = None
+    queued_bytes: int | None = None
+    rank: int | None = None
+    command: str = ""
+
+
+class Owners:
+    """Whose sockets they are: sockets/owners.jsonl and host/processes.jsonl of a node; bounded, the oldest go first."""
+
+    def __init__(self) -> None:
+        self._by_inode: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self.processes: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self.jobs: frozenset[int] = frozenset()
+
+    def add_owner(self, item: dict[str, Any]) -> None:
+        """Take in a line of owners.jsonl."""
+        _put(self._by_inode, item.get("inode"), item)
+
+    def add_process(self, item: dict[str, Any]) -> None:
+        """Take in a line of processes.jsonl."""
+        _put(self.processes, item.get("pid"), item)
+
+    def of(self, inode: int) -> dict[str, Any]:
+        """What is known of a socket's owner; empty where nothing is."""
+        return self._by_inode.get(inode, {})
+
+    def traffic(self, inode: int) -> Traffic | None:
+        """What a socket carries, by its owner; None where the owner is not known."""
+        owner = self.of(inode)
+        if not owner:
+            return None
+        command = str(owner.get("command") or "")
+        if owner.get("rank") is not None or self._of_job(owner.get("pid")):
+            return "training"
+        return "cross" if _CROSS_COMMAND.search(command) else "other"
+
+    def _of_job(self, pid: Any) -> bool:
+        for _ in range(32):  # as deep as any launcher
+            if pid in self.jobs:
+                return True
+            process = self.processes.get(pid)
+            if process is None:
+                return False
+            if process.get("rank") is not None:
+                return True
+            pid = process.get("parent")
+        return False
+
+
+def _put(into: OrderedDict[int, dict[str, Any]], key: Any, item: dict[str, Any]) -> None:
+    if isinstance(key, int):
+        into[key] = item
+        into.move_to_end(key)
+        while len(into) > _MOST_OWNERS:
+            into.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class _Socket:
+    """A socket of one sample, as far as a flow needs it."""
+
+    node: str
+    key: Any
+    here: End
+    there: End
+    inode: int
+    owner: Traffic | None
+
+
+def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Flow]:
+    """Flows that moved within the last second, the fastest first.
+
+    Args:
+        sockets: what is known of each node's sockets.
+        owners: whose they are, by the same nodes.
+    """
+    found: list[_Socket] = []
+    homes: dict[str, str] = {}
+    for node, series in sockets.items():
+        for key in series.active():
+            socket = _socket(node, key, series, owners[node])
+            found.append(socket)
+            homes.setdefault(socket.here[0], node)
+    by_ends = {(socket.here, socket.there): socket for socket in found}
+    names = homes if len(sockets) > 1 else {}
+    rows: list[Flow] = []
+    for socket in found:
+        other_end = by_ends.get((socket.there, socket.here))
+        traffic = socket.owner or (other_end.owner if other_end else None) or _by_port(socket)
+        told = (traffic, sockets[socket.node], owners[socket.node].of(socket.inode), names)
+        rows += _sent(socket, *told)
+        if other_end is None:
+            rows += _received(socket, *told)
+    return sorted(rows, key=lambda flow: -flow.rate_bps)
+
+
+def _socket(node: str, key: Any, series: Keyed, owners: Owners) -> _Socket:
+    assert series.layout is not None
+    record, at = series.latest[key], series.layout.index
+    local = _end(node, record, at["family"], at["source"], at["sport"])
+    remote = _end(node, record, at["family"], at["destination"], at["dport"])
+    inode = int(record[at["inode"]])
+    return _Socket(node, key, local, remote, inode, owners.traffic(inode))
+
+
+def _end(node: str, record: Record, family: int, address: int, port: int) -> End:
+    """Address and port; a loopback address is its node's own."""
+    packed: bytes = record[address]
+    parsed: ipaddress.IPv4Address | ipaddress.IPv6Address
+    if record[family] == _IPV6:
+        six = ipaddress.IPv6Address(packed)
+        parsed = six.ipv4_mapped or six
+    else:
+        parsed = ipaddress.IPv4Address(packed[:4])
+    text = f"{node}/{parsed}" if parsed.is_loopback else str(parsed)
+    return text, int.from_bytes(record[port], "big")
+
+
+def _by_port(socket: _Socket) -> Traffic:
+    """What a socket carries of which neither end's owner is known: the collector does not see who listens."""
+    return "cross" if _CROSS_PORTS & {socket.there[1], socket.here[1]} else "other"
+
+
+def _sent(
+    socket: _Socket, traffic: Traffic, series: Keyed, owner: Mapping[str, Any], names: Mapping[str, str]
+) -> list[Flow]:
+    sent = series.rate(socket.key, "bytes_acked")
+    retransmissions = series.rate(socket.key, "total_retrans")
+    if sent is None or (sent <= 0 and not retransmissions):
+        return []
+    rtt_us, cwnd = series.value(socket.key, "rtt_us"), series.value(socket.key, "snd_cwnd")
+    delivery, queued = series.value(socket.key, "delivery_rate_bytes_per_s"), series.value(socket.key, "notsent_bytes")
+    flow = Flow(
+        traffic,
+        _named(socket.here, names),
+        _named(socket.there, names),
+        sent * 8,
+        retransmissions,
+        None if rtt_us is None else rtt_us / 1e6,
+        None if cwnd is None else int(cwnd),
+        None if delivery is None else delivery * 8,
+        None if queued is None else int(queued),
+        owner.get("rank"),
+        str(owner.get("command") or ""),
+    )
+    return [flow]
+
+
+def _received(
+    socket: _Socket, traffic: Traffic, series: Keyed, owner: Mapping[str, Any], names: Mapping[str, str]
+) -> list[Flow]:
+    received = series.rate(socket.key, "bytes_received")
+    if not received:
+        return []
+    ends = _named(socket.there, names), _named(socket.here, names)
+    return [Flow(traffic, *ends, received * 8, rank=owner.get("rank"), command=str(owner.get("command") or ""))]
+
+
+def _named(end: End, names: Mapping[str, str]) -> str:
+    """Node and port where the node of an address is known, else address and port."""
+    node, slash, address = end[0].partition("/")
+    name = names.get(end[0]) or (address if slash else node)
+    return f"[{name}]:{end[1]}" if ":" in name else f"{name}:{end[1]}"

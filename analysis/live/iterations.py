@@ -1,0 +1,206 @@
+"""Iterations of the job, from the step records of its ranks as they come in.
+
+Iteration i ends when the last rank has ended its i-th step of the optimizer that stepped first; ``ringtap.step()``
+marks count instead at a rank that has any (docs/run-directory.md).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ringtap.analysis.live.series import Layout
+from ringtap.analysis.live.tail import Record
+from ringtap.records import RecordFile
+
+STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
+MOST_KEPT = 600
+_KEPT_IN_ALL = 60_000
+_LEAST_KEPT = 120
+_MARK = 2
+_SKIPPED = 1
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration.
+
+    Attributes:
+        number: the step's number, from 0.
+        end_ns: when the last rank ended it, CLOCK_REALTIME of the reference node.
+        seconds: time since the end of the iteration before.
+        slowest_rank: the rank that ended it last.
+        lag_s: how much later than the first rank.
+        skipped: the optimizer's step was skipped (AMP).
+    """
+
+    number: int
+    end_ns: int
+    seconds: float
+    slowest_rank: int
+    lag_s: float
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class IterationStats:
+    """The iteration time over the last iterations.
+
+    Attributes:
+        history: the last iterations in order.
+        last_s: the last one; None before the second step.
+        median_s: of ``over`` iterations.
+        p99_s: of the same.
+        over: number of iterations the two are taken over.
+        slowest_rank: the rank that was most often last in them; None with one rank.
+        slowest_share: in which part of them it was.
+        ranks: ranks whose steps were seen.
+        world_size: ranks the job has, as it says itself; 0 where it does not.
+        restarts: how often the job's ranks began anew.
+    """
+
+    history: tuple[Iteration, ...] = ()
+    last_s: float | None = None
+    median_s: float | None = None
+    p99_s: float | None = None
+    over: int = 0
+    slowest_rank: int | None = None
+    slowest_share: float = 0.0
+    ranks: int = 0
+    world_size: int = 0
+    restarts: int = 0
+
+
+class RankSteps:
+    """The last steps of one process of one rank.
+
+    Args:
+        node: the node it runs on.
+        rank: its rank.
+        pid: its process.
+        file: the record file's header.
+        to_reference: puts a time of its node on the reference node's clock.
+    """
+
+    def __init__(self, node: str, rank: int, pid: int, file: RecordFile, to_reference: Callable[[int], int]) -> None:
+        self.node, self.rank, self.pid = node, rank, pid
+        self.world_size = int(file.about.get("world_size") or 0)
+        self.ends: deque[tuple[int, int, bool]] = deque(maxlen=MOST_KEPT)
+        self.samples = 0
+        self.last_end_ns = 0
+        self.last_step_s: float | None = None
+        self.generation = 0
+        self.compute: dict[str, float | None] = {}
+        self._marks = False
+        self._optimizer: int | None = None
+        self._to_reference = to_reference
+        self.layout = Layout(file)
+
+    def feed(self, batch: Iterable[Record]) -> None:
+        """Take in step records."""
+        at = self.layout.index
+        step, optimizer, end, kind = at["step"], at["optimizer"], at["end_ns"], at.get("kind")
+        for record in batch:
+            self.samples += 1
+            what = record[kind] if kind is not None else 0
+            if what == _MARK and not self._marks:
+                self._marks = True
+                self.ends.clear()
+            if self._marks != (what == _MARK):
+                continue
+            if not self._marks:
+                if self._optimizer is None or record[optimizer] < self._optimizer:
+                    self._optimizer = record[optimizer]  # numbered in the order of their first steps
+                    self.ends.clear()
+                if record[optimizer] != self._optimizer:
+                    continue
+            if self.ends:
+                self.last_step_s = (record[end] - self.last_end_ns) / 1e9
+            self.last_end_ns = record[end]
+            self.ends.append((record[step], self._to_reference(record[end]), what == _SKIPPED))
+
+
+def ddp_times(layout: Layout, record: Record) -> dict[str, float | None]:
+    """DDP's own times of an iteration, in seconds; None where DDP does not know, which it writes as 0."""
+    names = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
+    return {name: record[layout.index[name]] / 1e9 or None for name in names if name in layout.index}
+
+
+def number_generations(files: list[RankSteps], first_ns: dict[int, int]) -> None:
+    """Number the processes of each rank in order of their first step: 0 for the first, 1 for the one after it.
+
+    Args:
+        files: all processes.
+        first_ns: start of the first step, by the id() of the file.
+    """
+    started: Counter[int] = Counter()
+    for file in sorted(files, key=lambda file: first_ns.get(id(file), 0)):
+        file.generation = started[file.rank]
+        started[file.rank] += 1
+
+
+def join(files: list[RankSteps], over: int = 100) -> IterationStats:
+    """Join the ranks' steps into iterations.
+
+    Args:
+        files: all processes of all ranks.
+        over: iterations that the median and the 99th percentile are taken over.
+    """
+    if not files:
+        return IterationStats()
+    newest = max(file.generation for file in files)
+    current = [file for file in files if file.generation == newest]
+    history = _iterations(current)
+    if len(history) < 2 and newest > 0:  # begun anew a moment ago: show what was until it has gone on
+        history = _iterations([file for file in files if file.generation == newest - 1])
+    recent = history[-over:]
+    times = sorted(iteration.seconds for iteration in recent)
+    slowest = Counter(iteration.slowest_rank for iteration in recent).most_common(1)
+    several = len({file.rank for file in files}) > 1 and slowest
+    return IterationStats(
+        history=tuple(history),
+        last_s=history[-1].seconds if history else None,
+        median_s=quantile(times, 0.5),
+        p99_s=quantile(times, 0.99),
+        over=len(times),
+        slowest_rank=slowest[0][0] if several else None,
+        slowest_share=slowest[0][1] / len(recent) if several else 0.0,
+        ranks=len({file.rank for file in files}),
+        world_size=max(file.world_size for file in files),
+        restarts=newest,
+    )
+
+
+def _iterations(files: list[RankSteps]) -> list[Iteration]:
+    """Iterations that every one of these ranks has ended, in order."""
+    keep = max(_LEAST_KEPT, min(MOST_KEPT, _KEPT_IN_ALL // len(files)))
+    ended: dict[int, list[tuple[int, int, bool]]] = {}
+    for file in files:
+        for step, end_ns, skipped in list(file.ends)[-keep:]:
+            ended.setdefault(step, []).append((end_ns, file.rank, skipped))
+    iterations = []
+    before: tuple[int, int] | None = None
+    for step in sorted(ended):
+        ends = ended[step]
+        if len(ends) < len(files):
+            continue
+        end_ns, rank, _ = max(ends)
+        if before and before[0] == step - 1:
+            lag_s = (end_ns - min(ends)[0]) / 1e9
+            skipped = any(end[2] for end in ends)
+            iterations.append(Iteration(step, end_ns, (end_ns - before[1]) / 1e9, rank, lag_s, skipped))
+        before = (step, end_ns)
+    return iterations
+
+
+def quantile(ordered: list[float], share: float) -> float | None:
+    """The value of ordered ones that at least this share of them does not exceed; None of none."""
+    if not ordered:
+        return None
+    if share == 0.5:
+        middle = len(ordered) // 2
+        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

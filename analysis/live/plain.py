@@ -1,0 +1,94 @@
+"""The view without a terminal: one line a second, ``key=value``, for pipes, logs and small screens."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from ringtap.analysis.live.snapshot import Snapshot
+
+
+def line_of(snapshot: Snapshot) -> str:
+    """One line: always the same keys in the same order; ``-`` where something is not recorded."""
+    iterations = snapshot.iterations
+    last = iterations.history[-1] if iterations.history else None
+    nics = [nic for nic in snapshot.nics if nic.name != "lo"]
+    flow_bps = {
+        kind: sum(flow.rate_bps for flow in snapshot.flows if flow.traffic == kind) / 1e9
+        for kind in ("training", "cross", "other")
+    }
+    silent = [node.age_s for node in snapshot.nodes if node.age_s is not None]
+    states = [collector for collector in snapshot.collectors if collector.health != "good"]
+    values = {
+        "time": time.strftime("%H:%M:%S", time.localtime(snapshot.t_ns / 1e9)),
+        "status": snapshot.status,
+        "iteration": str(last.number) if last else "-",
+        "iteration_s": _number(iterations.last_s, 4),
+        "median_s": _number(iterations.median_s, 4),
+        "p99_s": _number(iterations.p99_s, 4),
+        "slowest_rank": "-" if iterations.slowest_rank is None else str(iterations.slowest_rank),
+        "tx_gbps": _number(_total([nic.tx_bps for nic in nics], 1e9), 4),
+        "rx_gbps": _number(_total([nic.rx_bps for nic in nics], 1e9), 4),
+        "training_gbps": _number(flow_bps["training"], 4) if snapshot.sockets is not None else "-",
+        "cross_gbps": _number(flow_bps["cross"], 4) if snapshot.sockets is not None else "-",
+        "nic_drops_per_s": _number(_total([nic.drops_per_s for nic in nics]), 0),
+        "queue_bytes": _number(_total([queue.backlog_bytes for queue in snapshot.queues]), 0),
+        "queue_drops_per_s": _number(_total([queue.drops_per_s for queue in snapshot.queues]), 0),
+        "retransmissions_per_s": _number(_total([host.retransmissions_per_s for host in snapshot.hosts]), 0),
+        "cpu_share": _number(_cpu_share(snapshot), 2),
+        "sample_age_s": _number(max(silent) if silent else None, 1),
+        "not_ok": ",".join(sorted({f"{collector.name}:{collector.state}" for collector in states})) or "-",
+    }
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _total(numbers: list[float | None], unit: float = 1) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) / unit if known else None
+
+
+def _cpu_share(snapshot: Snapshot) -> float | None:
+    cores = [core for host in snapshot.hosts for core in host.cores]
+    return sum(cores) / len(cores) if cores else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def follow_plain(take: Callable[[], Snapshot], out: TextIO, every_s: float = 1.0) -> Snapshot:
+    """Print a line a second until the run ends.
+
+    Args:
+        take: gives a new snapshot.
+        out: where to.
+        every_s: seconds between lines.
+
+    Returns:
+        The last snapshot.
+
+    Raises:
+        KeyboardInterrupt: the user ended it.
+        BrokenPipeError: the reader of the pipe went away.
+    """
+    due_s = time.monotonic()
+    while True:
+        snapshot = take()
+        print(line_of(snapshot), file=out, flush=True)
+        if snapshot.ended:
+            return snapshot
+        due_s = max(due_s + every_s, time.monotonic())
+        time.sleep(due_s - time.monotonic() if due_s > time.monotonic() else 0)
+
+
+def say_next(snapshot: Snapshot | None, path: str) -> None:
+    """After the view, on standard error: how the run stands, and what to type next."""
+    if snapshot is None:
+        return
+    if snapshot.ended:
+        why = f": {snapshot.why}" if snapshot.why else ""
+        print(f"The run is {snapshot.status}{why}. Next: ringtap analyze {path}", file=sys.stderr)
+    else:
+        print(f"The recording goes on. To come back: ringtap live {path}", file=sys.stderr)

@@ -1,0 +1,139 @@
+"""Bytes of a real DDP job by the join: against equation 3.1, and sockets, counters and packets against each other."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from ringtap.agents.lab.topology import LabSpec
+from ringtap.agents.lab.up import Lab
+from ringtap.analysis.demand import demand
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+RINGTAP = [sys.executable, "-m", "ringtap.cli"]
+SCALE_MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "scale_model.py")
+PARAMETERS, ITERATIONS = 1_383_574, 60
+COLLECT = ["--every", "10ms", "--collect", "default,packets"]
+# gloo puts 48 bytes before each of its messages (gloo/transport/tcp/pair.h: Op::preamble)
+GLOO_MESSAGE_BYTES = 48
+
+
+def analyze(run: Path) -> dict[str, Any]:
+    found = subprocess.run(
+        [*RINGTAP, "analyze", str(run), "--json"], capture_output=True, text=True, check=True, timeout=120
+    )
+    print(subprocess.run([*RINGTAP, "analyze", str(run)], capture_output=True, text=True, check=True).stdout)
+    data: dict[str, Any] = json.loads(found.stdout)
+    return data
+
+
+def check_demand(data: dict[str, Any], workers: int) -> None:
+    """Within 1 % of equation 3.1, from above: what is more are gloo's own headers."""
+    asked = demand(PARAMETERS, workers).worker_bytes
+    assert data["demand"]["expected_bytes"] == pytest.approx(asked)
+    assert data["demand"]["sent_bytes"] == pytest.approx(asked, rel=0.01)
+    assert all(row["sent_bytes"] == pytest.approx(asked, rel=0.01) for row in data["ranks_table"])
+
+
+def check_sides(data: dict[str, Any], nodes: set[str], path: str) -> None:
+    """Packets and interface counters within 2 % of the sockets."""
+    wires = [wire for wire in data["wires"] if wire["path"] == path and wire["node"] in nodes]
+    assert {wire["node"] for wire in wires} == nodes
+    for wire in wires:
+        assert abs(wire["nic_difference"]) < 0.02, wire
+        assert abs(wire["packets_difference"]) < 0.02, wire
+        assert 0 < wire["overhead_share"] < 0.1, wire
+    moved = data["bytes"]["classes"]["training"]
+    assert abs(moved["difference"]) < 0.02, moved
+
+
+def test_two_ranks_over_loopback(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCALE_MODEL]
+    job += ["--parameters", str(PARAMETERS), "--iterations", str(ITERATIONS), "--compute-s", "0.1"]
+    command = [*RINGTAP, "run", *COLLECT, "--interface", "lo", "-o", str(run), "--", *job]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    data = analyze(run)
+    assert (data["iterations"]["count"], data["run"]["ranks"]) == (ITERATIONS, 2)
+    check_demand(data, 2)
+    nodes = set(data["run"]["nodes"])
+    check_sides(data, nodes, "loopback")
+    check_packets_iteration_by_iteration(run)
+    # who talks to whom
+    between = [flow for flow in data["flows_table"] if flow["why"] == "rank to rank"]
+    assert {(flow["from_rank"], flow["to_rank"]) for flow in between} == {(0, 1), (1, 0)}
+
+
+def check_packets_iteration_by_iteration(run: Path) -> None:
+    """Packets have no sampling: an iteration's payload is the gradients and gloo's headers, but for what is resent."""
+    table = pd.read_parquet(run / "derived" / "iterations.parquet")
+    table = table[~table["warm_up"] & (table["retransmissions"] == 0)]
+    beyond = (table["packet_training_bytes"] - 2 * demand(PARAMETERS, 2).worker_bytes).median()
+    assert 0 < beyond < 0.005 * 2 * demand(PARAMETERS, 2).worker_bytes
+    assert beyond % GLOO_MESSAGE_BYTES == 0
+
+
+def test_three_ranks_on_three_hosts_under_cross_traffic(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    spec = LabSpec("joined", ("S0", "S1", "S2"), 250_000_000)
+    with Lab(spec, verify=False):
+        started: list[subprocess.Popen[str]] = []
+
+        def start(host: str, *command: str, **more: str) -> "subprocess.Popen[str]":
+            enter = [sys.executable, "-m", "ringtap.agents.lab.enter", "joined", host, *command]
+            output = (tmp_path / f"{host}-{len(started)}.txt").open("w")
+            process = subprocess.Popen(enter, stdout=output, stderr=subprocess.STDOUT, text=True, env=os.environ | more)
+            output.close()
+            started.append(process)
+            return process
+
+        try:
+            start("S0", *RINGTAP, "traffic", "serve", "--bind", f"{spec.cross_ip('S0')}:5001", "--token", "t")
+            plan = tmp_path / "flows.plan"
+            load = ["--kind", "consistent", "--load", "20mbit", "--duration", "40s", "--scale", "100"]
+            load += ["--to", f"{spec.cross_ip('S0')}:5001"]
+            subprocess.run([*RINGTAP, "traffic", "plan", *load, "-o", str(plan)], check=True, capture_output=True)
+            jobs = [start_rank(start, spec, rank, run) for rank in range(3)]
+            wait_for_steps(run)
+            sender = ["--source", spec.cross_ip("S1"), "--token", "t"]
+            start("S1", *RINGTAP, "traffic", "send", str(plan), *sender)
+            for job in jobs:
+                assert job.wait(120) == 0, [path.read_text()[-2000:] for path in tmp_path.glob("*.txt")]
+        finally:
+            for process in reversed(started):
+                process.terminate()
+                process.wait(20)
+    data = analyze(run)
+    assert (data["iterations"]["count"], data["run"]["ranks"]) == (ITERATIONS, 3)
+    check_demand(data, 3)
+    check_sides(data, {"S0", "S1", "S2"}, "network")
+    assert data["bytes"]["classes"]["cross"]["sockets"] > 100_000
+    between = [flow for flow in data["flows_table"] if flow["why"] == "rank to rank" and flow["payload_bytes"] > 1e6]
+    assert {flow["measured_at"] for flow in between} == {"sender"}
+    assert not any(flow["local"] for flow in between)
+
+
+def start_rank(start: Any, spec: LabSpec, rank: int, run: Path) -> "subprocess.Popen[str]":
+    """One rank as a launcher would start it: its environment says who it is."""
+    host = spec.hosts[rank]
+    job = [sys.executable, SCALE_MODEL, "--parameters", str(PARAMETERS), "--iterations", str(ITERATIONS)]
+    where = ["-o", str(run)] if rank == 0 else ["--join", str(run)]
+    environment = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    environment |= {"MASTER_ADDR": spec.training_ip("S0"), "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": "eth0"}
+    command = [*RINGTAP, "run", *COLLECT, "--interface", "eth0", *where, "--node", host, "--", *job]
+    found: subprocess.Popen[str] = start(host, *command, **environment)
+    return found
+
+
+def wait_for_steps(run: Path) -> None:
+    end_s = time.monotonic() + 60
+    while not any(run.glob("nodes/*/steps/*.rec")):
+        assert time.monotonic() < end_s, "no rank stepped"
+        time.sleep(0.1)

@@ -1,0 +1,123 @@
+import json
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from ringtap.analysis.job import derived, open_job
+from ringtap.analysis.job.summary import summarize
+from ringtap.analysis.job.words import describe
+from ringtap.cli import main
+from ringtap.rundir import RunDirectory, write_json
+from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=8))
+    return tmp_path / "job"
+
+
+def test_text_tables_and_json_say_the_same(run, capsys):
+    assert main(["analyze", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "2 ranks on 2 nodes, 8 iterations in" in text
+    assert f"Wrote {run / 'derived'}" in text
+    assert main(["analyze", str(run), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["iterations_table"]) == 8
+    assert {row["rank"] for row in data["ranks_table"]} == {0, 1}
+    table = pd.read_parquet(run / "derived" / "iterations.parquet")
+    pd.testing.assert_frame_equal(table, open_job(run).iterations)
+    assert data["iterations_table"][3]["training_bytes"] == table["training_bytes"][3]
+    for name in derived.TABLES:
+        assert len(pd.read_parquet(run / "derived" / f"{name}.parquet")) == len(getattr(open_job(run), name))
+
+
+def test_fresh_tables_are_read_and_stale_ones_made_again(run, capsys):
+    main(["analyze", str(run)])
+    first = (run / "derived" / "iterations.parquet").stat().st_mtime_ns
+    capsys.readouterr()
+    main(["analyze", str(run)])
+    assert "Tables are in" in capsys.readouterr().out
+    assert (run / "derived" / "iterations.parquet").stat().st_mtime_ns == first
+    (run / "marks.jsonl").write_text(json.dumps({"t_ns": START_NS + 1050 * MS, "text": "here"}) + "\n")
+    main(["analyze", str(run)])
+    text = capsys.readouterr().out
+    assert "Wrote" in text
+    assert "1.0 s  here" in text
+    assert (run / "derived" / "iterations.parquet").stat().st_mtime_ns > first
+
+
+def test_another_folder_may_be_named(run, tmp_path, capsys):
+    assert main(["analyze", str(run), "-o", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "flows.parquet").is_file()
+    assert not (run / "derived").exists()
+    (tmp_path / "file").write_text("")
+    assert main(["analyze", str(run), "-o", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(run, capsys):
+    (run / "derived").write_text("in the way")
+    assert main(["analyze", str(run)]) == 0
+    found = capsys.readouterr()
+    assert "no tables are kept" in found.err
+    assert "No tables were written" in found.out
+
+
+def test_without_pyarrow_the_text_is_there_all_the_same(run):
+    code = "import sys; sys.modules['pyarrow'] = None; from ringtap.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "analyze", str(run), "--json"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert "pyarrow" in found.stderr
+    assert len(json.loads(found.stdout)["iterations_table"]) == 8
+
+
+def test_a_summary_that_was_cut_off_is_made_again(run):
+    main(["analyze", str(run)])
+    sources = derived.fingerprint(run)
+    assert derived.is_fresh(run / "derived", sources)
+    (run / "derived" / "flows.parquet").unlink()
+    assert not derived.is_fresh(run / "derived", sources)
+    (run / "derived" / "sources.json").write_text("{")
+    assert not derived.is_fresh(run / "derived", sources)
+
+
+def test_wrong_directories_are_answered_in_a_sentence(tmp_path, capsys):
+    assert main(["analyze", str(tmp_path)]) == 2
+    assert "is no run directory" in capsys.readouterr().err
+    RunDirectory.create(tmp_path / "new", "job", [], 1)
+    info = json.loads((tmp_path / "new" / "run.json").read_text())
+    write_json(tmp_path / "new" / "run.json", info | {"schema": 99})
+    assert main(["analyze", str(tmp_path / "new")]) == 2
+    assert "upgrade" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cut", [None, 0, 37, 0.7])
+def test_every_file_may_be_missing_or_cut_anywhere(tmp_path, cut):
+    """Whatever a killed agent leaves behind is analysed, or refused in a sentence; never a traceback."""
+    write_ddp_job(tmp_path / "job", Truth(iterations=3, every_ms=50))
+    files = [path for path in (tmp_path / "job").rglob("*") if path.is_file() and path.name not in ("run.json", "DONE")]
+    assert len(files) == 16
+    for path in files:
+        kept = path.read_bytes()
+        if cut is None:
+            path.unlink()
+        else:
+            os.truncate(path, min(cut, len(kept)) if cut != 0.7 else int(len(kept) * 0.7))
+        data = summarize(open_job(tmp_path / "job"))
+        json.dumps(data, allow_nan=False)
+        assert describe(data)
+        path.write_bytes(kept)
+
+
+def test_nodes_without_any_log_are_said(run, capsys):
+    node = Node(RunDirectory.open(run), "n9")
+    (node.path / "log").mkdir()
+    assert main(["analyze", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "partial: n9: its agent was ended before it had written everything" in text

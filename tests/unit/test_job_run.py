@@ -1,0 +1,306 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ringtap.analysis.job import open_job
+from ringtap.analysis.job.summary import summarize
+from ringtap.analysis.job.words import describe
+from ringtap.errors import UsageError
+from ringtap.rundir import RunDirectory, write_json
+from tests.gold.analysis_sweep import write_sweep
+from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "job"
+    truth = write_ddp_job(path, Truth())
+    return open_job(path), truth
+
+
+def test_iterations_are_on_the_reference_clock(job):
+    found, truth = job
+    table = found.iterations
+    assert len(table) == truth.iterations
+    assert table["iteration_s"].to_numpy() == pytest.approx(truth.iteration_ms / 1000, abs=1e-9)
+    assert table["end_ns"].iloc[0] == START_NS + (50 + truth.iteration_ms) * MS
+    assert table["warm_up"].tolist() == [True, True] + [False] * (truth.iterations - 2)
+
+
+def test_phases_are_those_of_the_job(job):
+    found, truth = job
+    row = found.iterations.iloc[5]
+    assert row["compute_s"] == pytest.approx(0.130)
+    # rank 0 was ready 30 ms earlier and waited for rank 1
+    assert row["exposed_least_s"] == pytest.approx(truth.network_ms / 1000)
+    assert row["exposed_s"] == pytest.approx((0.020 + 0.050) / 2)
+    assert row["overlap_s"] == pytest.approx(0.020)
+    ranks = found.rank_iterations
+    assert ranks[ranks["rank"] == 0]["communication_s"].to_numpy(float) == pytest.approx(0.070)
+    assert ranks["optimizer_s"].to_numpy(float) == pytest.approx(0.050)
+
+
+def test_bytes_of_each_class_are_those_of_the_job(job):
+    found, truth = job
+    table = found.iterations
+    assert table["training_bytes"].to_numpy(float) == pytest.approx(2 * truth.rank_bytes, rel=1e-3)
+    assert table["cross_bytes"].to_numpy(float) == pytest.approx(truth.cross_bytes, rel=1e-3)
+    assert (table["other_bytes"] == 0).all()  # what a socket had sent before the log began is history
+    assert table["packet_training_bytes"].isna().all()
+    assert table["retransmissions"].sum() == pytest.approx(truth.iterations * truth.rank_bytes // 1_000_000)
+
+
+def test_flows_know_both_ends(job):
+    found, truth = job
+    table = found.flows
+    ring = table[table["why"] == "rank to rank"]
+    assert sorted(zip(ring["from_rank"], ring["to_rank"], strict=True)) == [(0, 1), (0, 1), (1, 0), (1, 0)]
+    busy = ring[ring["payload_bytes"] > 0]
+    assert busy["bytes_per_iteration"].to_numpy(float) == pytest.approx(truth.rank_bytes, rel=1e-3)
+    assert not table["local"].any()
+    cross = table[table["class"] == "cross"].iloc[0]
+    assert (cross["from_node"], cross["to_node"], cross["why"]) == ("n0", "n1", "port of a traffic generator")
+
+
+def test_the_slowest_rank_is_found_and_explained(job):
+    data = summarize(job[0])["slowest"]
+    assert (data["rank"], data["iterations"], data["of"], data["stands_out"]) == (1, 18, 18, True)
+    assert data["by_s"] == pytest.approx(0.030, abs=1e-6)
+    assert [item["measure"] for item in data["differences"]] == ["compute_s"]
+    text = "\n".join(describe(summarize(job[0])))
+    assert "Rank 1 (node n1) is the slowest: its last gradient was ready last in 18 of 18 iterations, by 30 ms" in text
+    assert "compute (forward and backward pass) 130 ms, the others 100 ms" in text
+
+
+def test_demand_is_held_against_equation_3_1(job):
+    data = summarize(job[0])["demand"]
+    assert data["expected_bytes"] == 4_000_000
+    assert data["difference"] == pytest.approx(0, abs=1e-3)
+
+
+def test_sides_agree_and_name_the_overhead(job):
+    wires = {(wire["node"], wire["direction"]): wire for wire in summarize(job[0])["wires"]}
+    assert set(wires) == {("n0", "tx"), ("n0", "rx"), ("n1", "tx"), ("n1", "rx")}
+    assert all(abs(wire["nic_difference"]) < 1e-3 for wire in wires.values())
+    assert wires["n0", "tx"]["overhead_share"] == pytest.approx(66 / 1448, rel=0.01)
+
+
+@pytest.mark.parametrize("error_ns", [40_000_000, None])
+def test_clocks_that_are_worse_than_the_effect_are_said(tmp_path, error_ns):
+    truth = Truth(iterations=10, offsets_ns=(0, 0))
+    write_ddp_job(tmp_path / "job", truth)
+    if error_ns is None:
+        (tmp_path / "job/nodes/n1/clock/clock.json").unlink()
+    else:
+        fit = {"t0_ns": START_NS, "offset_ns": 0, "drift_ppm": 0, "error_ns": error_ns}
+        write_json(tmp_path / "job/nodes/n1/clock/clock.json", {"reference": "n0", "fit": fit})
+    data = summarize(open_job(tmp_path / "job"))
+    said = " ".join(data["warnings"])
+    if error_ns is None:
+        assert "clock offsets of n1 were not measured" in said
+    else:
+        assert "the clocks' error" in said
+        assert not data["slowest"]["certain"]
+        assert "Not certain: rank 1" in "\n".join(describe(data))
+
+
+def test_drift_and_steps_of_a_clock_are_taken_out(tmp_path):
+    truth = Truth(iterations=10, offsets_ns=(0, 0))
+    write_ddp_job(tmp_path / "job", truth, sockets=False)
+    path = tmp_path / "job/nodes/n1/clock/clock.json"
+    later = START_NS + 1_000 * MS
+    segments = [
+        {"from_ns": 0, "to_ns": later, "t0_ns": START_NS, "offset_ns": 0, "drift_ppm": 100.0, "error_ns": 5},
+        {"from_ns": later, "to_ns": later * 2, "t0_ns": later, "offset_ns": 7_000_000, "drift_ppm": 0.0, "error_ns": 9},
+    ]
+    write_json(path, {"reference": "n0", "fit": segments[0], "segments": segments, "steps": [{"step_ns": 7_000_000}]})
+    clock = open_job(tmp_path / "job").nodes["n1"].clock
+    times = START_NS + np.array([0, 500, 1500], np.int64) * MS
+    assert (times - clock.to_reference(times)).tolist() == [0, 50_000, 7_000_000]
+    assert clock.to_reference(clock.from_reference(times)).tolist() == times.tolist()
+    assert (clock.error_ns, clock.steps) == (9, 1)
+
+
+def test_accumulation_and_skipped_steps_are_flagged(tmp_path):
+    run = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    node = Node(run, "n0")
+    step = 100 * MS
+    # two optimizers, four backward passes an iteration, the third step of the first one skipped
+    records = []
+    for number in range(6):
+        end = START_NS + (number + 1) * step
+        kind = 1 if number == 3 else 0
+        records.append((number, 0, end - 5, end, 0, 0, kind, 3))
+        records.append((number, 1, end + 10, end + 20, 0, 0, 0, 1))
+    node.steps(0, records)
+    node.finish()
+    table = open_job(run.path).iterations
+    assert len(table) == 5
+    assert table["backwards"].tolist() == [4] * 5
+    assert table["skipped"].tolist() == [False, False, True, False, False]
+    assert table["compute_s"].isna().all()
+
+
+def test_marks_of_the_program_come_before_steps(tmp_path):
+    run = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    node = Node(run, "n0")
+    records = []
+    for number in range(8):
+        end = START_NS + number * 100 * MS
+        records.append((number, 0, end - 5, end, 0, 0, 0, 1))
+        if number % 2:
+            records.append((number // 2, -1, end + 7, end + 7, 0, 0, 2, 0))
+    node.steps(0, records)
+    table = open_job(run.path).iterations
+    assert table["iteration_s"].to_numpy() == pytest.approx([0.2] * 3)
+    assert table["backwards"].tolist() == [2] * 3
+
+
+def test_without_times_of_ddp_or_horovod_nothing_is_made_up(tmp_path):
+    truth = write_ddp_job(tmp_path / "job", Truth(), sockets=False)
+    for path in (tmp_path / "job").glob("nodes/*/steps/*.ddp.rec"):
+        path.unlink()
+    found = open_job(tmp_path / "job")
+    data = summarize(found)
+    assert len(found.iterations) == truth.iterations - 1  # nothing marks where the first begins
+    assert data["phases"]["source"] == "none"
+    assert data["phases"]["compute_s"] is None
+    assert "Compute and communication: not measured" in "\n".join(describe(data))
+    assert data["bytes"]["classes"]["training"]["sockets"] is None
+    json.dumps(data, allow_nan=False)
+
+
+def test_a_rank_restarted_begins_a_generation_and_gaps_do_not_count(tmp_path):
+    run = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    node = Node(run, "n0")
+    for generation, first_ns in enumerate((START_NS, START_NS + 60_000 * MS)):
+        records = [(n, 0, 0, first_ns + n * 100 * MS, 0, 0, 0, 1) for n in range(1, 5)]
+        records = [(*record[:2], record[3] - 5, *record[3:]) for record in records]
+        node.steps(0, records, pid=10 + generation)
+    table = open_job(run.path).iterations
+    assert table["generation"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert table["iteration_s"].to_numpy() == pytest.approx([0.1] * 6)
+
+
+def test_a_log_that_ends_early_leaves_missing_bytes_not_zeros(tmp_path):
+    truth = write_ddp_job(tmp_path / "job", Truth())
+    for name in ("sockets/sockets.rec", "nic/nic.rec"):
+        path = tmp_path / "job/nodes/n1" / name
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size // 2 + 1)
+    (tmp_path / "job/nodes/n1/DONE").unlink()
+    found = open_job(tmp_path / "job")
+    table = found.iterations
+    known = table["training_bytes"].notna().to_numpy()
+    assert 3 < known.sum() < truth.iterations - 3
+    assert table["training_bytes"][known].to_numpy(float) == pytest.approx(2 * truth.rank_bytes, rel=1e-3)
+    data = summarize(found)
+    assert data["run"]["status"] == "partial"
+    assert "n1: its agent was ended before" in data["run"]["why"]
+    assert any("torn" in warning for warning in data["warnings"])
+    assert any(f"cover {data['bytes']['iterations']} of 18 iterations" in warning for warning in data["warnings"])
+    json.dumps(data, allow_nan=False)
+
+
+def test_damaged_and_empty_logs_are_said_and_the_rest_is_read(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=5))
+    folder = tmp_path / "job/nodes/n0"
+    (folder / "sockets/sockets.rec").write_bytes(b"")
+    (folder / "nic/nic.rec").write_bytes(b"no header\n")
+    (folder / "clock/clock.json").write_text('{"fit": {"offset_ns": "x"}')
+    (folder / "node.json").write_text("{")
+    (folder / "sockets/owners.jsonl").write_text('{"inode": 1}\nhello\n{"ino')
+    data = summarize(open_job(tmp_path / "job"))
+    assert data["iterations"]["count"] == 5
+    said = " ".join(data["warnings"])
+    assert "n0/nic/nic.rec cannot be used" in said
+    assert "n0/node.json cannot be used" in said
+    json.dumps(data, allow_nan=False)
+    describe(data)
+
+
+def test_a_run_without_steps_is_one_recording(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=10))
+    for path in (tmp_path / "job").glob("nodes/*/steps/*"):
+        path.unlink()
+    found = open_job(tmp_path / "job")
+    data = summarize(found)
+    assert data["iterations"]["count"] == 0
+    assert data["bytes"]["per"] == "run"
+    assert data["bytes"]["classes"]["training"]["sockets"] == pytest.approx(10 * 8_000_000, rel=1e-3)
+    assert "of the whole recording" in "\n".join(describe(data))
+    assert len(found.wires) == 4
+    json.dumps(data, allow_nan=False)
+
+
+def test_an_empty_run_is_described_too(tmp_path):
+    run = RunDirectory.create(tmp_path / "job", "job", ["ringtap", "run"], 1)
+    data = summarize(open_job(run.path))
+    assert data["run"]["status"] == "running"
+    assert describe(data)
+    json.dumps(data, allow_nan=False)
+    run.node("n0")
+    assert "nothing" not in "\n".join(describe(summarize(open_job(run.path))))
+
+
+def test_what_was_not_collected_has_its_reason(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=5))
+    path = tmp_path / "job/nodes/n0/node.json"
+    item = json.loads(path.read_text())
+    item["collectors"] = {
+        "nic": {"state": "ok", "reason": "", "missed_samples": 3},
+        "gpu": {"state": "unavailable", "reason": "no NVML.", "remedy": "load a driver"},
+    }
+    write_json(path, item)
+    found = open_job(tmp_path / "job")
+    states = found.collectors.set_index(["node", "collector"])
+    assert states.loc[("n0", "gpu"), "state"] == "unavailable"
+    assert states.loc[("n1", "gpu"), "reason"] == "not asked for"
+    assert states.loc[("n0", "nic"), "missed_samples"] == 3
+    data = summarize(found)
+    text = "\n".join(describe(data))
+    assert "gpu on n0: no NVML (load a driver)" in text
+    assert "samples were missed (n0 nic 3)" in text
+
+
+def test_a_series_of_a_sweep_is_read_and_a_sweep_is_refused(tmp_path):
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent")])
+    with pytest.raises(UsageError, match="is a sweep: name one of its series"):
+        open_job(tmp_path / "sweep")
+    found = open_job(tmp_path / "sweep/series/vgg16-consistent-1")
+    data = summarize(found)
+    assert data["iterations"]["count"] > 100
+    assert data["bytes"]["classes"]["training"]["sockets"] is None
+    assert {wire["node"] for wire in data["wires"]} == {"S0", "switch"}
+    assert "sockets" in " ".join(describe(data))
+
+
+def test_slow_iterations_are_compared_with_usual_ones(tmp_path):
+    run = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    node = Node(run, "n0")
+    lengths = [300 if number % 20 == 10 else 100 for number in range(100)]
+    ends = START_NS + np.cumsum([50, *lengths]) * MS
+    node.steps(0, [(n, 0, int(end) - 5, int(end), 0, 0, 0, 1) for n, end in enumerate(ends)])
+    counted, rows = 0, []
+    for length, end in zip([50, *lengths], ends.tolist(), strict=True):
+        rows.append((end - length * MS, counted))
+        counted += 40 if length == 300 else 0
+    rows.append((int(ends[-1]), counted))
+    node.wide("ethtool/eth0.rec", {"rx_prio3_pause": "counter", "rx_prio3_pause_duration": "counter"},
+              [(*row, row[1] * 1000) for row in rows])  # fmt: skip
+    data = summarize(open_job(run.path))["slow_iterations"]
+    assert data["iterations"] == 5
+    assert data["mean_s"] == pytest.approx(0.3)
+    assert data["differences"] == [
+        {"measure": "pause_frames", "what": "pause frames", "unit": "", "here": 40.0, "others": 0.0}
+    ]
+
+
+def test_columns_have_types_that_can_be_missing(job):
+    found, _ = job
+    kinds = found.iterations.dtypes
+    assert kinds["training_bytes"] == pd.Float64Dtype()
+    assert kinds["slowest_rank"] == pd.Int64Dtype()
+    assert found.flows.dtypes["from_rank"] == pd.Int64Dtype()

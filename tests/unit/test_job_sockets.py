@@ -1,0 +1,258 @@
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtap.analysis.job import flows, open_job, sockets
+from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job.sockets import socket_log
+from ringtap.analysis.job.spread import Borders
+from ringtap.rundir import RunDirectory
+from tests.gold.job_run import MS, START_NS, Node, Socket, Truth, write_ddp_job
+
+
+def new_node(tmp_path, name="n0"):
+    path = tmp_path / "job"
+    run = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, "job", [], 1)
+    return Node(run, name)
+
+
+def grown(node, counter="bytes_acked"):
+    """Rows of (socket, begin in ms, end in ms, growth)."""
+    log = socket_log(NodeLogs(node.path))
+    rows = []
+    for part in log.growth():
+        for end, begin_ns, end_ns, amount in zip(
+            part.end, part.begin_ns, part.end_ns, part.amounts[counter], strict=True
+        ):
+            if amount:
+                rows.append((int(end), (begin_ns - START_NS) / MS, (end_ns - START_NS) / MS, amount))
+    return rows
+
+
+def one(cookie=1, port=1000, remote=("10.0.0.2", 2000), **counters):
+    return Socket(cookie, ("10.0.0.1", port), remote, counters)
+
+
+def test_history_does_not_count_and_a_new_socket_does(tmp_path):
+    node = new_node(tmp_path)
+    old, new = one(bytes_acked=500), one(2, 1001, bytes_acked=70)
+    records = [old.record(START_NS), new.record(START_NS + 30 * MS)]
+    node.sockets(records, 0.01, {})
+    assert grown(node) == [(1, 20.0, 30.0, 70.0)]
+
+
+def test_growth_belongs_to_the_last_period_of_a_pause(tmp_path):
+    node = new_node(tmp_path)
+    socket = one()
+    records = []
+    for t_ms, sent in ((0, 0), (10, 100), (500, 300), (510, 350)):
+        socket.counters["bytes_acked"] = sent
+        records.append(socket.record(START_NS + t_ms * MS))
+    node.sockets(records, 0.01, {})
+    assert grown(node) == [(0, 0.0, 10.0, 100.0), (0, 490.0, 500.0, 200.0), (0, 500.0, 510.0, 50.0)]
+
+
+def test_a_late_sample_spreads_growth_over_the_real_gap(tmp_path):
+    node = new_node(tmp_path)
+    socket, other = one(), one(2, 1001)
+    records = []
+    for t_ms, sent in ((0, 0), (10, 100), (28, 300)):
+        socket.counters["bytes_acked"] = other.counters["bytes_acked"] = sent
+        # the two families are dumped apart: a sample's records may differ by some time
+        records += [socket.record(START_NS + t_ms * MS), other.record(START_NS + t_ms * MS + 200_000)]
+    node.sockets(records, 0.01, {})
+    assert [row[1:3] for row in grown(node) if row[0] == 0] == [(0.2, 10.0), (10.2, 28.0)]
+
+
+def test_states_without_counters_are_no_loss(tmp_path):
+    node = new_node(tmp_path)
+    socket = one()
+    records = []
+    for t_ms, sent, state in ((0, 0, 1), (10, 100, 1), (20, 0, 6), (30, 0, 0)):
+        socket.counters["bytes_acked"], socket.state = sent, state
+        records.append(socket.record(START_NS + t_ms * MS))
+    listening = one(9, 80, ("0.0.0.0", 0))
+    listening.state = 10
+    node.sockets([*records, listening.record(START_NS + 30 * MS)], 0.01, {})
+    assert [row[3] for row in grown(node)] == [100.0]
+    log = socket_log(NodeLogs(node.path))
+    assert log.sockets["cookie"].tolist() == [1]
+    assert log.sockets["closed"].tolist() == [True]
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_chunks_change_nothing_and_totals_are_those_of_the_counters(data, tmp_path_factory):
+    node = new_node(tmp_path_factory.mktemp("chunks"))
+    count = data.draw(st.integers(1, 5))
+    ends = [one(number + 1, 1000 + number, bytes_acked=data.draw(st.integers(0, 1000))) for number in range(count)]
+    starts = {socket.cookie: socket.counters["bytes_acked"] for socket in ends}
+    records = [socket.record(START_NS) for socket in ends]
+    for sample in range(1, data.draw(st.integers(2, 15))):
+        for socket in ends:
+            more = data.draw(st.integers(0, 3)) * 100
+            if more:
+                socket.counters["bytes_acked"] += more
+                records.append(socket.record(START_NS + sample * 10 * MS))
+    node.sockets(records, 0.01, {})
+    whole = grown(node)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sockets, "CHUNK_RECORDS", data.draw(st.integers(1, 6)))
+        assert sorted(grown(node)) == sorted(whole)
+    expected = sum(socket.counters["bytes_acked"] - starts[socket.cookie] for socket in ends)
+    assert sum(row[3] for row in whole) == expected
+
+
+def test_addresses_of_both_families_are_read(tmp_path):
+    node = new_node(tmp_path)
+    six = Socket(1, ("2001:db8::1", 1), ("2001:db8::2", 65_535))
+    mapped = Socket(2, ("::ffff:10.0.0.1", 2), ("::ffff:10.0.0.2", 3))
+    node.sockets([six.record(START_NS), mapped.record(START_NS)], 0.01, {})
+    table = socket_log(NodeLogs(node.path)).sockets
+    assert table["local"].tolist() == ["2001:db8::1", "10.0.0.1"]
+    assert table["remote"].tolist() == ["2001:db8::2", "10.0.0.2"]
+    assert table["remote_port"].tolist() == [65_535, 3]
+
+
+def measure(tmp_path, names, edges_ms):
+    nodes = {name: NodeLogs(tmp_path / "job" / "nodes" / name) for name in names}
+    edges = START_NS + np.array(edges_ms, np.int64) * MS
+    borders = Borders(edges, np.arange(len(edges) - 1))
+    return flows.measure(nodes, dict.fromkeys(names, borders), borders.bins)
+
+
+def test_both_ends_on_one_node_are_a_local_pair(tmp_path):
+    node = new_node(tmp_path)
+    a = Socket(1, ("127.0.0.1", 1000), ("127.0.0.1", 2000))
+    b = Socket(2, ("127.0.0.1", 2000), ("127.0.0.1", 1000))
+    records = [a.record(START_NS), b.record(START_NS)]
+    a.counters, b.counters = {"bytes_acked": 100}, {"bytes_acked": 30, "bytes_received": 100}
+    records += [a.record(START_NS + 10 * MS), b.record(START_NS + 10 * MS)]
+    node.sockets(records, 0.01, {1: 0, 2: 1})
+    found = measure(tmp_path, ["n0"], [0, 10])
+    table = found.flows
+    assert table["local"].all()
+    assert table["measured_at"].tolist() == ["sender", "sender"]
+    assert table[["from_rank", "to_rank", "payload_bytes"]].to_numpy().tolist() == [[0, 1, 100.0], [1, 0, 30.0]]
+    assert found.total("payload_bytes").tolist() == [130.0]
+
+
+def test_loopback_addresses_of_two_nodes_are_not_a_pair(tmp_path):
+    for name, ends in (("n0", (1000, 2000)), ("n1", (2000, 1000))):
+        socket = Socket(1, ("127.0.0.1", ends[0]), ("127.0.0.1", ends[1]))
+        new_node(tmp_path, name).sockets([socket.record(START_NS)], 0.01, {1: 0})
+    table = measure(tmp_path, ["n0", "n1"], [0, 10]).flows
+    assert len(table) == 4
+    assert table["to_rank"].isna().sum() == 2
+
+
+def test_what_only_the_receiver_saw_is_measured_there(tmp_path):
+    node = new_node(tmp_path)
+    socket = one(remote=("192.0.2.1", 443))
+    records = [socket.record(START_NS)]
+    socket.counters = {"bytes_acked": 10, "bytes_received": 900}
+    node.sockets([*records, socket.record(START_NS + 10 * MS)], 0.01, {})
+    table = measure(tmp_path, ["n0"], [0, 10]).flows.set_index("measured_at")
+    assert table.loc["sender", "payload_bytes"] == 10
+    assert table.loc["receiver", "payload_bytes"] == 900
+    assert table.loc["receiver", "from_port"] == 443
+    assert pd.isna(table.loc["receiver", "retransmissions"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ends=st.lists(
+        st.tuples(
+            st.sampled_from([None, 0, 1]),
+            st.sampled_from([22, 5001, 5201, 40_000, 41_000]),
+            st.sampled_from(["10.0.0.2", "10.0.0.3", "192.0.2.9"]),
+            st.integers(0, 10**6),
+            st.integers(0, 10**6),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_classes_add_up_to_everything(ends, tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("classes")
+    node = new_node(tmp_path)
+    begin, end = [], []
+    for number, (_, port, remote, sent, received) in enumerate(ends, start=1):
+        socket = Socket(number, ("10.0.0.1", 10_000 + number), (remote, port))
+        begin.append(socket.record(START_NS))
+        socket.counters = {"bytes_acked": sent, "bytes_received": received}
+        end.append(socket.record(START_NS + 10 * MS))
+    node.sockets(begin + end, 0.01, {number: one[0] for number, one in enumerate(ends, start=1)})
+    found = measure(tmp_path, ["n0"], [0, 3, 7, 10])
+    assert set(found.flows["class"]) <= set(flows.CLASSES)
+    parts = [found.total("payload_bytes", (found.groups["class"] == kind).to_numpy()) for kind in flows.CLASSES]
+    expected = sum(one[3] + one[4] for one in ends)
+    assert np.sum(parts) == pytest.approx(expected)
+    assert found.total("payload_bytes").sum() == pytest.approx(expected)
+    ranked = found.flows["from_rank"].notna() | found.flows["to_rank"].notna()
+    assert (found.flows["class"] == "training").tolist() == ranked.tolist()
+
+
+def test_many_flows_are_kept_by_kind_with_the_same_sums(tmp_path, monkeypatch):
+    write_ddp_job(tmp_path / "job", Truth(iterations=6))
+    whole = open_job(tmp_path / "job").iterations
+    monkeypatch.setattr(flows, "MOST_CELLS", 0)
+    kinds = open_job(tmp_path / "job")
+    assert len(kinds.traffic.groups) < len(kinds.traffic.flows)
+    columns = ["training_bytes", "cross_bytes", "other_bytes", "retransmissions"]
+    pd.testing.assert_frame_equal(kinds.iterations[columns], whole[columns])
+    assert kinds.flows["bytes_per_iteration"].isna().all()
+    assert kinds.rank_iterations["sent_bytes"].notna().all()
+
+
+def test_cross_traffic_is_known_by_its_logs_and_by_who_sends_it(tmp_path):
+    from ringtap.records import Field, RecordWriter
+
+    node = new_node(tmp_path)
+    about = {"source": "sender", "destinations": ["10.0.0.9:7777", "host-without-address:8888"]}
+    RecordWriter(node.path / "sent" / "a.rec", [Field("flow", "<u8", "", "index")], about).close()
+    (node.path / "sent" / "b.json").write_text(
+        '{"start": {"connected": [{"remote_host": "10.0.0.8", "remote_port": 6000}]}}'
+    )
+    (node.path / "sent" / "c.json").write_text("cut off")
+    ends = [("10.0.0.9", 7777), ("10.0.0.7", 8888), ("10.0.0.8", 6000), ("10.0.0.6", 9), ("10.0.0.6", 10)]
+    made = [Socket(number, ("10.0.0.1", 100 + number), end) for number, end in enumerate(ends, start=1)]
+    node.sockets([socket.record(START_NS) for socket in made], 0.01, {})
+    with (node.path / "sockets" / "owners.jsonl").open("a") as file:
+        file.write('{"t_ns": 1, "inode": 1004, "pid": 7, "rank": null, "command": "iperf3 --client 10.0.0.6"}\n')
+    table = measure(tmp_path, ["n0"], [0, 10]).flows
+    by_port = table[table["measured_at"] == "sender"].set_index("to_port")["class"]
+    assert by_port.to_dict() == {7777: "cross", 8888: "cross", 6000: "cross", 9: "cross", 10: "other"}
+
+
+def test_connections_that_carry_little_are_asked_seldom(tmp_path):
+    """As the collector does: busy connections in every sample, the others only when all are asked."""
+    node = new_node(tmp_path)
+    busy, quiet = one(), one(2, 1001)
+    records = []
+    for t_ms in range(0, 1000, 10):
+        busy.counters["bytes_acked"] = 1000 * t_ms
+        records.append(busy.record(START_NS + t_ms * MS))
+        if t_ms in (0, 600):
+            quiet.counters["bytes_acked"] = t_ms
+            records.append(quiet.record(START_NS + t_ms * MS))
+    node.sockets(records, 0.01, {}, dump_every_s=0.3)
+    rows = grown(node)
+    assert [row for row in rows if row[0] == 1] == [(1, 300.0, 600.0, 600.0)]
+    assert all(row[2] - row[1] == 10 for row in rows if row[0] == 0)
+
+
+def test_times_of_samples_are_taken_from_the_interfaces_log(tmp_path):
+    """A socket that did not change while other samples were taken did not grow then."""
+    node = new_node(tmp_path)
+    socket = one()
+    records = []
+    for t_ms, sent in ((0, 0), (100, 100), (117, 300)):
+        socket.counters["bytes_acked"] = sent
+        records.append(socket.record(START_NS + t_ms * MS))
+    node.sockets(records, 0.01, {})
+    rounds = [(START_NS + t_ms * MS, 0) for t_ms in (0, 50, 75, 100, 117)]
+    node.wide("nic/nic.rec", {"eth0.tx_bytes": "counter"}, rounds, every_s=0.01)
+    assert [row[1:3] for row in grown(node)] == [(75.0, 100.0), (100.0, 117.0)]

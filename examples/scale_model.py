@@ -10,6 +10,7 @@ layer's size. Buckets, overlap, all-reduce and the optimizer step are PyTorch's 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from collections.abc import Sequence
@@ -170,6 +171,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     elapsed_s = train(model, options.iterations)
     if rank == 0:
         print(f"{options.iterations} iterations, {elapsed_s / options.iterations:.6f} s each", flush=True)
+    # The model holds the group; were it left to the interpreter's end, the group's threads would at times meet an
+    # interpreter that is gone, and abort the process.
+    del model
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ files of FashionMNIST (or MNIST) in ``--data``; without that option a set of the
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import math
 import os
@@ -328,6 +329,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run(options, group)
     except DataError as error:
         raise SystemExit(f"wide_resnet.py: {error}") from error
+    gc.collect()  # the model, which holds the group: otherwise its threads may outlive the interpreter and abort
     dist.destroy_process_group()
 
 

@@ -1,8 +1,10 @@
 #!/bin/sh
 # Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
+# With "horovod" as second word it adds Horovod, compiled once, to the environment that is there: for make test alone.
 # System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
 set -eu
 folder=$1
+part=${2:-environment}
 python=${PYTHON:-python3}
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
@@ -12,10 +14,22 @@ python=${PYTHON:-python3}
 
 # tool:package
 missing=""
-for pair in ip:iproute2 tc:iproute2 iperf3:iperf3 tcpdump:tcpdump; do
+case $part in
+environment) tools="ip:iproute2 tc:iproute2 iperf3:iperf3 tcpdump:tcpdump" ;;
+horovod) tools="c++:g++ make:make" ;;
+*)
+    echo "prepare.sh FOLDER [horovod]; $part is neither" >&2
+    exit 2
+    ;;
+esac
+for pair in $tools; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
+if [ "$part" = horovod ]; then
+    header='import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+    "$python" -c "$header" || missing="$missing python3-dev"
+fi
 missing=$(printf '%s\n' $missing | sort -u | tr '\n' ' ')
 if [ -n "${missing% }" ]; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
@@ -28,6 +42,12 @@ if [ -n "${missing% }" ]; then
         echo "Please install: $missing(Debian, Ubuntu: sudo apt-get install $missing)" >&2
         exit 2
     fi
+fi
+
+if [ "$part" = horovod ]; then
+    "$folder/bin/python" scripts/build_horovod.py --install
+    touch "$folder/horovod"
+    exit
 fi
 
 "$python" -m venv --clear "$folder"

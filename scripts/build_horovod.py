@@ -1,0 +1,326 @@
+"""Builds Horovod for the torch that a Python has, and installs it there: its makers publish no wheel.
+
+The sdist comes from the package index and is checked against the hash below before anything in it runs; a few edits
+make it fit current compilers and a host that cannot resolve its own name. The wheel is kept in ~/.cache/ringtap (or
+$XDG_CACHE_HOME/ringtap) under all that decides what is in it, so a second call takes seconds. Standard library only.
+
+    python scripts/build_horovod.py --install
+    python scripts/build_horovod.py --python .venv/bin/python --install
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VERSION = "0.28.1"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+NICENESS = 10
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place of the source that has to change; it must be there exactly once."""
+
+    path: str
+    old: str
+    new: str
+
+
+EDITS = (
+    # torch's headers need C++17
+    Edit("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
+    Edit("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
+    # Else HOROVOD_GLOO_IFACE is ignored for process sets and the host's own name is looked up: a crash if it has none.
+    Edit(
+        "horovod/common/gloo/gloo_context.cc",
+        "  attr device_attr;\n  device_attr.iface = gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n",
+        "  gloo_iface_ = global_context.gloo_iface_;\n"
+        "  attr device_attr;\n  device_attr.iface = gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n",
+    ),
+    # Debug information makes the library 36 times as large, and nobody debugs it.
+    Edit(
+        "CMakeLists.txt",
+        "project(horovod CXX)\n",
+        'project(horovod CXX)\nset(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG")\n'
+        'set(CMAKE_SHARED_LINKER_FLAGS "${CMAKE_SHARED_LINKER_FLAGS} -Wl,-s")\n',
+    ),
+)
+# What its build needs beside torch. CMake 4 refuses the source's old policies.
+TOOLS = (
+    "cmake==3.31.*",
+    "setuptools>=70,<81",
+    "wheel",
+    "packaging",
+    "cloudpickle",
+    "psutil",
+    "pyyaml",
+    "cffi",
+    "numpy",
+)
+RUN_TIME = ("cloudpickle", "psutil", "pyyaml", "packaging")
+SETTINGS = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+}
+# Printed by the interpreter that Horovod is to be built for.
+_FACTS = """
+import json, os, platform, sys, sysconfig
+try:
+    import torch
+except ImportError as error:
+    print(json.dumps({"missing": str(error)}))
+    sys.exit()
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+print(json.dumps({"python": sys.executable, "abi": sysconfig.get_config_var("SOABI"), "machine": platform.machine(),
+                  "torch": torch.__version__, "cxx11_abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+                  "header": header, "has_header": os.path.exists(header)}))
+"""
+
+
+class BuildError(Exception):
+    """Why there is no Horovod, in one sentence."""
+
+
+def interpreter_facts(python: str) -> dict[str, Any]:
+    """What the interpreter is that Horovod is built for, as far as it decides what the wheel holds.
+
+    Raises:
+        BuildError: it does not run, or has no torch.
+    """
+    try:
+        done = subprocess.run([python, "-c", _FACTS], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{python} cannot be run: {error.strerror}; name an interpreter with --python") from error
+    try:
+        facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise BuildError(f"{python} does not work: {_last_line(done.stderr)}") from None
+    if "missing" in facts:
+        raise BuildError(
+            f"{python} has no torch ({facts['missing']}), which Horovod is built against: install torch first"
+        )
+    return facts
+
+
+def cache_folder(facts: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
+    """Where the wheel of this source for this interpreter and torch is kept."""
+    base = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    recipe = [[edit.path, edit.old, edit.new] for edit in EDITS], SETTINGS
+    parts = [
+        SDIST_SHA256,
+        hashlib.sha256(json.dumps(recipe).encode()).hexdigest(),
+        *(str(facts[name]) for name in ("torch", "cxx11_abi", "abi", "machine")),
+    ]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return base / "ringtap" / f"horovod-{VERSION}-torch{facts['torch']}-{facts['abi']}-{key}"
+
+
+def cached_wheel(folder: Path) -> Path | None:
+    """The wheel kept in this folder, if there is one."""
+    return next(iter(sorted(folder.glob("*.whl"))), None)
+
+
+def check_compiler(facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """See that the build can begin.
+
+    Raises:
+        BuildError: no compiler, no make, or no headers of Python.
+    """
+    compiler = environment.get("CXX") or "c++"
+    missing = [tool for tool in (compiler, "make") if not shutil.which(tool, path=environment.get("PATH"))]
+    if missing:
+        raise BuildError(
+            f"Horovod has to be compiled and {' and '.join(missing)} cannot be found: "
+            "install them (Debian, Ubuntu: sudo apt-get install g++ make)"
+        )
+    if not facts["has_header"]:
+        raise BuildError(
+            f"Horovod has to be compiled and {facts['header']} is missing: install the headers of this Python "
+            "(Debian, Ubuntu: sudo apt-get install python3-dev)"
+        )
+
+
+def download(python: str, folder: Path) -> Path:
+    """Get the sdist from the package index; pip checks its hash before it looks into it.
+
+    Raises:
+        BuildError: no network or index, or another file than the one known.
+    """
+    wanted = folder / "horovod.txt"
+    wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+    command = [
+        python,
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+    ]
+    command += ["--no-binary", ":all:", "--dest", str(folder), "--requirement", str(wanted)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sdist = folder / f"horovod-{VERSION}.tar.gz"
+    if done.returncode == 0 and hashlib.sha256(sdist.read_bytes()).hexdigest() == SDIST_SHA256:
+        return sdist
+    if done.returncode == 0 or "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr:
+        raise BuildError(
+            f"the package index gave a horovod-{VERSION}.tar.gz with another SHA-256 than {SDIST_SHA256}: "
+            "it is not the file that was tried, and is not built"
+        )
+    raise BuildError(
+        f"Horovod's source cannot be had from the package index: {_last_line(done.stderr)}; "
+        "is there a network, or an index that pip is told of (pip config)?"
+    )
+
+
+def unpack(sdist: Path, folder: Path) -> Path:
+    """Unpack the sdist and make the edits.
+
+    Raises:
+        BuildError: a place to edit is not there exactly once.
+    """
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)
+    source = folder / f"horovod-{VERSION}"
+    for edit in EDITS:
+        path = source / edit.path
+        text = path.read_text()
+        if text.count(edit.old) != 1:
+            raise BuildError(f"{edit.path} of Horovod's source does not have the place to edit once: {edit.old!r}")
+        path.write_text(text.replace(edit.old, edit.new))
+    return source
+
+
+def compile_wheel(python: str, source: Path, folder: Path, environment: Mapping[str, str], log: Path) -> Path:
+    """Build the wheel; takes minutes.
+
+    Args:
+        python: interpreter with the torch to build against.
+        source: unpacked and edited source.
+        folder: scratch space.
+        environment: of the build.
+        log: gets all that the build says.
+
+    Raises:
+        BuildError: the build tools cannot be had, or the compilation fails.
+    """
+    tools = folder / "tools"
+    get_tools = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--target",
+        str(tools),
+        *TOOLS,
+    ]
+    jobs = len(os.sched_getaffinity(0))
+    settings = dict(environment) | SETTINGS | {"PYTHONPATH": str(tools), "HOROVOD_CMAKE": str(tools / "bin" / "cmake")}
+    settings.setdefault("MAKEFLAGS", f"-j{jobs}")
+    with log.open("w") as words:
+        if subprocess.run(get_tools, stdout=words, stderr=words, check=False).returncode:
+            raise BuildError(f"the tools to build Horovod with cannot be installed: {_last_error(log)} ({log})")
+        command = ["nice", "-n", str(NICENESS), python, "setup.py", "bdist_wheel", "--dist-dir", str(folder / "dist")]
+        if subprocess.run(command, cwd=source, env=settings, stdout=words, stderr=words, check=False).returncode:
+            raise BuildError(f"Horovod could not be compiled: {_last_error(log)} ({log})")
+    return next((folder / "dist").glob("*.whl"))
+
+
+def build(python: str, facts: Mapping[str, Any], keep: Path, environment: Mapping[str, str]) -> Path:
+    """Build the wheel and keep it in the cache; returns where.
+
+    Raises:
+        BuildError: as the steps say.
+    """
+    check_compiler(facts, environment)
+    keep.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ringtap-horovod-") as name:
+        folder = Path(name)
+        print(f"Getting horovod {VERSION} from the package index", file=sys.stderr)
+        source = unpack(download(python, folder), folder)
+        print(f"Compiling it for torch {facts['torch']}: some minutes (log: {keep / 'build.log'})", file=sys.stderr)
+        wheel = compile_wheel(python, source, folder, environment, keep / "build.log")
+        # Copied under another name and renamed: a build beside this one never sees half a wheel.
+        half = keep / f".{wheel.name}.{os.getpid()}"
+        shutil.copy(wheel, half)
+        return half.replace(keep / wheel.name)
+
+
+def install(python: str, wheel: Path) -> None:
+    """Install the wheel and what Horovod needs at run time into the interpreter.
+
+    Raises:
+        BuildError: pip refuses.
+    """
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    # The same version built for another torch counts as installed, so it is forced.
+    for arguments in (["--force-reinstall", "--no-deps", str(wheel)], list(RUN_TIME)):
+        done = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"pip could not install {' '.join(arguments)}: {_last_line(done.stderr)}")
+    done = subprocess.run([python, "-c", "import horovod.torch"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"the installed Horovod cannot be imported: {_last_line(done.stderr)}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[notice]")]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _last_error(log: Path) -> str:
+    """The compiler's or pip's first complaint, else the last line of the log."""
+    text = log.read_text(errors="replace")
+    errors = [
+        line.strip() for line in text.splitlines() if " error: " in line or line.startswith(("ERROR:", "CMake Error"))
+    ]
+    return errors[0] if errors else _last_line(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build or find the wheel; prints its path."""
+    parser = argparse.ArgumentParser(description=f"Build Horovod {VERSION} against an interpreter's torch.")
+    parser.add_argument("--python", default=sys.executable, help="interpreter with torch (default: this one)")
+    parser.add_argument("--install", action="store_true", help="install the wheel there too")
+    options = parser.parse_args(argv)
+    try:
+        facts = interpreter_facts(options.python)
+        keep = cache_folder(facts, os.environ)
+        wheel = cached_wheel(keep) or build(options.python, facts, keep, os.environ)
+        if options.install:
+            install(options.python, wheel)
+    except BuildError as error:
+        print(f"build_horovod: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"build_horovod: {error.filename or 'the build folder'}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(wheel)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Real Horovod jobs under ``ringtap run``: alone, by ``horovodrun``, with ranks that are not recorded."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ringtap.analysis.job.timeline import load_timeline
+from ringtap.records import open_records
+
+if find_spec("horovod") is None:
+    pytest.skip("Horovod is not installed: python scripts/build_horovod.py --install", allow_module_level=True)
+
+JOB = Path(__file__).with_name("job.py")
+ROOT = JOB.parents[2]
+HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
+STEPS = 20
+TENSORS = 8  # of job.py's model
+
+
+def launch(*command: str | Path, ringtap: Path | None = None, collect: str = "nic,steps,horovod", **extra: str) -> str:
+    """Run a job to its end, recorded into the run directory where one is named; what it printed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "RINGTAP_"))}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | extra
+    prefix = [sys.executable, "-m", "ringtap.cli", "run", "--collect", collect, "-o", str(ringtap), "--"]
+    done = subprocess.run(
+        [*(prefix if ringtap else []), *map(str, command)],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def two_ranks(*command: str | Path, ringtap: Path | None = None, **extra: str) -> str:
+    return launch(HOROVODRUN, "-np", "2", "--gloo", *command, ringtap=ringtap, **extra)
+
+
+def node(run: Path) -> Path:
+    (folder,) = (run / "nodes").iterdir()
+    return folder
+
+
+def steps(run: Path) -> dict[int, pd.DataFrame]:
+    """Step records by rank."""
+    found = {}
+    for path in (node(run) / "steps").glob("rank*.rec"):
+        if path.suffixes == [".rec"]:
+            file = open_records(path)
+            rows = pd.DataFrame(file.tail(), columns=[one.name for one in file.fields])
+            assert file.about["rank"] not in found
+            found[file.about["rank"]] = rows
+    assert not list((node(run) / "steps").glob("hook-*.log"))
+    return found
+
+
+def settings(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((node(run) / "horovod" / "settings.json").read_text())
+    return found
+
+
+def result(words: str) -> str:
+    (line,) = [line for line in words.splitlines() if "losses" in line]
+    return line[line.index("losses") :]
+
+
+def assert_exact(rows: pd.DataFrame, count: int = STEPS) -> None:
+    """Each training step once: not that of Horovod's wrapper and that within, nor the one made to get Adam's state."""
+    assert list(rows["step"]) == list(range(count))
+    assert set(rows["optimizer"]) == {0}
+    assert set(rows["kind"]) == {0}
+    assert set(rows["backwards"]) == {1}
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    """The result of the job of two ranks without ringtap."""
+    return result(two_ranks(sys.executable, JOB, str(STEPS)))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A job of two ranks, recorded, and what it printed."""
+    run = tmp_path_factory.mktemp("horovod") / "run"
+    return run, two_ranks(sys.executable, JOB, str(STEPS), "0.01", ringtap=run)
+
+
+def test_step_counts_are_exact(recorded: tuple[Path, str]) -> None:
+    ranks = steps(recorded[0])
+    assert sorted(ranks) == [0, 1]
+    for rows in ranks.values():
+        assert_exact(rows)
+
+
+def test_training_gives_the_same_with_and_without_ringtap(recorded: tuple[Path, str], plain: str) -> None:
+    assert result(recorded[1]) == plain
+
+
+def test_the_timeline_is_on_the_clock_of_the_steps(recorded: tuple[Path, str]) -> None:
+    """The gradients' communication of each iteration lies between the end of the step before and the end of its own."""
+    rows = steps(recorded[0])[0]
+    timeline = load_timeline(node(recorded[0]) / "horovod" / "timeline.json")
+    assert (timeline.damaged, timeline.torn_bytes) == (0, 0)
+    table = timeline.collectives
+    gradients = table[(table["operation"] == "ALLREDUCE") & table["tensor"].str.contains("weight|bias")]
+    ends = rows["end_ns"].to_numpy()
+    # ends are rounded down to microseconds
+    iteration = np.searchsorted(ends, gradients["end_ns"].to_numpy())
+    assert np.bincount(iteration, minlength=STEPS)[:STEPS].tolist() == [TENSORS] * STEPS
+    before = np.concatenate(([timeline.start_ns or 0], ends[:-1]))[iteration]
+    assert (gradients["start_ns"].to_numpy() >= before).all()
+    assert gradients["bytes"].sum() == STEPS * 4 * (3 * (64 * 64 + 64) + 64 + 1)
+
+
+def test_settings_say_what_holds(recorded: tuple[Path, str]) -> None:
+    found = settings(recorded[0])
+    assert found["timeline"]["by"] == "ringtap"
+    assert found["timeline"]["path"] == str(node(recorded[0]) / "horovod" / "timeline.json")
+    assert (found["rank"], found["size"], found["horovod"]) == (0, 2, "0.28.1")
+    assert found["effective"]["HOROVOD_FUSION_THRESHOLD"] == "134217728"
+    assert found["effective"]["HOROVOD_CYCLE_TIME"] == "1"
+
+
+def test_what_the_user_has_set_holds(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    own = {"HOROVOD_TIMELINE": str(mine), "HOROVOD_CYCLE_TIME": "7", "HOROVOD_SECRET_KEY": "hush"}
+    two_ranks(sys.executable, JOB, "3", ringtap=tmp_path / "run", **own)
+    assert len(load_timeline(mine).collectives) > 3 * TENSORS
+    found = settings(tmp_path / "run")
+    assert found["timeline"] == {"by": "job", "path": str(mine), "reason": ""}
+    assert found["effective"]["HOROVOD_CYCLE_TIME"] == "7"
+    assert "hush" not in (node(tmp_path / "run") / "horovod" / "settings.json").read_text()
+    assert not list((node(tmp_path / "run") / "horovod").glob("timeline*"))
+
+
+def test_without_horovod_among_the_recorders_steps_are_exact_all_the_same(tmp_path: Path) -> None:
+    two_ranks(sys.executable, JOB, "5", ringtap=tmp_path / "run", collect="steps")
+    for rows in steps(tmp_path / "run").values():
+        assert_exact(rows, 5)
+    assert not (node(tmp_path / "run") / "horovod" / "settings.json").exists()
+
+
+def test_a_job_of_one_process_needs_no_launcher(tmp_path: Path) -> None:
+    launch(sys.executable, JOB, "5", ringtap=tmp_path / "run")
+    assert_exact(steps(tmp_path / "run")[0], 5)
+    assert "one rank" in settings(tmp_path / "run")["timeline"]["reason"]
+
+
+@pytest.mark.parametrize("unrecorded", [0, 1])
+def test_a_rank_that_is_not_recorded_costs_the_timeline_and_not_the_job(
+    tmp_path: Path, plain: str, unrecorded: int
+) -> None:
+    """Horovod ends a job whose ranks do not all have HOROVOD_TIMELINE: ringtap may not set it for some."""
+    script = f'[ "$HOROVOD_RANK" = {unrecorded} ] && unset RINGTAP_RUN; exec "$@"'
+    words = two_ranks("sh", "-c", script, "sh", sys.executable, JOB, str(STEPS), ringtap=tmp_path / "run")
+    assert result(words) == plain
+    assert list(steps(tmp_path / "run")) == [1 - unrecorded]
+    assert not list((node(tmp_path / "run") / "horovod").glob("timeline*"))
+    if unrecorded:
+        assert "rank 1 is not recorded" in settings(tmp_path / "run")["timeline"]["reason"]
+
+
+def test_horovod_ends_a_job_whose_ranks_differ_in_the_variable(tmp_path: Path) -> None:
+    """Why ranks agree first; should a Horovod come that bears it, they need not."""
+    script = '[ "$HOROVOD_RANK" = 1 ] && unset HOROVOD_TIMELINE; exec "$@"'
+    command = [HOROVODRUN, "-np", "2", "--gloo", "sh", "-c", script, "sh", sys.executable, str(JOB), "5"]
+    environment = dict(os.environ) | {"HOROVOD_TIMELINE": str(tmp_path / "t.json"), "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+
+
+def test_an_unwritable_folder_costs_the_timeline_and_not_the_job(tmp_path: Path, plain: str) -> None:
+    """A file stands where the folder should be: rank 0 says no before the ranks agree."""
+    run = tmp_path / "run"
+    script = 'd="$RINGTAP_RUN/nodes/$RINGTAP_NODE"; mkdir -p "$d"; echo x > "$d/horovod"; exec "$@"'
+    job: list[str | Path] = [HOROVODRUN, "-np", "2", "--gloo", sys.executable, JOB, str(STEPS)]
+    assert result(launch("sh", "-c", script, "sh", *job, ringtap=run)) == plain
+    assert (node(run) / "horovod").is_file()

@@ -1,0 +1,8 @@
+"""Lets the benchmarks import ringtap from the checkout that they lie in, installed or not."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))

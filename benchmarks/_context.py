@@ -1,0 +1,102 @@
+"""What all measures share: settings, routes, processes, the time that is left, and the samples so far."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _machine import CpuTimes
+from _namespaces import Route
+from _peers import Peer
+from _processes import BenchmarkError, Processes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is measured.
+
+    Attributes:
+        quick: everything short, repeats only as far as time allows.
+        repeats: of every measure.
+        streams: the numbers of streams of the bulk transfers with several; the first is the one that counts.
+        bulk_s: length of a bulk transfer.
+        load_s: length of a plan at a given load.
+        lateness_s: length of a plan whose lateness is measured.
+        offer_s: how long small flows are offered.
+        kept_offered: flows a second offered to kept connections.
+        new_offered: flows a second offered with a connection each.
+        concurrent: flows that shall be open at one time.
+        limit_s: when everything has to be over; None: whenever it is.
+    """
+
+    quick: bool
+    repeats: int
+    streams: tuple[int, ...]
+    bulk_s: float = 3.0
+    load_s: float = 10.0
+    lateness_s: float = 10.0
+    offer_s: float = 2.0
+    kept_offered: int = 40_000
+    new_offered: int = 20_000
+    concurrent: int = 10_000
+    limit_s: float | None = None
+
+
+@dataclass
+class Bench:
+    """One run of the benchmark.
+
+    Attributes:
+        settings: how much is measured.
+        processes: starts and ends them.
+        routes: loopback first, then veth where it could be made.
+        peers: tools to compare with.
+        folder: for plans, logs and captures; removed at the end.
+        samples: name of a measure to what it gave, one dictionary a sample.
+        notes: sentences that belong beside the figures.
+        failures: sentences about what could not be measured.
+    """
+
+    settings: Settings
+    processes: Processes
+    routes: list[Route]
+    peers: list[Peer]
+    folder: Path
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    begun_s: float = field(default_factory=time.monotonic)
+
+    def left_s(self) -> float:
+        """How long the run may still take."""
+        limit_s = self.settings.limit_s
+        return float("inf") if limit_s is None else self.begun_s + limit_s - time.monotonic()
+
+    def path(self, name: str) -> Path:
+        """A file in the run's folder that is not there yet."""
+        path = self.folder / name
+        path.unlink(missing_ok=True)
+        return path
+
+    @contextlib.contextmanager
+    def sample(self, measure: str, **what: Any) -> Iterator[dict[str, Any]]:
+        """Take one sample: the block adds its figures. A measure that fails is told and leaves the others alone."""
+        words = " ".join(f"{key}={value}" for key, value in what.items())
+        print(f"{time.monotonic() - self.begun_s:6.1f} s  {measure} {words}", file=sys.stderr, flush=True)
+        figures: dict[str, Any] = dict(what)
+        before = CpuTimes.now()
+        try:
+            yield figures
+        except BenchmarkError as error:
+            self.failures.append(f"{measure} {words}: {error}".replace(" :", ":"))
+            return
+        except (LookupError, ValueError) as error:  # what a command said lacks what this benchmark reads
+            self.failures.append(f"{measure} {words}: unexpected output ({type(error).__name__}: {error})")
+            return
+        figures["stolen_pct"] = before.stolen_pct_since()
+        self.samples.setdefault(measure, []).append(figures)

@@ -1,0 +1,78 @@
+"""Achieved against planned load, at shares of the ceiling that ``ringtap traffic calibrate`` finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from _context import Bench
+from _figures import median
+from _processes import BenchmarkError
+from _ringtap import TRAFFIC, Receiver, free_port, send, traffic
+
+KINDS = ("consistent", "burst")
+SHARES = (0.8, 0.4, 0.1)  # where time is short, the light ones are left out
+_OVERHEAD_S = 1.5  # of a plan beyond its length
+
+
+def calibrate(bench: Bench) -> float | None:
+    """The ceiling of this host in payload bits per second, over loopback; None (and told) where it failed.
+
+    Every later sender uses what is found, as a user's would: ringtap keeps it in the cache folder, here the run's own.
+    """
+    with bench.sample("calibrate") as figures:
+        ended = traffic(bench.processes, "calibrate", "--json", namespace=bench.routes[0].sender, timeout_s=60)
+        figures.update(json.loads(ended.stdout.splitlines()[-1]))
+        figures.pop("host", None)  # the machine's name is nobody's business
+        if figures["ceiling_bps"] <= 0:
+            raise BenchmarkError("calibrate found no ceiling")
+    return median(bench.samples.get("calibrate", []), "ceiling_bps")
+
+
+def measure(bench: Bench, ceiling_bps: float, repeat: int) -> None:
+    """One sample of each kind at each share, and of each peer that can hold a rate where there is time for it."""
+    route, length_s, port = bench.routes[0], bench.settings.load_s, free_port()
+    cases = [(kind, share) for share in SHARES for kind in KINDS]
+    plans = _write_plans(bench, cases, ceiling_bps, f"{route.address}:{port}")
+    with Receiver(bench.processes, route, port):
+        for (kind, share), plan in zip(cases, plans, strict=True):
+            if bench.left_s() < length_s + _OVERHEAD_S:
+                bench.notes.append(f"The time of --quick did not allow {kind} traffic at {share:.0%} of the ceiling.")
+                continue
+            with bench.sample("load", tool="ringtap", kind=kind, share=share, repeat=repeat) as figures:
+                figures.update(_ringtap(bench, plan))
+    if bench.settings.quick:
+        return
+    for peer in (peer for peer in bench.peers if peer.paced):
+        for share in SHARES:
+            with bench.sample("load", tool=peer.name, kind="constant", share=share, repeat=repeat) as figures:
+                planned_bps = share * ceiling_bps
+                done = peer.run(bench.processes, route, free_port(), 1, length_s, planned_bps)
+                figures.update(_against(planned_bps, done.received_bytes * 8 / done.sending_s))
+
+
+def _write_plans(bench: Bench, cases: list[tuple[str, float]], ceiling_bps: float, address: str) -> list[Path]:
+    """All at once: nothing is measured meanwhile."""
+    plans, writing = [], []
+    for kind, share in cases:
+        plans.append(bench.path(f"load-{kind}-{share}.plan"))
+        asked = ["--kind", kind, "--load", f"{round(share * ceiling_bps)}bit", "--to", address]
+        asked += ["--duration", f"{bench.settings.load_s}s", "-o", str(plans[-1])]
+        writing.append(bench.processes.start([*TRAFFIC, "plan", *asked]))
+    for writer in writing:
+        writer.result(120)
+    return plans
+
+
+def _ringtap(bench: Bench, plan: Path) -> dict[str, float]:
+    with plan.open() as file:
+        header = json.loads(file.readline())
+    planned_bps = header["bytes"] * 8 / (header["duration_ns"] / 1e9)
+    summary = send(bench.processes, bench.routes[0], plan, timeout_s=bench.settings.load_s).summary
+    figures = _against(planned_bps, float(summary["achieved_bps"]))
+    return figures | {name: summary[name] for name in ("flows", "unfinished", "failed", "missed_slots")}
+
+
+def _against(planned_bps: float, achieved_bps: float) -> dict[str, float]:
+    error_pct = abs(achieved_bps / planned_bps - 1) * 100
+    return {"planned_bps": planned_bps, "achieved_bps": achieved_bps, "error_pct": error_pct}

@@ -1,0 +1,143 @@
+"""Two network namespaces with a plain veth pair, held by a process of ours: when it ends, the kernel removes it all.
+
+As a program (``python _namespaces.py``) it is that process: it builds, says which processes hold the two namespaces,
+and waits until it is ended. Root, or an ordinary user where user namespaces are allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _processes import Processes
+
+from ringtap.agents.lab import namespaces
+from ringtap.errors import RingtapError
+
+LEFT, RIGHT = "10.79.0.1", "10.79.0.2"
+# A connection a flow uses up the default port range within seconds; its ports wait a minute for a second use.
+_SYSCTLS = {"ip_local_port_range": "10000 65000", "tcp_tw_reuse": "1"}
+
+
+class Namespace:
+    """A network namespace that a process holds, and how to get into it."""
+
+    def __init__(self, pid: int) -> None:
+        base, own = Path(f"/proc/{pid}/ns"), Path("/proc/self/ns")
+        kinds = {"user": namespaces.NEWUSER, "net": namespaces.NEWNET}
+        # the user namespace first, where it is another one: it is what allows the rest
+        self._doors = [
+            (os.open(base / name, os.O_RDONLY | os.O_CLOEXEC), kind)
+            for name, kind in kinds.items()
+            if (base / name).stat().st_ino != (own / name).stat().st_ino
+        ]
+
+    def join(self) -> None:
+        """Enter; for a process that was forked and does nothing else before it runs its command."""
+        for fd, kind in self._doors:
+            namespaces.setns(fd, kind)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a sender and a receiver run, and the receiver's address.
+
+    Attributes:
+        name: ``loopback`` or ``veth``.
+        sender: the sender's namespace; None: the benchmark's.
+        receiver: the receiver's.
+        address: the receiver's.
+        interface: what the data leaves the sender by.
+    """
+
+    name: str
+    sender: Namespace | None
+    receiver: Namespace | None
+    address: str
+    interface: str
+
+
+def make_routes(processes: Processes) -> tuple[list[Route], str]:
+    """Loopback and veth; where no namespace can be made, loopback of this machine alone and a sentence that says so."""
+    holder = processes.start([sys.executable, str(Path(__file__).resolve())])
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s and not holder.errors_so_far().endswith("\n"):
+        time.sleep(0.01)
+    try:
+        said = json.loads(holder.errors_so_far())
+        left, right = Namespace(said["left"]), Namespace(said["right"])
+    except (ValueError, KeyError, OSError):
+        why = holder.end().stderr.strip().splitlines()
+        sentence = f"Loopback only, without namespaces: {why[-1] if why else 'they did not stand in time'}"
+        return [Route("loopback", None, None, "127.0.0.1", "lo")], sentence
+    return [Route("loopback", left, left, "127.0.0.1", "lo"), Route("veth", left, right, RIGHT, "left")], ""
+
+
+def _hold() -> None:
+    """Build, say so on standard error, and wait to be ended."""
+    from pyroute2 import IPRoute
+
+    namespaces.isolate(namespaces.NEWNET)
+    made, go_on = os.pipe(), os.pipe()
+    other = os.fork()
+    if other == 0:
+        namespaces.die_with_parent(signal.SIGKILL)
+        namespaces.unshare(namespaces.NEWNET)
+        os.write(made[1], b"1")
+        os.read(go_on[0], 1)
+        _furnish(IPRoute, "right", RIGHT)
+        _await_carrier(IPRoute, "right")
+        os.write(made[1], b"2")
+        while True:
+            signal.pause()
+    _expect(made[0], b"1")
+    with IPRoute() as link:
+        link.link("add", ifname="left", kind="veth", peer={"ifname": "right", "net_ns_fd": f"/proc/{other}/ns/net"})
+    _furnish(IPRoute, "left", LEFT)
+    os.write(go_on[1], b"1")
+    _expect(made[0], b"2")
+    _await_carrier(IPRoute, "left")
+    print(json.dumps({"left": os.getpid(), "right": other}), file=sys.stderr, flush=True)
+    while True:
+        signal.pause()
+
+
+def _furnish(netlink: Any, interface: str, address: str) -> None:
+    with netlink() as link:
+        link.link("set", index=1, state="up")
+        index = link.link_lookup(ifname=interface)[0]
+        link.addr("add", index=index, address=address, prefixlen=24)
+        link.link("set", index=index, state="up")
+    for name, value in _SYSCTLS.items():
+        Path(f"/proc/sys/net/ipv4/{name}").write_text(value)
+
+
+def _await_carrier(netlink: Any, interface: str) -> None:
+    """Links come up in the background, up to a second after they were told to."""
+    with netlink() as link:
+        index = link.link_lookup(ifname=interface)[0]
+        for _ in range(300):
+            if link.get_links(index)[0].get_attr("IFLA_OPERSTATE") == "UP":
+                return
+            time.sleep(0.01)
+    raise OSError(f"the link {interface} of the veth pair does not come up")
+
+
+def _expect(fd: int, word: bytes) -> None:
+    if os.read(fd, 1) != word:
+        raise OSError("the second namespace could not be made")
+
+
+if __name__ == "__main__":
+    try:
+        _hold()
+    except (RingtapError, OSError, ImportError) as error:
+        sys.exit(f"{error}")
+    except Exception as error:  # pyroute2's own kinds; the benchmark goes on without and shows the sentence
+        sys.exit(f"the veth pair could not be built: {error}")

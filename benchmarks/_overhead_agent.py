@@ -1,0 +1,134 @@
+"""What the agent costs: CPU, memory and disk, beside 100 connections, at several rates."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _context import Bench
+from _namespaces import Route
+from _processes import BenchmarkError, Child
+
+from ringtap.records import open_records
+
+SOCKETS = 100
+TRAFFIC = {"little": 1.0, "much": 0.02}  # seconds between two messages of 1 kB on a connection
+_PROGRAM = str(Path(__file__).resolve().parent / "_overhead_sockets.py")
+_START_S = 20.0
+_SETTLE_S = 1.0  # for what an agent does once: the first samples, clocks, looking whose the sockets are
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the processes of a run have used until now.
+
+    Attributes:
+        cpu_ns: of each thread that lives.
+        rss_bytes: of the largest process.
+        disk_bytes: in the run's directory.
+        t_s: when.
+    """
+
+    cpu_ns: dict[str, int]
+    rss_bytes: int
+    disk_bytes: int
+    t_s: float
+
+
+def measure(bench: Bench, every: str, traffic: str, window_s: float) -> None:
+    """One sample: an agent at one rate beside connections with this traffic."""
+    with bench.sample("agent", every=every, traffic=traffic) as figures:
+        route = bench.routes[-1]
+        with _connections(bench, route, traffic) as talker, _capture(bench, route, every, talker.pid) as run:
+            time.sleep(_SETTLE_S)
+            before = _usage(run)
+            time.sleep(window_s)
+            after = _usage(run)
+        seconds = after.t_s - before.t_s
+        # a thread that ended meanwhile is left out: what an agent does once is no part of its rate
+        cpu_ns = sum(used - before.cpu_ns.get(thread, 0) for thread, used in after.cpu_ns.items())
+        figures["agent_cpu_pct"] = cpu_ns / 1e7 / seconds
+        figures["rss_mb"] = after.rss_bytes / 1e6
+        figures["disk_mb_per_hour"] = (after.disk_bytes - before.disk_bytes) / seconds * 3600 / 1e6
+        figures.update(_kept_pace(run))
+
+
+@contextlib.contextmanager
+def _connections(bench: Bench, route: Route, traffic: str) -> Iterator[Child]:
+    """The talker, in the namespace that is recorded; on loopback both ends are, so that half as many will do."""
+    count = SOCKETS if route.name == "veth" else SOCKETS // 2
+    server = bench.processes.start([sys.executable, _PROGRAM, "serve", route.address], route.receiver)
+    port = _first_word(server)
+    argv = [sys.executable, _PROGRAM, "talk", route.address, port, str(count), str(TRAFFIC[traffic])]
+    talker = bench.processes.start(argv, route.sender)
+    try:
+        _first_word(talker)
+        yield talker
+    finally:
+        talker.end(signal.SIGKILL)
+        server.end(signal.SIGKILL)
+
+
+def _first_word(child: Child) -> str:
+    deadline_s = time.monotonic() + _START_S
+    while not child.errors_so_far().endswith("\n"):
+        if child.is_over(0.01) or time.monotonic() > deadline_s:
+            raise BenchmarkError(f"'{child.name}' did not start: {child.end().stderr.strip()[-200:]}")
+    return child.errors_so_far().split()[0]
+
+
+@contextlib.contextmanager
+def _capture(bench: Bench, route: Route, every: str, pid: int) -> Iterator[Path]:
+    """``ringtap capture`` with everything that it records by itself; gives the run's directory."""
+    run = bench.folder / f"capture-{len(bench.samples.get('agent', []))}-{time.monotonic_ns()}"
+    argv = [sys.executable, "-m", "ringtap.cli", "capture", "--every", every, "--pid", str(pid), "-o", str(run)]
+    child = bench.processes.start([*argv, "--node", "here"], route.sender)
+    log = run / "nodes" / "here" / "sockets" / "sockets.rec"
+    deadline_s = time.monotonic() + _START_S
+    while not log.exists():
+        if child.is_over(0.05) or time.monotonic() > deadline_s:
+            raise BenchmarkError(f"the agent does not record: {child.end(signal.SIGINT).stderr.strip()[-300:]}")
+    try:
+        yield run
+    finally:
+        ended = child.end(signal.SIGINT)
+    if ended.code != 0:
+        raise BenchmarkError(f"ringtap capture ended with {ended.code}: {ended.stderr.strip()[-300:]}")
+
+
+def _usage(run: Path) -> Usage:
+    """Sum over the processes that have the run's directory on their command line: the agent and what started it."""
+    cpu_ns: dict[str, int] = {}
+    rss_bytes = 0
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if str(run).encode() not in (folder / "cmdline").read_bytes().split(b"\0"):
+                continue
+            status = (folder / "status").read_text().split("VmRSS:")[1]
+            rss_bytes = max(rss_bytes, int(status.split()[0]) * 1024)
+            for task in (folder / "task").iterdir():
+                cpu_ns[task.name] = int((task / "schedstat").read_text().split()[0])
+    if not cpu_ns:
+        raise BenchmarkError(f"no process records into {run}, or the kernel has no /proc/<pid>/schedstat")
+    disk_bytes = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+    return Usage(cpu_ns, rss_bytes, disk_bytes, time.monotonic())
+
+
+def _kept_pace(run: Path) -> dict[str, Any]:
+    """Samples a second that were really taken, how many fell out, and the connections seen."""
+    times = [row[1] for row in open_records(run / "nodes" / "here" / "nic" / "nic.rec").walk()]
+    collectors = json.loads((run / "nodes" / "here" / "node.json").read_text())["collectors"]
+    return {
+        "samples_per_s": (len(times) - 1) * 1e9 / (times[-1] - times[0]),
+        "missed_samples": collectors["nic"]["missed_samples"],
+        "connections": collectors["sockets"]["most_connections"],
+    }

@@ -1,0 +1,213 @@
+"""Real processes: pinned or in a namespace, bounded in time, accounted for, and ended with the benchmark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from _checkout import ROOT
+
+from ringtap.agents.lab import namespaces
+
+if TYPE_CHECKING:
+    from _namespaces import Namespace
+
+_POLITE_S = 5.0
+
+
+class BenchmarkError(Exception):
+    """One sentence: what could not be measured and why."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a process left; CPU time and memory include those of the processes that it waited for itself."""
+
+    code: int
+    stdout: str
+    stderr: str
+    cpu_s: float
+    peak_rss_bytes: int
+    wall_s: float
+
+
+class Child:
+    """A process of ours, in a session of its own so that Ctrl-C reaches only the benchmark.
+
+    Args:
+        argv: the command line.
+        namespace: network namespace to run in; None: the benchmark's.
+        cpus: cores to run on; None: as the benchmark.
+        environment: what its environment has beside the benchmark's.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        namespace: Namespace | None,
+        cpus: Iterable[int] | None,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.argv = list(argv)
+        chosen = None if cpus is None else set(cpus)
+
+        def prepare() -> None:
+            if namespace is not None:
+                namespace.join()
+            if chosen:
+                os.sched_setaffinity(0, chosen)
+            namespaces.die_with_parent(signal.SIGKILL)  # last: entering a user namespace would undo it
+
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self._stdout, self._stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 -- closed by _reap
+        self._begun_s = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=self._stdout,
+                stderr=self._stderr,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509 -- the benchmark has one thread
+                env={**os.environ, "PYTHONPATH": path, **environment},
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BenchmarkError(f"{self.argv[0]} could not be started: {error}") from error
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._ended: Ended | None = None
+
+    @property
+    def name(self) -> str:
+        """The command in short, for messages."""
+        return " ".join(Path(word).name if word.startswith("/") else word for word in self.argv)[:160]
+
+    def errors_so_far(self) -> str:
+        """What the process has written to standard error until now."""
+        return _text(self._stderr.fileno())
+
+    def children(self) -> list[int]:
+        """The processes that it has started and that still run."""
+        with contextlib.suppress(OSError):
+            return [int(word) for word in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        return []
+
+    def wait(self, timeout_s: float) -> Ended:
+        """Wait for the end; a process that takes longer is ended.
+
+        Raises:
+            BenchmarkError: it took longer.
+        """
+        if self._ended is None and not self.is_over(timeout_s):
+            self.end()
+            raise BenchmarkError(f"'{self.name}' had not ended after {timeout_s:.0f} s and was ended")
+        return self._reap()
+
+    def result(self, timeout_s: float) -> Ended:
+        """Wait for the end, which must be a good one.
+
+        Raises:
+            BenchmarkError: it took longer, or its exit code was not 0; the message has the last of what it said.
+        """
+        ended = self.wait(timeout_s)
+        if ended.code != 0:
+            said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
+            raise BenchmarkError(f"'{self.name}' ended with {ended.code}: {said[-1] if said else 'no word why'}")
+        return ended
+
+    def end(self, number: int = signal.SIGTERM) -> Ended:
+        """Ask the process to end and, after 5 s, make it and what it started end."""
+        if self._ended is None and not self.is_over(0):
+            self._send(number)
+            if not self.is_over(_POLITE_S):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                self.is_over(None)
+        return self._reap()
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def is_over(self, timeout_s: float | None) -> bool:
+        """Whether the process ends within so long (None: for ever)."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+
+    def _reap(self) -> Ended:
+        if self._ended is None:
+            wall_s = time.monotonic() - self._begun_s
+            _, status, usage = os.wait4(self.pid, 0)
+            code = self._process.returncode = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(ProcessLookupError):  # what it started and left behind; the group is ours
+                os.killpg(self.pid, signal.SIGKILL)
+            os.close(self._pidfd)
+            stdout, stderr = _text(self._stdout.fileno()), _text(self._stderr.fileno())
+            self._stdout.close()
+            self._stderr.close()
+            cpu_s = usage.ru_utime + usage.ru_stime
+            self._ended = Ended(code, stdout, stderr, cpu_s, usage.ru_maxrss * 1024, wall_s)
+        return self._ended
+
+
+def _text(fd: int) -> str:
+    return os.pread(fd, 2**26, 0).decode(errors="replace")
+
+
+class Processes:
+    """Every process that the benchmark starts; leaving the ``with`` block ends those that still run.
+
+    Args:
+        environment: what theirs has beside the benchmark's.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # a second Ctrl-C waits
+        for child in reversed(self._children):
+            child.end()
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+    def start(
+        self, argv: Sequence[str], namespace: Namespace | None = None, cpus: Iterable[int] | None = None
+    ) -> Child:
+        """Start a process; see `Child`."""
+        child = Child(argv, namespace, cpus, self._environment)
+        self._children.append(child)
+        return child
+
+
+def wait_until_listening(child: Child, port: int, timeout_s: float = 10.0) -> None:
+    """Wait until some socket of the child's network namespace listens on a port, without connecting to it.
+
+    Raises:
+        BenchmarkError: none does in time, or the child has ended.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            for table in ("tcp", "tcp6"):
+                for line in Path(f"/proc/{child.pid}/net/{table}").read_text().splitlines()[1:]:
+                    columns = line.split()
+                    if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
+                        return
+        if child.is_over(0.01):
+            child.result(0)
+            break
+    raise BenchmarkError(f"'{child.name}' does not listen on port {port}")

@@ -1,0 +1,183 @@
+"""The tables, as text for a terminal and as Markdown for the docs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from _context import Bench
+from _figures import BARS, Samples, last_line, load_error_pct, median, ratio, select
+from _throughput import RINGTAP
+
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a sentence over it."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def tables(bench: Bench) -> list[Table]:
+    """Every table that there are samples for."""
+    samples, streams = bench.samples, bench.settings.streams[0]
+    made = [_bars(samples, streams)]
+    made += [_throughput(bench, route.name, count) for route in bench.routes for count in (1, *bench.settings.streams)]
+    made += [
+        _load(samples, bench.settings.load_s),
+        _lateness(samples),
+        _rates(samples),
+        _others(samples),
+        _wire(samples),
+    ]
+    return [table for table in made if table.rows]
+
+
+def as_text(machine: dict[str, Any], bench: Bench, made: list[Table] | None = None) -> str:
+    """For a terminal; the tables are those of the traffic benchmark unless others are given."""
+    parts = [_machine(machine)]
+    for table in tables(bench) if made is None else made:
+        lines = [[cell.strip("*").replace("`", "") for cell in line] for line in (table.head, *table.rows)]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(table.head))]
+        padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        parts.append("\n".join([table.title, *("  " + "  ".join(line).rstrip() for line in padded)]))
+    return "\n\n".join(parts + _sentences(bench))
+
+
+def as_markdown(machine: dict[str, Any], bench: Bench, made: list[Table] | None = None) -> str:
+    """For the docs."""
+    parts = [_machine(machine)]
+    for table in tables(bench) if made is None else made:
+        lines = [table.head, ["---"] * len(table.head), *table.rows]
+        parts.append("\n".join([f"{table.title}:", "", *(f"| {' | '.join(line)} |" for line in lines)]))
+    return "\n\n".join(parts + _sentences(bench)) + "\n"
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    return (
+        f"Measured {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
+        f"Linux {machine['kernel']}, {machine['python']}, {machine['iperf3'] or 'no iperf3'}, TCP "
+        f"{machine['congestion_control']}. Of the cores' time, {machine['stolen_pct']:.1f} % was taken by the "
+        f"machine's own host and {machine['others_pct']:.1f} % by other programs."
+    )
+
+
+def _sentences(bench: Bench) -> list[str]:
+    return ["\n".join(f"- {words}" for words in said) for said in (bench.notes, bench.failures) if said]
+
+
+def _bars(samples: Samples, streams: int) -> Table:
+    values = last_line(samples, streams)
+    rows = []
+    for bar in BARS:
+        value = values[bar.key]
+        held = _NONE if value is None else "yes" if bar.holds(value) else "**no**"
+        rows.append([bar.words, bar.bar, _number(value), held])
+    return Table("Bars", ["figure", "bar", "measured", "held"], rows)
+
+
+def _throughput(bench: Bench, route: str, streams: int) -> Table:
+    rows = []
+    for tool in (RINGTAP, *(peer.name for peer in bench.peers)):
+        taken = select(bench.samples, "throughput", route=route, streams=streams, tool=tool)
+        if taken:
+            gbits = sorted(sample["goodput_bps"] / 1e9 for sample in taken)
+            middle = (median(taken, "goodput_bps") or 0) / 1e9
+            against = _NONE if tool == RINGTAP else _number(ratio(bench.samples, route, streams, tool))
+            spread = f"{gbits[0]:.3g} to {gbits[-1]:.3g}"
+            cpu = _number(median(taken, "cpu_s_per_gb"))
+            rows.append([tool, f"{middle:.3g}", spread, cpu, against, str(len(taken)), _stolen(taken)])
+    title = f"Goodput over {route}, {streams} stream{'s' if streams > 1 else ''}, {bench.settings.bulk_s:g} s each"
+    head = ["tool", "Gbit/s", "least to most", "CPU s/GB", "ringtap over it", "samples", "stolen %"]
+    return Table(title, head, rows)
+
+
+def _load(samples: Samples, length_s: float) -> Table:
+    rows = []
+    cases = {(sample["tool"], sample["kind"], sample["share"]) for sample in samples.get("load", [])}
+    for tool, kind, share in sorted(cases, key=lambda case: (case[0] != RINGTAP, case)):
+        taken = select(samples, "load", tool=tool, kind=kind, share=share)
+        planned, achieved = ((median(taken, key) or 0) / 1e9 for key in ("planned_bps", "achieved_bps"))
+        error = _number(load_error_pct(samples, tool, kind, share))
+        rows.append(
+            [tool, kind, f"{share:.0%}", f"{planned:.4g}", f"{achieved:.4g}", error, str(len(taken)), _stolen(taken)]
+        )
+    title = f"Achieved against planned load over {length_s:g} s, at shares of the calibrated ceiling"
+    head = ["tool", "kind", "share", "planned Gbit/s", "achieved Gbit/s", "error %", "samples", "stolen %"]
+    return Table(title, head, rows)
+
+
+def _lateness(samples: Samples) -> Table:
+    rows = []
+    for core in ("idle", "loaded"):
+        taken = select(samples, "lateness", core=core)
+        if taken:
+            late = [_number(median(taken, key)) for key in ("p50_us", "p90_us", "p99_us", "max_us", "missed_slots")]
+            rows.append([core, *late, str(len(taken)), _stolen(taken)])
+    title = "Lateness of 1000 small flows a second beside bulk flows, µs"
+    return Table(title, ["launcher's core", "p50", "p90", "p99", "most", "missed slots", "samples", "stolen %"], rows)
+
+
+def _rates(samples: Samples) -> Table:
+    rows = []
+    cases = {(sample["route"], sample["connections"]) for sample in samples.get("flow rate", [])}
+    for route, connections in sorted(cases):
+        taken = select(samples, "flow rate", route=route, connections=connections)
+        cells = [_number(median(taken, key)) for key in ("offered_per_s", "flows_per_s", "finished", "planned")]
+        rows.append([route, connections, *cells, str(len(taken)), _stolen(taken)])
+    head = ["route", "connections", "offered a second", "done a second", "finished", "of", "samples", "stolen %"]
+    return Table("Flows of 1 kB, one worker", head, rows)
+
+
+def _others(samples: Samples) -> Table:
+    rows = []
+    for sample in samples.get("concurrent flows", []):
+        rows.append([f"flows open at one instant, of {sample['wanted']:,}", f"{sample['open_at_once']:,}"])
+        rows.append(["of them finished", f"{sample['finished']:,}"])
+    for sample in samples.get("million flows", []):
+        for verb in ("write", "read"):
+            words = f"{verb} a plan of {sample['flows']:,} flows ({sample['file_mb']:.0f} MB)"
+            rows.append([words, f"{sample[f'{verb}_s']:.2f} s, {sample[f'{verb}_rss_mb']:.0f} MB of memory"])
+    for sample in samples.get("calibrate", []):
+        rows.append(["calibrated ceiling, loopback", f"{sample['ceiling_bps'] / 1e9:.3g} Gbit/s"])
+    return Table("Others", ["what", "measured"], rows)
+
+
+def _wire(samples: Samples) -> Table:
+    rows = []
+    for share in sorted({sample["share"] for sample in samples.get("wire", [])}):
+        taken = select(samples, "wire", share=share)
+        load = f"{(median(taken, 'load_bps') or 0) / 1e9:.3g}"
+        for part in ("burst", "quiet"):
+            cells = [_percent(median(taken, f"{part}_{key}")) for key in _WIRE]
+            lost = _number(median(taken, "lost_packets"))
+            rows.append([f"{share:.0%}", load, part, *cells, lost, str(len(taken)), _stolen(taken)])
+    head = ["share", "Gbit/s", "part", *_WIRE.values(), "not captured", "samples", "stolen %"]
+    return Table(
+        "Bytes on the wire (captured on veth) in each burst of 1 ms and each quiet part, against plan", head, rows
+    )
+
+
+_WIRE = {
+    "share_within_5_percent": "within 5 %, % of them",
+    "error_median": "error, median %",
+    "error_p95": "error, p95 %",
+    "error_worst": "error, worst %",
+}
+
+
+def _percent(share: float | None) -> str:
+    return _NONE if share is None else _number(share * 100)
+
+
+def _stolen(taken: list[dict[str, Any]]) -> str:
+    return f"{median(taken, 'stolen_pct') or 0:.1f}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return _NONE
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,143 @@
+"""ringtap through its command line: receivers, senders, plans and logs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _namespaces import Namespace, Route
+from _processes import BenchmarkError, Child, Ended, Processes
+
+from ringtap.errors import RingtapError
+from ringtap.records import open_records
+
+TRAFFIC = [sys.executable, "-m", "ringtap.cli", "traffic"]
+_TOKEN = ("--token", "benchmark")  # a receiver beyond loopback asks for one
+_SLACK_S = 30.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on here; the benchmark's namespaces are empty, so it is free there, too."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def traffic(
+    processes: Processes, *arguments: object, namespace: Namespace | None = None, timeout_s: float = 60.0
+) -> Ended:
+    """Run ``ringtap traffic ...`` to its good end.
+
+    Raises:
+        BenchmarkError: it failed or took too long.
+    """
+    return processes.start([*TRAFFIC, *map(str, arguments)], namespace).result(timeout_s)
+
+
+class Receiver:
+    """``ringtap traffic serve`` on a route's receiving side, from its listening to its end.
+
+    Attributes:
+        address: ``HOST:PORT``.
+        summary: what it said at its end.
+        cpu_s: user and system time, from its start to its end.
+    """
+
+    def __init__(
+        self, processes: Processes, route: Route, port: int, *arguments: object, cpus: Iterable[int] | None = None
+    ) -> None:
+        self.address = f"{route.address}:{port}"
+        self.summary: dict[str, Any] = {}
+        self.cpu_s = 0.0
+        argv = [*TRAFFIC, "serve", "--bind", self.address, *_TOKEN, "--json", *map(str, arguments)]
+        self._child = processes.start(argv, route.receiver, cpus)
+
+    def __enter__(self) -> Receiver:
+        deadline_s = time.monotonic() + 10
+        while f"listening on {self.address}" not in self._child.errors_so_far():
+            if self._child.is_over(0.005) or time.monotonic() > deadline_s:
+                said = self._child.end().stderr.strip().splitlines()
+                raise BenchmarkError(f"'{self._child.name}' does not listen: {said[-1] if said else 'no word why'}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ended = self._child.end()
+        self.cpu_s = ended.cpu_s
+        if ended.code == 0:
+            self.summary = json.loads(ended.stdout.splitlines()[-1])
+
+    @property
+    def received_bytes(self) -> int:
+        """Payload that it counted.
+
+        Raises:
+            BenchmarkError: it did not end well, so there is no count.
+        """
+        if "bytes" not in self.summary:
+            raise BenchmarkError("the receiver ended without a summary")
+        return int(self.summary["bytes"])
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What ``ringtap traffic send`` said, and the CPU time that it took."""
+
+    summary: dict[str, Any]
+    cpu_s: float
+
+
+def start_sending(processes: Processes, route: Route, plan: Path, *arguments: object) -> Child:
+    """Begin to send a plan from a route's sending side."""
+    return processes.start([*TRAFFIC, "send", str(plan), *_TOKEN, "--json", *map(str, arguments)], route.sender)
+
+
+def finish_sending(sending: Child, timeout_s: float) -> Sent:
+    """Wait for the sender's good end.
+
+    Raises:
+        BenchmarkError: it failed or took too long.
+    """
+    ended = sending.result(timeout_s + _SLACK_S)
+    return Sent(json.loads(ended.stdout.splitlines()[-1]), ended.cpu_s)
+
+
+def send(processes: Processes, route: Route, plan: Path, *arguments: object, timeout_s: float) -> Sent:
+    """Send a plan; the two above in one."""
+    return finish_sending(start_sending(processes, route, plan, *arguments), timeout_s)
+
+
+def write_plan(
+    path: Path, destination: str, duration_s: float, flows: Iterable[tuple[int, int]], pacing_bps: int | None = None
+) -> Path:
+    """Write a plan file by hand, as docs/traffic-plans.md describes it: flows are (start in ns, bytes), in order."""
+    lines = []
+    total = 0
+    for start_ns, size_bytes in flows:
+        lines.append(f"{start_ns}\t-\t{destination}\t{size_bytes}\t-\n")
+        total += size_bytes
+    header = {"format": "ringtap-flow-plan", "version": 2, "kind": "benchmark", "duration_ns": round(duration_s * 1e9)}
+    header |= {"destinations": [destination], "sources": [], "load_counts": "payload"}
+    header |= {"transport": {} if pacing_bps is None else {"pacing_bps": pacing_bps}}
+    header |= {"starts": "ns after the sender's launch", "flows": len(lines), "bytes": total}
+    path.write_text(json.dumps(header) + "\n" + "".join(lines))
+    return path
+
+
+def read_sent(path: Path, *names: str) -> list[tuple[int, ...]]:
+    """Columns of a sender's log, a tuple a flow.
+
+    Raises:
+        BenchmarkError: it is no whole log of a sender.
+    """
+    try:
+        log = open_records(path)
+        places = [[field.name for field in log.fields].index(name) for name in names]
+    except (OSError, ValueError, RingtapError) as error:
+        raise BenchmarkError(f"the sender's log cannot be read: {error}") from error
+    return [tuple(record[place] for place in places) for record in log.walk()]

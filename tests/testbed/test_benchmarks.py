@@ -1,0 +1,89 @@
+"""The benchmark runs from end to end, keeps to its time, says what it found, and leaves nothing behind.
+
+What it finds is no matter of a test: how fast a machine is today would make a test that fails tomorrow.
+"""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+TRAFFIC = [sys.executable, str(Path(__file__).resolve().parents[2] / "benchmarks" / "traffic.py")]
+KEYS = [
+    "one_stream_vs_iperf3_z",
+    "n_streams_vs_iperf3",
+    "load_error_pct_max",
+    "lateness_p50_us",
+    "lateness_p99_us",
+    "kept_flows_per_s",
+    "new_flows_per_s",
+    "plan_million_rss_mb",
+]
+# --quick promises a minute on two cores of its own; a test shares them with whatever else the machine does meanwhile
+BUDGET_S = 60 + 60
+
+
+def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
+    raw, markdown = tmp_path / "raw.json", tmp_path / "tables.md"
+    begun_s = time.monotonic()
+    done = subprocess.run(
+        [*TRAFFIC, "--quick", "-o", str(raw), "--markdown", str(markdown)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=BUDGET_S + 60,
+        cwd=tmp_path,
+    )
+    took_s = time.monotonic() - begun_s
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert list(figures) == KEYS
+    for key, value in figures.items():
+        assert isinstance(value, (int, float)), (key, value)
+        assert math.isfinite(value), (key, value)
+        assert value > 0, (key, value)
+    assert took_s < BUDGET_S, done.stderr
+
+    results = json.loads(raw.read_text())
+    assert results["figures"] == figures
+    assert not results["failures"]
+    assert results["samples"]["concurrent flows"][0]["open_at_once"] == 10_000
+    text = markdown.read_text()
+    assert results["machine"]["kernel"] in text
+    assert "| loaded |" in text
+
+
+def test_interrupted_it_ends_at_once() -> None:
+    """The fixture sees to it that servers, clients and namespaces are gone."""
+    process = subprocess.Popen([*TRAFFIC, "--only", "throughput"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    while b"throughput" not in process.stderr.readline():
+        pass
+    time.sleep(1)  # into a transfer
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert output == b""
+
+
+def test_without_privilege_it_still_has_a_veth_pair(tmp_path: Path) -> None:
+    drop = ["setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin,-net_admin,-net_raw,-sys_ptrace,-dac_override"]
+    raw = tmp_path / "raw.json"
+    arguments = ["--quick", "--only", "throughput", "--repeats", "1", "-o", str(raw)]
+    done = subprocess.run([*drop, *TRAFFIC, *arguments], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert {sample["route"] for sample in json.loads(raw.read_text())["samples"]["throughput"]} == {"loopback", "veth"}
+
+
+def test_a_peer_that_cannot_be_driven_is_refused_in_a_sentence() -> None:
+    done = subprocess.run([*TRAFFIC, "--peer", "cat=/bin/cat"], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "peer cat: cat is neither iperf3 nor iperf 2" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -10,6 +10,10 @@ REPRODUCE ?= runs/reproduce
 $(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
 
+# the tests alone need Horovod, which is compiled: minutes, once for a version of torch
+$(VENV)/horovod: $(VENV)/ready scripts/build_horovod.py
+	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV) horovod
+
 demo: $(VENV)/ready
 	@dir=$(DEMO)-$$(date -u +%Y%m%dT%H%M%SZ); \
 	$(BIN)/ringtap sweep examples/demo.toml -o $$dir && $(BIN)/ringtap report $$dir
@@ -24,7 +28,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+test: lint $(VENV)/horovod
 	$(BIN)/python -m pytest
 
 clean:

@@ -67,7 +67,7 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path) -> None
                 "tcp and src host 10.78.0.2",
             )
             recorder = start("S0", *RINGTAP, "capture", "-o", str(run), "--node", "S0")
-            server = start("S0", *RINGTAP, "traffic", "serve", "--bind", "10.78.0.1:5001")
+            server = start("S0", *RINGTAP, "traffic", "serve", "--bind", "10.78.0.1:5001", "--token", "t")
             time.sleep(1.5)
             plan = tmp_path / "flows.plan"
             arguments = [
@@ -83,7 +83,9 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path) -> None
                 "10.78.0.1:5001",
             ]
             subprocess.run([*RINGTAP, "traffic", "plan", *arguments, "-o", str(plan)], check=True, capture_output=True)
-            send = start("S1", *RINGTAP, "traffic", "send", str(plan), "--source", "10.78.0.2", "--json")
+            send = start(
+                "S1", *RINGTAP, "traffic", "send", str(plan), "--source", "10.78.0.2", "--json", "--token", "t"
+            )
             assert send.stdout is not None
             summary = send.stdout.read()
             assert send.wait(30) == 0, summary

@@ -131,6 +131,18 @@ def test_departures_are_said_plainly(tmp_path):
     assert any(item["ok"] is None for item in data["checks"])
 
 
+@pytest.mark.parametrize("heavier", ["burst", "consistent"])
+def test_whether_bursts_spread_times_more_is_judged(tmp_path, heavier):
+    path = tmp_path / "sweep"
+    noise = {"burst": 0.01, "consistent": 0.01} | {heavier: 0.04}
+    write_sweep(path, [("vgg16", "consistent"), ("vgg16", "burst")], noise=noise)
+    assert main(["report", str(path)]) == 0
+    data = json.loads((path / "report" / "report.json").read_text())
+    (tails,) = (item for item in data["checks"] if item["expected"].startswith("burst traffic spreads"))
+    assert (tails["subject"], tails["ok"]) == ("vgg16-burst", heavier == "burst")
+    assert "over 4 loads" in tails["found"]  # 12.5 Gbit/s and above
+
+
 def test_a_partial_sweep_reports_what_there_is(tmp_path, capsys):
     path = tmp_path / "sweep"
     write_sweep(path, PAIRS[:2], loads_gbps=(0.0, 8.0, 14.0), status="partial")

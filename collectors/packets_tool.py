@@ -167,7 +167,9 @@ class Tool:
             limit_s: longest wait, for an interface that is never quiet.
         """
         due_s = time.monotonic() + limit_s
-        while self.ask() and time.monotonic() < due_s:
+        while self.poll() and time.monotonic() < due_s:
+            if not self.ask():
+                continue
             received = self.counts.received_by_filter // (2 if sees_twice else 1)
             if self.counts.captured + self.counts.dropped_by_kernel >= received:
                 return

@@ -4,6 +4,7 @@
 ``tc`` and ``ip`` said of the same moment: when it is quiet, so that they and the last records must agree to the byte.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -75,6 +77,16 @@ def connect(address: str) -> socket.socket:
     raise TimeoutError(address)
 
 
+def unacknowledged(sockets: dict[str, socket.socket]) -> int:
+    """Bytes that a program has handed over and the other side has not confirmed."""
+    waiting = bytearray(4)
+    total = 0
+    for one in sockets.values():
+        fcntl.ioctl(one, termios.TIOCOUTQ, waiting)
+        total += int.from_bytes(waiting, sys.byteorder)
+    return total
+
+
 def ask_the_tools() -> dict[str, Any]:
     return {
         "ss": command("ss", "--tcp", "--info", "--numeric", "--extended", "--oneline", "--no-header"),
@@ -116,7 +128,7 @@ def main(folder: Path) -> None:
         time.sleep(0.01)
         for collector in collectors:
             collector.sample()
-        if short.fileno() >= 0 and not any(sender.is_alive() for sender in senders):
+        if short.fileno() >= 0 and not any(sender.is_alive() for sender in senders) and not unacknowledged(sockets):
             short.close()
             until_s = now_s + QUIET_S
     for sender in senders:

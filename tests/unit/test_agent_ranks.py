@@ -183,6 +183,7 @@ def test_attached_processes_are_recorded_until_they_end(tmp_path: Path) -> None:
         assert [process.wait(30) for process in attaching] == [0, 0]
         assert time.monotonic() - began < 10
         wait_for((run / "nodes" / "there" / "nic" / "nic.rec").exists)
+        wait_for((run / "nodes" / "there" / "node.json").exists)
         item = wait_for(lambda: len((found := node_item(run, "there"))["jobs"]) == 2 and found)
         assert {job["pid"] for job in item["jobs"]} == {one.pid, two.pid}
         assert item["jobs"][0]["command"][0] == "sleep"

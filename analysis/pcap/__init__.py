@@ -1,0 +1,1 @@
+"""Captures scanned at memory speed: conversations, rates, queue pairs."""

@@ -1,0 +1,72 @@
+"""Tables that a scan of a capture makes: conversations, rates in bins, RoCE queue pairs.
+
+Fields of shape (2,) are by direction: 0 from ``a`` to ``b``, 1 back. A flow is one direction of a conversation; its
+number is twice the conversation's row plus the direction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+PLAIN, ROCE = 0, 1
+"""Values of ``kind``: RoCEv2 is UDP to port 4791 with a base transport header."""
+
+CONVERSATION = np.dtype(
+    [
+        ("protocol", "u1"),  # of the IP header
+        ("kind", "u1"),
+        ("layer", "u1"),  # 1: inside a tunnel, whose own conversation counts the same frames
+        ("family", "u1"),  # 4 or 6
+        ("a_port", "u2"),
+        ("b_port", "u2"),
+        ("a", "V16"),  # sender of the first packet; IPv4 in the first four bytes
+        ("b", "V16"),
+        ("packets", "u8", (2,)),
+        ("bytes", "u8", (2,)),  # frames on the wire, as captured before any cut
+        ("payload", "u8", (2,)),
+        ("data_packets", "u8", (2,)),  # those with payload
+        ("data_bytes", "u8", (2,)),
+        ("segments", "u8", (2,)),  # of the wire, where one captured packet holds several
+        ("retransmitted_bytes", "u8", (2,)),
+        ("out_of_order_bytes", "u8", (2,)),
+        ("zero_windows", "u8", (2,)),
+        ("resets", "u8", (2,)),
+        ("rtt_count", "u8", (2,)),
+        ("rtt_sum_ns", "i8", (2,)),  # data of that direction to its acknowledgement, at the capture point
+        ("rtt_min_ns", "i8", (2,)),  # -1: none
+        ("handshake_ns", "i8"),  # -1: not seen
+        ("first_ns", "i8"),
+        ("last_ns", "i8"),
+    ]
+)
+
+CELL = np.dtype(
+    [
+        ("flow", "u4"),
+        ("bin", "u4"),
+        ("packets", "u4"),
+        ("data_packets", "u4"),
+        ("bytes", "u8"),
+        ("data_bytes", "u8"),
+        ("payload", "u8"),
+    ]
+)
+
+QUEUE_PAIR = np.dtype(
+    [
+        ("family", "u1"),
+        ("queue_pair", "u4"),  # of the destination
+        ("source", "V16"),
+        ("destination", "V16"),
+        ("packets", "u8"),
+        ("bytes", "u8"),
+        ("payload", "u8"),
+        ("acknowledgements", "u8"),
+        ("naks", "u8"),
+        ("cnps", "u8"),
+        ("psn_gaps", "u8"),
+        ("psn_repeats", "u8"),
+        ("first_ns", "i8"),
+        ("last_ns", "i8"),
+    ]
+)

@@ -1,0 +1,1 @@
+"""What the packets of a training job tell of its structure."""

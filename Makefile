@@ -10,9 +10,9 @@ REPRODUCE ?= runs/reproduce
 $(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
 
-# the tests alone need Horovod, which is compiled: minutes, once for a version of torch
-$(VENV)/horovod: $(VENV)/ready scripts/build_horovod.py
-	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV) horovod
+# the tests alone need tshark, and Horovod, which is compiled: minutes, once for a version of torch
+$(VENV)/tests: $(VENV)/ready scripts/build_horovod.py
+	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV) tests
 
 demo: $(VENV)/ready
 	@dir=$(DEMO)-$$(date -u +%Y%m%dT%H%M%SZ); \
@@ -28,7 +28,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint $(VENV)/horovod
+test: lint $(VENV)/tests
 	$(BIN)/python -m pytest
 
 clean:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
-# With "horovod" as second word it adds Horovod, compiled once, to the environment that is there: for make test alone.
+# With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment; tshark.
 # System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
 set -eu
 folder=$1
@@ -16,9 +16,9 @@ python=${PYTHON:-python3}
 missing=""
 case $part in
 environment) tools="ip:iproute2 tc:iproute2 iperf3:iperf3 tcpdump:tcpdump" ;;
-horovod) tools="c++:g++ make:make" ;;
+tests) tools="c++:g++ make:make tshark:tshark capinfos:wireshark-common" ;;
 *)
-    echo "prepare.sh FOLDER [horovod]; $part is neither" >&2
+    echo "prepare.sh FOLDER [tests]; $part is neither" >&2
     exit 2
     ;;
 esac
@@ -26,7 +26,7 @@ for pair in $tools; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
-if [ "$part" = horovod ]; then
+if [ "$part" = tests ]; then
     header='import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
     "$python" -c "$header" || missing="$missing python3-dev"
 fi
@@ -35,7 +35,7 @@ if [ -n "${missing% }" ]; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
         echo "Installing $missing" >&2
         apt-get update -qq
-        # iperf3's package asks whether to start a service: no
+        # two of them ask: iperf3 whether to start a service, tshark whether others may capture; both take no
         # shellcheck disable=SC2086
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
     else
@@ -44,9 +44,9 @@ if [ -n "${missing% }" ]; then
     fi
 fi
 
-if [ "$part" = horovod ]; then
+if [ "$part" = tests ]; then
     "$folder/bin/python" scripts/build_horovod.py --install
-    touch "$folder/horovod"
+    touch "$folder/tests"
     exit
 fi
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 # Most specific first, as the step recorder has it: a launcher within a Slurm step leaves that step's SLURM_PROCID
@@ -15,18 +16,19 @@ _LEAST_WORDS = 22  # up to the resident pages
 PROC = Path("/proc")
 
 
+def rank_in(environment: Mapping[str, str]) -> int | None:
+    """The rank that an environment gives its process in its job; None where no launcher has set one."""
+    numbers = (environment.get(name, "") for name in _RANK)
+    return next((int(text) for text in numbers if text.isascii() and text.isdigit()), None)
+
+
 def rank_of(pid: int, proc: Path = PROC) -> int | None:
     """The rank in the environment that a process was started with; None: not a rank, or not ours to read."""
     try:
-        variables = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        variables = (proc / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return None
-    found = dict(variable.partition(b"=")[::2] for variable in variables)
-    for name in _RANK:
-        text = found.get(name.encode(), b"").decode(errors="replace")
-        if text.isascii() and text.isdigit():
-            return int(text)
-    return None
+    return rank_in(dict(variable.partition("=")[::2] for variable in variables))
 
 
 def command_of(pid: int, proc: Path = PROC) -> str:

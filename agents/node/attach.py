@@ -13,10 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from ringtap.agents.node.environment import local_size, rank_of
+from ringtap.agents.node.environment import local_size
 from ringtap.agents.node.jobs import start_time
 from ringtap.agents.node.link import AgentLink
 from ringtap.agents.node.settings import Settings
+from ringtap.collectors.host_processes import rank_in
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.rundir import RunDirectory
 
@@ -38,7 +39,7 @@ def attach(path: Path, node: str, pid: int) -> None:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         command = [word.decode(errors="replace") for word in words]
     link = AgentLink(run, node, Settings.from_json(run.info.get("settings") or {}))
-    greeting = {"pid": pid, "command": command, "rank": rank_of(os.environ), "began_ns": time.time_ns()}
+    greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": time.time_ns()}
     link.start(greeting | {"attached": True, "expected": local_size(os.environ)})
     deadline_s = time.monotonic() + _LONGEST_S
     while not link.is_settled and time.monotonic() < deadline_s:

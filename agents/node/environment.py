@@ -9,15 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# Most specific first: a launcher within a Slurm step leaves the step's variables as they were
-_RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
-
-
-def rank_of(environment: Mapping[str, str]) -> int | None:
-    """The process's rank in its job; None where no launcher has set one."""
-    numbers = (environment.get(name, "") for name in _RANK)
-    return next((int(text) for text in numbers if text.isdigit()), None)
 
 
 def run_key(environment: Mapping[str, str]) -> str:

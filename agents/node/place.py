@@ -9,8 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.agents.node.environment import rank_of, run_key
+from ringtap.agents.node.environment import run_key
 from ringtap.agents.node.settings import Settings
+from ringtap.collectors.host_processes import rank_in
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory, new_name, shared_name
 
@@ -74,7 +75,7 @@ def find_place(slug: str, output: Path | None, join: Path | None, node: str, set
     if not key:
         path = (output or Path("runs") / new_name(slug)).absolute()
         return Place(RunDirectory.create(path, "job", sys.argv, 0, **extra), node, created=True)
-    rank = rank_of(os.environ)
+    rank = rank_in(os.environ)
     for number in count(1):
         suffix = f"-{number}" if number > 1 else ""
         path = (output or Path("runs") / f"{shared_name(slug, key)}{suffix}").absolute()

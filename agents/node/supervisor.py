@@ -10,9 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ringtap.agents import relay
-from ringtap.agents.node.environment import job_environment, local_size, rank_of
+from ringtap.agents.node.environment import job_environment, local_size
 from ringtap.agents.node.place import Place
 from ringtap.agents.node.settings import Settings
+from ringtap.collectors.host_processes import rank_in
 
 if TYPE_CHECKING:
     from ringtap.agents.node.link import AgentLink
@@ -62,7 +63,7 @@ def run_job(place: Place, settings: Settings, command: list[str], live: bool = F
     # From here on nothing may come between the job and its end.
     passing = relay.Relay(pid)
     try:
-        greeting = {"pid": pid, "command": command, "rank": rank_of(os.environ), "began_ns": began_ns}
+        greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": began_ns}
         _record(place, settings, passing, greeting, live)
     except Exception as error:  # a mistake of ours, or no file descriptor left to load a module, is not the job's
         tell(f"ringtap: the recording failed ({type(error).__name__}: {error}); the job goes on")

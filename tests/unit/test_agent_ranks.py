@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from ringtap.agents.node import rendezvous
-from ringtap.agents.node.environment import local_size, rank_of, run_key
+from ringtap.agents.node.environment import local_size, run_key
+from ringtap.collectors.host_processes import rank_in
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory
 from tests.unit.agent_processes import (
@@ -304,7 +305,7 @@ def test_a_capture_whose_agent_is_killed_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_launcher_says(variables: dict[str, str], key: str, rank: int | None, size: int) -> None:
-    assert (run_key(variables), rank_of(variables), local_size(variables)) == (key, rank, size)
+    assert (run_key(variables), rank_in(variables), local_size(variables)) == (key, rank, size)
 
 
 def test_making_or_joining_a_run(tmp_path: Path) -> None:

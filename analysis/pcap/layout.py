@@ -44,13 +44,15 @@ CELL = np.dtype(
     [
         ("flow", "u4"),
         ("bin", "u4"),
-        ("packets", "u4"),
-        ("data_packets", "u4"),
-        ("bytes", "u8"),
-        ("data_bytes", "u8"),
-        ("payload", "u8"),
+        ("packets", "u2"),
+        ("data_packets", "u2"),
+        ("bytes", "u4"),
+        ("data_bytes", "u4"),
+        ("payload", "u4"),
     ]
 )
+"""What a flow carried in one bin. Narrow, because a busy capture has millions: add them up as int64. A cell that would
+run over is followed by another of the same flow and bin."""
 
 QUEUE_PAIR = np.dtype(
     [

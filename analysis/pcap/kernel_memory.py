@@ -1,0 +1,75 @@
+"""Memory as the kernels see it: addresses are plain integers, loads may lie anywhere, every value is an int64.
+
+Imported only where a kernel is compiled. Nothing here checks a bound: the callers compare with the captured length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core.extending import intrinsic
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_WORD = ir.IntType(64)
+
+
+def kernel(function: Function) -> Function:
+    """Compile a function when another kernel calls it, without Python objects, exceptions or bounds checks."""
+    return cast(Function, njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+def inlined(function: Function) -> Function:
+    """The same, put into its callers."""
+    made = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
+    return cast(Function, made(function))
+
+
+def _load(bits: int, swapped: bool) -> Callable[[int], int]:
+    def load(_context: Any, address: Any) -> Any:
+        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            value = builder.load(pointer, align=1)
+            if swapped:
+                value = builder.bswap(value)
+            return builder.zext(value, _WORD) if bits < 64 else value
+
+        return types.int64(types.int64), generate
+
+    return cast(Callable[[int], int], intrinsic(load))
+
+
+def _store(bits: int) -> Callable[[int, int], None]:
+    def store(_context: Any, address: Any, value: Any) -> Any:
+        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            kept = builder.trunc(arguments[1], ir.IntType(bits)) if bits < 64 else arguments[1]
+            builder.store(kept, pointer, align=1)
+
+        return types.void(types.int64, types.int64), generate
+
+    return cast(Callable[[int, int], None], intrinsic(store))
+
+
+# in the machine's order
+load8, load16, load32, load64 = (_load(bits, False) for bits in (8, 16, 32, 64))
+store8, store16, store32, store64 = (_store(bits) for bits in (8, 16, 32, 64))
+# the other way round: in network order, on a little-endian machine
+swapped16, swapped32, swapped64 = (_load(bits, True) for bits in (16, 32, 64))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_context: Any, address: Any) -> Any:
+    """Ask for the cache line at an address that will be written soon."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer_type, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        asked = ir.FunctionType(ir.VoidType(), [pointer_type, word, word, word])
+        function = builder.module.globals.get("llvm.prefetch.p0i8") or ir.Function(
+            builder.module, asked, name="llvm.prefetch.p0i8"
+        )
+        builder.call(function, [builder.inttoptr(arguments[0], pointer_type), word(1), word(3), word(1)])
+
+    return types.void(types.int64), generate

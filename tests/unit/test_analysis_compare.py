@@ -1,0 +1,133 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from ringtap.analysis.compare import compare, compare_all, holm
+from ringtap.errors import UsageError
+
+
+def drawn(seed, mean, spread, count):
+    return np.random.default_rng(seed).lognormal(mean, spread, count)
+
+
+A, B = drawn(1, 0.0, 0.1, 300), drawn(2, 0.03, 0.3, 250)
+
+
+def test_independent_iterations_give_what_scipy_gives():
+    found = compare(A, B)
+    assert found.effective_counts == (300, 250)  # else these seeds would not show what the name says
+    distribution, location, _ = found.tests
+    assert location.p == pytest.approx(stats.brunnermunzel(A, B).pvalue)
+    assert distribution.statistic == pytest.approx(stats.ks_2samp(A, B).statistic)
+    assert math.log(distribution.p) == pytest.approx(math.log(stats.ks_2samp(A, B).pvalue), rel=0.01)
+    wins = np.sign(B[:, None] - A)
+    assert found.cliffs_delta == pytest.approx(wins.mean())
+    assert found.shift_s.value == pytest.approx(np.median(B[:, None] - A), abs=1e-4)
+
+
+def test_effects_and_words():
+    found = compare(A, B, ("consistent", "burst"))
+    assert found.median_ratio.value == np.median(B) / np.median(A)
+    assert found.median_ratio.low < found.median_ratio.value < found.median_ratio.high
+    # 250 iterations do not bound p99 from above, and so neither their ratio
+    assert found.p99_ratio.high is None
+    assert found.p99_ratio.low > 1
+    assert found.sentence.startswith("burst against consistent: the median iteration takes 1.05 times (0.981 to 1.1)")
+    assert "or more" in found.sentence
+    assert "Beyond chance in distribution and tail (corrected p < 0.001)." in found.sentence
+    assert "No difference beyond chance" in compare(A, drawn(9, 0.0, 0.1, 250)).sentence
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_samples_that_do_not_overlap_or_do_not_vary():
+    apart = compare([1.0, 1.1, 1.2, 1.3, 1.4], [2.0, 2.1, 2.2, 2.3, 2.4])
+    assert apart.cliffs_delta == 1.0
+    # one of C(10, 5) = 252 ways, on two sides
+    assert next(test.p for test in apart.tests if test.name == "location") == pytest.approx(2 / 252)
+    assert 0 < apart.superiority.low < 1 == apart.superiority.high
+    alike = compare([1.0] * 20, [1.0] * 20)
+    assert (alike.superiority.value, alike.shift_s.value) == (0.5, 0.0)
+    assert [test.p for test in alike.tests] == [1.0, 1.0, 1.0]
+    json.dumps(alike.to_json(), allow_nan=False)
+
+
+def test_alike_neighbours_widen_every_interval():
+    slow = np.repeat(A, 8)  # eight iterations in a row alike
+    other = np.repeat(drawn(5, 0.02, 0.1, 300), 8)
+    shuffled = [np.random.default_rng(3).permutation(values) for values in (slow, other)]
+    honest, naive = compare(slow, other), compare(*shuffled)
+    assert honest.effective_counts[0] == pytest.approx(300, rel=0.35)
+    for name in ("median_ratio", "shift_s", "superiority"):
+        wide, narrow = getattr(honest, name), getattr(naive, name)
+        assert wide.high - wide.low > 1.8 * (narrow.high - narrow.low)
+    assert all(one.p >= other.p for one, other in zip(honest.tests, naive.tests, strict=True))
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_errors_are_as_rare_as_they_should_be(seed):
+    """200 pairs each: intervals that miss and tests that cry wolf stay within three standard errors of 5 %."""
+    draw, missed, cried = np.random.default_rng(seed), np.zeros(3), np.zeros(3)
+    z, trials = stats.norm.ppf(0.99), 200
+    for _ in range(trials):
+        a, b = draw.lognormal(0, 0.1, 320), draw.lognormal(0.1, 0.3, 310)
+        found = compare(a, b)
+        true = (math.exp(0.1), math.exp(0.1 + 0.2 * z), stats.norm.cdf(0.1 / math.hypot(0.1, 0.3)))
+        for index, name in enumerate(("median_ratio", "p99_ratio", "superiority")):
+            one = getattr(found, name)
+            missed[index] += not ((one.low is None or one.low <= true[index]) and (one.high or 1e9) >= true[index])
+        cried += [test.p < 0.05 for test in compare(a, draw.lognormal(0, 0.1, 310)).tests]
+    limit = trials * 0.05 + 3 * math.sqrt(trials * 0.05 * 0.95)
+    assert missed.max() <= limit
+    assert cried.max() <= limit
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+
+
+def test_many_samples_are_corrected_together():
+    three = {"iperf": A, "consistent": drawn(7, 0.0, 0.1, 300), "burst": B}
+    found = compare_all(three)
+    assert [one.names for one in found] == [("iperf", "consistent"), ("iperf", "burst"), ("consistent", "burst")]
+    alone = compare(A, B)
+    together = found[1]
+    assert [test.p for test in together.tests] == [test.p for test in alone.tests]
+    assert all(many.p_holm >= one.p_holm for many, one in zip(together.tests, alone.tests, strict=True))
+    with pytest.raises(UsageError, match="at least two"):
+        compare_all({"iperf": A})
+
+
+times = st.lists(st.floats(1e-3, 1e3), min_size=5, max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(times, times, st.floats(0.01, 100))
+def test_turned_round_and_in_other_units_it_says_the_same(a, b, unit):
+    found, turned = compare(a, b), compare(b, a)
+    assert turned.superiority.value == pytest.approx(1 - found.superiority.value)
+    assert turned.median_ratio.value == pytest.approx(1 / found.median_ratio.value)
+    assert [test.p for test in turned.tests] == pytest.approx([test.p for test in found.tests], abs=1e-9)
+    scaled = compare([unit * value for value in a], [unit * value for value in b])
+    assert scaled.median_ratio.value == pytest.approx(found.median_ratio.value)
+    assert scaled.p99_difference_s.value == pytest.approx(unit * found.p99_difference_s.value, abs=1e-9 * unit)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ([1.0] * 4, [1.0] * 9, "sample a: a list of at least 5"),
+        ([1.0] * 9, [1.0] * 8 + [math.nan], "sample b"),
+        ([1.0] * 9, [1.0] * 8 + [0.0], "sample b has an iteration time of 0"),
+    ],
+)
+def test_samples_that_make_no_sense_are_refused(a, b, says):
+    with pytest.raises(UsageError, match=says):
+        compare(a, b)

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import _overhead_agent
 import _overhead_pairs
 from _context import Bench, Settings
+from _guarded import guarded
 from _machine import CpuTimes, describe
 from _namespaces import make_routes
 from _overhead_report import last_line, tables
-from _processes import BenchmarkError, Processes
+from _processes import Processes
 from _report import as_markdown, as_text
 
 MEASURES = ("agent", "import", "jobs")
@@ -32,21 +32,13 @@ _CAUTION = 0.6  # a turn that is cut short is of use, too
 def main() -> int:
     """Measure, print the tables and, last, one JSON object; 1 when something could not be measured."""
     options = _options()
-    signal.signal(signal.SIGTERM, _interrupt)
     before = CpuTimes.now()
-    try:
-        with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
-            routes, sentence = make_routes(processes)
-            settings = Settings(options.quick, options.pairs, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
-            bench = Bench(settings, processes, routes, [], Path(folder))
-            bench.notes += [sentence] if sentence else []
-            _measure(bench, options.only or list(MEASURES))
-    except BenchmarkError as error:
-        print(f"benchmark: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("benchmark: interrupted; nothing was left running", file=sys.stderr)
-        return 130
+    with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
+        routes, sentence = make_routes(processes)
+        settings = Settings(options.quick, options.pairs, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
+        bench = Bench(settings, processes, routes, [], Path(folder))
+        bench.notes += [sentence] if sentence else []
+        _measure(bench, options.only or list(MEASURES))
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
     _write(bench, machine, options)
     return 1 if bench.failures else 0
@@ -100,9 +92,5 @@ def _write(bench: Bench, machine: dict[str, object], options: argparse.Namespace
     print(json.dumps(figures), flush=True)
 
 
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

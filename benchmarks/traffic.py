@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import _flows
@@ -21,10 +20,11 @@ import _plans
 import _wire
 from _context import Bench, Settings
 from _figures import last_line
+from _guarded import guarded
 from _machine import CpuTimes, describe
 from _namespaces import make_routes
 from _peers import find_peers
-from _processes import BenchmarkError, Processes
+from _processes import Processes
 from _report import as_markdown, as_text
 from _throughput import Throughput
 
@@ -36,23 +36,15 @@ _QUICK_LIMIT_S = 56.0  # what is left of the minute is for the end of the last m
 def main() -> int:
     """Measure, print the tables and, last, one JSON object; 1 when something could not be measured."""
     options = _options()
-    signal.signal(signal.SIGTERM, _interrupt)
     before = CpuTimes.now()
-    try:
-        peers = find_peers(options.peer)
-        with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, _started_in(folder) as processes:
-            routes, sentence = make_routes(processes)
-            bench = Bench(_settings(options), processes, routes, peers, Path(folder))
-            bench.notes += [sentence] if sentence else []
-            if not any(peer.name == "iperf3" for peer in peers):
-                bench.notes.append("iperf3 is not installed, so the ratios to it are null.")
-            _measure(bench, options.only or list(MEASURES))
-    except BenchmarkError as error:
-        print(f"benchmark: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("benchmark: interrupted; nothing was left running", file=sys.stderr)
-        return 130
+    peers = find_peers(options.peer)
+    with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, _started_in(folder) as processes:
+        routes, sentence = make_routes(processes)
+        bench = Bench(_settings(options), processes, routes, peers, Path(folder))
+        bench.notes += [sentence] if sentence else []
+        if not any(peer.name == "iperf3" for peer in peers):
+            bench.notes.append("iperf3 is not installed, so the ratios to it are null.")
+        _measure(bench, options.only or list(MEASURES))
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
     _write(bench, machine, options)
     return 1 if bench.failures else 0
@@ -149,9 +141,5 @@ def _write(bench: Bench, machine: dict[str, object], options: argparse.Namespace
     print(json.dumps(figures), flush=True)
 
 
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

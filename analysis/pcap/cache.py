@@ -1,0 +1,199 @@
+"""What a scan of a capture found, kept beside the capture, so that the second look is instant.
+
+A cache is a hidden file: the cells, the other two tables, a JSON object that says what it was made from, and a trailer
+with the lengths. Numbers are little-endian. It holds for one capture as it was (size, time of change, inode), one width
+of bins and one version of the reader; anything else is no cache, and is written anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import struct
+import tempfile
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+import ringtap
+from ringtap.analysis.pcap.compiled import cache_folder
+from ringtap.analysis.pcap.layout import CELL, CONVERSATION, QUEUE_PAIR
+from ringtap.analysis.pcap.scan import Scanned
+
+_FORMAT = 1
+_MAGIC = b"RTFLOWS\x01"
+# rows of cells, conversations and queue pairs; bytes of JSON; checksum of all but the cells; magic
+_TRAILER = struct.Struct("<QQQQI8s")
+_LEAST_CAPTURE_BYTES = 1 << 20  # smaller ones are read in an instant
+
+
+def is_kept(about: os.stat_result) -> bool:
+    """Whether a capture is large enough for a cache."""
+    return about.st_size >= _LEAST_CAPTURE_BYTES
+
+
+def places(path: Path) -> tuple[Path, Path]:
+    """Where a capture's cache may lie: beside it, and in the user's cache folder.
+
+    The name holds no ``.pcap`` and begins with a dot, so that no usual pattern takes it for a capture.
+    """
+    name = path.name.replace(".", "_")[:180]
+    by_name, by_path = (f"{zlib.crc32(os.fsencode(text)):08x}" for text in (path.name, path.resolve()))
+    beside = path.parent / f".{name}-{by_name}.ringtap-flows"
+    return beside, cache_folder() / "flows" / f"{name}-{by_path}.ringtap-flows"
+
+
+@functools.cache
+def _engine() -> str:
+    """Changes with the code that reads captures."""
+    number = 0
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        number = zlib.crc32(file.read_bytes(), number)
+    return f"{ringtap.__version__} {number:08x}"
+
+
+def _key(path: Path, about: os.stat_result, bin_ns: int) -> dict[str, Any]:
+    made_from = {"bytes": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}
+    return made_from | {"path": str(path.resolve()), "format": _FORMAT, "engine": _engine(), "bin_ns": bin_ns}
+
+
+def load(path: Path, about: os.stat_result, bin_ns: int) -> Scanned | None:
+    """What is known of a capture; None if nothing is.
+
+    Args:
+        path: of the capture.
+        about: of the capture, as it is now.
+        bin_ns: width of the bins wanted.
+    """
+    key = _key(path, about, bin_ns)
+    for place in places(path):
+        found = _read(place, key, {os.getuid(), 0, about.st_uid})
+        if found is not None:
+            return found
+    return None
+
+
+def _read(place: Path, key: dict[str, Any], trusted: set[int]) -> Scanned | None:
+    try:
+        with place.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_uid not in trusted or about.st_size < _TRAILER.size:
+                return None
+            file.seek(-_TRAILER.size, os.SEEK_END)
+            cells, conversations, queue_pairs, json_bytes, check, magic = _TRAILER.unpack(file.read())
+            begin = cells * CELL.itemsize
+            sizes = (conversations * CONVERSATION.itemsize, queue_pairs * QUEUE_PAIR.itemsize, json_bytes)
+            if magic != _MAGIC or begin + sum(sizes) + _TRAILER.size != about.st_size:
+                return None
+            file.seek(begin)
+            parts = [file.read(size) for size in sizes]
+            if zlib.crc32(b"".join(parts)) != check:
+                return None
+            item = json.loads(parts[2])
+            if item.pop("key") != key:
+                return None
+            return Scanned(
+                conversations=np.frombuffer(parts[0], CONVERSATION),
+                cells=np.memmap(file, CELL, "r", shape=(cells,)) if cells else np.empty(0, CELL),
+                queue_pairs=np.frombuffer(parts[1], QUEUE_PAIR),
+                **item,
+            )
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, struct.error):
+        return None
+
+
+class Pending:
+    """A cache that is being made; nothing of it stays unless it is kept.
+
+    Args:
+        path: of the capture.
+        about: of the capture, when it was opened.
+        bin_ns: width of the bins.
+
+    Attributes:
+        cells: an empty file for cells that memory shall not hold.
+    """
+
+    def __init__(self, path: Path, about: os.stat_result, bin_ns: int) -> None:
+        self._path, self._about = path, about
+        self._key = _key(path, about, bin_ns)
+        self._target, self._name = self._open()
+        self.cells: BinaryIO | None = self._file
+
+    def _open(self) -> tuple[Path | None, Path | None]:
+        for place in places(self._path):
+            try:
+                if place.parent != self._path.parent:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                handle, name = tempfile.mkstemp(dir=place.parent, prefix=".ringtap-")
+            except OSError:
+                continue
+            self._file: BinaryIO | None = os.fdopen(handle, "w+b")
+            return place, Path(name)
+        self._file = None
+        return None, None
+
+    def keep(self, scanned: Scanned) -> Scanned:
+        """Write the rest and put the cache in its place, if the capture is still what it was.
+
+        Returns:
+            The same, its cells mapped from the file where there is one.
+        """
+        if self._file is None or self._target is None or self._name is None:
+            return scanned
+        try:
+            now = self._path.stat()
+            if _key(self._path, now, scanned.bin_ns) != self._key:
+                return scanned
+            self._write(scanned)
+            os.fchmod(self._file.fileno(), now.st_mode & 0o666)
+            self._file.flush()
+            cells = np.memmap(self._file, CELL, "r", shape=scanned.cells.shape) if len(scanned.cells) else scanned.cells
+            self._name.replace(self._target)
+        except OSError:
+            return scanned
+        self._name = None
+        if self._target.parent != self._path.parent:
+            _drop_orphans(self._target)
+        return replace(scanned, cells=cells)
+
+    def _write(self, scanned: Scanned) -> None:
+        assert self._file is not None
+        if not isinstance(scanned.cells, np.memmap):  # else they lie in the file
+            self._file.write(scanned.cells.data)
+        names = ("counts", "start_ns", "bin_ns", "first_ns", "last_ns", "interfaces")
+        item = {"key": self._key} | {name: getattr(scanned, name) for name in names}
+        parts = (scanned.conversations.tobytes(), scanned.queue_pairs.tobytes(), json.dumps(item).encode())
+        check = 0
+        for part in parts:
+            self._file.write(part)
+            check = zlib.crc32(part, check)
+        rows = (len(scanned.cells), len(scanned.conversations), len(scanned.queue_pairs))
+        self._file.write(_TRAILER.pack(*rows, len(parts[2]), check, _MAGIC))
+
+    def close(self) -> None:
+        """Take away what was not kept."""
+        if self._file is not None:
+            self._file.close()
+        if self._name is not None:
+            self._name.unlink(missing_ok=True)
+            self._name = None
+
+
+def _drop_orphans(new: Path) -> None:
+    """Take the caches of captures that are gone out of the user's cache folder."""
+    for place in new.parent.glob("*.ringtap-flows"):
+        try:
+            with place.open("rb") as file:
+                file.seek(-_TRAILER.size, os.SEEK_END)
+                *_, json_bytes, _, magic = _TRAILER.unpack(file.read())
+                file.seek(-_TRAILER.size - json_bytes, os.SEEK_END)
+                gone = magic != _MAGIC or not Path(json.loads(file.read(json_bytes))["key"]["path"]).exists()
+            if gone:
+                place.unlink()
+        except (OSError, ValueError, TypeError, KeyError, struct.error):
+            continue

@@ -1,0 +1,295 @@
+"""Where captures come from: files, several of them, pipes; plain, gzip or zstd; as blocks of bytes.
+
+Formats: gzip (RFC 1952), Zstandard (RFC 8878).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import os
+import queue
+import stat
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from ringtap.errors import UsageError
+
+BLOCK_BYTES = 1 << 18
+"""Fits the second-level cache of the processors there are, so that a block is read from memory once."""
+
+_UNPACKED_BYTES = 1 << 20
+_BLOCKS_AHEAD = 4
+# One byte of zstd can stand for 32 KiB: what is given to it at once bounds what comes back, to 128 MiB at worst
+_ZSTD_BYTES = 1 << 12
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPED = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
+_CAPTURES = (b"\xd4\xc3\xb2\xa1", b"\xa1\xb2\xc3\xd4", b"\x4d\x3c\xb2\xa1", b"\xa1\xb2\x3c\x4d", b"\x0a\x0d\x0d\x0a")
+_OTHER_PACKERS = {b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip"}
+
+Troubles = dict[str, int]
+
+
+def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
+    """The files that words on a command line stand for.
+
+    Args:
+        words: names of files or pipes, ``-`` for standard input, shell globs that the shell did not expand, or
+            directories, whose captures are taken.
+
+    Returns:
+        One path a file; None for standard input.
+
+    Raises:
+        UsageError: one stands for nothing, or a file is named twice.
+    """
+    found: list[Path | None] = []
+    for word in map(os.fspath, words):
+        found += [None] if word == "-" else _expand(word)
+    seen: dict[tuple[int, int], Path] = {}
+    for path in found:
+        if path is None:
+            continue
+        about = path.stat()
+        if (about.st_dev, about.st_ino) in seen and stat.S_ISREG(about.st_mode):
+            raise UsageError(f"{path} is named twice: its packets would count twice")
+        seen[about.st_dev, about.st_ino] = path
+    if found.count(None) > 1:
+        raise UsageError("'-' is named twice: standard input can be read once")
+    return found
+
+
+def _expand(word: str) -> list[Path]:
+    path = Path(word)
+    try:
+        if path.is_dir():
+            return _in_directory(path)
+        if path.exists():
+            return [path]
+        if not glob.has_magic(word):
+            raise UsageError(f"{word} does not exist")
+        # as a shell does it, unlike Path.glob: hidden files are left out
+        names = [name for name in sorted(glob.glob(word)) if not Path(name).is_dir()]  # noqa: PTH207
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{word!r} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if not names:
+        raise UsageError(f"no file matches {word}")
+    return [Path(name) for name in names]
+
+
+def _in_directory(path: Path) -> list[Path]:
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
+    captures = [file for file in files if _is_capture(file)]
+    if not captures:
+        there = ", ".join(file.name for file in files[:3]) + (", …" if len(files) > 3 else "")
+        raise UsageError(f"{path} is a directory without captures" + (f"; it holds {there}" if there else ""))
+    return captures
+
+
+def _is_capture(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(4)
+    except OSError:
+        return True  # to be named when it is opened
+    return head in _CAPTURES or head[:2] == _GZIP or head == _ZSTD
+
+
+class Stream:
+    """The bytes of one capture.
+
+    Args:
+        path: a file or a pipe; None: standard input.
+
+    Attributes:
+        name: for messages.
+        about: of a file, when it was opened; None for what can be read once only.
+        read_bytes: bytes read so far, as they lie in the file.
+        troubles: what was wrong with the compressed file, by name, as counts.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.name = "standard input" if path is None else str(path)
+        self.read_bytes = 0
+        self.troubles: Troubles = {}
+        try:
+            self._file: BinaryIO = sys.stdin.buffer.raw if path is None else path.open("rb", 0)  # type: ignore[attr-defined]
+            about = os.fstat(self._file.fileno())
+        except (OSError, AttributeError, ValueError) as error:
+            raise UsageError(f"{self.name} cannot be read: {getattr(error, 'strerror', error)}") from error
+        self.about = about if stat.S_ISREG(about.st_mode) and path is not None else None
+        self._owned = path is not None
+        self._ahead: _Ahead | None = None
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Size of the file; None where it is not known."""
+        return None if self.about is None else self.about.st_size
+
+    def blocks(self) -> Iterator[memoryview]:
+        """The capture's bytes in order, unpacked. A block is valid until the next one is asked for.
+
+        Raises:
+            UsageError: it is empty, or packed in a way that is not read.
+        """
+        plain = self._plain()
+        first = next(plain, None)
+        if first is None:
+            raise UsageError(f"{self.name} is empty")
+        head = bytes(first[:6])
+        unpack = _gunzip if head[:2] == _GZIP else _unzstd if head[:4] in (_ZSTD, *_ZSTD_SKIPPED) else None
+        for magic, packer in _OTHER_PACKERS.items():
+            if head.startswith(magic):
+                raise UsageError(f"{self.name} is packed with {packer}: unpack it first, or pipe it in ('-')")
+        if unpack is None:
+            yield first
+            yield from plain
+            return
+        self._ahead = _Ahead(lambda: unpack(itertools.chain((first,), plain), self.troubles, self.name))
+        any_block = False
+        for block in self._ahead:
+            any_block = True
+            yield block
+        if not any_block:
+            raise UsageError(f"{self.name} holds nothing that can be unpacked")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._ahead is not None:
+            self._ahead.close()
+        if self._owned:
+            self._file.close()
+
+    def _plain(self) -> Iterator[memoryview]:
+        """Blocks as they lie in the file; each is overwritten by the next."""
+        whole = memoryview(bytearray(BLOCK_BYTES))
+        while True:
+            at = 0
+            while at < BLOCK_BYTES:  # a pipe gives little at a time
+                try:
+                    number = self._file.readinto(whole[at:])  # type: ignore[attr-defined]
+                except OSError as error:
+                    raise UsageError(f"{self.name} cannot be read: {error.strerror}") from error
+                if not number:
+                    break
+                at += number
+                self.read_bytes += number
+            if at:
+                yield whole[:at]
+            if at < BLOCK_BYTES:
+                return
+
+
+def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Iterator[bytes]:
+    """Unpack members one after another, a bounded piece at a time."""
+    machine = zlib.decompressobj(31)
+    fresh = True  # nothing of the member was read yet
+    for block in blocks:
+        data: bytes | memoryview = block
+        while len(data):
+            if fresh and data[0] == 0:  # tape blocks are padded with zeros
+                data = bytes(data).lstrip(b"\0")
+                continue
+            try:
+                piece = machine.decompress(data, _UNPACKED_BYTES)
+            except zlib.error:
+                # gzip itself takes bytes after the last member for rubbish, too
+                troubles["bytes_after_gzip" if fresh else "unpacking_damaged"] = 1
+                return
+            fresh = False
+            if piece:
+                yield piece
+            data = machine.unconsumed_tail
+            if machine.eof:
+                data, machine, fresh = machine.unused_data, zlib.decompressobj(31), True
+    if not fresh:
+        if piece := machine.flush():
+            yield piece
+        if not machine.eof:
+            troubles["unpacking_cut"] = 1
+
+
+def _unzstd(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iterator[bytes]:
+    """Unpack frames one after another, in pieces that a few bytes of input cannot blow up."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UsageError("zstandard is not installed here: pip install 'ringtap[analysis]'") from error
+    unpacker = zstandard.ZstdDecompressor()
+    machine, fresh = unpacker.decompressobj(), True
+    for block in blocks:
+        made: list[bytes] = []
+        size = 0
+        for at in range(0, len(block), _ZSTD_BYTES):
+            data: bytes | memoryview = block[at : at + _ZSTD_BYTES]
+            while len(data):
+                try:
+                    piece = machine.decompress(data)
+                except zstandard.ZstdError as error:
+                    if "memory" in str(error):
+                        raise UsageError(
+                            f"{name} is packed with a window of more than 128 MiB: unpack it with zstd --long=31 first"
+                        ) from error
+                    troubles["unpacking_damaged"] = 1
+                    yield b"".join(made)
+                    return
+                made.append(piece)
+                size += len(piece)
+                data, fresh = machine.unused_data, machine.eof
+                if fresh:
+                    machine = unpacker.decompressobj()
+            if size >= _UNPACKED_BYTES:
+                yield b"".join(made)
+                made, size = [], 0
+        if size:
+            yield b"".join(made)
+    if not fresh:
+        troubles["unpacking_cut"] = 1
+
+
+class _Ahead:
+    """Blocks that another thread makes while the last ones are worked on; at most a few wait."""
+
+    def __init__(self, make: Callable[[], Iterator[bytes]]) -> None:
+        self._ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_BLOCKS_AHEAD)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(make,), name="ringtap-unpack", daemon=True)
+        self._thread.start()
+
+    def _run(self, make: Callable[[], Iterator[bytes]]) -> None:
+        end: BaseException | None = None
+        try:
+            for block in make():
+                self._put(block)
+                if self._stopped.is_set():
+                    return
+        except BaseException as error:
+            end = error
+        self._put(end)
+
+    def _put(self, item: bytes | BaseException | None) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                self._ready.put(item, timeout=0.1)
+                return
+
+    def __iter__(self) -> Iterator[memoryview]:
+        while (item := self._ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            whole = memoryview(item)
+            for at in range(0, len(whole), _UNPACKED_BYTES):
+                yield whole[at : at + _UNPACKED_BYTES]
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._stopped.set()
+        self._thread.join()

@@ -6,6 +6,7 @@ tcpdump.org/linktypes.html. Everything here is the same in every call.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -68,7 +69,7 @@ class Blocks:
     def __init__(self, order: str = "<", section_bytes: int = -1) -> None:
         self._order = order
         self._made: list[bytes] = []
-        self._interfaces: list[tuple[int, int]] = []  # tick in units of a second's divisor, offset in seconds
+        self.interfaces: list[tuple[int, int]] = []  # tick in units of a second's divisor, offset in seconds
         self.block(0x0A0D0D0A, struct.pack(f"{order}IHHq", 0x1A2B3C4D, 1, 0, section_bytes))
 
     def block(self, kind: int, body: bytes) -> Blocks:
@@ -91,11 +92,11 @@ class Blocks:
             options += self.option(14, struct.pack(f"{self._order}q", offset_s))
         options += self.option(0, b"") if options else b""
         ticks = 10**6 if resolution is None else 2 ** (resolution & 127) if resolution & 128 else 10**resolution
-        self._interfaces.append((ticks, offset_s))
+        self.interfaces.append((ticks, offset_s))
         return self.block(1, struct.pack(f"{self._order}HHI", link, 0, snap) + options)
 
     def _ticks(self, one: Packet, interface: int) -> tuple[int, int]:
-        per_second, offset_s = self._interfaces[interface]
+        per_second, offset_s = self.interfaces[interface]
         return divmod((one.time_ns - offset_s * 1_000_000_000) * per_second // 1_000_000_000, 2**32)
 
     def packet(self, one: Packet, interface: int = 0, options: bytes = b"") -> Blocks:
@@ -119,7 +120,7 @@ class Blocks:
         name = struct.pack(f"{self._order}HH4s8s", 1, 12, bytes((10, 1, 0, 1)), b"node-01\0")
         secrets = struct.pack(f"{self._order}II", 0x544C534B, 4) + b"none"
         self.block(4, name + bytes(4)).block(10, secrets).block(0xBAD, struct.pack(f"{self._order}I", 32473) + b"any")
-        if self._interfaces:
+        if self.interfaces:
             self.block(5, struct.pack(f"{self._order}III", 0, 0, 0))
         return self.block(0x0BADF00D, bytes(range(40)))
 
@@ -278,7 +279,8 @@ def spaced(packets: Sequence[bytes], gap_ns: int = 50 * US, start_ns: int = 0) -
     return [(start_ns + place * gap_ns, one) for place, one in enumerate(packets)]
 
 
-def usual() -> list[Timed]:
+@functools.cache
+def usual() -> tuple[Timed, ...]:
     """TCP, UDP and ICMP over both IPs, of three hosts, interleaved."""
     made = Talk(A4, B4, (40001, 5001)).open().data(0, 1448, 1, 700).data(1, 1448, 20).close().packets
     made += Talk(B4, A4, (40001, 5001)).wait(5 * US).open(timestamps=False).data(1, 900, 1460).close().packets
@@ -288,7 +290,7 @@ def usual() -> list[Timed]:
     made += spaced([udp(A6, B6, (6000, 7000), size) for size in (0, 1, 1200)], 91 * US)
     made += spaced([bytes(IP(src=A4, dst=C4) / ICMP() / Raw(bytes(56)))], 1, 33 * US)
     made += spaced([bytes(IPv6(src=A6, dst=B6) / ICMPv6EchoRequest(data=bytes(56)))], 1, 34 * US)
-    return sorted(made, key=lambda one: one[0])
+    return tuple(sorted(made, key=lambda one: one[0]))
 
 
 def arp() -> bytes:

@@ -22,7 +22,7 @@ from typing import Any
 from ringtap.errors import UsageError
 
 Entry = Callable[[int, int, int], int]
-_NAMES = ("walk", "finish")
+_NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish")
 _SIGNATURE = ctypes.CFUNCTYPE(
     ctypes.c_int32,
     ctypes.POINTER(ctypes.c_int64),
@@ -56,7 +56,7 @@ def entries(say: Callable[[str], None] | None = None) -> dict[str, Entry]:
         from llvmlite import binding
     except ImportError as error:
         raise UsageError("reading captures needs numba: pip install 'ringtap[analysis]'") from error
-    if not hasattr(binding, "initialize_all_targets"):
+    if not hasattr(binding, "initialize_all_asmprinters"):
         binding.initialize()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()

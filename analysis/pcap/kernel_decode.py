@@ -1,15 +1,29 @@
-"""Kernels that take a packet apart: link layer, IP, transport."""
+"""Kernels that take a packet apart down to IP: link layers, VLAN and MPLS tags, IPv4, IPv6.
+
+A packet is where it lies in memory, how many bytes of it were captured, and how many it had. Link types are those of
+tcpdump.org/linktypes.html. Functions return the offset of an Ethernet frame inside, 0 without one.
+"""
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernel_flow import account, count, flow_of4, flow_of6, rest_of
-from ringtap.analysis.pcap.kernel_memory import kernel, load8, load32, swapped16
-from ringtap.analysis.pcap.kernel_state import N_CUT, N_FRAGMENTS, N_MALFORMED, N_NOT_IP, N_ZERO_LENGTH
+from ringtap.analysis.pcap.kernel_flow import count
+from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load8, load16, load32, swapped16, swapped32
+from ringtap.analysis.pcap.kernel_state import (
+    N_CUT,
+    N_FRAGMENTS,
+    N_LINK,
+    N_MALFORMED,
+    N_NOT_IP,
+    N_ZERO_LENGTH,
+)
+from ringtap.analysis.pcap.kernel_transport import tcp4, transport
 
-_TCP, _UDP = 6, 17
+_IPV4, _IPV6, _MPLS, _MPLS_MULTICAST = 0x0800, 0x86DD, 0x8847, 0x8848
+_NULL, _ETHERNET, _LOOP, _COOKED, _IPOIB, _COOKED2 = 0, 1, 108, 113, 242, 276
+_HOP_BY_HOP, _FRAGMENT, _AUTHENTICATION = 0, 44, 51
 
 
-@kernel
+@inlined
 def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
     """Count one packet.
 
@@ -21,87 +35,157 @@ def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int)
         time_ns: when it was captured.
         link: LINKTYPE of the interface.
     """
-    if link == 1:
-        if kept < 14:
-            count(state, N_CUT)
+    # what nearly every packet is: Ethernet, IPv4 without options, no fragment, TCP with its whole header
+    if (
+        link == _ETHERNET
+        and kept >= 54
+        and load32(at + 12) & 0xFFFFFF == 0x450008
+        and load16(at + 20) & 0xFF3F == 0
+        and load8(at + 23) == 6
+    ):
+        total = swapped16(at + 16)
+        if 40 <= total <= length - 14:
+            tcp4(state, at, kept, length, total, time_ns)
             return
-        ethertype, offset = swapped16(at + 12), 14
-        while ethertype == 0x8100 or ethertype == 0x88A8 or ethertype == 0x9100:
-            if kept < offset + 4:
-                count(state, N_CUT)
-                return
-            ethertype, offset = swapped16(at + offset + 2), offset + 4
-        if ethertype == 0x0800:
-            ipv4(state, at, offset, kept, length, time_ns, 0)
-            return
-        if ethertype == 0x86DD:
-            ipv6(state, at, offset, kept, length, time_ns, 0)
-            return
-    count(state, N_NOT_IP)
+    _any(state, at, kept, length, time_ns, link)
 
 
 @kernel
-def ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> None:
-    """An IPv4 packet (RFC 791) that starts at an offset of the frame."""
+def _any(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
+    inner = _link(state, at, kept, length, time_ns, link)
+    if inner:
+        ethertype = swapped16(at + inner + 12)
+        _network(state, at, inner + 14, kept, length, time_ns, ethertype, 1)
+
+
+@kernel
+def _link(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> int:
+    ethertype = 0
+    if link == _ETHERNET:
+        header, place = 14, 12
+    elif link == _COOKED:
+        header, place = 16, 14
+    elif link == _COOKED2:
+        header, place = 20, 0
+    elif link == _IPOIB:
+        header, place = 44, 40  # a global route header stands before it
+    elif link in (_NULL, _LOOP):
+        header, place = 4, -1
+    elif link in (12, 14, 101, 228, 229):  # raw IP
+        header, place = 0, -1
+    else:
+        count(state, N_LINK)
+        return 0
+    if kept <= header:
+        count(state, N_CUT)
+        return 0
+    if place >= 0:
+        ethertype = swapped16(at + place)
+    elif header == 0 or _is_loopback_ip(at):
+        ethertype = _by_version(load8(at + header))
+    return _network(state, at, header, kept, length, time_ns, ethertype, 0)
+
+
+@kernel
+def _is_loopback_ip(at: int) -> bool:
+    """A loopback header holds the address family of the capturing system: IPv4, or what its kind calls IPv6."""
+    family = load32(at)
+    return (family if family < 0x10000 else swapped32(at)) in (2, 10, 24, 28, 30)
+
+
+@kernel
+def _by_version(first: int) -> int:
+    version = first >> 4
+    return _IPV4 if version == 4 else _IPV6 if version == 6 else 0
+
+
+@kernel
+def _network(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> int:
+    """What has an ethertype, behind tags of any number."""
+    while ethertype in (0x8100, 0x88A8, 0x9100, 0x9200):
+        if kept < offset + 4:
+            count(state, N_CUT)
+            return 0
+        ethertype, offset = swapped16(at + offset + 2), offset + 4
+    if ethertype in (_MPLS, _MPLS_MULTICAST):
+        bottom = 0
+        while not bottom and kept > offset + 4:
+            bottom, offset = load8(at + offset + 2) & 1, offset + 4
+        if not bottom:
+            count(state, N_CUT)
+            return 0
+        ethertype = _by_version(load8(at + offset))
+    if ethertype == _IPV4:
+        return _ipv4(state, at, offset, kept, length, time_ns, layer)
+    if ethertype == _IPV6:
+        return _ipv6(state, at, offset, kept, length, time_ns, layer)
+    count(state, N_NOT_IP)
+    return 0
+
+
+@kernel
+def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
+    """An IPv4 packet (RFC 791)."""
     if kept < offset + 20:
         count(state, N_CUT)
-        return
+        return 0
     ip = at + offset
-    header = (load8(ip) & 15) * 4
-    if load8(ip) >> 4 != 4 or header < 20:
-        count(state, N_MALFORMED)
-        return
-    total = swapped16(ip + 2)
+    header, total = (load8(ip) & 15) * 4, swapped16(ip + 2)
     if total == 0:
         count(state, N_ZERO_LENGTH)
         total = length - offset
-    protocol = load8(ip + 9)
-    fragment = swapped16(ip + 6) & 0x3FFF
+    if load8(ip) >> 4 != 4 or header < 20 or total < header:
+        count(state, N_MALFORMED)
+        return 0
+    if total > length - offset:
+        count(state, N_MALFORMED)
+        total = max(length - offset, header)
+    protocol, fragment = load8(ip + 9), swapped16(ip + 6) & 0x3FFF
+    identity = -1
     if fragment:
         count(state, N_FRAGMENTS)
-    transport(state, at, offset + header, kept, length, time_ns, ip + 12, protocol, total - header, layer, 4)
+        identity = swapped16(ip + 4) | protocol << 32
+    first = not fragment & 0x1FFF
+    return transport(
+        state, at, offset + header, kept, length, time_ns, ip + 12, protocol, total - header, identity, first, layer, 4
+    )
 
 
 @kernel
-def ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> None:
-    """An IPv6 packet (RFC 8200) that starts at an offset of the frame."""
+def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
+    """An IPv6 packet (RFC 8200) with its extension headers."""
     if kept < offset + 40:
         count(state, N_CUT)
-        return
-    ip = at + offset
-    size = swapped16(ip + 4)
-    if size == 0:
-        count(state, N_ZERO_LENGTH)
-        size = length - offset - 40
-    transport(state, at, offset + 40, kept, length, time_ns, ip + 8, load8(ip + 6), size, layer, 6)
-
-
-@kernel
-def transport(
-    state: int,
-    at: int,
-    offset: int,
-    kept: int,
-    length: int,
-    time_ns: int,
-    addresses: int,
-    protocol: int,
-    size: int,
-    layer: int,
-    family: int,
-) -> None:
-    """What IP carries: ``size`` bytes at an offset of the frame."""
-    ports, payload = 0, max(size, 0)
-    header = at + offset
-    if protocol == _TCP:
-        if kept < offset + 13:
+        return 0
+    ip, place = at + offset, offset + 40
+    size, protocol = swapped16(ip + 4), load8(ip + 6)
+    if load8(ip) >> 4 != 6:
+        count(state, N_MALFORMED)
+        return 0
+    if size == 0 and length > place:
+        count(state, N_ZERO_LENGTH)  # a jumbogram, or an offload's
+        size = length - place
+    if size > length - place:
+        count(state, N_MALFORMED)
+        size = max(length - place, 0)
+    end, identity, first = place + size, -1, True
+    while first and protocol in (_HOP_BY_HOP, 43, _FRAGMENT, _AUTHENTICATION, 60, 135, 139, 140):
+        if kept < place + 8:
             count(state, N_CUT)
+            break
+        header = at + place
+        following, units = load8(header), load8(header + 1)
+        if protocol == _FRAGMENT:
+            fragment = swapped16(header + 2)
+            if fragment & 0xFFF9:  # neither alone nor, as RFC 6946 has it, atomic
+                count(state, N_FRAGMENTS)
+                identity = swapped32(header + 4) | following << 32
+                first = fragment & 0xFFF8 == 0
+            place += 8
         else:
-            payload = max(size - (load8(header + 12) >> 4) * 4, 0)
-    elif protocol == _UDP:
-        payload = max(size - 8, 0)
-    if (protocol == _TCP or protocol == _UDP) and kept >= offset + 4:
-        ports = load32(header)
-    rest = rest_of(ports, protocol, 0, layer, family)
-    flow = flow_of4(state, addresses, rest, time_ns) if family == 4 else flow_of6(state, addresses, rest, time_ns)
-    account(state, flow, length, payload, 1 if payload else 0, time_ns)
+            place += (units + 2) * 4 if protocol == _AUTHENTICATION else (units + 1) * 8
+        protocol = following
+    if place > end:
+        count(state, N_MALFORMED)
+    size = max(end - place, 0)
+    return transport(state, at, place, kept, length, time_ns, ip + 8, protocol, size, identity, first, layer, 6)

@@ -16,16 +16,19 @@ from ringtap.analysis.pcap.kernel_state import (
     CELLS_AT,
     CELLS_END,
     CONVERSATIONS,
+    DIRECTIONS,
+    DIRECTION_BYTES,
     D_BIN,
     D_BYTES,
     D_DATA_BYTES,
     D_DATA_PACKETS,
     D_LAST_NS,
+    D_NEXT,
     D_PACKETS,
     D_PAYLOAD,
     D_SEGMENTS,
-    DIRECTION_BYTES,
-    DIRECTIONS,
+    D_SYN,
+    D_TIMED,
     FIRST_NS,
     FULL_CELL_BYTES,
     FULL_CELL_PACKETS,
@@ -33,18 +36,20 @@ from ringtap.analysis.pcap.kernel_state import (
     K_REST,
     LAST_NS,
     LEAST_BIN,
-    MOST_BIN,
+    MOST_BINS_AWAY,
     MOST_ROWS,
-    N_OTHERS,
     NO_BIN,
+    N_BAD_TIME,
+    N_OVER_LIMIT,
+    PACKETS_AT,
     ROWS,
+    SLOTS,
     SLOT_MASK,
     SLOT_SHIFT,
-    SLOTS,
 )
-from ringtap.analysis.pcap.layout import CONVERSATION
+from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET
 
-_ROW = CONVERSATION.itemsize
+_ROW, _CELL, _PACKET = CONVERSATION.itemsize, CELL.itemsize, PACKET.itemsize
 _A, _B = (CONVERSATION.fields[name][1] for name in ("a", "b"))
 _A_PORT, _B_PORT = (CONVERSATION.fields[name][1] for name in ("a_port", "b_port"))
 _PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = (
@@ -81,15 +86,10 @@ def add(address: int, value: int) -> None:
 
 
 @inlined
-def _spread(addresses: int, rest: int) -> int:
+def spread(addresses: int, rest: int) -> int:
+    """Hash of a key."""
     mixed = (addresses ^ (rest * _MIX_REST)) * _MIX
     return mixed ^ ((mixed >> 32) & 0xFFFFFFFF)
-
-
-@inlined
-def key4(at: int) -> int:
-    """Key of the two IPv4 addresses that lie at an address, one behind the other."""
-    return load64(at)
 
 
 @inlined
@@ -99,7 +99,8 @@ def _half(at: int) -> int:
 
 
 @inlined
-def _key6(source: int, destination: int) -> int:
+def key6(source: int, destination: int) -> int:
+    """What stands for two IPv6 addresses in a key; who finds it compares the addresses themselves."""
     return _half(source) * 3 + _half(destination)
 
 
@@ -115,7 +116,8 @@ def rest_of(ports: int, protocol: int, kind: int, layer: int, family: int) -> in
 
 
 @inlined
-def _same16(a: int, b: int) -> bool:
+def same16(a: int, b: int) -> bool:
+    """Whether 16 bytes at two addresses are alike."""
     return load64(a) == load64(b) and load64(a + 8) == load64(b + 8)
 
 
@@ -123,7 +125,7 @@ def _same16(a: int, b: int) -> bool:
 def _find(state: int, addresses: int, rest: int, source: int, destination: int) -> int:
     """Address of the slot that holds a key, or of the free one where it belongs."""
     slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
-    index = _spread(addresses, rest) & mask
+    index = spread(addresses, rest) & mask
     while True:
         slot = slots + (index << SLOT_SHIFT)
         flow = load64(slot + K_FLOW)
@@ -132,12 +134,12 @@ def _find(state: int, addresses: int, rest: int, source: int, destination: int) 
         if load64(slot) == addresses and load64(slot + K_REST) == rest:
             if (rest >> 56) == 4:
                 return slot
-            row = get(state, CONVERSATIONS) + ((flow - 1) >> 1) * _ROW
+            row = row_of(state, flow - 1)
             reverse = (flow - 1) & 1
             a, b = row + _A, row + _B
             if reverse:
                 a, b = b, a
-            if _same16(a, source) and _same16(b, destination):
+            if same16(a, source) and same16(b, destination):
                 return slot
         index = (index + 1) & mask
 
@@ -166,7 +168,7 @@ def _grow(state: int) -> None:
         if load8(row + 3) == 4:
             addresses = (load64(row + _A) & 0xFFFFFFFF) | load64(row + _B) << 32
         else:
-            addresses = _key6(row + _A, row + _B)
+            addresses = key6(row + _A, row + _B)
         slot = _find(state, addresses, rest, row + _A, row + _B)
         _write_slot(slot, addresses, rest, number * 2)
 
@@ -177,7 +179,7 @@ def _new_flow(state: int, addresses: int, rest: int, source: int, destination: i
     if (rest >> 56) == 4:
         back = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
     else:
-        back = _key6(destination, source)
+        back = key6(destination, source)
     reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + K_FLOW)
     if reverse:
         flow = (reverse - 1) ^ 1
@@ -194,7 +196,7 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
     """A new row; beyond the limit the one that all others share, as -1 less its flow."""
     number = get(state, ROWS)
     if number >= get(state, MOST_ROWS):
-        count(state, N_OTHERS)
+        count(state, N_OVER_LIMIT)
         if number > get(state, MOST_ROWS):
             return -1 - 2 * get(state, MOST_ROWS)
         rest = 255 << 32
@@ -221,6 +223,8 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
         work = get(state, DIRECTIONS) + (number * 2 + direction) * DIRECTION_BYTES
         store64(work + D_BIN, NO_BIN)
         store64(work + D_LAST_NS, NO_BIN)
+        for offset in (D_NEXT, D_TIMED, D_SYN):
+            store64(work + offset, -1)
     return number * 2 if rest >> 56 else -1 - number * 2
 
 
@@ -242,7 +246,13 @@ def flow_of4(state: int, at: int, rest: int, time_ns: int) -> int:
 @inlined
 def flow_of6(state: int, at: int, rest: int, time_ns: int) -> int:
     """The flow of a packet whose IPv6 addresses lie at an address."""
-    return flow_of(state, _key6(at, at + 16), rest, at, at + 16, time_ns)
+    return flow_of(state, key6(at, at + 16), rest, at, at + 16, time_ns)
+
+
+@inlined
+def row_of(state: int, flow: int) -> int:
+    """Address of the conversation of a flow."""
+    return get(state, CONVERSATIONS) + (flow >> 1) * _ROW
 
 
 @inlined
@@ -252,26 +262,39 @@ def work_of(state: int, flow: int) -> int:
 
 
 @kernel
-def set_time(state: int, time_ns: int) -> None:
-    """Make the bin of a time the current one."""
+def in_bin(state: int, time_ns: int) -> int:
+    """Make the bin of a time the current one; returns the time, or the latest one where it is out of all range."""
     width = get(state, BIN_NS)
     number = time_ns // width
     if get(state, BASE_BIN) == NO_BIN:
         put(state, BASE_BIN, number)
         put(state, FIRST_NS, time_ns)
+    if time_ns < 0 or abs(number - get(state, BASE_BIN)) >= MOST_BINS_AWAY:
+        count(state, N_BAD_TIME)
+        time_ns = get(state, LAST_NS)
+        number = time_ns // width
     put(state, BIN_START_NS, number * width)
     put(state, BIN_END_NS, number * width + width)
     number -= get(state, BASE_BIN)
     put(state, BIN, number)
     put(state, LEAST_BIN, min(number, get(state, LEAST_BIN)))
-    put(state, MOST_BIN, max(number, get(state, MOST_BIN)))
+    return time_ns
 
 
 @kernel
-def went_back(state: int, flow: int, time_ns: int) -> None:
-    """A packet of a flow is earlier than one before it in the file."""
-    row = get(state, CONVERSATIONS) + (flow >> 1) * _ROW
+def _went_back(state: int, flow: int, time_ns: int) -> None:
+    row, work = row_of(state, flow), work_of(state, flow)
     store64(row + _FIRST_NS, min(load64(row + _FIRST_NS), time_ns))
+    store64(work + D_LAST_NS, max(load64(work + D_LAST_NS), time_ns))
+
+
+@kernel
+def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int) -> None:
+    packet = get(state, PACKETS_AT)
+    put(state, PACKETS_AT, packet + _PACKET)
+    store64(packet, time_ns)
+    for number, value in enumerate((flow, length, payload)):
+        store32(packet + 8 + 4 * number, value)
 
 
 @kernel
@@ -284,7 +307,7 @@ def close_cell(state: int, flow: int) -> None:
     packets, data_packets = load64(work + D_PACKETS), load64(work + D_DATA_PACKETS)
     size, data_bytes, payload = load64(work + D_BYTES), load64(work + D_DATA_BYTES), load64(work + D_PAYLOAD)
     cell = get(state, CELLS_AT)
-    put(state, CELLS_AT, cell + 24)
+    put(state, CELLS_AT, cell + _CELL)
     store32(cell, flow)
     store32(cell + 4, number)
     store16(cell + 8, packets)
@@ -292,7 +315,7 @@ def close_cell(state: int, flow: int) -> None:
     store32(cell + 12, size)
     store32(cell + 16, data_bytes)
     store32(cell + 20, payload)
-    row = get(state, CONVERSATIONS) + (flow >> 1) * _ROW + (flow & 1) * 8
+    row = row_of(state, flow) + (flow & 1) * 8
     add(row + _PACKETS, packets)
     add(row + _DATA_PACKETS, data_packets)
     add(row + _BYTES, size)
@@ -302,7 +325,7 @@ def close_cell(state: int, flow: int) -> None:
 
 
 @inlined
-def account(state: int, flow: int, length: int, payload: int, segments: int, time_ns: int) -> int:
+def account(state: int, flow: int, length: int, payload: int, time_ns: int) -> int:
     """Count a packet for its flow and the current bin.
 
     Returns:
@@ -329,11 +352,12 @@ def account(state: int, flow: int, length: int, payload: int, segments: int, tim
         store64(work + D_DATA_PACKETS, data)
         store64(work + D_DATA_BYTES, length * data)
         store64(work + D_PAYLOAD, payload)
-    add(work + D_SEGMENTS, segments)
-    if time_ns < load64(work + D_LAST_NS) or time_ns < get(state, LAST_NS):
-        went_back(state, flow, time_ns)
-    if time_ns > load64(work + D_LAST_NS):
+    if time_ns >= get(state, LAST_NS):
         store64(work + D_LAST_NS, time_ns)
+    else:
+        _went_back(state, flow, time_ns)
+    if get(state, PACKETS_AT):
+        _write_packet(state, flow, length, payload, time_ns)
     return work
 
 
@@ -346,11 +370,11 @@ def close_all(state: int, first: int) -> int:
     """
     flows = get(state, ROWS) * 2
     for flow in range(first, flows):
-        if get(state, CELLS_AT) + 24 > get(state, CELLS_END):
+        if get(state, CELLS_AT) + _CELL > get(state, CELLS_END):
             return flow
         close_cell(state, flow)
         work = work_of(state, flow)
-        row = get(state, CONVERSATIONS) + (flow >> 1) * _ROW
+        row = row_of(state, flow)
         store64(row + _SEGMENTS + (flow & 1) * 8, load64(work + D_SEGMENTS))
         store64(row + _LAST_NS, max(load64(row + _LAST_NS), load64(work + D_LAST_NS)))
     return flows

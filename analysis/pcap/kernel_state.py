@@ -5,89 +5,139 @@ Words are named by their index. Offsets into the blocks are in bytes.
 
 from __future__ import annotations
 
-# --- words of the state -------------------------------------------------------------------------------------------
-# what the caller sets
+# --- words of the state: what the caller sets ---------------------------------------------------------------------
 CONVERSATIONS = 0  # address of the rows of layout.CONVERSATION
-DIRECTIONS = 1  # address of the work area: two DIRECTION blocks a conversation
-SLOTS = 2  # address of the hash table
+DIRECTIONS = 1  # address of the work area: two direction blocks a conversation
+SLOTS = 2  # address of the hash table of flows
+HOLES = 3  # address of the TCP holes: MOST_HOLES a direction
 MOST_ROWS = 4
 CELLS_AT = 5  # where the next cell goes; set back by the caller when it has taken the cells
 CELLS_END = 6
 BIN_NS = 7
-FORMAT = 8  # PCAP or PCAPNG
-SWAPPED = 9  # the file's byte order is not the machine's
-LINK = 10  # of a pcap file
-TICK_NS = 11
-MOST_KEPT = 12  # captured bytes a record may say it has
+SWAPPED = 8  # the file's byte order is not the machine's
+INTERFACES = 9  # address of the interfaces of the section; a pcap file has one
+INTERFACE_COUNT = 10
+MOST_KEPT = 11  # captured bytes a record may say it has
+FRAGMENTS = 12  # address of the table of first fragments
+QUEUE_PAIRS = 13  # address of the rows of layout.QUEUE_PAIR
+QUEUE_PAIR_WORK = 14  # address of their work area
+QUEUE_PAIR_SLOTS = 15
+PACKETS_AT = 16  # where the next row of layout.PACKET goes; 0: none are wanted
+PACKETS_END = 17
 
-# what the kernels keep
-SLOT_MASK = 16  # slots in use less one; a power of two
-ROWS = 17
-OTHERS = 18  # packets of conversations beyond the limit
-BASE_BIN = 19  # of the first packet, since the epoch
-BIN = 20  # of the last packet, since BASE_BIN
-BIN_START_NS = 21
-BIN_END_NS = 22
-LEAST_BIN = 23
-MOST_BIN = 24
-FIRST_NS = 25
-LAST_NS = 26  # the latest time seen
-NEEDED = 27  # bytes from where the walk stopped until it can go on
-STOPPED = 28  # why it stopped: one of the reasons below
+# --- what the kernels keep ----------------------------------------------------------------------------------------
+SLOT_MASK = 20  # slots in use less one; a power of two
+ROWS = 21
+BASE_BIN = 22  # of the first packet, since the epoch
+BIN = 23  # of the last packet, since BASE_BIN
+BIN_START_NS = 24
+BIN_END_NS = 25
+LEAST_BIN = 26
+FIRST_NS = 27
+LAST_NS = 28  # the latest time seen
+NEEDED = 29  # bytes from where the walk stopped until it can go on
+STOPPED = 30  # why it stopped: one of the reasons below
+QUEUE_PAIR_ROWS = 31
 
-# counts of what the capture held, in the order of COUNTS
-COUNTED = 32
+# --- counts of what the capture held ------------------------------------------------------------------------------
+COUNTED = 40
 COUNTS = (
     "packets",
     "bytes",
     "not_ip",
     "cut_by_snap",
-    "time_backwards",
+    "malformed",
     "zero_length_ip",
     "fragments",
-    "malformed",
+    "fragments_without_first",
+    "time_backwards",
+    "times_out_of_range",
+    "without_time",
+    "skipped_link_types",
+    "unknown_blocks",
     "packets_over_limit",
+    "queue_pairs_over_limit",
 )
 (
     N_PACKETS,
     N_BYTES,
-    N_NOT_IP,
-    N_CUT,
-    N_BACKWARDS,
-    N_ZERO_LENGTH,
+    N_NOT_IP,  # ARP and the like
+    N_CUT,  # a header that is needed is not in the file
+    N_MALFORMED,  # headers that contradict themselves or the frame
+    N_ZERO_LENGTH,  # IP says no length: the frame's is taken
     N_FRAGMENTS,
-    N_MALFORMED,
-    N_OTHERS,
+    N_FIRST_MISSING,
+    N_BACKWARDS,
+    N_BAD_TIME,  # a month and more from the first packet: counted at the latest time before it
+    N_NO_TIME,  # simple packet blocks: likewise
+    N_LINK,
+    N_UNKNOWN_BLOCKS,
+    N_OVER_LIMIT,
+    N_QUEUE_PAIRS,
 ) = range(COUNTED, COUNTED + len(COUNTS))
 WORDS = 128
 
 # --- reasons to stop ----------------------------------------------------------------------------------------------
 MORE = 0  # the block is used up as far as whole records go
-CELLS_FULL = 1
+FULL = 1  # the caller has to take the cells or packets first
 CORRUPT = 2  # a record that no capture can have
-PCAP, PCAPNG = 0, 1
+SECTION = 3  # a pcapng block that the caller reads: section header or interface
+PASS_OVER = 4  # a block of no interest, of which NEEDED bytes are not there yet
 
 # --- a direction's block ------------------------------------------------------------------------------------------
 D_BIN = 0  # of the open cell; NO_BIN: none
-D_PACKETS = 8  # of the open cell
+D_PACKETS = 8  # of the open cell, up to D_PAYLOAD
 D_DATA_PACKETS = 16
 D_BYTES = 24
 D_DATA_BYTES = 32
 D_PAYLOAD = 40
 D_SEGMENTS = 48  # since the start
 D_LAST_NS = 56
+D_NEXT = 64  # TCP: sequence number behind the highest byte seen; -1: none
+D_TIMED = 72  # acknowledgement that ends the round trip being measured; -1: none
+D_TIMED_NS = 80
+D_SEGMENT_BYTES = 88  # least MSS of the handshake; 0: not seen
+D_SYN_NS = 96  # of the SYN whose handshake is not over; 0: none
+D_HOLES = 104
+D_SYN = 112  # its sequence number; -1: none
 DIRECTION_BYTES = 128
 NO_BIN = -(2**62)
 
-# --- a slot of the hash table -------------------------------------------------------------------------------------
+# --- bytes of a direction that were passed over and may come yet --------------------------------------------------
+HOLE_FROM, HOLE_TO, HOLE_NS = 0, 8, 16
+HOLE_BYTES = 24
+MOST_HOLES = 4
+
+# --- a slot of the hash table of flows ----------------------------------------------------------------------------
 K_ADDRESSES = 0
 K_REST = 8  # ports, protocol, kind, layer, family
 K_FLOW = 16  # plus one; 0: free
 SLOT_SHIFT = 5
 FIRST_SLOTS = 4096
 
+# --- an interface -------------------------------------------------------------------------------------------------
+I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS = 0, 8, 16, 24, 32
+TIMES, DIVIDED, POWER_OF_TWO = 0, 1, 2  # values of I_SCALE: what I_BY does to make ticks nanoseconds
+INTERFACE_BYTES = 64
+MOST_INTERFACES = 1024
+
+# --- a first fragment ---------------------------------------------------------------------------------------------
+F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
+FRAGMENT_SHIFT = 5
+FRAGMENT_SLOTS = 8192
+FRAGMENT_LIFE_NS = 30_000_000_000  # what RFC 791 and systems give a datagram to arrive whole
+
+# --- a queue pair's work area -------------------------------------------------------------------------------------
+Q_NEXT = 0  # PSN that the next request has; -1: not known
+Q_RESPONSE = 8  # the same of a response to a read
+QUEUE_PAIR_WORK_BYTES = 16
+MOST_QUEUE_PAIRS = 2**16
+QUEUE_PAIR_SLOT_COUNT = 2**18
+
 # --- limits -------------------------------------------------------------------------------------------------------
 MOST_FRAME_BYTES = 2**24  # no link has packets of this size; a record that says so is damage
-CELL_MARGIN = 8 * 24  # a packet makes fewer cells than these
+MOST_BLOCK_BYTES = 2**25
+ROOM = 8  # a packet makes fewer cells and rows than these
 FULL_CELL_BYTES = 2**31
 FULL_CELL_PACKETS = 2**16 - 1
+MOST_BINS_AWAY = 2**31

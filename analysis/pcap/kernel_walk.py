@@ -1,21 +1,26 @@
-"""Kernels that go from record to record of a block: the entry points that are compiled."""
+"""Kernels that go from record to record of a block: the entry points that are compiled.
+
+Each takes the address of the state and two numbers, and returns one.
+"""
 
 from __future__ import annotations
 
+from ringtap.analysis.pcap.kernel_blocks import block_stops, is_block, packet_of_block
 from ringtap.analysis.pcap.kernel_decode import decode
-from ringtap.analysis.pcap.kernel_flow import add, close_all, count, get, put, set_time
-from ringtap.analysis.pcap.kernel_memory import load32, swapped32
+from ringtap.analysis.pcap.kernel_flow import add, close_all, count, get, in_bin, put
+from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load32, load64, swapped32
 from ringtap.analysis.pcap.kernel_state import (
     BIN_END_NS,
     BIN_START_NS,
-    CELL_MARGIN,
     CELLS_AT,
     CELLS_END,
-    CELLS_FULL,
     CORRUPT,
     FIRST_NS,
+    FULL,
+    I_BY,
+    I_LINK,
+    INTERFACES,
     LAST_NS,
-    LINK,
     MORE,
     MOST_FRAME_BYTES,
     MOST_KEPT,
@@ -23,25 +28,51 @@ from ringtap.analysis.pcap.kernel_state import (
     N_BYTES,
     N_PACKETS,
     NEEDED,
+    PACKETS_AT,
+    PACKETS_END,
+    ROOM,
     STOPPED,
     SWAPPED,
-    TICK_NS,
 )
+from ringtap.analysis.pcap.layout import CELL, PACKET
+
+_CELLS_ROOM, _PACKETS_ROOM = ROOM * CELL.itemsize, ROOM * PACKET.itemsize
+
+
+@inlined
+def _is_full(state: int) -> bool:
+    if get(state, CELLS_AT) + _CELLS_ROOM > get(state, CELLS_END):
+        return True
+    return get(state, PACKETS_AT) != 0 and get(state, PACKETS_AT) + _PACKETS_ROOM > get(state, PACKETS_END)
+
+
+@inlined
+def _packet(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
+    if time_ns < get(state, BIN_START_NS) or time_ns >= get(state, BIN_END_NS):
+        time_ns = in_bin(state, time_ns)
+    add(state + 8 * N_PACKETS, 1)
+    add(state + 8 * N_BYTES, length)
+    decode(state, at, kept, length, time_ns, link)
+    if time_ns < get(state, LAST_NS):
+        count(state, N_BACKWARDS)
+        put(state, FIRST_NS, min(time_ns, get(state, FIRST_NS)))
+    else:
+        put(state, LAST_NS, time_ns)
 
 
 def walk(state: int, block: int, size: int) -> int:
-    """Count the packets of a block.
+    """Count the packets of a part of a pcap file.
 
     Args:
         state: address of the state.
-        block: address of the block, which begins with a record.
+        block: address of the part, which begins with a record.
         size: its bytes.
 
     Returns:
         Bytes used up; the state says why it stopped there.
     """
-    swapped, link, tick_ns = get(state, SWAPPED), get(state, LINK), get(state, TICK_NS)
-    most_kept = get(state, MOST_KEPT)
+    swapped, most_kept = get(state, SWAPPED), get(state, MOST_KEPT)
+    link, tick_ns = load64(get(state, INTERFACES) + I_LINK), load64(get(state, INTERFACES) + I_BY)
     at, stopped, needed = 0, MORE, 16
     while at + 16 <= size:
         record = block + at
@@ -57,23 +88,107 @@ def walk(state: int, block: int, size: int) -> int:
         if at + 16 + kept > size:
             needed = 16 + kept
             break
-        if get(state, CELLS_AT) + CELL_MARGIN > get(state, CELLS_END):
-            stopped = CELLS_FULL
+        if _is_full(state):
+            stopped = FULL
             break
-        time_ns = seconds * 1_000_000_000 + ticks * tick_ns
-        if time_ns < get(state, BIN_START_NS) or time_ns >= get(state, BIN_END_NS):
-            set_time(state, time_ns)
-        count(state, N_PACKETS)
-        add(state + 8 * N_BYTES, length)
-        decode(state, record + 16, kept, length, time_ns, link)
-        if time_ns < get(state, LAST_NS):
-            count(state, N_BACKWARDS)
-            put(state, FIRST_NS, min(time_ns, get(state, FIRST_NS)))
-        else:
-            put(state, LAST_NS, time_ns)
+        _packet(state, record + 16, kept, length, seconds * 1_000_000_000 + ticks * tick_ns, link)
         at += 16 + kept
     put(state, STOPPED, stopped)
     put(state, NEEDED, needed)
+    return at
+
+
+def walk_blocks(state: int, block: int, size: int) -> int:
+    """The same for a part of a pcapng file, which begins with a block."""
+    at, stopped = 0, MORE
+    put(state, NEEDED, 12)
+    while at + 12 <= size:
+        if _is_full(state):
+            stopped = FULL
+            break
+        stopped = block_stops(state, block + at, size - at)
+        if stopped != MORE:
+            break
+        total = _total(state, block + at)
+        if at + total > size:
+            put(state, NEEDED, total)
+            break
+        kept, length, time_ns, data, link = packet_of_block(state, block + at, total)
+        if data:
+            _packet(state, data, kept, length, time_ns, link)
+        at += total
+        put(state, NEEDED, 12)
+    put(state, STOPPED, stopped)
+    return at
+
+
+@inlined
+def _total(state: int, block: int) -> int:
+    return swapped32(block + 4) if get(state, SWAPPED) else load32(block + 4)
+
+
+def resume(state: int, block: int, size: int) -> int:
+    """Look for the next sound record of a pcap file after damage.
+
+    Three headers in a row, each where the one before says, within a day of the latest packet, make a sound record.
+
+    Returns:
+        Bytes to pass over. STOPPED is MORE where a record begins there, else FULL: NEEDED bytes from there would tell.
+    """
+    at = 0
+    while at + 16 <= size:
+        place = at
+        for _ in range(3):
+            if place + 16 > size or not _is_record(state, block + place):
+                break
+            place += 16 + _kept(state, block + place)
+        else:
+            put(state, STOPPED, MORE)
+            return at
+        if place > at and place + 16 > size:
+            put(state, STOPPED, FULL)
+            put(state, NEEDED, place + 16 - at)
+            return at
+        at += 1
+    put(state, STOPPED, FULL)
+    put(state, NEEDED, 16)
+    return at
+
+
+@inlined
+def _kept(state: int, record: int) -> int:
+    return swapped32(record + 8) if get(state, SWAPPED) else load32(record + 8)
+
+
+@kernel
+def _is_record(state: int, record: int) -> bool:
+    if get(state, SWAPPED):
+        seconds, ticks, length = swapped32(record), swapped32(record + 4), swapped32(record + 12)
+    else:
+        seconds, ticks, length = load32(record), load32(record + 4), load32(record + 12)
+    kept, tick_ns = _kept(state, record), load64(get(state, INTERFACES) + I_BY)
+    if kept > length or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES or length == 0:
+        return False
+    if ticks * tick_ns >= 1_000_000_000:
+        return False
+    latest = get(state, LAST_NS)
+    return latest < 0 or abs(seconds - latest // 1_000_000_000) < 86_400
+
+
+def resume_blocks(state: int, block: int, size: int) -> int:
+    """The same for a pcapng file: two whole blocks in a row, with their length at both ends."""
+    at = 0
+    while at + 12 <= size:
+        found = is_block(state, block + at, size - at)
+        if found == 1:
+            put(state, STOPPED, MORE)
+            return at
+        if found == 0:
+            put(state, STOPPED, FULL)
+            return at
+        at += 1
+    put(state, STOPPED, FULL)
+    put(state, NEEDED, 12)
     return at
 
 
@@ -82,4 +197,4 @@ def finish(state: int, first: int, _unused: int) -> int:
     return close_all(state, first)
 
 
-ENTRIES = (walk, finish)
+ENTRIES = (walk, walk_blocks, resume, resume_blocks, finish)

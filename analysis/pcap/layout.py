@@ -54,6 +54,9 @@ CELL = np.dtype(
 """What a flow carried in one bin. Narrow, because a busy capture has millions: add them up as int64. A cell that would
 run over is followed by another of the same flow and bin."""
 
+PACKET = np.dtype([("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4")])
+"""One packet, for the uses that need single ones; a packet inside a tunnel has a second row, of the inner flow."""
+
 QUEUE_PAIR = np.dtype(
     [
         ("family", "u1"),

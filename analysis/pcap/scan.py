@@ -1,35 +1,30 @@
-"""One capture stream, scanned in blocks: conversations, rates in bins, RoCE queue pairs and counts.
-
-Formats: the libpcap file format (draft-ietf-opsawg-pcap) and pcapng (draft-ietf-opsawg-pcapng).
-"""
+"""One capture stream, scanned in blocks: conversations, rates in bins, RoCE queue pairs and counts."""
 
 from __future__ import annotations
 
-import struct
-import tempfile
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap import compiled, kernel_state
-from ringtap.analysis.pcap.layout import CELL, CONVERSATION, QUEUE_PAIR
+from ringtap.analysis.pcap import compiled
+from ringtap.analysis.pcap import kernel_state as ks
+from ringtap.analysis.pcap.kernel_room import MOST_CONVERSATIONS, Room
+from ringtap.analysis.pcap.layout import PACKET
+from ringtap.analysis.pcap.walk_sections import (
+    PCAP_HEADER_BYTES,
+    SECTION_HEADER,
+    Interface,
+    interface_block,
+    pcap_header,
+    section_header,
+)
 from ringtap.errors import UsageError
 
-MOST_CONVERSATIONS = 2**19
-"""Conversations told apart in one capture; packets of further ones are summed in one row of family 0."""
+__all__ = ["MOST_CONVERSATIONS", "Scan", "Scanned"]
 
-_CELLS_AT_ONCE = 2**14
-_CELLS_IN_MEMORY = 2**22
-# magic as it lies in the file -> (other byte order than the machine's, nanoseconds a tick)
-_MAGICS = {
-    b"\xd4\xc3\xb2\xa1": (0, 1000),
-    b"\xa1\xb2\xc3\xd4": (1, 1000),
-    b"\x4d\x3c\xb2\xa1": (0, 1),
-    b"\xa1\xb2\x3c\x4d": (1, 1),
-}
-_LEAST_MOST_KEPT = 262_144  # what tools take for "no limit"
+_USUAL_MOST_KEPT = 262_144  # what tools take for "no limit"
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,7 @@ class Scanned:
         first_ns: time of the earliest packet; -1 when there is none.
         last_ns: time of the latest packet; -1 when there is none.
         interfaces: ``name``, ``linktype`` and ``snap_bytes`` of each.
+        packets: rows of ``layout.PACKET`` in the capture's order, where they were asked for.
     """
 
     conversations: npt.NDArray[Any]
@@ -57,47 +53,33 @@ class Scanned:
     first_ns: int
     last_ns: int
     interfaces: list[dict[str, Any]] = field(default_factory=list)
+    packets: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, PACKET))
 
 
 class Scan:
-    """State of one capture stream.
+    """State of one capture stream; several may run in threads.
 
     Args:
         bin_ns: width of the bins.
         cells: an empty file for the cells that memory shall not hold; a temporary one without it.
+        packets: keep a row of every packet too.
 
     Raises:
         UsageError: what the kernels need is not installed.
     """
 
-    def __init__(self, bin_ns: int = 1_000_000, cells: BinaryIO | None = None) -> None:
+    def __init__(self, bin_ns: int = 1_000_000, cells: BinaryIO | None = None, *, packets: bool = False) -> None:
         self._entries = compiled.entries()
         self._bin_ns = bin_ns
-        self._store = _Cells(cells)
-        self._head = bytearray()
-        self._torn = bytearray()
-        self._started = False
-        self._stopped = False
-        self._corrupt_bytes = 0
-        self.interfaces: list[dict[str, Any]] = []
-        self._rows = np.zeros(MOST_CONVERSATIONS + 1, CONVERSATION)
-        self._work = _aligned((MOST_CONVERSATIONS + 1) * 2 * kernel_state.DIRECTION_BYTES)
-        self._slots = _aligned(MOST_CONVERSATIONS * 16 << kernel_state.SLOT_SHIFT)
-        state = np.zeros(kernel_state.WORDS, np.int64)
-        state[kernel_state.CONVERSATIONS] = self._rows.ctypes.data
-        state[kernel_state.DIRECTIONS] = self._work.ctypes.data
-        state[kernel_state.SLOTS] = self._slots.ctypes.data
-        state[kernel_state.SLOT_MASK] = kernel_state.FIRST_SLOTS - 1
-        state[kernel_state.MOST_ROWS] = MOST_CONVERSATIONS
-        state[kernel_state.CELLS_AT] = self._store.address
-        state[kernel_state.CELLS_END] = self._store.address + _CELLS_AT_ONCE * CELL.itemsize
-        state[kernel_state.BIN_NS] = bin_ns
-        state[kernel_state.BASE_BIN] = kernel_state.NO_BIN
-        state[kernel_state.BIN_START_NS] = 2**62
-        state[kernel_state.FIRST_NS] = 2**62
-        state[kernel_state.LAST_NS] = -1
-        self._state = state
-        self._state_address = state.ctypes.data
+        self._room = Room(bin_ns, cells, packets)
+        self._walk, self._resume = self._entries["walk"], self._entries["resume"]
+        self._started = self._lost = self._big_endian = False
+        self._torn = b""  # the begin of what is not there whole
+        self._wanted = PCAP_HEADER_BYTES  # bytes that it has to have
+        self._passing = self._passed = 0  # bytes still to pass over of a block, and those passed
+        self._corrupt_records = self._corrupt_bytes = 0
+        self._section: list[Interface] = []
+        self._described: list[dict[str, Any]] = []
 
     def feed(self, block: memoryview) -> None:
         """Take the next bytes of the stream; it may be split anywhere.
@@ -105,58 +87,20 @@ class Scan:
         Raises:
             UsageError: the stream is no capture.
         """
-        if not self._started:
-            self._head += block
-            if len(self._head) < 24:
-                return
-            self._begin(bytes(self._head[:24]))
-            self._started = True
-            block = memoryview(self._head)[24:]
         data = np.frombuffer(block, np.uint8)
-        at = 0
-        while self._torn and at < len(data):
-            wanted = int(self._state[kernel_state.NEEDED]) - len(self._torn)
-            part = data[at : at + wanted]
-            self._torn += part.tobytes()
-            at += len(part)
-            if len(part) < wanted:
+        while len(data):
+            if self._passing:
+                data = self._pass_over(data)
+            elif self._torn:
+                # a record from two blocks: as much of the second as it takes, all of it when searching for one
+                taken = len(data) if self._lost else self._wanted - len(self._torn)
+                self._torn += data[:taken].tobytes()
+                data = data[taken:]
+                if len(self._torn) >= self._wanted:
+                    self._torn = self._go(np.frombuffer(self._torn, np.uint8))
+            else:
+                self._torn = self._go(data)
                 return
-            joined = np.frombuffer(bytes(self._torn), np.uint8)
-            if self._walk(joined.ctypes.data, len(joined)):
-                self._torn.clear()
-        if at < len(data):
-            address = data.ctypes.data
-            used = self._walk(address + at, len(data) - at)
-            self._torn += data[at + used :].tobytes()
-
-    def _walk(self, address: int, size: int) -> int:
-        """Run the kernel over a block until it needs more bytes; returns the bytes used up."""
-        used = 0
-        walk, state = self._entries["walk"], self._state
-        while True:
-            used += walk(self._state_address, address + used, size - used)
-            if state[kernel_state.STOPPED] == kernel_state.MORE:
-                return used
-            if state[kernel_state.STOPPED] == kernel_state.CORRUPT:
-                self._corrupt_bytes += size - used
-                return size
-            self._take_cells()
-
-    def _take_cells(self) -> None:
-        at = int(self._state[kernel_state.CELLS_AT])
-        self._store.take((at - self._store.address) // CELL.itemsize)
-        self._state[kernel_state.CELLS_AT] = self._store.address
-
-    def _begin(self, head: bytes) -> None:
-        if head[:4] not in _MAGICS:
-            raise UsageError("is no capture: pcap and pcapng files are read")
-        swapped, tick_ns = _MAGICS[head[:4]]
-        snap, link = struct.unpack(">II" if swapped else "<II", head[16:24])
-        self._state[kernel_state.SWAPPED] = swapped
-        self._state[kernel_state.TICK_NS] = tick_ns
-        self._state[kernel_state.LINK] = link & 0xFFFF
-        self._state[kernel_state.MOST_KEPT] = max(min(snap, kernel_state.MOST_FRAME_BYTES), _LEAST_MOST_KEPT)
-        self.interfaces.append({"name": "", "linktype": link & 0xFFFF, "snap_bytes": snap})
 
     def finish(self) -> Scanned:
         """The stream has ended.
@@ -165,69 +109,130 @@ class Scan:
             UsageError: it was no capture.
         """
         if not self._started:
-            raise UsageError("is no capture: it is empty" if not self._head else "is no capture: it is too short")
-        flow, state = 0, self._state
+            raise UsageError("is no capture: it is too short" if self._torn else "is no capture: it is empty")
+        room, flow = self._room, 0
         while True:
-            flow = self._entries["finish"](self._state_address, flow, 0)
-            self._take_cells()
-            if flow >= 2 * state[kernel_state.ROWS]:
+            flow = self._entries["finish"](room.address, flow, 0)
+            room.take()
+            if flow >= 2 * room.word(ks.ROWS):
                 break
-        counts = {name: int(state[kernel_state.COUNTED + number]) for number, name in enumerate(kernel_state.COUNTS)}
-        counts["torn_bytes"] = len(self._torn)
-        counts["corrupt_bytes"] = self._corrupt_bytes
-        cells = self._store.all()
-        least = int(state[kernel_state.LEAST_BIN])
+        counts = dict(zip(ks.COUNTS, room.state[ks.COUNTED :].tolist(), strict=False))
+        left = len(self._torn)
+        counts["torn_bytes"] = self._passed if self._passing else 0 if self._lost else left
+        counts["corrupt_records"] = self._corrupt_records
+        counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._lost else 0)
+        cells, least = room.cells.rows(), room.word(ks.LEAST_BIN)
         if least < 0:
             cells["bin"] -= np.uint32(least & 0xFFFFFFFF)
         some = counts["packets"] > 0
         return Scanned(
-            conversations=self._rows[: int(state[kernel_state.ROWS])].copy(),
+            conversations=room.conversations[: room.word(ks.ROWS)].copy(),
             cells=cells,
-            queue_pairs=np.zeros(0, QUEUE_PAIR),
+            queue_pairs=room.queue_pairs[: room.word(ks.QUEUE_PAIR_ROWS)].copy(),
             counts=counts,
-            start_ns=(int(state[kernel_state.BASE_BIN]) + least) * self._bin_ns if some else 0,
+            start_ns=(room.word(ks.BASE_BIN) + least) * self._bin_ns if some else 0,
             bin_ns=self._bin_ns,
-            first_ns=int(state[kernel_state.FIRST_NS]) if some else -1,
-            last_ns=int(state[kernel_state.LAST_NS]) if some else -1,
-            interfaces=self.interfaces,
+            first_ns=room.word(ks.FIRST_NS),
+            last_ns=room.word(ks.LAST_NS),
+            interfaces=self._described,
+            packets=room.packets.rows() if room.packets is not None else np.zeros(0, PACKET),
         )
 
+    def _pass_over(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        passed = min(self._passing, len(data))
+        self._passing -= passed
+        self._passed = self._passed + passed if self._passing else 0
+        return data[passed:]
 
-class _Cells:
-    """Cells as they come: some in memory, the rest in a file."""
+    def _go(self, data: npt.NDArray[np.uint8]) -> bytes:
+        """Work on bytes that begin with a record, or with the file; returns the tail that is not whole."""
+        if not self._started:
+            if len(data) < PCAP_HEADER_BYTES:
+                return data.tobytes()
+            data = data[self._begin(data[:PCAP_HEADER_BYTES].tobytes()) :]
+        used, size, address = 0, len(data), data.ctypes.data
+        room, state = self._room, self._room.state
+        while True:
+            if self._lost:
+                passed = self._resume(room.address, address + used, size - used)
+                self._corrupt_bytes += passed
+                used += passed
+                self._lost = bool(state[ks.STOPPED] != ks.MORE)
+                if self._lost:
+                    break
+            used += self._walk(room.address, address + used, size - used)
+            stopped = state[ks.STOPPED]
+            if stopped == ks.FULL:
+                room.take()
+                continue
+            if stopped == ks.SECTION:
+                total = self._header(data[used:])
+                if total > 0:
+                    used += total
+                    continue
+                if total == 0:
+                    break
+                stopped = ks.CORRUPT
+            if stopped == ks.MORE:
+                break
+            if stopped == ks.PASS_OVER:
+                self._passing, self._passed = room.word(ks.NEEDED), size - used
+                return b""
+            self._lost = True
+            self._corrupt_records += 1
+            self._corrupt_bytes += 1
+            used += 1
+        self._wanted = room.word(ks.NEEDED)
+        return data[used:].tobytes()
 
-    def __init__(self, file: BinaryIO | None) -> None:
-        self._buffer = np.empty(_CELLS_AT_ONCE, CELL)
-        self.address = self._buffer.ctypes.data
-        self._file = file
-        self._parts: list[npt.NDArray[Any]] = []
-        self._in_memory = 0
-        self._in_file = 0
+    def _begin(self, head: bytes) -> int:
+        """Learn the format from the first bytes; returns how many belong to the header of the file."""
+        header = pcap_header(head)
+        if header is None and (head[:4] != SECTION_HEADER or section_header(head[:12]) is None):
+            raise UsageError("is no capture: pcap and pcapng files are read")
+        self._started = True
+        self._room.state[ks.MOST_KEPT] = _USUAL_MOST_KEPT
+        if header is None:
+            self._walk, self._resume = self._entries["walk_blocks"], self._entries["resume_blocks"]
+            return 0
+        self._big_endian, interface = header
+        self._room.state[ks.SWAPPED] = int(self._big_endian)
+        self._add_interface(interface)
+        return PCAP_HEADER_BYTES
 
-    def take(self, number: int) -> None:
-        if self._in_file == 0 and self._in_memory + number <= _CELLS_IN_MEMORY:
-            self._parts.append(self._buffer[:number].copy())
-            self._in_memory += number
-            return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()
-        for part in self._parts:
-            self._file.write(part.data)
-        self._file.write(self._buffer[:number].data)
-        self._in_file += self._in_memory + number
-        self._in_memory = 0
-        self._parts.clear()
+    def _header(self, data: npt.NDArray[np.uint8]) -> int:
+        """Read a block of pcapng that tells of packets to come.
 
-    def all(self) -> npt.NDArray[Any]:
-        if self._in_file == 0:
-            return np.concatenate([np.empty(0, CELL), *self._parts])
-        assert self._file is not None
-        self._file.flush()
-        return np.memmap(self._file, CELL, "r+", shape=(self._in_file,))
+        Returns:
+            Its length; 0 if it is not there whole, -1 if it is damaged.
+        """
+        if data[:4].tobytes() == SECTION_HEADER:
+            header = section_header(data[:12].tobytes())
+            if header is None:
+                return -1
+            if header[1] <= len(data):
+                self._big_endian = header[0]
+                self._room.state[ks.SWAPPED] = int(header[0])
+                self._section = []
+                self._room.set_interfaces(())
+            total = header[1]
+        else:
+            total = int.from_bytes(data[4:8].tobytes(), "big" if self._big_endian else "little")
+            if total <= len(data):
+                interface = interface_block(data[:total].tobytes(), self._big_endian)
+                if interface is None:
+                    return -1
+                self._add_interface(interface)
+        if total > len(data):
+            self._room.state[ks.NEEDED] = total
+            return 0
+        return total
 
-
-def _aligned(size: int) -> npt.NDArray[np.uint8]:
-    """Zeroed bytes that begin at a cache line; the system gives memory only to those that are written."""
-    room = np.zeros(size + 64, np.uint8)
-    skipped = -room.ctypes.data % 64
-    return room[skipped : skipped + size]
+    def _add_interface(self, interface: Interface) -> None:
+        if len(self._section) < ks.MOST_INTERFACES:
+            self._section.append(interface)
+            self._room.set_interfaces(self._section)
+            snap = min(interface.snap_bytes, ks.MOST_FRAME_BYTES)
+            self._room.state[ks.MOST_KEPT] = max(snap, self._room.word(ks.MOST_KEPT))
+        if len(self._described) < ks.MOST_INTERFACES:
+            self._described.append(interface.described())

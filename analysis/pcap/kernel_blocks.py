@@ -1,0 +1,143 @@
+"""Kernels of pcapng blocks (draft-ietf-opsawg-pcapng): packets are taken out, the caller reads sections and interfaces."""
+
+from __future__ import annotations
+
+from ringtap.analysis.pcap.kernel_flow import count, get, put
+from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load16, load32, load64, swapped16, swapped32
+from ringtap.analysis.pcap.kernel_state import (
+    CORRUPT,
+    DIVIDED,
+    I_BY,
+    I_LINK,
+    I_OFFSET_NS,
+    I_SCALE,
+    I_SNAP,
+    INTERFACE_BYTES,
+    INTERFACE_COUNT,
+    INTERFACES,
+    LAST_NS,
+    MORE,
+    MOST_BLOCK_BYTES,
+    MOST_FRAME_BYTES,
+    MOST_KEPT,
+    N_MALFORMED,
+    N_NO_TIME,
+    N_UNKNOWN_BLOCKS,
+    NEEDED,
+    PASS_OVER,
+    POWER_OF_TWO,
+    SECTION,
+    SWAPPED,
+)
+
+_SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = 0x0A0D0D0A, 1, 2, 3, 5, 6
+
+
+@inlined
+def _word(state: int, at: int) -> int:
+    return swapped32(at) if get(state, SWAPPED) else load32(at)
+
+
+@inlined
+def _is_packet(kind: int) -> bool:
+    return kind in (_ENHANCED, _SIMPLE, _PACKET)
+
+
+@inlined
+def block_stops(state: int, block: int, size: int) -> int:
+    """Why the walk cannot go on with a block of which at least 12 bytes are there; MORE if it can.
+
+    Blocks that are no packets are counted here.
+    """
+    kind = load32(block)
+    if kind == _SECTION_HEADER:
+        return SECTION
+    total = _word(state, block + 4)
+    kind = _word(state, block)
+    if total & 3 or total < 12 or kind == 0:
+        return CORRUPT
+    if kind == _INTERFACE:
+        return SECTION if total <= MOST_BLOCK_BYTES else CORRUPT
+    if not _is_packet(kind):
+        if size >= total and _word(state, block + total - 4) != total:
+            return CORRUPT
+        if kind != _STATISTICS:
+            count(state, N_UNKNOWN_BLOCKS)
+        if size < total:
+            put(state, NEEDED, total - size)
+            return PASS_OVER
+        return MORE
+    if total > MOST_BLOCK_BYTES or (size >= total and _word(state, block + total - 4) != total):
+        return CORRUPT
+    return MORE
+
+
+@inlined
+def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, int, int]:
+    """Captured bytes, length, time, address of the data (0: there is no packet) and link type of a whole block."""
+    kind = _word(state, block)
+    if not _is_packet(kind):
+        return 0, 0, 0, 0, 0
+    header = 28 if kind != _SIMPLE else 12
+    if total < header + 4:
+        count(state, N_MALFORMED)
+        return 0, 0, 0, 0, 0
+    number = 0
+    if kind == _ENHANCED:
+        number = _word(state, block + 8)
+    elif kind == _PACKET:
+        number = swapped16(block + 8) if get(state, SWAPPED) else load16(block + 8)
+    if number >= get(state, INTERFACE_COUNT):
+        count(state, N_MALFORMED)
+        return 0, 0, 0, 0, 0
+    interface = get(state, INTERFACES) + number * INTERFACE_BYTES
+    if kind == _SIMPLE:
+        length, time_ns = _word(state, block + 8), max(get(state, LAST_NS), 0)
+        snap = load64(interface + I_SNAP)
+        kept = min(length, total - header - 4)
+        if snap:
+            kept = min(kept, snap)
+        count(state, N_NO_TIME)
+    else:
+        kept, length = _word(state, block + 20), _word(state, block + 24)
+        time_ns = _time_ns(interface, _word(state, block + 12), _word(state, block + 16))
+    if kept > total - header - 4 or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES:
+        count(state, N_MALFORMED)
+        return 0, 0, 0, 0, 0
+    return kept, length, time_ns, block + header, load64(interface + I_LINK)
+
+
+@inlined
+def _time_ns(interface: int, high: int, low: int) -> int:
+    scale, by, offset = load64(interface + I_SCALE), load64(interface + I_BY), load64(interface + I_OFFSET_NS)
+    ticks = high << 32 | low
+    if scale == DIVIDED:
+        return ticks // by + offset
+    if scale == POWER_OF_TWO:
+        whole, part = ticks >> by, ticks & ((1 << by) - 1)
+        if by > 30:  # a nanosecond needs no more
+            part, by = part >> (by - 30), 30
+        return whole * 1_000_000_000 + (part * 1_000_000_000 >> by) + offset
+    return ticks * by + offset
+
+
+@kernel
+def is_block(state: int, block: int, size: int) -> int:
+    """Whether two sound blocks begin at an address: 1 yes, -1 no, 0 that NEEDED bytes would tell."""
+    place = 0
+    for _ in range(2):
+        if place + 12 > size:
+            put(state, NEEDED, place + 12)
+            return 0 if place else -1
+        kind, total = _word(state, block + place), _word(state, block + place + 4)
+        if kind == _SECTION_HEADER:
+            return 1 if place else -1
+        if kind > _ENHANCED or kind == 0 or total & 3 or total < 12 or total > 2**20:
+            return -1
+        if place + total > size:
+            put(state, NEEDED, place + total)
+            return 0
+        if _word(state, block + place + total - 4) != total:
+            return -1
+        place += total
+    return 1

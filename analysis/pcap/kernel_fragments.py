@@ -1,0 +1,44 @@
+"""Kernels of IP fragments: later ones belong to the flow of their first, which alone holds the ports.
+
+A small table of the latest first fragments by addresses, identification and protocol; a new one takes the place of an
+old one that falls on its slot.
+"""
+
+from __future__ import annotations
+
+from ringtap.analysis.pcap.kernel_flow import get, spread
+from ringtap.analysis.pcap.kernel_memory import kernel, load64, store64
+from ringtap.analysis.pcap.kernel_state import (
+    F_ADDRESSES,
+    F_FLOW,
+    F_ID,
+    F_NS,
+    FRAGMENT_LIFE_NS,
+    FRAGMENT_SHIFT,
+    FRAGMENT_SLOTS,
+    FRAGMENTS,
+)
+
+
+@kernel
+def _slot(state: int, addresses: int, identity: int) -> int:
+    return get(state, FRAGMENTS) + ((spread(addresses, identity) & (FRAGMENT_SLOTS - 1)) << FRAGMENT_SHIFT)
+
+
+@kernel
+def remember_first(state: int, addresses: int, identity: int, flow: int, time_ns: int) -> None:
+    """Keep the flow of a first fragment."""
+    slot = _slot(state, addresses, identity)
+    store64(slot + F_ADDRESSES, addresses)
+    store64(slot + F_ID, identity)
+    store64(slot + F_FLOW, flow + 1)
+    store64(slot + F_NS, time_ns)
+
+
+@kernel
+def flow_of_first(state: int, addresses: int, identity: int, time_ns: int) -> int:
+    """The flow that a later fragment belongs to; -1 if its first was not seen, or is too long ago."""
+    slot = _slot(state, addresses, identity)
+    if load64(slot + F_ADDRESSES) != addresses or load64(slot + F_ID) != identity:
+        return -1
+    return load64(slot + F_FLOW) - 1 if abs(time_ns - load64(slot + F_NS)) <= FRAGMENT_LIFE_NS else -1

@@ -69,13 +69,19 @@ def test_standard_errors_match_the_scatter_of_repeated_fits():
     assert np.std([fit.A for fit in fits]) == pytest.approx(np.mean([fit.stderr["A"] for fit in fits]), rel=0.2)
 
 
-def test_bootstrap_is_seeded_and_agrees_with_the_standard_errors():
-    fit = CongestionModel(25, 0.5).fit(LOADS, noisy(curve(0.2, 7.0, 0.5), 0.05))
-    low, high = fit.bootstrap(400, seed=7)["B"]
+def test_intervals_are_seeded_and_agree_with_the_standard_errors():
+    model, times = CongestionModel(25, 0.5), noisy(curve(0.2, 7.0, 0.5), 0.05)
+    fit = model.fit(LOADS, times, seed=7)
+    low, high = fit.intervals["B"]
     assert low < fit.B < high
-    assert (high - low) / 2 == pytest.approx(2.2 * fit.stderr["B"], rel=0.4)
-    assert fit.bootstrap(50, seed=7) == fit.bootstrap(50, seed=7)
-    assert fit.bootstrap(20)["n"] == (0.5, 0.5)
+    # 2.2 is Student's t for 10 degrees of freedom
+    assert (high - low) / 2 == pytest.approx(2.2 * fit.stderr["B"], rel=0.3)
+    assert model.fit(LOADS, times, seed=7).intervals == fit.intervals != model.fit(LOADS, times, seed=8).intervals
+    assert fit.intervals["n"] == (0.5, 0.5)
+    assert fit.to_json()["intervals"]["B"] == [low, high]
+    without = model.fit(LOADS, times, bootstrap=0)
+    assert without.intervals is None
+    assert "intervals" not in without.to_json()
 
 
 def test_guess_passes_through_the_outer_points():
@@ -133,9 +139,13 @@ def test_four_points_choose_by_residual_and_have_no_free_exponent():
 
 
 def test_akaike_formula():
-    assert corrected_akaike(0.5, 10, 3) == pytest.approx(10 * np.log(0.05) + 6 + 24 / 6)
-    assert corrected_akaike(0.5, 4, 3) is None
-    assert np.isfinite(corrected_akaike(0.0, 10, 3))
+    assert corrected_akaike(-12.5, 10, 3) == pytest.approx(-12.5 + 6 + 24 / 6)
+    assert corrected_akaike(-12.5, 4, 3) is None
+    loads, times = np.array([0.0, 5, 10, 15, 20]), np.array([1.0, 1.1, 1.3, 1.5, 2.4])
+    fit = CongestionModel(25, 1.0).fit(loads, times)
+    rss = np.sum((np.log(times) - np.log(fit.predict(loads))) ** 2)
+    assert fit.aicc == pytest.approx(5 * np.log(rss / 5) + 6 + 24 / 1)
+    assert np.isfinite(CongestionModel(25, 1.0).fit(loads, curve(0.2, 5.0, 1.0, loads)).aicc)
 
 
 @pytest.mark.parametrize(

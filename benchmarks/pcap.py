@@ -1,0 +1,162 @@
+"""How fast `ringtap flows` reads captures, in one run on one machine, beside other readers (docs/benchmarks.md).
+
+python benchmarks/pcap.py [--quick] [-o FILE] [--markdown FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import _checkout  # noqa: F401 -- first: lets the others import ringtap
+from _context import Bench, Settings
+from _guarded import guarded
+from _machine import CpuTimes, cores, describe
+from _pcap_report import last_line, tables
+from _pcap_tools import (
+    DPKT,
+    RINGTAP,
+    SCAPY,
+    TCPDUMP,
+    TSHARK_FIELDS,
+    TSHARK_TABLE,
+    File,
+    make_file,
+    run_loop,
+    run_ringtap,
+    run_tcpdump,
+    run_tshark,
+)
+from _processes import Ended, Processes
+from _report import as_markdown, as_text
+
+_QUICK_LIMIT_S = 50.0
+_CAUTION = 1.2  # a round may take longer than the longest one so far
+_LARGE_PACKETS = 96_000_000  # more than 10 GB
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Packets of the captures: the one that counts, and the parts that slow readers get."""
+
+    whole: int
+    tshark: int
+    dpkt: int
+    scapy: int
+
+
+_FULL = Sizes(10_000_000, 200_000, 500_000, 50_000)
+_QUICK = Sizes(3_000_000, 20_000, 100_000, 10_000)
+
+
+def main() -> int:
+    """Measure, print the tables and, last, one JSON object; 1 when something could not be measured."""
+    options = _options()
+    before = CpuTimes.now()
+    with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
+        settings = Settings(options.quick, options.repeats, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
+        bench = Bench(settings, processes, [], [], Path(folder))
+        _measure(bench)
+    machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
+    _write(bench, machine, options)
+    return 1 if bench.failures else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="smaller captures; ends within 60 s")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="of the fast readers (default 7; --quick: as time allows)"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write every sample as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error("--repeats must be 1 or more")
+    return options
+
+
+def _measure(bench: Bench) -> None:
+    """The slow readers once, then the fast ones by turns, then several cores, and in a full run a large capture."""
+    sizes = _QUICK if bench.settings.quick else _FULL
+    one = cores()[-1:]
+    parts = {name: make_file(bench, name, getattr(sizes, name)) for name in ("tshark", "dpkt", "scapy")}
+    single = make_file(bench, "one", 1)
+    run_ringtap(bench, [parts["scapy"]], None)  # compiles what is not compiled yet
+    for tool in (TSHARK_TABLE, TSHARK_FIELDS):
+        _slow(bench, tool, parts["tshark"], _beyond_start(bench, tool, parts["tshark"], single, one))
+    for tool in (DPKT, SCAPY):
+        _slow(bench, tool, parts[tool], lambda tool=tool: run_loop(bench, tool, parts[tool], one))
+    whole = make_file(bench, "whole.pcap", sizes.whole)
+    _by_turns(bench, whole, one)
+    other = make_file(bench, "other.pcap", sizes.whole, sizes.whole)
+    for turn in range(1 if bench.settings.quick else 3):
+        _sample(bench, RINGTAP, [whole], "all", turn, lambda: run_ringtap(bench, [whole], None))
+        _sample(bench, RINGTAP, [whole, other], "all", turn, lambda: run_ringtap(bench, [whole, other], None))
+    for file in (whole, other):
+        file.path.unlink()
+    if not bench.settings.quick:
+        large = make_file(bench, "large.pcap", _LARGE_PACKETS)
+        _sample(bench, RINGTAP, [large], "all", 0, lambda: run_ringtap(bench, [large], None))
+
+
+def _beyond_start(bench: Bench, tool: str, part: File, single: File, cpus: list[int]) -> Callable[[], float]:
+    """tshark's time without that of its start, which takes as long as many packets."""
+    return lambda: run_tshark(bench, tool, part, cpus).wall_s - run_tshark(bench, tool, single, cpus).wall_s
+
+
+def _slow(bench: Bench, tool: str, part: File, seconds: Callable[[], float]) -> None:
+    for turn in range(1 if bench.settings.quick else 3):
+        with bench.sample("read", tool=tool, cores="one", files=1, round=turn, packets=part.packets) as figures:
+            figures["seconds"] = seconds()
+            figures["packets_per_s"] = part.packets / figures["seconds"]
+
+
+def _by_turns(bench: Bench, whole: File, one: list[int]) -> None:
+    """ringtap and tcpdump, in every second round the other way round."""
+    longest_s = 0.0
+    runs: list[tuple[str, Callable[[], Ended]]] = [
+        (RINGTAP, lambda: run_ringtap(bench, [whole], one)),
+        (TCPDUMP, lambda: run_tcpdump(bench, whole, one)),
+    ]
+    for turn in range(bench.settings.repeats):
+        left_s = bench.left_s()
+        if longest_s * _CAUTION * 4 > left_s:  # what follows takes some rounds, too
+            bench.notes.append(f"The time of --quick allowed {turn} rounds of the fast readers.")
+            return
+        for tool, run in runs if turn % 2 else runs[::-1]:
+            _sample(bench, tool, [whole], "one", turn, run)
+        longest_s = max(longest_s, left_s - bench.left_s()) if left_s < float("inf") else 0.0
+
+
+def _sample(bench: Bench, tool: str, files: Sequence[File], on: str, turn: int, run: Callable[[], Ended]) -> None:
+    packets = sum(file.packets for file in files)
+    with bench.sample("read", tool=tool, cores=on, files=len(files), round=turn, packets=packets) as figures:
+        ended = run()
+        figures["seconds"] = ended.wall_s
+        figures["cpu_s"] = ended.cpu_s
+        figures["packets_per_s"] = packets / ended.wall_s
+        figures["peak_rss_mb"] = ended.peak_rss_bytes / 1e6
+
+
+def _write(bench: Bench, machine: dict[str, object], options: argparse.Namespace) -> None:
+    figures = last_line(bench.samples)
+    if options.output:
+        raw: dict[str, Any] = {"machine": machine, "samples": bench.samples, "figures": figures}
+        options.output.write_text(json.dumps(raw | {"notes": bench.notes, "failures": bench.failures}, indent=1) + "\n")
+    made = tables(bench.samples)
+    if options.markdown:
+        options.markdown.write_text(as_markdown(machine, bench, made))
+    print(as_text(machine, bench, made))
+    print()
+    print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,246 @@
+"""Figures of a job's structure: its three flows, its rates, its period, its iterations, who exchanges, its bursts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from ringtap.analysis.canvas import legend, new_figure, styled
+from ringtap.analysis.structure import flows
+from ringtap.analysis.structure.structure import Structure
+from ringtap.analysis.style import FAINT, INK
+from ringtap.analysis.traffic_figures import Drawn, rates_figure
+from ringtap.analysis.traffic_rates import Rates, instantaneous
+from ringtap.analysis.traffic_wire import Passed
+from ringtap.units import format_duration, format_rate, format_size
+
+_COLOURS: Mapping[str, str] = {flows.ONLY: "#0072B2", flows.SHARED: "#D55E00", flows.CROSSING: "#8a8a8a"}
+_HOSTS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000", "#999933")
+_SHOWN_ITERATIONS = 4
+SAMPLES = 30  # of the moving average in figures 3-10 (a) and 3-11 (a)
+_LEAST_SAMPLES = 3
+_FOLDS = 200
+
+
+def draw(found: Structure, samples: int | None = None) -> list[Drawn]:
+    """All figures.
+
+    Args:
+        found: what was found.
+        samples: bins of the moving average in the figure of the flows; None: 30, or a tenth of an iteration where that
+            is less.
+    """
+    return [
+        flows_figure(found, samples),
+        histogram(found),
+        period_figure(found),
+        iterations_figure(found),
+        matrix_figure(found),
+        bursts_figure(found),
+    ]
+
+
+def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
+    """Injection rates of the three flows on one clock, iterations marked (figures 3-10 and 3-11)."""
+    streams, starts = found.streams, found.training.starts
+    width = samples or max(_LEAST_SAMPLES, min(SAMPLES, round(found.period.median_s * 1e8 / streams.bin_ns)))
+    first = max(0, (len(starts) - 1 - _SHOWN_ITERATIONS) // 2)
+    shown = starts[first : first + _SHOWN_ITERATIONS + 1]
+    margin = int(shown[-1] - shown[0]) // 20
+    begin, end = max(0, int(shown[0]) - margin), min(streams.bins, int(shown[-1]) + margin)
+    at_s = (np.arange(begin, end) - shown[0]) * (streams.bin_ns / 1e9)
+    numbers = pd.DataFrame({"t_ns": streams.start_ns + np.arange(begin, end) * streams.bin_ns, "at_s": at_s})
+    rates = {role: flows.moving_average(streams.dense(role.streams), width, streams.bin_ns) for role in found.roles}
+    unit, size = _unit(max(float(values[begin:end].max()) for values in rates.values()))
+    with styled():
+        figure = new_figure(7.0, 3.9)
+        axes = figure.subplots()
+        handles = []
+        for role, values in rates.items():
+            colour = _COLOURS[role.role]
+            axes.plot(at_s * 1e3, values[begin:end] / size, color=colour, linewidth=1.1, zorder=3)
+            label = f"{role.role}: {role.source} > {role.destination}"
+            handles.append(Line2D([], [], color=colour, label=label))
+            numbers[f"{role.role}: rate_bps"] = values[begin:end]
+        for start in shown:
+            axes.axvline((start - shown[0]) * streams.bin_ns / 1e6, color=INK, linestyle=(0, (4, 2)), linewidth=0.9)
+        handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 2)), linewidth=0.9, label="communication begins"))
+        axes.set_xlim(at_s[0] * 1e3, at_s[-1] * 1e3)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("time in ms")
+        axes.set_ylabel(f"payload rate in {unit}")
+        legend(figure, handles, 1)
+    span = f"{width} bins of {format_duration(streams.bin_ns / 1e9)}"
+    missing = f" Note: {found.roles_missing}." if found.roles_missing else ""
+    caption = (
+        f"Injection rate of each flow's payload, in {unit}, on one clock, as a moving average of {span}, over "
+        f"{len(shown) - 1} iterations in the middle of the capture; dashed lines mark where communication "
+        f"begins.{missing}"
+    )
+    return Drawn("flows", caption, figure, numbers)
+
+
+def histogram(found: Structure) -> Drawn:
+    """Instantaneous injection rates of the largest sender and of the cross traffic (as figure 3-8)."""
+    starts, streams = found.training.starts, found.streams
+    host, sent = max(found.senders.items(), key=lambda item: int(item[1].sum()))
+    amounts = {f"training, sent by {host}": sent}
+    for role in found.roles:
+        if role.role == flows.CROSSING:
+            amounts[f"cross traffic {role.source} > {role.destination}"] = streams.dense(role.streams)
+    return rates_figure(
+        [_rates(label, values[starts[0] : starts[-1]], streams.bin_ns) for label, values in amounts.items()]
+    )
+
+
+def _rates(label: str, payload: np.ndarray, bin_ns: int) -> Rates:
+    edges = np.arange(len(payload) + 1, dtype=np.int64) * bin_ns
+    passed = np.concatenate(([0.0], np.cumsum(payload, dtype=np.float64)))
+    return instantaneous(
+        label, Passed("capture", edges, passed, False, np.empty(0, np.int64)), int(edges[-1]), float(bin_ns)
+    )
+
+
+def period_figure(found: Structure) -> Drawn:
+    """The training rate's likeness with itself, and its course within an iteration."""
+    bin_s = found.streams.bin_ns / 1e9
+    lags_s, values = found.alike.lags * bin_s, found.alike.values
+    phase_s, quartiles = _fold(found)
+    unit, size = _unit(float(quartiles.max()))
+    with styled():
+        figure = new_figure(7.0, 3.2)
+        left, right = figure.subplots(1, 2)
+        left.plot(lags_s * 1e3, values, color=_HOSTS[0], linewidth=1.1)
+        left.axvline(found.period.median_s * 1e3, color=INK, linestyle=(0, (4, 2)), linewidth=0.9)
+        left.axhline(0, color=FAINT, linewidth=0.8)
+        left.set_xlabel("lag in ms")
+        left.set_ylabel("autocorrelation")
+        right.fill_between(phase_s * 1e3, quartiles[0] / size, quartiles[2] / size, color=_HOSTS[0], alpha=0.22, lw=0)
+        right.plot(phase_s * 1e3, quartiles[1] / size, color=_HOSTS[0], linewidth=1.1)
+        right.set_xlabel("time since communication began in ms")
+        right.set_ylabel(f"training payload in {unit}")
+        right.set_ylim(bottom=0)
+        handles = [
+            Line2D([], [], color=INK, linestyle=(0, (4, 2)), linewidth=0.9, label="median iteration"),
+            Line2D([], [], color=_HOSTS[0], label="left: autocorrelation; right: median and quartiles over iterations"),
+        ]
+        legend(figure, handles, 2)
+    caption = (
+        f"Left: autocorrelation of the rate of all training payload in {format_duration(bin_s)}, against the lag; the "
+        f"median iteration is dashed. Right: rate of all training payload in {unit} against the time since an "
+        f"iteration's communication began: median and quartiles over {found.period.iterations} iterations."
+    )
+    parts = [
+        pd.DataFrame({"part": "autocorrelation", "at_s": lags_s, "value": values}),
+        pd.DataFrame(
+            {"part": "fold", "at_s": phase_s, "value": quartiles[1], "q25_bps": quartiles[0], "q75_bps": quartiles[2]}
+        ),
+    ]
+    return Drawn("period", caption, figure, pd.concat(parts, ignore_index=True))
+
+
+def _fold(found: Structure) -> tuple[np.ndarray, np.ndarray]:
+    """Quartiles over iterations of the training rate in slots since their begin, shape (3, slots)."""
+    starts, bin_ns = found.training.starts, found.streams.bin_ns
+    length = max(1, round(float(np.median(np.diff(starts)))))
+    width = max(1, round(length / _FOLDS))
+    passed = np.concatenate(([0], np.cumsum(found.streams.dense([one.stream for one in found.training.major]))))
+    edges = np.arange(0, length + 1, width)
+    places = np.minimum(starts[:-1, None] + edges[None, :], np.minimum(starts[1:, None], len(passed) - 1))
+    rates = np.diff(passed[places], axis=1) * 8e9 / (width * bin_ns)
+    return edges[:-1] * bin_ns / 1e9, np.quantile(rates, (0.25, 0.5, 0.75), axis=0)
+
+
+def iterations_figure(found: Structure) -> Drawn:
+    """Each iteration's time, and what of it was communication."""
+    mine = found.iterations
+    at_s = (mine["start_ns"] - mine["start_ns"].iloc[0]) / 1e9
+    with styled():
+        figure = new_figure(7.0, 3.4)
+        axes = figure.subplots()
+        axes.plot(at_s, mine["iteration_s"] * 1e3, color=_HOSTS[0], marker="o", markersize=2.5, linewidth=0.9)
+        axes.plot(at_s, mine["communication_s"] * 1e3, color=_HOSTS[1], marker="s", markersize=2.5, linewidth=0.9)
+        axes.axhline(found.period.mean_s * 1e3, color=FAINT, linewidth=1.2, zorder=1)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("time in s")
+        axes.set_ylabel("ms")
+        handles = [
+            Line2D([], [], color=_HOSTS[0], marker="o", markersize=4, label="iteration"),
+            Line2D([], [], color=_HOSTS[1], marker="s", markersize=4, label="of that communication"),
+            Line2D([], [], color=FAINT, label=f"mean iteration, {format_duration(found.period.mean_s)}"),
+        ]
+        legend(figure, handles, 3)
+    caption = (
+        "Time of each iteration in ms, from the begin of its communication to that of the next one's, and the part of "
+        "it from the first to the last payload, against the time since the first in s."
+    )
+    return Drawn("iterations", caption, figure, mine)
+
+
+def matrix_figure(found: Structure) -> Drawn:
+    """Who sends how much to whom in an iteration."""
+    table = found.matrix
+    values = table.to_numpy() / 1e6
+    with styled():
+        figure = new_figure(5.2, 4.4)
+        axes = figure.subplots()
+        axes.grid(False)
+        shown = np.where(values > 0, values, np.nan)
+        image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=float(values.max()) * 1.3)
+        _matrix_text(axes, values)
+        axes.set_xticks(range(len(table)), list(table.columns), rotation=30, ha="right")
+        axes.set_yticks(range(len(table)), list(table.index))
+        axes.set_xlabel("receiver")
+        axes.set_ylabel("sender")
+        figure.colorbar(image, ax=axes, label="MB an iteration", shrink=0.8)
+    caption = (
+        f"Gradient payload in MB an iteration (median) from each sender to each receiver: {found.shape.name}. Hosts are "
+        "in the ring's order where there is one; empty cells: nothing, or not captured."
+    )
+    return Drawn("matrix", caption, figure, table.rename_axis("sender").reset_index())
+
+
+def _matrix_text(axes: Axes, values: np.ndarray) -> None:
+    if len(values) > 12:
+        return
+    for row, column in zip(*np.nonzero(values), strict=True):
+        axes.text(column, row, f"{values[row, column]:.3g}", ha="center", va="center", color=INK, fontsize=8)
+
+
+def bursts_figure(found: Structure) -> Drawn:
+    """How long bursts are, and how far peaks exceed the mean at several time scales."""
+    with styled():
+        figure = new_figure(7.0, 3.4)
+        left, right = figure.subplots(1, 2)
+        handles = []
+        for number, (host, part) in enumerate(found.bursts.groupby("host")):
+            colour = _HOSTS[number % len(_HOSTS)]
+            length = np.sort(part["length_s"].to_numpy()) * 1e3
+            left.step(length, np.arange(1, len(length) + 1) / len(length), where="post", color=colour, linewidth=1.1)
+            mine = found.peaks[found.peaks["host"] == host]
+            right.plot(mine["scale_s"] * 1e3, mine["peak_to_mean"], color=colour, marker="o", markersize=4)
+            mean = format_rate(float(mine["mean_bps"].iloc[0])) if len(mine) else format_size(0)
+            handles.append(Line2D([], [], color=colour, label=f"{host}, mean {mean}"))
+        left.set_xlabel("burst length in ms")
+        left.set_ylabel("share of bursts")
+        left.set_xscale("log")
+        left.set_ylim(0, 1.02)
+        right.set_xscale("log")
+        right.set_xlabel("window in ms")
+        right.set_ylabel("peak over mean")
+        right.set_ylim(bottom=0)
+        legend(figure, handles, 2)
+    caption = (
+        "Left: distribution of the lengths of bursts of training payload, in ms, by sender; pauses of one bin do not "
+        "part them. Right: highest rate over sliding windows, over the mean rate, against the window's length in ms."
+    )
+    table = found.bursts.assign(part="burst")
+    return Drawn("bursts", caption, figure, pd.concat([table, found.peaks.assign(part="peak")], ignore_index=True))
+
+
+def _unit(most_bps: float) -> tuple[str, float]:
+    return ("Gbit/s", 1e9) if most_bps >= 1e9 else ("Mbit/s", 1e6)

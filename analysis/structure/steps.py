@@ -1,0 +1,118 @@
+"""What the packets say of iterations against the step logs of the same run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.structure.training import nearest
+
+Integers = npt.NDArray[np.int64]
+
+_MATCHED = 0.5
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """Errors of the packets' iterations against the logs, on the reference node's clock.
+
+    Attributes:
+        iterations: iterations compared: those with a boundary by packets in them.
+        missed: iterations of the log, between the first and the last of these, without a boundary by packets.
+        extra: boundaries beyond one in an iteration.
+        log_s: mean iteration time by the log over the same iterations.
+        packets_s: the same by packets.
+        period_error: packets over log, less 1.
+        iteration_error_s: median of the absolute differences of single iterations: against the begins of communication
+            by DDP's own log, without it against the ends of steps.
+        boundary_median_s: median of boundary less the begin of communication by DDP's own log; None without such logs.
+        boundary_p95_s: 95th percentile of its absolute value; None likewise.
+        clock_error_s: bound of the error of comparing the nodes' clocks; None: not known.
+    """
+
+    iterations: int
+    missed: int
+    extra: int
+    log_s: float
+    packets_s: float
+    period_error: float
+    iteration_error_s: float
+    boundary_median_s: float | None
+    boundary_p95_s: float | None
+    clock_error_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return vars(self).copy()
+
+
+def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
+    """Compare boundaries by packets with a run's step logs; None where it has none for the same time.
+
+    Args:
+        job: the run.
+        boundaries_ns: begins of communication by packets, ascending, on the reference node's clock.
+    """
+    table = job.work.iterations
+    if len(table) < 2:
+        return None
+    ends = table["end_ns"].to_numpy(np.int64)
+    place = np.searchsorted(ends, boundaries_ns)
+    inside = (place < len(ends)) & (boundaries_ns >= int(table["start_ns"].iloc[0]))
+    place, boundaries = place[inside], boundaries_ns[inside]
+    first = np.unique(place, return_index=True)[1]
+    used, at = place[first], boundaries[first]
+    if len(used) < 2:
+        return None
+    steps = int(used[-1] - used[0])
+    log_s = float(ends[used[-1]] - ends[used[0]]) / 1e9 / steps
+    packets_s = float(at[-1] - at[0]) / 1e9 / max(len(place) - 1, 1)
+    begins = _communication_begins(job)
+    median_s = p95_s = None
+    logged = ends[used]
+    if len(begins) > 1:
+        logged = nearest(begins, at)
+        lag = (at - logged) / 1e9
+        lag = lag[np.abs(lag) < _MATCHED * log_s]
+        if len(lag):
+            median_s, p95_s = float(np.median(lag)), float(np.quantile(np.abs(lag), 0.95))
+    errors = np.abs(np.diff(at) - np.diff(logged))[np.diff(used) == 1] / 1e9
+    clocks = [node.clock.error_ns for node in job.nodes.values()]
+    known = [error for error in clocks if error is not None]
+    return StepCheck(
+        len(used),
+        steps + 1 - len(used),
+        len(place) - len(used),
+        log_s,
+        packets_s,
+        packets_s / log_s - 1,
+        float(np.median(errors)) if len(errors) else 0.0,
+        median_s,
+        p95_s,
+        max(known) / 1e9 if known and len(known) == len(clocks) else None,
+    )
+
+
+def _communication_begins(job: Job) -> Integers:
+    """When the first rank began to communicate in each iteration, by DDP's own log."""
+    rows = job.work.rank_iterations[["iteration", "node", "begin_ns", "end_ns"]]
+    found = []
+    for node, logs in job.nodes.items():
+        for name in logs.names("steps/*.ddp.rec"):
+            records = logs.records(name)
+            if records is None or "comm_start_ns" not in (records[1].dtype.names or ()):
+                continue
+            times = np.unique(np.asarray(records[1]["comm_start_ns"], np.int64))
+            times = logs.clock.to_reference(times[times > 0])
+            ends = np.sort(rows.loc[rows["node"] == node, "end_ns"].to_numpy(np.int64))
+            place = np.searchsorted(ends, times)
+            found.append(np.column_stack((place, times))[place < len(ends)])
+    if not found:
+        return np.empty(0, np.int64)
+    pairs = np.concatenate(found)
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    return np.asarray(pairs[np.unique(pairs[:, 0], return_index=True)[1], 1], np.int64)

@@ -1,0 +1,269 @@
+"""Streams of payload between hosts, in time bins on one clock, from the captures of one or several places.
+
+A packet that two hosts captured counts once. Flows that matter are streams of their own; the many small ones of a pair
+of hosts and a service are one stream together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ringtap.analysis.pcap import tables
+from ringtap.analysis.pcap.traffic import Traffic
+from ringtap.errors import UsageError
+
+Integers = npt.NDArray[np.int64]
+
+# a flow with this share of all payload is a stream of its own
+_OWN_SHARE = 0.003
+# what several places saw of a flow at the same time, as a share of the shorter span, is the same packets twice
+_SAME_SHARE = 0.05
+_VXLAN_PORT = 4789
+_CHUNK = 1 << 20
+_PROTOCOLS = ("tcp", "udp", "roce")
+_FLOW = ["protocol", "source", "source_port", "destination", "destination_port"]
+_STREAM = ["protocol", "source", "destination", "ports"]
+
+
+@dataclass(frozen=True)
+class Vantage:
+    """A capture, or the captures of one node.
+
+    Attributes:
+        name: file or node.
+        traffic: what it holds, or what a filter takes of it.
+        to_reference: puts times of its clock (ns, int64) on the common clock; None: it is the common clock.
+        addresses: addresses known to be the node's own.
+    """
+
+    name: str
+    traffic: Traffic
+    to_reference: Callable[[Integers], Integers] | None = None
+    addresses: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Payload from one host to another.
+
+    Attributes:
+        protocol: ``tcp``, ``udp``, ``roce`` …
+        source: name or address of the sending host.
+        destination: of the receiving one.
+        ports: ``source port > destination port``, or ``port N`` of a service.
+        flows: how many connections' directions it sums up.
+        bins: numbers of the bins with payload, ascending.
+        payload: bytes in each.
+        retransmitted_bytes: of these, bytes sent again, as far as the capture shows them.
+        answered: whether the capture has any packet of the opposite direction.
+        seen_by: names of the places that captured it.
+    """
+
+    protocol: str
+    source: str
+    destination: str
+    ports: str
+    flows: int
+    bins: Integers
+    payload: Integers
+    retransmitted_bytes: int
+    answered: bool
+    seen_by: frozenset[str]
+
+    @cached_property
+    def total(self) -> int:
+        """Payload bytes."""
+        return int(self.payload.sum())
+
+    @property
+    def name(self) -> str:
+        """How texts call it."""
+        return f"{self.source} > {self.destination} {self.protocol} {self.ports}"
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All streams of the captures, largest first.
+
+    Attributes:
+        start_ns: begin of bin 0 on the common clock, CLOCK_REALTIME.
+        bin_ns: width of a bin.
+        bins: number of bins.
+        streams: the streams.
+        places: names of the places that captured.
+    """
+
+    start_ns: int
+    bin_ns: int
+    bins: int
+    streams: tuple[Stream, ...]
+    places: tuple[str, ...] = field(default=())
+
+    @property
+    def total(self) -> int:
+        """Payload bytes of all."""
+        return sum(stream.total for stream in self.streams)
+
+    def dense(self, members: Sequence[Stream]) -> Integers:
+        """Payload of some streams together in every bin, shape (bins,)."""
+        result = np.zeros(self.bins, np.int64)
+        for stream in members:
+            result[stream.bins] += stream.payload
+        return result
+
+
+def streams_of(vantages: Sequence[Vantage], names: dict[str, str] | None = None) -> Streams:
+    """Put what several places captured on one clock and add it up, each packet once.
+
+    Args:
+        vantages: the captures.
+        names: address to name of the host that has it.
+
+    Raises:
+        UsageError: the captures hold no payload, or do not overlap in time.
+    """
+    flows = pd.concat([_flows(place, vantage) for place, vantage in enumerate(vantages)], ignore_index=True)
+    if not len(flows):
+        packets = sum(vantage.traffic.counts["packets"] for vantage in vantages)
+        raise UsageError(
+            f"{', '.join(vantage.name for vantage in vantages)}: {packets} packets and no payload of TCP, UDP or RoCE "
+            "in them, so there is no training to find: capture the interface that the job uses"
+        )
+    known = {address: vantage.name for vantage in vantages for address in vantage.addresses} | (names or {})
+    for side in ("source", "destination"):
+        flows[f"{side}_address"] = flows[side]
+        flows[side] = flows[side].map(lambda address: known.get(address, address))
+    flows["stream"] = _stream_numbers(flows)
+    bin_ns = vantages[0].traffic.bin_ns
+    cells = pd.concat(
+        [_cells(vantage, flows[flows["place"] == place], bin_ns) for place, vantage in enumerate(vantages)],
+        ignore_index=True,
+    )
+    first_bin = int(cells["bin"].min())
+    cells["bin"] -= first_bin
+    bins = int(cells["bin"].max()) + 1
+    chosen = _seen_once(cells, flows, vantages)
+    of = dict(iter(flows.groupby("stream")))
+    found = [_stream(part, of[number], vantages) for number, part in chosen.groupby("stream")]
+    found.sort(key=lambda stream: -stream.total)
+    return Streams(first_bin * bin_ns, bin_ns, bins, tuple(found), tuple(vantage.name for vantage in vantages))
+
+
+def _flows(place: int, vantage: Vantage) -> pd.DataFrame:
+    """Directions with payload of a capture's conversations."""
+    rows = vantage.traffic.scanned.conversations
+    inner = rows["layer"] == 1
+    # what is inside a tunnel says who talks to whom; the tunnel's own packets are the same bytes again
+    tunnel = ~inner & ((rows["a_port"] == _VXLAN_PORT) | (rows["b_port"] == _VXLAN_PORT)) & inner.any()
+    counts = vantage.traffic.selected & (rows["payload"].reshape(-1) > 0) & np.repeat(~tunnel, 2)
+    numbers = np.flatnonzero(counts)
+    columns = tables.flow_columns(rows, numbers)
+    table = pd.DataFrame({name: columns[name] for name in (*_FLOW, "payload", "retransmitted_bytes")})
+    table = table.assign(place=place, flow=numbers, answered=rows["packets"].reshape(-1)[numbers ^ 1] > 0)
+    return table[table["protocol"].isin(_PROTOCOLS)]
+
+
+def _stream_numbers(flows: pd.DataFrame) -> pd.Series[int]:
+    """Which stream each flow belongs to; also sets ``ports``."""
+    key = flows.groupby(_FLOW, sort=False)
+    most = key["payload"].transform("max")
+    total = float(key["payload"].max().sum())
+    own = most >= _OWN_SHARE * total
+    direct = flows["source_port"].astype(str) + " > " + flows["destination_port"].astype(str)
+    flows["ports"] = direct.where(own, _services(flows))
+    return flows.groupby(_STREAM, sort=False).ngroup()
+
+
+def _services(flows: pd.DataFrame) -> pd.Series[str]:
+    """Of a small flow's two ports the one that more flows of the same hosts have."""
+    hosts = [np.minimum(flows["source"], flows["destination"]), np.maximum(flows["source"], flows["destination"])]
+    ends = [
+        pd.DataFrame({"low": hosts[0], "high": hosts[1], "port": flows[f"{side}_port"]})
+        for side in ("source", "destination")
+    ]
+    counts = pd.concat(ends).groupby(["low", "high", "port"]).size()
+    often = [end.join(counts.rename("often"), on=["low", "high", "port"])["often"].to_numpy() for end in ends]
+    port = np.where(often[0] > often[1], flows["source_port"], flows["destination_port"])
+    return pd.Series([f"port {number}" for number in port], index=flows.index)
+
+
+def _cells(vantage: Vantage, flows: pd.DataFrame, bin_ns: int) -> pd.DataFrame:
+    """Payload of a capture by stream and bin of the common clock, its bins counted since the epoch."""
+    scanned = vantage.traffic.scanned
+    stream = np.full(2 * len(scanned.conversations), -1, np.int64)
+    stream[flows["flow"].to_numpy()] = flows["stream"].to_numpy()
+    parts = []
+    for at in range(0, len(scanned.cells), _CHUNK):
+        cells = scanned.cells[at : at + _CHUNK]
+        number = stream[cells["flow"]]
+        keep = (number >= 0) & (cells["payload"] > 0)
+        part = {"stream": number[keep], "bin": cells["bin"][keep].astype(np.int64), "payload": cells["payload"][keep]}
+        parts.append(pd.DataFrame(part).astype("int64").groupby(["stream", "bin"], as_index=False).sum())
+    table = pd.concat(parts, ignore_index=True)
+    time_ns = scanned.start_ns + table["bin"].to_numpy() * bin_ns
+    if vantage.to_reference is not None:
+        # by another clock a bin lies across two: it counts where most of it lies
+        time_ns = vantage.to_reference(time_ns) + bin_ns // 2
+    table["bin"] = time_ns // bin_ns
+    place = int(flows["place"].iloc[0]) if len(flows) else -1
+    return table.groupby(["stream", "bin"], as_index=False)["payload"].sum().assign(place=place)
+
+
+def _seen_once(cells: pd.DataFrame, flows: pd.DataFrame, vantages: Sequence[Vantage]) -> pd.DataFrame:
+    """The cells without those that another place captured better: where they were sent, else where there are more."""
+    if len(vantages) == 1:
+        return cells
+    seen = cells.groupby(["stream", "place"]).agg(first=("bin", "min"), last=("bin", "max"), payload=("payload", "sum"))
+    seen = seen.reset_index()
+    own = {place: _most_frequent(vantage) for place, vantage in enumerate(vantages)}
+    source = flows.drop_duplicates("stream").set_index("stream")["source_address"]
+    here = [source[stream] in own[place] for stream, place in zip(seen["stream"], seen["place"], strict=True)]
+    seen = seen.assign(here=here).sort_values(["stream", "here", "payload"], ascending=[True, False, False])
+    taken: dict[int, list[tuple[int, int]]] = {}
+    keep = []
+    for row in seen.itertuples(index=False):
+        spans = taken.setdefault(int(row.stream), [])
+        same = any(
+            min(row.last, last) - max(row.first, first) > _SAME_SHARE * min(row.last - row.first, last - first)
+            for first, last in spans
+        )
+        if not same:
+            spans.append((int(row.first), int(row.last)))
+            keep.append((row.stream, row.place))
+    pairs = pd.MultiIndex.from_tuples(keep, names=["stream", "place"])
+    return cells[pd.MultiIndex.from_frame(cells[["stream", "place"]]).isin(pairs)]
+
+
+def _most_frequent(vantage: Vantage) -> frozenset[str]:
+    """Addresses of the node that captured: as known, else the one that is in most packets."""
+    if vantage.addresses:
+        return vantage.addresses
+    rows = vantage.traffic.scanned.conversations
+    packets = rows["packets"].sum(axis=1).astype(np.int64)
+    texts = [address for end in ("a", "b") for address in tables.addresses(rows[end], rows["family"])]
+    counts = pd.Series(np.concatenate([packets, packets])).groupby(np.array(texts)).sum()
+    return frozenset([str(counts.idxmax())])
+
+
+def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage]) -> Stream:
+    row = mine.iloc[0]
+    by_bin = part.groupby("bin")["payload"].sum()
+    used = mine[mine["place"].isin(part["place"].unique())]
+    return Stream(
+        str(row["protocol"]),
+        str(row["source"]),
+        str(row["destination"]),
+        str(row["ports"]),
+        len(mine.drop_duplicates(_FLOW)),
+        by_bin.index.to_numpy(np.int64),
+        by_bin.to_numpy(np.int64),
+        int(used["retransmitted_bytes"].sum()),
+        bool(mine["answered"].any()),
+        frozenset(vantages[place].name for place in mine["place"].unique()),
+    )

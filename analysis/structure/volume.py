@@ -1,0 +1,79 @@
+"""The bytes of an iteration against what collectives need, and so the number of parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ringtap.analysis.demand import GRADIENT_BYTES, demand
+from ringtap.analysis.structure import shape as shapes
+from ringtap.analysis.structure.shape import Shape
+
+# messages' headers of the libraries: gloo 48 bytes a message, 0.2 to 0.6 % of the volume in scale models
+HEADER_SHARE = 0.02
+# shapes whose volume has an equation
+_COLLECTIVES = {
+    shapes.RING: "ring",
+    shapes.TWO_WAY_RING: "ring",
+    shapes.PAIR: "ring",
+    shapes.HALVING: "reduce-scatter-all-gather",
+    shapes.ALL_TO_ALL: "reduce-scatter-all-gather",
+    shapes.STAR: "parameter-server",
+    shapes.TREE: "tree",
+}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What a worker sends in an iteration, and what that says of the model.
+
+    Attributes:
+        worker_bytes: payload that a worker sends in an iteration: median over iterations, mean over workers.
+        collective: the collective whose equation was used; None where the pattern has none.
+        parameters: 32-bit parameters that ask for this much, taking all payload for gradients; None without equation.
+        parameters_least: the same were `HEADER_SHARE` of the payload headers; where the number of workers is not
+            known also for endlessly many of them.
+        parameters_most: where the number of workers is not known, the same for two of them.
+        why: a sentence where something of it is not known, or what was assumed.
+    """
+
+    worker_bytes: float
+    collective: str | None
+    parameters: int | None
+    parameters_least: int | None
+    parameters_most: int | None
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return vars(self).copy()
+
+
+def volume_of(shape: Shape, worker_bytes: float) -> Volume:
+    """What the bytes of an iteration say of the model.
+
+    Args:
+        shape: the pattern of exchange.
+        worker_bytes: payload that a worker sends in an iteration.
+    """
+    collective = _COLLECTIVES.get(shape.name)
+    if collective is not None and shape.workers is not None:
+        # bytes an iteration of one parameter, by the collective's equation
+        each = demand(1, shape.workers, collective).worker_bytes
+        count = round(worker_bytes / each)
+        why = (
+            f"one worker a host, {8 * GRADIENT_BYTES} bit a parameter; headers of the library's own messages are in "
+            f"the payload, so up to {HEADER_SHARE:.0%} fewer"
+        )
+        return Volume(worker_bytes, collective, count, round(count * (1 - HEADER_SHARE)), count, why)
+    if shape.name in (shapes.RING_MEMBER, shapes.ONE_PEER, shapes.ONE_HOST, shapes.ONE_DIRECTION):
+        if shape.name == shapes.ONE_HOST:
+            why = "all ranks share one address: what one of them sends is not to be told apart"
+            return Volume(worker_bytes, None, None, None, None, why)
+        fewest = 3 if shape.name == shapes.RING_MEMBER else 2
+        most = worker_bytes / demand(1, fewest).worker_bytes
+        least = worker_bytes / (2 * GRADIENT_BYTES) * (1 - HEADER_SHARE)
+        why = f"were it a ring, of {fewest} workers at most {round(most):,}, of endlessly many the least"
+        return Volume(worker_bytes, None, None, round(least), round(most), why)
+    why = f"there is no equation for this pattern ({shape.name})"
+    return Volume(worker_bytes, None, None, None, None, why)

@@ -1,0 +1,103 @@
+"""Rates by flow, by pair of hosts or in all, some bins at a time: there may be more of them than memory holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.pcap.tables import Columns
+
+Integers = npt.NDArray[np.int64]
+Cells = npt.NDArray[Any]
+
+_TOGETHER = 1 << 21  # cells of the bins that are worked on together, about
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What rates are asked for.
+
+    Attributes:
+        keys: columns that name the groups.
+        of_flow: for every flow of the scan the number of its group; -1: it does not count.
+    """
+
+    keys: dict[str, npt.NDArray[Any]]
+    of_flow: Integers
+
+    @property
+    def count(self) -> int:
+        """Number of groups, 1 at least."""
+        return max(1, int(self.of_flow.max(initial=-1)) + 1)
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bins made of several of the scan's.
+
+    Attributes:
+        start_ns: where the first begins: a multiple of the width.
+        width_ns: of each.
+        count: how many there may be.
+        skipped: the scan's bins that the first would hold before the scan's first.
+        factor: the scan's bins in each.
+    """
+
+    start_ns: int
+    width_ns: int
+    count: int
+    skipped: int
+    factor: int
+
+    def of(self, cells: Cells) -> Integers:
+        """The bin of each cell."""
+        return np.asarray((cells["bin"].astype(np.int64) + self.skipped) // self.factor)
+
+
+def batches(walk: Callable[[], Iterator[Cells]], bins: Bins, groups: Groups, what: str) -> Iterator[Columns]:
+    """Rates of the groups, in order of time and group, where there was something to count.
+
+    Args:
+        walk: gives the cells in pieces, the same each time.
+        bins: those wanted.
+        groups: those wanted.
+        what: the amount, a field of ``layout.CELL``.
+
+    Yields:
+        ``t_ns``, the key columns and ``rate_bps`` (``rate_pps``); at least once, maybe without rows.
+    """
+    name, scale = ("rate_pps", 1e9) if what.endswith("packets") else ("rate_bps", 8e9)
+    windows, ranges = _windows(walk, bins)
+    for first, last in windows:
+        marks, amounts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for cells, (least, most) in zip(walk(), ranges, strict=True):
+            if most < first or least >= last:
+                continue
+            place, group = bins.of(cells), groups.of_flow[cells["flow"]]
+            mine = (place >= first) & (place < last) & (group >= 0)
+            marks.append(place[mine] * groups.count + group[mine])
+            amounts.append(cells[what][mine].astype(np.int64))
+        mark, row = np.unique(np.concatenate(marks), return_inverse=True)
+        total = np.bincount(row, np.concatenate(amounts), len(mark))
+        mark, total = mark[total > 0], total[total > 0]
+        columns: Columns = {"t_ns": bins.start_ns + mark // groups.count * bins.width_ns}
+        columns |= {key: values[mark % groups.count] for key, values in groups.keys.items()}
+        yield columns | {name: total * scale / bins.width_ns}
+
+
+def _windows(walk: Callable[[], Iterator[Cells]], bins: Bins) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Ranges of bins with about as many cells as are worked on together; and the bins that each piece spans."""
+    held = np.zeros(bins.count, np.int64)
+    ranges = []
+    for cells in walk():
+        place = bins.of(cells)
+        held += np.bincount(place, minlength=bins.count)
+        ranges.append((int(place.min()), int(place.max())))
+    window = np.cumsum(held) // _TOGETHER
+    edges = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), bins.count]
+    return list(itertools.pairwise(edges)), ranges

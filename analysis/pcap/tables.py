@@ -1,0 +1,231 @@
+"""A scan's tables in readable columns, as lists and arrays; and onto disk as Parquet or CSV."""
+
+from __future__ import annotations
+
+import csv
+import os
+import socket
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.pcap.layout import ROCE
+from ringtap.errors import UsageError
+
+Array = npt.NDArray[Any]
+Columns = dict[str, Any]
+"""Column name to values of equal length: arrays, or lists with None where there is no value."""
+
+OTHERS = "others"
+"""Protocol and ends of the row that sums what came when there were too many conversations to tell apart."""
+
+_PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6"}
+_FIRST = ("packets", "bytes")
+_THEN = (
+    "data_packets",
+    "data_bytes",
+    "segments",
+    "retransmitted_bytes",
+    "out_of_order_bytes",
+    "zero_windows",
+    "resets",
+)
+_SUMS = (*_FIRST, "payload", *_THEN)
+
+
+def protocols(rows: Array) -> list[str]:
+    """The protocol of each conversation: ``tcp``, ``udp``, ``roce``, ``icmp``, ``icmp6``, else ``ip-<number>``."""
+    numbers, kinds, families = (rows[name].tolist() for name in ("protocol", "kind", "family"))
+    return [
+        OTHERS if not family else "roce" if kind == ROCE else _PROTOCOLS.get(number) or f"ip-{number}"
+        for number, kind, family in zip(numbers, kinds, families, strict=True)
+    ]
+
+
+def addresses(column: Array, families: Array) -> list[str]:
+    """IP addresses as text."""
+    names: dict[bytes, str] = {}
+    found = []
+    packed = np.ascontiguousarray(column).tobytes()
+    for row, family in enumerate(families.tolist()):
+        key = packed[16 * row : 16 * row + 16] + bytes((family,))
+        name = names.get(key)
+        if name is None:
+            kind, size = (socket.AF_INET6, 16) if family == 6 else (socket.AF_INET, 4)
+            name = names[key] = socket.inet_ntop(kind, key[:size]) if family else OTHERS
+        found.append(name)
+    return found
+
+
+def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
+    """Conversations, one row each.
+
+    Args:
+        rows: of ``layout.CONVERSATION``.
+        selected: flows that count, shape (2 * rows,); amounts of the others are 0. None: all.
+    """
+    if selected is None:
+        selected = np.ones(2 * len(rows), bool)
+    counts = selected.reshape(-1, 2)
+
+    def both(names: Iterable[str]) -> Columns:
+        columns = [(name, rows[name].astype(np.int64) * counts) for name in names]
+        return {f"{name}_{way}": values[:, side] for name, values in columns for side, way in enumerate(("ab", "ba"))}
+
+    # as the JSON is documented: packets and bytes of one direction, then of the other
+    first = both(_FIRST)
+    table: Columns = {"protocol": protocols(rows)}
+    for end in ("a", "b"):
+        table[end] = addresses(rows[end], rows["family"])
+        table[f"{end}_port"] = rows[f"{end}_port"].astype(np.int64)
+    table |= {f"{name}_{way}": first[f"{name}_{way}"] for way in ("ab", "ba") for name in _FIRST}
+    table |= both(["payload"])
+    table |= {name: rows[name].astype(np.int64) for name in ("first_ns", "last_ns")}
+    table |= both(_THEN)
+    for side, way in enumerate(("ab", "ba")):
+        table |= {f"{name}_{way}": values for name, values in _round_trips(rows, side, counts[:, side]).items()}
+    table["handshake_ns"] = _known(rows["handshake_ns"], (rows["handshake_ns"] >= 0) & counts.any(1))
+    table["inner"] = rows["layer"] > 0
+    return table
+
+
+def _round_trips(rows: Array, side: int, counts: Array) -> Columns:
+    number = rows["rtt_count"][:, side].astype(np.int64)
+    known = (number > 0) & counts
+    mean = rows["rtt_sum_ns"][:, side] // np.maximum(number, 1)
+    least = rows["rtt_min_ns"][:, side]
+    return {"rtt_count": number * counts, "rtt_mean_ns": _known(mean, known), "rtt_min_ns": _known(least, known)}
+
+
+def _known(values: Array, known: Array) -> list[int | None]:
+    return [value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True)]
+
+
+def flow_columns(rows: Array, flows: Array) -> Columns:
+    """Flows, one row a direction of a conversation.
+
+    Args:
+        rows: of ``layout.CONVERSATION``.
+        flows: numbers of the flows wanted.
+    """
+    mine, side = rows[flows // 2], flows % 2
+    table: Columns = {"protocol": protocols(mine)}
+    for name, ends in (("source", ("a", "b")), ("destination", ("b", "a"))):
+        table[name] = addresses(np.where(side == 0, mine[ends[0]], mine[ends[1]]), mine["family"])
+        ports = np.where(side == 0, mine[f"{ends[0]}_port"], mine[f"{ends[1]}_port"])
+        table[f"{name}_port"] = ports.astype(np.int64)
+    number = np.arange(len(mine))
+    table |= {name: mine[name][number, side].astype(np.int64) for name in _SUMS}
+    table |= {name: mine[name].astype(np.int64) for name in ("first_ns", "last_ns")}
+    trips = [_round_trips(mine, way, np.ones(len(mine), bool)) for way in (0, 1)]
+    for name in trips[0]:
+        table[name] = [trips[way][name][row] for row, way in enumerate(side.tolist())]
+    table["inner"] = mine["layer"] > 0
+    return table
+
+
+def queue_pair_columns(rows: Array) -> Columns:
+    """RoCE queue pairs, one row a direction: ``queue_pair`` is the number of the destination's."""
+    table: Columns = {name: addresses(rows[name], rows["family"]) for name in ("source", "destination")}
+    return table | {
+        name: rows[name].astype(np.int64) for name in rows.dtype.names or () if name not in ("family", *table)
+    }
+
+
+def rows_of(columns: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The rows of a table as plain values."""
+    lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
+    names = list(columns)
+    return (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
+
+
+class TableFile:
+    """A table that is written piece by piece and is there when it is whole.
+
+    Args:
+        path: ``.parquet`` or ``.csv``.
+        force: whether it may take another file's place.
+
+    Raises:
+        UsageError: the name says no format, something is in the way, or it cannot be written.
+    """
+
+    def __init__(self, path: Path, force: bool = False) -> None:
+        check_table(path, force)
+        self._path = path
+        self._writer: Any = None
+        try:
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        self._part = Path(name)
+        self._file = os.fdopen(handle, "wb" if path.suffix == ".parquet" else "w", newline=None)
+
+    def __enter__(self) -> TableFile:
+        return self
+
+    def add(self, columns: Columns) -> None:
+        """Write rows."""
+        try:
+            self._parquet(columns) if self._path.suffix == ".parquet" else self._csv(columns)
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be written: {error.strerror or error}") from error
+
+    def _parquet(self, columns: Columns) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        table = pyarrow.table(columns)
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._file, table.schema)
+        self._writer.write_table(table.cast(self._writer.schema))
+
+    def _csv(self, columns: Columns) -> None:
+        if self._writer is None:
+            self._writer = csv.writer(self._file, lineterminator="\n")
+            self._writer.writerow(columns)
+        lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
+        self._writer.writerows(zip(*lists, strict=True))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if self._writer is not None and self._path.suffix == ".parquet":
+                self._writer.close()
+            self._file.close()
+            if kind is None:
+                mask = os.umask(0)
+                os.umask(mask)
+                self._part.chmod(0o666 & ~mask)
+                self._part.replace(self._path)
+        except OSError as failed:
+            raise UsageError(f"{self._path} cannot be written: {failed.strerror or failed}") from failed
+        finally:
+            self._part.unlink(missing_ok=True)
+
+
+def check_table(path: Path, force: bool) -> None:
+    """Refuse, before any work, a table that could not be written in the end.
+
+    Raises:
+        UsageError: the name says no format, its writer is not installed, or something is in the way.
+    """
+    if path.suffix not in (".parquet", ".csv"):
+        raise UsageError(f"{path} says no format: its name must end in .parquet or .csv")
+    if path.is_dir() or (path.exists() and not force):
+        raise UsageError(
+            f"{path} is there already: choose another name" + ("" if path.is_dir() else ", or give --force")
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no directory: {path.name} cannot be written there")
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise UsageError(
+                f"pyarrow, which writes {path.name}, is not installed: name it .csv, or pip install 'ringtap[analysis]'"
+            ) from error

@@ -1,0 +1,339 @@
+"""The traffic of captures: conversations, flows, rates, the traffic matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.pcap import filters, tables
+from ringtap.analysis.pcap.rates import Bins, Groups, batches
+from ringtap.analysis.pcap.scan import Scanned
+from ringtap.errors import UsageError
+from ringtap.units import format_duration
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Integers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float64]
+
+AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
+"""What is counted by flow and bin: frame bytes on the wire, transport payload, frame bytes of packets with payload,
+packets, packets with payload."""
+GROUPS = ("flow", "hosts", "total")
+
+_CHUNK = 1 << 20  # cells looked at together
+_MOST_BINS = 1 << 27
+_MOST_HOSTS = 4096
+_MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_bytes")
+
+
+class Traffic:
+    """What captures hold, or the part of it that a filter takes.
+
+    A **conversation** is a pair of endpoints and a protocol; ``a`` is the one whose packet came first. A **flow** is
+    one direction of it: flow ``2 * row`` goes from ``a`` to ``b``, flow ``2 * row + 1`` back. Conversations inside of
+    VXLAN are there beside those of the tunnel (``inner``), and left out of all sums unless a filter asks for them.
+
+    Attributes:
+        scanned: the tables as they were scanned, unfiltered.
+        files: names of the captures.
+        start_ns: beginning of bin 0 since the epoch, by the capturing host's clock; a multiple of ``bin_ns``.
+        bin_ns: width of a bin.
+        bins: number of bins from the first packet's to the last packet's.
+        duration_s: from the first packet to the last.
+        counts: packets, frame bytes and every anomaly of the files, by name; of all packets, filtered or not.
+        selected: flows that count, shape (2 * conversations,).
+    """
+
+    def __init__(
+        self, scanned: Scanned, files: Sequence[str] = (), selected: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        self.scanned = scanned
+        self.files = tuple(files)
+        self.start_ns, self.bin_ns = scanned.start_ns, scanned.bin_ns
+        some = scanned.last_ns >= scanned.first_ns >= 0
+        self.bins = (scanned.last_ns - scanned.start_ns) // scanned.bin_ns + 1 if some else 0
+        self.duration_s = (scanned.last_ns - scanned.first_ns) / 1e9 if some else 0.0
+        self.counts = scanned.counts
+        self.selected = np.ones(2 * len(scanned.conversations), bool) if selected is None else selected
+
+    def __repr__(self) -> str:
+        shown = f"{len(self.rows)} conversations of {', '.join(self.files[:3]) or 'no file'}"
+        return f"<Traffic: {shown}, {format_duration(self.duration_s)}>"
+
+    @property
+    def rows(self) -> Integers:
+        """Rows of ``scanned.conversations`` of which at least one direction counts."""
+        return np.flatnonzero(self.selected.reshape(-1, 2).any(1))
+
+    @property
+    def flow_numbers(self) -> Integers:
+        """The flows that count, outside of tunnels unless only inner ones do, and with packets."""
+        conversations = self.scanned.conversations
+        layer = np.repeat(conversations["layer"], 2)
+        mine = self.selected & (conversations["packets"].reshape(-1) > 0)
+        outer = mine & (layer == 0)
+        return np.flatnonzero(outer if outer.any() else mine)
+
+    def conversations(self) -> pd.DataFrame:
+        """Conversations, in the order of their first packets.
+
+        Returns:
+            One row a conversation, its index the row of ``scanned.conversations``. Columns: ``protocol`` (tcp, udp,
+            roce, icmp, icmp6, ip-<number>), ``a``, ``a_port``, ``b``, ``b_port``; for each direction (``_ab``, ``_ba``)
+            ``packets``, ``bytes`` (frames on the wire), ``payload``, ``data_packets`` and ``data_bytes`` (of packets
+            with payload), ``segments`` (of the wire), ``retransmitted_bytes``, ``out_of_order_bytes``,
+            ``zero_windows``, ``resets``, ``rtt_count``, ``rtt_mean_ns`` and ``rtt_min_ns`` (data of that direction to
+            its acknowledgement, as seen where it was captured; NA without any); ``first_ns``, ``last_ns`` of the
+            whole conversation, ``handshake_ns`` (NA if not captured), ``inner``. What a filter left out counts 0.
+        """
+        rows = self.rows
+        return _frame(self._conversation_columns(rows), rows)
+
+    def _conversation_columns(self, rows: Integers) -> tables.Columns:
+        selected = self.selected.reshape(-1, 2)[rows].reshape(-1)
+        return tables.conversation_columns(self.scanned.conversations[rows], selected)
+
+    def conversation_batches(self, size: int = 50_000) -> Iterator[tables.Columns]:
+        """The columns of `conversations`, some rows at a time, without pandas."""
+        rows = self.rows
+        for at in range(0, len(rows), size):
+            yield self._conversation_columns(rows[at : at + size])
+
+    def flows(self) -> pd.DataFrame:
+        """Flows that count and have packets.
+
+        Returns:
+            One row a direction of a conversation, its index the flow's number. Columns: ``protocol``, ``source``,
+            ``source_port``, ``destination``, ``destination_port``, then as in `conversations`; ``first_ns`` and
+            ``last_ns`` are those of the conversation.
+        """
+        numbers = np.flatnonzero(self.selected & (self.scanned.conversations["packets"].reshape(-1) > 0))
+        return _frame(tables.flow_columns(self.scanned.conversations, numbers), numbers)
+
+    def queue_pairs(self) -> pd.DataFrame:
+        """RoCE queue pairs by source, destination and the destination's number; of all packets, filtered or not."""
+        return _frame(tables.queue_pair_columns(self.scanned.queue_pairs), None)
+
+    def select(self, words: str) -> Traffic:
+        """The flows that a filter takes, without reading anything again.
+
+        Args:
+            words: in tcpdump's language: ``host``, ``net``, ``port``, ``portrange``, ``proto``, with ``src`` and
+                ``dst``; ``tcp``, ``udp``, ``icmp``, ``icmp6``, ``ip``, ``ip6``, and ``roce``; ``and``, ``or``,
+                ``not``, parentheses. Each direction is looked at by itself. ``vxlan and …`` looks inside of tunnels.
+
+        Raises:
+            UsageError: the filter is wrong, needs single packets, or no packet matches; the latter says what there is.
+        """
+        found = self.selected & filters.matches(words, self.scanned.conversations)
+        chosen = Traffic(self.scanned, self.files, found)
+        if not len(chosen.flow_numbers):
+            raise UsageError(f"no packet matches {words!r}: {self._there_is()}")
+        return chosen
+
+    def _there_is(self) -> str:
+        rows = self.scanned.conversations[self.rows]
+        order = np.argsort(-rows["bytes"].sum(1).astype(np.int64), kind="stable")[:3]
+        shown = tables.conversation_columns(rows[order])
+        most = ", ".join(
+            f"{item['protocol']} {endpoint(item['a'], item['a_port'])} - {endpoint(item['b'], item['b_port'])}"
+            for item in tables.rows_of(shown)
+        )
+        return f"there are {len(rows)} conversations, the largest {most}" if len(rows) else "there are no conversations"
+
+    def binned(self, flows: Sequence[int] | Integers | None = None, what: str = "payload") -> Integers:
+        """What flows carried together in each bin.
+
+        Args:
+            flows: their numbers; None: all that count, outside of tunnels.
+            what: one of `AMOUNTS`.
+
+        Returns:
+            Shape (bins,); bin ``i`` begins at ``start_ns + i * bin_ns``.
+
+        Raises:
+            UsageError: no such flow or amount, or more bins than memory should hold.
+        """
+        _check_amount(what, AMOUNTS)
+        group = self._group_of(self.flow_numbers if flows is None else flows)
+        total = np.zeros(self._affordable(int(self.bins), self.bin_ns), np.int64)
+        for cells in self._cells():
+            mine = cells[group[cells["flow"]] >= 0]
+            total += np.rint(np.bincount(mine["bin"], mine[what], len(total))).astype(np.int64)
+        return total
+
+    def _group_of(self, flows: Sequence[int] | Integers) -> Integers:
+        """For every flow of the scan: 0 if it is among these, else -1."""
+        numbers = np.asarray(flows, np.int64).reshape(-1)
+        count = 2 * len(self.scanned.conversations)
+        if len(numbers) and (numbers.min() < 0 or numbers.max() >= count):
+            raise UsageError(f"there is no flow {int(numbers.max())}: the flows are 0 to {count - 1}")
+        group = np.full(count, -1, np.int64)
+        group[numbers] = 0
+        return group
+
+    def _cells(self) -> Iterator[npt.NDArray[Any]]:
+        """The cells, some at a time: there may be more than memory holds."""
+        cells, flows, bins = self.scanned.cells, 2 * len(self.scanned.conversations), self.bins
+        for at in range(0, len(cells), _CHUNK):
+            part = cells[at : at + _CHUNK]
+            if part["flow"].max() >= flows or part["bin"].max() >= bins:
+                raise UsageError("the cache of a capture is damaged: read it with --no-cache, or cache=False")
+            yield part
+
+    def rates(self, by: str = "flow", what: str = "bytes", bin_s: float | None = None) -> pd.DataFrame:
+        """Rates over time.
+
+        Args:
+            by: ``flow``, ``hosts`` (source and destination address) or ``total``.
+            what: one of `AMOUNTS`.
+            bin_s: width of the bins; a multiple of the scan's, which is the default.
+
+        Returns:
+            In order of time, one row a bin and flow (pair of hosts) in which there was something to count: ``t_ns``,
+            beginning of the bin; by flow ``flow``, ``protocol``, ``source``, ``source_port``, ``destination``,
+            ``destination_port``; by hosts ``source``, ``destination``; ``rate_bps``, bits of the bin over its width
+            (packets: ``rate_pps``).
+
+        Raises:
+            UsageError: no such amount or grouping, or bins that do not fit the scan's.
+        """
+        import pandas as pd
+
+        parts = [_frame(columns, None) for columns in self.rate_batches(by, what, bin_s)]
+        return pd.concat(parts, ignore_index=True)
+
+    def rate_batches(
+        self, by: str = "flow", what: str = "bytes", bin_s: float | None = None
+    ) -> Iterator[tables.Columns]:
+        """The columns of `rates`, some bins at a time, without pandas; at least one batch, which may have no rows."""
+        _check_amount(what, AMOUNTS)
+        return batches(self._cells, self._wider(bin_s), self._groups(by), what)
+
+    def _wider(self, bin_s: float | None) -> Bins:
+        width_ns = self.bin_ns if bin_s is None else round(bin_s * 1e9)
+        if width_ns < self.bin_ns or width_ns % self.bin_ns:
+            asked, mine = (format_duration(max(width, 0) / 1e9) for width in (width_ns, self.bin_ns))
+            raise UsageError(
+                f"bins of {asked} cannot be made of bins of {mine}: read the captures with bins of {asked}"
+            )
+        skipped, factor = self.start_ns % width_ns // self.bin_ns, width_ns // self.bin_ns
+        count = self._affordable(-(-(int(self.bins) + skipped) // factor), width_ns)
+        return Bins(self.start_ns - skipped * self.bin_ns, width_ns, count, skipped, factor)
+
+    def _affordable(self, count: int, width_ns: int) -> int:
+        if count > _MOST_BINS:
+            shown = f"{format_duration(self.duration_s)} in bins of {format_duration(width_ns / 1e9)}"
+            raise UsageError(f"{shown} are {count:,} bins: choose wider ones, for example of 1 s")
+        return count
+
+    def _groups(self, by: str) -> Groups:
+        if by not in GROUPS:
+            raise UsageError(f"rates by {by!r} are not known: by {', '.join(GROUPS)}")
+        numbers = self.flow_numbers
+        group = self._group_of(numbers)
+        if by == "total":
+            return Groups({}, group)
+        table = tables.flow_columns(self.scanned.conversations, numbers)
+        if by == "flow":
+            group[numbers] = np.arange(len(numbers))
+            names = ("protocol", "source", "source_port", "destination", "destination_port")
+            return Groups({"flow": numbers} | {name: np.asarray(table[name]) for name in names}, group)
+        pairs: dict[tuple[str, str], int] = {}
+        ends = zip(table["source"], table["destination"], strict=True)
+        group[numbers] = [pairs.setdefault(pair, len(pairs)) for pair in ends]
+        sides = np.array(list(pairs), np.str_).reshape(-1, 2)
+        return Groups({"source": sides[:, 0], "destination": sides[:, 1]}, group)
+
+    def injection_rate(
+        self, flows: Sequence[int] | Integers | None = None, window: int = 1, what: str = "payload"
+    ) -> Numbers:
+        """The rate at which flows put bytes on the wire together, smoothed by a moving average.
+
+        Args:
+            flows: their numbers; None: all that count, outside of tunnels.
+            window: bins averaged, the one itself in the middle; at the ends, as many as there are. The thesis's
+                Figures 3-10 and 3-11 take 30 and 50 samples, B-5 18.
+            what: one of `AMOUNTS` in bytes.
+
+        Returns:
+            Rate of each bin in bit/s, shape (bins,).
+
+        Raises:
+            UsageError: no such flow or amount, or a window below 1.
+        """
+        _check_amount(what, AMOUNTS[:3])
+        if window < 1:
+            raise UsageError(f"a moving average over {window} bins is not possible: take 1 or more")
+        rate = self.binned(flows, what) * (8e9 / self.bin_ns)
+        total = np.concatenate(([0.0], np.cumsum(rate)))
+        place = np.arange(len(rate))
+        first = np.maximum(place - window // 2, 0)
+        last = np.minimum(place - window // 2 + window, len(rate))
+        return np.asarray((total[last] - total[first]) / (last - first), np.float64)
+
+    def host_pairs(self, what: str = "payload") -> dict[tuple[str, str], int]:
+        """What went from each source address to each destination address, most first.
+
+        Args:
+            what: ``bytes``, ``payload``, ``packets`` or another sum of a flow.
+        """
+        _check_amount(what, _MATRIX_AMOUNTS)
+        table = tables.flow_columns(self.scanned.conversations, self.flow_numbers)
+        found: dict[tuple[str, str], int] = {}
+        for source, destination, amount in zip(
+            table["source"], table["destination"], table[what].tolist(), strict=True
+        ):
+            found[source, destination] = found.get((source, destination), 0) + amount
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def matrix(self, what: str = "payload") -> pd.DataFrame:
+        """The traffic matrix.
+
+        Args:
+            what: ``bytes``, ``payload``, ``packets`` or another sum of a flow.
+
+        Returns:
+            A square: a row for each sending, a column for each receiving address.
+
+        Raises:
+            UsageError: no such amount, or more addresses than a square can show.
+        """
+        import pandas as pd
+
+        pairs = self.host_pairs(what)
+        names = sorted({name for pair in pairs for name in pair})
+        if len(names) > _MOST_HOSTS:
+            raise UsageError(f"a matrix of {len(names):,} hosts cannot be shown: select some, or take host_pairs()")
+        place = {name: number for number, name in enumerate(names)}
+        square = np.zeros((len(names), len(names)), np.int64)
+        for (source, destination), amount in pairs.items():
+            square[place[source], place[destination]] = amount
+        return pd.DataFrame(square, index=pd.Index(names, name="from"), columns=pd.Index(names, name="to"))
+
+
+def endpoint(address: str, port: int) -> str:
+    """An address and a port as people write them; the address alone where there are no ports."""
+    if not port:
+        return address
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _check_amount(what: str, known: Sequence[str]) -> None:
+    if what not in known:
+        raise UsageError(f"{what!r} is not counted: there are {', '.join(known)}")
+
+
+def _frame(columns: tables.Columns, index: Integers | None) -> pd.DataFrame:
+    import pandas as pd
+
+    made = {
+        name: pd.array(values, "Int64") if isinstance(values, list) and name.endswith("_ns") else values
+        for name, values in columns.items()
+    }
+    return pd.DataFrame(made, index=index)

@@ -1,0 +1,188 @@
+"""What a capture holds, in words: one table of sentences for what was unusual, and the text for a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ringtap.analysis.pcap import tables
+from ringtap.analysis.pcap.scan import MOST_CONVERSATIONS
+from ringtap.analysis.pcap.traffic import Traffic, endpoint
+from ringtap.units import format_duration, format_rate, format_size
+
+_SHOWN = 10
+_FEW_HOSTS, _MOST_HOSTS = 8, 32
+_OFFLOADED = 1.05  # segments a packet from which frames are taken for several of the wire's
+
+# count -> what is counted, and what that means for the numbers
+_SENTENCES = {
+    "unpacking_cut": ("compressed file", "ends too early: what came until then is counted"),
+    "unpacking_damaged": ("compressed file", "is damaged: what came until then is counted"),
+    "bytes_after_gzip": ("compressed file", "goes on with bytes that are no gzip: they are left out"),
+    "torn_bytes": ("byte", "at the end belong to a packet that is not whole: the capture was cut off"),
+    "corrupt_records": ("damaged place", "was passed over, up to the next record that makes sense"),
+    "corrupt_bytes": ("byte", "were passed over there"),
+    "packets_over_limit": (
+        "packet",
+        f"belong to conversations beyond the first {MOST_CONVERSATIONS:,}: one row, 'others', sums them",
+    ),
+    "queue_pairs_over_limit": ("RoCE packet", "belong to queue pairs beyond the limit: not in their table"),
+    "cut_by_snap": ("packet", "lack a header that the capture cut off: counted as far as the headers go"),
+    "malformed": ("packet", "have headers that contradict themselves: counted as far as they make sense"),
+    "zero_length_ip": (
+        "packet",
+        "have no length in the IP header, as segmentation offload leaves it: the frame's is taken",
+    ),
+    "fragments": ("packet", "are IP fragments: each counts to its conversation"),
+    "fragments_without_first": ("fragment", "came without the first of its packet: without ports"),
+    "time_backwards": ("packet", "are earlier than one before them: several processors captured, or a clock was set"),
+    "times_out_of_range": (
+        "packet",
+        "have a time a month or more away from the first's: counted at the last good time",
+    ),
+    "without_time": ("packet", "have no time: counted at the last one before"),
+    "skipped_link_types": ("packet", "come from a link type that is not read: in the totals only"),
+    "unknown_blocks": ("block", "of pcapng hold no packets: passed over"),
+    "not_ip": ("frame", "are no IP (ARP and the like): in the totals only"),
+}
+# "1 packet belong" becomes "1 packet belongs"
+_SINGULAR = {
+    "belong": "belongs",
+    "lack": "lacks",
+    "have": "has",
+    "are": "is",
+    "come": "comes",
+    "hold": "holds",
+    "were": "was",
+}
+_PLURAL = {"ends": "end", "is": "are", "goes": "go", "was": "were", "came": "came"}
+
+
+def notes(traffic: Traffic) -> list[str]:
+    """What was unusual in the captures, and what that means for the numbers."""
+    counts = traffic.counts
+    lines = [_note(counts[name], *_SENTENCES[name]) for name in _SENTENCES if counts.get(name)]
+    known = {*_SENTENCES, "packets", "bytes"}
+    lines += [f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items() if number and name not in known]
+    rows = traffic.scanned.conversations[traffic.rows]
+    segments, packets = (int(rows[name].sum()) for name in ("segments", "data_packets"))
+    if segments > _OFFLOADED * packets:
+        lines.append(
+            f"{packets:,} packets with payload were {segments:,} segments on the wire: the host captured before "
+            f"segmentation or after joining, so that frame bytes lack their headers; payload is right"
+        )
+    return lines
+
+
+def _note(number: int, what: str, rest: str) -> str:
+    verb, _, others = rest.partition(" ")
+    verb = _SINGULAR.get(verb, verb) if number == 1 else _PLURAL.get(verb, verb)
+    return f"{number:,} {what}{'' if number == 1 else 's'} {verb} {others}"
+
+
+def describe(traffic: Traffic, filtered: str | None, with_matrix: bool) -> list[str]:
+    """The text for a terminal.
+
+    Args:
+        traffic: what was read.
+        filtered: the filter, as the user wrote it.
+        with_matrix: whether the traffic matrix was asked for; a small one is shown anyway.
+    """
+    lines = _totals(traffic, filtered)
+    lines += ["", *_largest(traffic)]
+    lines += _matrix(traffic, with_matrix)
+    if found := notes(traffic):
+        lines += ["", "Mind", *(f"  {line}" for line in found)]
+    return lines
+
+
+def _totals(traffic: Traffic, filtered: str | None) -> list[str]:
+    scanned, counts = traffic.scanned, traffic.counts
+    seconds, part_ns = divmod(scanned.first_ns, 1_000_000_000)
+    begin = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{part_ns // 1_000_000:03d} UTC"
+    names = ", ".join(traffic.files[:3]) + (f" and {len(traffic.files) - 3} more" if len(traffic.files) > 3 else "")
+    lines = [f"{names}: from {begin}, {format_duration(traffic.duration_s)}"]
+    lines.append(f"{_amounts(counts['packets'], counts['bytes'], traffic.duration_s)}{_kinds(traffic)}")
+    if filtered is not None:
+        rows = scanned.conversations[traffic.flow_numbers // 2]
+        side = traffic.flow_numbers % 2
+        packets, size = (int(rows[name][np.arange(len(rows)), side].sum()) for name in ("packets", "bytes"))
+        lines.append(f"of these {filtered!r}: {_amounts(packets, size, traffic.duration_s)}")
+    return lines
+
+
+def _amounts(packets: int, size: int, seconds: float) -> str:
+    rate = f", {format_rate(size * 8 / seconds)}" if seconds > 0 else ""
+    return f"{packets:,} packet{'' if packets == 1 else 's'}, {format_size(size)} on the wire{rate}"
+
+
+def _kinds(traffic: Traffic) -> str:
+    protocols = tables.protocols(traffic.scanned.conversations[traffic.rows])
+    counted = {name: protocols.count(name) for name in dict.fromkeys(protocols)}
+    shown = [f"{number:,} of {name}" for name, number in sorted(counted.items(), key=lambda item: -item[1])]
+    return f"; conversations: {', '.join(shown)}" if shown else ""
+
+
+def _largest(traffic: Traffic) -> list[str]:
+    """The conversations with most payload, each written from the side that sent more of it."""
+    rows = traffic.rows
+    conversations = traffic.scanned.conversations
+    selected = traffic.selected.reshape(-1, 2)[rows]
+    weight = (conversations["payload"][rows] * selected).sum(1) * 4096 + (
+        conversations["packets"][rows] * selected
+    ).sum(1)
+    chosen = rows[np.argsort(-weight.astype(np.float64), kind="stable")[:_SHOWN]]
+    columns = tables.conversation_columns(conversations[chosen], traffic.selected.reshape(-1, 2)[chosen].reshape(-1))
+    table = [("", "from", "to", "payload", "back", "rate", "again", "round trip")]
+    for item in tables.rows_of(columns):
+        there, back = ("ab", "ba") if item["payload_ab"] >= item["payload_ba"] else ("ba", "ab")
+        ends = [endpoint(item[end], item[f"{end}_port"]) for end in there]
+        seconds = (item["last_ns"] - item["first_ns"]) / 1e9
+        trip = item[f"rtt_min_ns_{there}"]
+        table.append(
+            (
+                item["protocol"] + (" in vxlan" if item["inner"] else ""),
+                *ends,
+                format_size(item[f"payload_{there}"]),
+                format_size(item[f"payload_{back}"]),
+                format_rate(item[f"bytes_{there}"] * 8 / seconds) if seconds > 0 else "-",
+                format_size(item[f"retransmitted_bytes_{there}"]) if item["protocol"] == "tcp" else "-",
+                format_duration(trip / 1e9) if trip is not None else "-",
+            )
+        )
+    lines = aligned(table, 3)
+    if len(rows) > len(chosen):
+        lines.append(f"… and {len(rows) - len(chosen):,} more (-o TABLE.csv, or --json)")
+    return lines
+
+
+def _matrix(traffic: Traffic, asked: bool) -> list[str]:
+    pairs = traffic.host_pairs()
+    hosts = sorted({host for pair in pairs for host in pair})
+    if not asked and not 2 < len(hosts) <= _FEW_HOSTS:
+        return []
+    if len(hosts) > _MOST_HOSTS:
+        return ["", f"The matrix of {len(hosts):,} hosts is in --json only"]
+    senders, receivers = (sorted({pair[side] for pair in pairs}) for side in (0, 1))
+    head = [("payload from \\ to", *receivers)]
+    cells = [(host, *(_cell(pairs, host, other) for other in receivers)) for host in senders]
+    return ["", *aligned(head + cells, 1)]
+
+
+def _cell(pairs: Mapping[tuple[str, str], int], source: str, destination: str) -> str:
+    amount = pairs.get((source, destination))
+    return "-" if amount is None else format_size(amount)
+
+
+def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Lines of a table: some columns to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if number < left else text.rjust(width)
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]

@@ -307,9 +307,12 @@ class _Parser:
 
     def _addresses(self, head: _Head, token: str) -> Mask:
         found = np.zeros(len(self._flows.family), bool)
-        for family, value, mask in self._networks(head, token):
-            if head.name is not None and _FAMILIES[head.name] != family:
-                continue
+        networks = self._networks(head, token)
+        if head.name is not None:
+            networks = [network for network in networks if network[0] == _FAMILIES[head.name]]
+        if not networks:
+            self._wrong(f"has {head.name!r} before {token!r}, which is none")
+        for family, value, mask in networks:
             bits = [np.uint64(part) for part in (mask >> 64, mask & (2**64 - 1))]
             want = [np.uint64(part) for part in (value >> 64, value & (2**64 - 1))]
             ends = self._flows.ends

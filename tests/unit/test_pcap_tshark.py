@@ -1,8 +1,7 @@
 """Conversations of `ringtap flows` equal those of `tshark -z conv,tcp -z conv,udp`, over captures of every kind.
 
-Where tshark would put IP fragments together and count the whole at the last one, it is told not to: ringtap counts
-the frames that crossed the wire. Likewise it is told to believe IPv6 packets without a length (as it does with IPv4),
-which is how segmentation offload leaves them. RoCEv2 is UDP to tshark's conversations.
+tshark is told to believe IPv6 packets without a length (as it does with IPv4), which is how segmentation offload leaves
+them. RoCEv2 is UDP to tshark's conversations.
 """
 
 from __future__ import annotations
@@ -75,13 +74,11 @@ from tests.unit.capture_makers import (
 
 Ways = dict[tuple[str, int], tuple[int, int]]
 Conversations = dict[tuple[str, frozenset[tuple[str, int]]], Ways]
-OPTIONS = ["ip.defragment:FALSE", "ipv6.defragment:FALSE", "ipv6.tso_support:TRUE"]
 _LINE = re.compile(r"(\S+) +<-> (\S+) +(\d+) (\d+) (bytes|kB|MB) +(\d+) (\d+) (bytes|kB|MB) ")
 
 
 def tshark(path: Path, *arguments: str) -> str:
-    options = [word for option in OPTIONS for word in ("-o", option)]
-    command = ["tshark", "-n", "-r", str(path), *options, *arguments]
+    command = ["tshark", "-n", "-r", str(path), "-o", "ipv6.tso_support:TRUE", *arguments]
     # it complains of a file that ends within a packet, but counts what is there
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 
@@ -114,8 +111,7 @@ def by_ringtap(found: dict[str, Any]) -> Conversations:
     made: Conversations = defaultdict(dict)
     for one in found["conversations"]:
         protocol = {"roce": "udp"}.get(one["protocol"], one["protocol"])
-        # fragments behind the first have no ports; tshark has no transport for them
-        if protocol not in ("tcp", "udp") or one["a_port"] == one["b_port"] == 0:
+        if protocol not in ("tcp", "udp"):
             continue
         ends = (one["a"], one["a_port"]), (one["b"], one["b_port"])
         for way, end in zip(("ab", "ba"), ends, strict=True):
@@ -242,13 +238,6 @@ def ipv4_options() -> bytes:
 
 
 @kind
-def ipv4_fragments() -> bytes:
-    whole = IP(src=A4, dst=B4, id=7) / UDP(sport=3000, dport=4000) / Raw(bytes(4000))
-    segment = IP(src=A4, dst=B4, id=8) / TCP(sport=3000, dport=4000) / Raw(bytes(2000))
-    return ips(*fragment(whole, 1480), *fragment(segment, 800), whole / Raw(b""))
-
-
-@kind
 def ipv6_extensions() -> bytes:
     made = []
     for headers in (
@@ -266,12 +255,6 @@ def ipv6_extensions() -> bytes:
     made += [IPv6(src=A6, dst=B6, nh=51) / Raw(authentication + datagram)]
     made += [IPv6(src=A6, dst=B6) / IPv6ExtHdrHopByHop(nh=51) / Raw(authentication + datagram)]
     return ips(*made)
-
-
-@kind
-def ipv6_fragments() -> bytes:
-    whole = IPv6(src=A6, dst=B6) / IPv6ExtHdrFragment(id=9) / UDP(sport=3000, dport=4000) / Raw(bytes(4000))
-    return ips(*fragment6(whole, 1280))
 
 
 @kind
@@ -351,6 +334,41 @@ def test_conversations_as_tshark_has_them(name: str, flows: Flows, tmp_path: Pat
     assert by_ringtap(flows(path)) == expected
 
 
+def test_fragments_are_of_the_conversation_whose_first_one_has_the_ports(flows: Flows, tmp_path: Path) -> None:
+    """All frames that crossed the wire are counted, as tshark lists them.
+
+    Its conversations of UDP have, of each datagram, only the last frame (the one that it puts together) or, without
+    defragmentation, only the first.
+    """
+    whole = IP(src=A4, dst=B4, id=7) / UDP(sport=3000, dport=4000) / Raw(bytes(3000))
+    segment = IP(src=B4, dst=A4, id=8) / TCP(sport=4000, dport=3000, flags="A") / Raw(bytes(1500))
+    whole6 = IPv6(src=A6, dst=B6) / IPv6ExtHdrFragment(id=9) / UDP(sport=3000, dport=4000) / Raw(bytes(4000))
+    packets = [*fragment(whole, 1480), *fragment(segment, 800), *fragment6(whole6, 1280)]
+    path = tmp_path / "fragments.pcap"
+    path.write_bytes(ips(*packets))
+    found = flows(path)
+    expected: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    columns = ("ip.src", "ipv6.src", "ip.dst", "ipv6.dst", "frame.len")
+    for line in tshark(path, "-T", "fields", *(word for name in columns for word in ("-e", name))).splitlines():
+        ip, ipv6, to, to6, size = line.split("\t")
+        before = expected[ip or ipv6, to or to6]
+        expected[ip or ipv6, to or to6] = before[0] + 1, before[1] + int(size)
+    assert len(expected) == 3
+    conversations = found["conversations"]
+    by_hosts = dict.fromkeys(expected, (0, 0))
+    for one in conversations:
+        assert one["packets_ba"] == 0
+        before = by_hosts[one["a"], one["b"]]
+        by_hosts[one["a"], one["b"]] = before[0] + one["packets_ab"], before[1] + one["bytes_ab"]
+    assert by_hosts == expected
+    assert sorted((one["protocol"], one["payload_ab"], one["payload_ba"]) for one in conversations) == [
+        ("tcp", 1500, 0),
+        ("udp", 3000, 0),
+        ("udp", 4000, 0),
+    ]
+    assert found["counts"]["fragments"] == len(packets)
+
+
 def test_all_kinds_at_once_are_the_sum_of_each(flows: Flows, tmp_path: Path) -> None:
     """Files of several link types, byte orders and resolutions in one command."""
     paths = []
@@ -419,7 +437,7 @@ def test_base_transport_headers_as_tshark_reads_them(flows: Flows, tmp_path: Pat
     } == expected
     (pair,) = (one for one in found if one["queue_pair"] == 17)
     # 0xffffff is followed by 0; 1 comes twice; 2 and 3 are not there
-    assert (pair["psn_repeats"], pair["psn_gaps"]) == (1, 1)
+    assert (pair["psn_repeats"], pair["psn_gaps"]) == (1, 2)
     # without BTH, RETH, pad and ICRC
     assert pair["payload"] == 7 * 1000
     assert sum(one["payload_ab"] for one in flows(path)["conversations"]) == 7 * 1000 + 3 * 256 + 5

@@ -190,7 +190,7 @@ class Stream:
 
 def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Iterator[bytes]:
     """Unpack members one after another, a bounded piece at a time."""
-    machine = zlib.decompressobj(31)
+    machine: zlib._Decompress = zlib.decompressobj(31)
     fresh = True  # nothing of the member was read yet
     for block in blocks:
         data: bytes | memoryview = block
@@ -198,11 +198,15 @@ def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Ite
             if fresh and data[0] == 0:  # tape blocks are padded with zeros
                 data = bytes(data).lstrip(b"\0")
                 continue
+            before = machine.copy()
             try:
                 piece = machine.decompress(data, _UNPACKED_BYTES)
             except zlib.error:
+                whole = b"".join(_until_damage(before, data))
+                if whole:
+                    yield whole
                 # gzip itself takes bytes after the last member for rubbish, too
-                troubles["bytes_after_gzip" if fresh else "unpacking_damaged"] = 1
+                troubles["unpacking_damaged" if whole or not fresh else "bytes_after_gzip"] = 1
                 return
             fresh = False
             if piece:
@@ -215,6 +219,13 @@ def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Ite
             yield piece
         if not machine.eof:
             troubles["unpacking_cut"] = 1
+
+
+def _until_damage(machine: zlib._Decompress, data: bytes | memoryview) -> Iterator[bytes]:
+    """What can be unpacked before damage, byte by byte: the call that meets it gives nothing back."""
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
+            yield machine.decompress(data[at : at + 1])
 
 
 def _unzstd(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iterator[bytes]:

@@ -1,0 +1,167 @@
+"""Bytes of captures, however they lie: plain, gzip, zstd, in pieces, through pipes, cut and damaged."""
+
+import gzip
+import os
+import subprocess
+import sys
+import threading
+import zlib
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtap.analysis.pcap.read import read_captures
+from ringtap.analysis.pcap.sources import BLOCK_BYTES, Stream, expand
+from ringtap.errors import UsageError
+from tests.unit.capture_makers import classic, frames, usual
+
+CAPTURE = classic(frames(usual()))
+# nothing compresses it to a single block
+NOISE = bytes(zlib.crc32(number.to_bytes(4, "big")) & 0xFF for number in range(3 * BLOCK_BYTES // 2))
+
+
+def read(path):
+    stream = Stream(path)
+    try:
+        return b"".join(bytes(block) for block in stream.blocks()), stream
+    finally:
+        stream.close()
+
+
+def zstd(data, **options):
+    return zstandard.ZstdCompressor(**options).compress(data)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        NOISE,
+        gzip.compress(NOISE),
+        gzip.compress(NOISE[:1000]) + gzip.compress(b"") + gzip.compress(NOISE[1000:]),
+        gzip.compress(NOISE) + bytes(512),
+        zstd(NOISE),
+        zstd(NOISE[:1000]) + zstd(b"") + zstd(NOISE[1000:]),
+        b"\x50\x2a\x4d\x18\x04\0\0\0skip" + zstd(NOISE, write_checksum=True),
+        zstd(NOISE, write_content_size=False),
+    ],
+    ids=["plain", "gzip", "members", "padded", "zstd", "frames", "skippable", "no-size"],
+)
+def test_the_same_bytes_from_every_packing(tmp_path, packed):
+    path = tmp_path / "file"
+    path.write_bytes(packed)
+    found, stream = read(path)
+    assert found == NOISE
+    assert stream.troubles == {}
+    assert stream.read_bytes == stream.total_bytes == len(packed)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_cut_file_gives_what_came_until_then(tmp_path_factory, pack, data):
+    packed = pack(NOISE)
+    cut = data.draw(st.integers(6, len(packed) - 1))
+    path = tmp_path_factory.mktemp("cut") / "file"
+    path.write_bytes(packed[:cut])
+    try:
+        found, stream = read(path)
+    except UsageError as error:
+        assert "holds nothing that can be unpacked" in str(error)
+        assert cut < 200_000
+        return
+    assert NOISE.startswith(found)
+    assert stream.troubles == {"unpacking_cut": 1}
+
+
+@pytest.mark.parametrize(
+    ("packed", "trouble"),
+    [
+        (gzip.compress(NOISE) + b"rubbish", "bytes_after_gzip"),
+        (gzip.compress(NOISE)[:-6] + b"xxxxxx", "unpacking_damaged"),
+        (zstd(NOISE) + b"rubbish", "unpacking_damaged"),
+    ],
+)
+def test_damage_is_counted_and_what_came_before_is_kept(tmp_path, packed, trouble):
+    path = tmp_path / "file"
+    path.write_bytes(packed)
+    found, stream = read(path)
+    assert found == NOISE
+    assert stream.troubles == {trouble: 1}
+
+
+def test_bombs_are_read_in_small_pieces(tmp_path):
+    """100 MB of zeros in a few kB: no piece is large, and how far the file is stays true."""
+    for name, packed in (("gz", gzip.compress(bytes(10**8))), ("zst", zstd(bytes(10**8)))):
+        path = tmp_path / name
+        path.write_bytes(packed)
+        stream = Stream(path)
+        sizes = [len(block) for block in stream.blocks()]
+        stream.close()
+        assert sum(sizes) == 10**8
+        assert max(sizes) <= 2**20
+        assert stream.read_bytes == len(packed) < 10**6
+
+
+def test_a_zstd_file_that_asks_for_much_memory_is_refused(tmp_path):
+    path = tmp_path / "long.pcap.zst"
+    large = zstandard.ZstdCompressionParameters(window_log=28)
+    packer = zstandard.ZstdCompressor(compression_params=large).compressobj()
+    path.write_bytes(packer.compress(CAPTURE) + packer.flush())
+    with pytest.raises(UsageError, match=r"long.pcap.zst is packed with a window of more than 128 MiB"):
+        read_captures(path)
+
+
+@pytest.mark.parametrize(("magic", "name"), [(b"\xfd7zXZ\0", "xz"), (b"BZh91AY", "bzip2"), (b"PK\3\4....", "zip")])
+def test_other_packings_are_named(tmp_path, magic, name):
+    (tmp_path / "file").write_bytes(magic * 10)
+    with pytest.raises(UsageError, match=f"packed with {name}"):
+        read_captures(tmp_path / "file")
+
+
+def test_a_pipe_and_standard_input_are_read(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(gzip.compress(CAPTURE)))
+    writer.start()
+    traffic = read_captures(pipe)
+    writer.join()
+    assert traffic.counts["packets"] == len(usual())
+    code = "from ringtap.analysis.pcap.read import read_captures as r; print(r('-').counts['packets'])"
+    done = subprocess.run([sys.executable, "-c", code], input=CAPTURE, capture_output=True, check=True, timeout=60)
+    assert int(done.stdout) == len(usual())
+
+
+def test_globs_and_directories_stand_for_their_captures(tmp_path):
+    for name in ("eth0.pcap", "eth0.pcap1", "eth0.pcap10", "eth1.pcap.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(CAPTURE) if name.endswith("gz") else CAPTURE)
+    (tmp_path / "packets.json").write_text("{}")
+    (tmp_path / ".hidden.pcap").write_bytes(CAPTURE)
+    (tmp_path / "folder.pcap").mkdir()
+    assert [path.name for path in expand([tmp_path])] == ["eth0.pcap", "eth0.pcap1", "eth0.pcap10", "eth1.pcap.gz"]
+    assert [path.name for path in expand([f"{tmp_path}/*.pcap*"])] == [path.name for path in expand([tmp_path])]
+    assert [path.name for path in expand([f"{tmp_path}/eth0.pcap?"])] == ["eth0.pcap1"]
+    assert expand(["-", tmp_path / "eth0.pcap"])[0] is None
+    odd = tmp_path / "what[1].pcap"
+    odd.write_bytes(CAPTURE)
+    assert expand([odd]) == [odd]
+
+
+def test_what_stands_for_nothing_is_said(tmp_path):
+    (tmp_path / "notes.txt").write_text("no capture")
+    for word, says in (
+        (tmp_path / "no.pcap", "does not exist"),
+        (tmp_path / "*.pcap", "no file matches"),
+        (tmp_path, "is a directory without captures; it holds notes.txt"),
+        ("a\0b", "does not exist"),
+        ("x" * 5000, "cannot be read"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            expand([word])
+    (tmp_path / "a.pcap").write_bytes(CAPTURE)
+    (tmp_path / "b.pcap").symlink_to("a.pcap")
+    with pytest.raises(UsageError, match=r"b.pcap is named twice"):
+        expand([tmp_path])
+    with pytest.raises(UsageError, match="named twice"):
+        expand(["-", "-"])

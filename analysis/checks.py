@@ -37,14 +37,12 @@ class Check:
 
 
 def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
-    """Compare a sweep with the expectations; ``info`` is its run.json."""
+    """Compare series with the expectations; ``info`` is their sweep's run.json, empty for a table."""
     found = [_precheck(item) for item in info.get("precheck") or []]
     every = list(series)
     for one in every:
         found += [*_punctual(one), *_no_load(one), _rises(one), _volume(one), *_vgg(one), _chosen(one)]
-    plan = info.get("plan") or {}
-    heavy_gbps = HEAVY_SHARE * plan.get("capacity_bps", 0) * plan.get("scale", 1) / 1e9
-    return found + [check for one in every if one.traffic == "burst" for check in _tails(one, every, heavy_gbps)]
+    return found + [check for one in every if one.traffic == "burst" for check in _tails(one, every)]
 
 
 def _precheck(item: dict[str, Any]) -> Check:
@@ -66,7 +64,8 @@ def _punctual(series: Series) -> list[Check]:
 
 
 def _no_load(series: Series) -> list[Check]:
-    published = thesis.NO_LOAD_S.get(series.model)
+    over_tcp = thesis.NO_LOAD_TCP_S if thesis.carrier(series.transport) == "TCP" else {}
+    published = over_tcp.get(series.model, thesis.NO_LOAD_S.get(series.model))
     if published is None:
         return []
     expected = f"iteration time without cross traffic within 10 % of {published:g} s ({thesis.NO_LOAD_TABLE})"
@@ -110,13 +109,13 @@ def _vgg(series: Series) -> list[Check]:
     return [Check(series.name, expected, f"{half.r2_log:.4f}", half.r2_log >= VGG_R2_LOG)]
 
 
-def _tails(burst: Series, every: list[Series], heavy_gbps: float) -> list[Check]:
+def _tails(burst: Series, every: list[Series]) -> list[Check]:
     """In the thesis times at high load spread by 7.8 % of the mean (consistent) and by 39.3 % (burst)."""
-    consistent = next((one for one in every if (one.model, one.traffic) == (burst.model, "consistent")), None)
+    consistent = next((one for one in every if one.key == (burst.model, "consistent", burst.transport)), None)
     if consistent is None:
         return []
     expected = "burst traffic spreads iteration times more than consistent traffic of the same load, from half of C on"
-    spreads = [_spreads(one, heavy_gbps) for one in (burst, consistent)]
+    spreads = [_spreads(one, HEAVY_SHARE * one.capacity_gbps) for one in (burst, consistent)]
     shared = sorted(spreads[0].keys() & spreads[1].keys())
     if not shared:
         return [Check(burst.name, expected, "they have no such load in common", None)]
@@ -126,12 +125,14 @@ def _tails(burst: Series, every: list[Series], heavy_gbps: float) -> list[Check]
 
 
 def _spreads(series: Series, heavy_gbps: float) -> dict[float, float]:
-    """Standard deviation over mean by requested load, at heavy loads."""
-    return {
-        point.requested_gbps: point.variation
-        for point in series.points
-        if point.variation is not None and point.requested_gbps >= heavy_gbps
-    }
+    """Standard deviation over mean by load, at heavy loads."""
+    found = {}
+    for point in series.points:
+        # a table knows no requested loads; its own are the same for all kinds where it is made from a plan
+        load = point.cross_gbps if point.requested_gbps is None else point.requested_gbps
+        if point.variation is not None and load is not None and load >= heavy_gbps:
+            found[load] = point.variation
+    return found
 
 
 def _chosen(series: Series) -> Check:

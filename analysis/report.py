@@ -1,11 +1,11 @@
-"""Writes a sweep's report: one HTML page that needs nothing else, figures, points.csv and report.json."""
+"""Writes a report: one HTML page that needs nothing else, figures, points.csv and report.json."""
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,31 +13,16 @@ from typing import Any
 import jinja2
 
 from ringtap.analysis import figures, points, report_data
-from ringtap.analysis.runs import SweepRun, open_run
-from ringtap.analysis.series import Series, analyse
-from ringtap.analysis.style import title_of
+from ringtap.analysis.canvas import Drawn
+from ringtap.analysis.figure_parts import Setting
+from ringtap.analysis.measured import Measured, of_sweep
+from ringtap.analysis.page_figures import data_uri, page_figures
+from ringtap.analysis.style import plain, title_of
+from ringtap.analysis.tails import tails
 from ringtap.errors import UsageError
-from ringtap.units import format_rate
+from ringtap.units import format_rate, format_size
 
-CAPTIONS = {
-    "iteration-times": (
-        "Mean iteration time against the cross traffic measured at the bottleneck while the iterations ran. Bars "
-        "reach up to the 99th percentile; lines are the chosen fits of t = A·exp(B/(C−BW)ⁿ)."
-    ),
-    "rescaled": (
-        "The same against C/(C−BW), 1 without cross traffic: with n = 1 the fit is a straight line, with n = 1/2 it "
-        "bends down and with n = 2 up."
-    ),
-    "congestion-points": (
-        "How each congestion point was found: a line through the flat region, the tangent to the first points of the "
-        "curved region, their meeting, and the measured point whose load is nearest to it."
-    ),
-    "distributions": "Distribution of the single iteration times at a light and at a heavy load.",
-    "traffic-kinds": (
-        "The kinds of cross traffic side by side for each model, with the chosen fits and their R²; in grey the "
-        "thesis's own fit where it gives one, over TCP where it gives both."
-    ),
-}
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -46,7 +31,7 @@ class Written:
 
     Attributes:
         summary: the outcome in a few lines.
-        paths: the files, the page first.
+        paths: the files: page, data, points, then those of the figures.
         json_path: report.json.
     """
 
@@ -55,75 +40,72 @@ class Written:
     json_path: Path
 
 
-def write_report(directory: Path) -> Written:
-    """Analyse a sweep and write ``report/`` in its directory; an older report is replaced file by file.
+def write_report(source: Measured | Path, folder: Path | None = None) -> Written:
+    """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
+
+    Args:
+        source: a sweep's directory, or what `ringtap.analysis.measured.of_sweep` or `of_table` made of one.
+        folder: made if missing; without it ``report/`` in the sweep, ``<table>-report`` here for a table.
 
     Raises:
-        UsageError: not a sweep, or one that cannot be read or written to.
+        UsageError: not a sweep, or the folder cannot be written to.
     """
-    sweep = open_run(directory)
-    if not isinstance(sweep, SweepRun):
-        raise UsageError(f"{directory} is the run of a single job; a report needs a sweep")
-    series = analyse(sweep)
-    data = report_data.collect(sweep, series)
-    target = directory / "report"
+    measured = of_sweep(source) if isinstance(source, Path) else source
+    folder = folder or measured.folder
+    found = [tails(one) for one in measured.series]
+    data = report_data.collect(measured, found)
     try:
-        target.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=target) as name:
-            written = _write_all(Path(name), data, series)
-            return _published(Path(name), target, written, data)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
+            new = Path(name)
+            (new / "figures").mkdir()
+            setting = Setting(measured.capacity_gbps, measured.scale)
+            drawn = figures.draw(measured.series, found, setting, new / "figures")
+            table = points.table([point for one in measured.series for point in one.points])
+            table.to_csv(new / "points.csv", index=False)
+            text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+            (new / "report.json").write_text(text, encoding="utf-8")
+            (new / "report.html").write_text(_page(data, drawn, new), encoding="utf-8")
+            return _published(new, folder, data)
     except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
-def _write_all(folder: Path, data: dict[str, Any], series: list[Series]) -> list[Path]:
-    (folder / "figures").mkdir()
-    setting = figures.Setting(data["scale"]["full_size_gbps"], data["scale"]["factor"])
-    drawn = figures.draw(series, setting, folder / "figures")
-    (folder / "report.html").write_text(_page(data, drawn), encoding="utf-8")
-    table = points.table([point for one in series for point in one.points])
-    table.to_csv(folder / "points.csv", index=False)
-    (folder / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    images = [path for paths in drawn.values() for path in paths]
-    return [folder / "report.html", folder / "report.json", folder / "points.csv", *images]
-
-
-def _published(folder: Path, target: Path, written: list[Path], data: dict[str, Any]) -> Written:
+def _published(new: Path, folder: Path, data: dict[str, Any]) -> Written:
     """Rename the new files into place; figures that this report no longer has go."""
-    (target / "figures").mkdir(exist_ok=True)
-    paths = []
-    for path in written:
-        final = target / path.relative_to(folder)
-        path.replace(final)
-        paths.append(final)
-    for name in CAPTIONS:
-        for stale in (target / "figures").glob(f"{name}.*"):
-            if stale not in paths:
-                stale.unlink()
-    shutil.rmtree(folder / "figures")
-    status = data["run"]["status"]
-    lines = [f"{data['run']['name']}: {status}" + (f", {data['run']['why']}" if data["run"]["why"] else "")]
+    (folder / "figures").mkdir(exist_ok=True)
+    names = ["report.html", "report.json", "points.csv"]
+    names += [f"figures/{path.name}" for name in figures.NAMES for path in sorted((new / "figures").glob(f"{name}.*"))]
+    for name in names:
+        (new / name).replace(folder / name)
+    for name in figures.NAMES:
+        for path in (folder / "figures").glob(f"{name}.*"):
+            if f"figures/{path.name}" not in names:
+                path.unlink()
+    shutil.rmtree(new / "figures")
+    run = data["run"]
+    lines = [f"{run['name']}: {run['status']}" + (f", {run['why']}" if run["why"] else "")]
     lines += data["headline"]
     failed = [item for item in data["checks"] if item["ok"] is False]
     lines += [f"  not as expected: {item['subject']}: {item['expected']}; {item['found']}" for item in failed]
-    return Written("\n".join(lines), paths, target / "report.json")
+    return Written("\n".join(map(plain, lines)), [folder / name for name in names], folder / "report.json")
 
 
-def _page(data: dict[str, Any], drawn: dict[str, list[Path]]) -> str:
-    images = []
-    for name, paths in drawn.items():
-        vector = next(path for path in paths if path.suffix == ".svg")
-        source = base64.b64encode(vector.read_bytes()).decode()
-        images.append({"name": name, "caption": CAPTIONS[name], "uri": f"data:image/svg+xml;base64,{source}"})
+def _page(data: dict[str, Any], drawn: Sequence[Drawn], folder: Path) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"num": _number, "pct": _percent, "rate": _rate, "kind": title_of}
-    return environment.get_template("report.html.j2").render(data=data, images={item["name"]: item for item in images})
+    environment.filters |= {"num": _number, "pct": _percent, "rate": _rate, "size": _size, "kind": title_of}
+    images = {one.name: one for one in page_figures(drawn, folder / "figures")}
+    downloads = {
+        "points": data_uri((folder / "points.csv").read_bytes(), "text/csv"),
+        "data": data_uri((folder / "report.json").read_bytes(), "application/json"),
+    }
+    return environment.get_template("report.html.j2").render(data=data, images=images, downloads=downloads)
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -136,3 +118,7 @@ def _percent(value: float | None, digits: int = 0) -> str:
 
 def _rate(bps: float | None) -> str:
     return "–" if bps is None else format_rate(bps)
+
+
+def _size(count: float | None) -> str:
+    return "–" if count is None else format_size(count)

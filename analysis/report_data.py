@@ -10,24 +10,32 @@ from typing import Any
 import ringtap
 from ringtap.analysis import thesis
 from ringtap.analysis.checks import check
-from ringtap.analysis.runs import SweepRun
+from ringtap.analysis.findings import findings, paragraph
+from ringtap.analysis.kinds import compare_kinds
+from ringtap.analysis.measured import Measured
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import title_of
-from ringtap.records import read_json_lines
+from ringtap.analysis.tails import Tails, mean_interval
 from ringtap.units import format_rate
 
-REPORT_SCHEMA = 1
+REPORT_SCHEMA = 2
 
 
-def collect(sweep: SweepRun, series: Sequence[Series]) -> dict[str, Any]:
-    """All numbers of the report; plain values, None where there is none."""
-    info, plan = sweep.info, sweep.plan
-    checks = check(info, series)
-    scale, capacity_bps = float(plan["scale"]), float(plan["capacity_bps"])
+def collect(measured: Measured, tails: Sequence[Tails]) -> dict[str, Any]:
+    """All numbers of the report; plain values, None where there is none.
+
+    Args:
+        measured: the series and what is known of them.
+        tails: what `ringtap.analysis.tails.tails` says of each.
+    """
+    info, plan, series = measured.info, measured.plan, measured.series
+    checks, pairs = check(info, series), compare_kinds(series)
+    said = findings(series, tails, pairs, checks)
     data: dict[str, Any] = {"schema": REPORT_SCHEMA, "ringtap": ringtap.__version__}
     data["run"] = {
-        "name": str(plan.get("name") or sweep.path.resolve().name),
-        "directory": sweep.path.resolve().name,
+        "name": measured.name,
+        "source": measured.source,
+        "table": None if "rows" not in info else {key: info[key] for key in ("rows", "by_iteration")},
         "status": info.get("status", "running"),
         "why": info.get("why", ""),
         "created_utc": _utc(info.get("created_ns")),
@@ -36,16 +44,28 @@ def collect(sweep: SweepRun, series: Sequence[Series]) -> dict[str, Any]:
         "seed": info.get("seed"),
         "plan": plan,
     }
-    data["scale"] = {"factor": scale, "testbed_bps": capacity_bps, "full_size_gbps": capacity_bps * scale / 1e9}
+    testbed_bps = measured.capacity_gbps * 1e9 / measured.scale
+    data["scale"] = {"factor": measured.scale, "testbed_bps": testbed_bps, "full_size_gbps": measured.capacity_gbps}
+    data["environment"] = measured.environment
     data["links"] = [_link(link) for link in (info.get("lab") or {}).get("links") or []]
     data["precheck"] = list(info.get("precheck") or [])
-    data["series"] = [{**one.to_json(), "thesis": published(one)} for one in series]
+    data["series"] = [_series(one, tail) for one, tail in zip(series, tails, strict=True)]
+    data["comparisons"] = [pair.to_json() for pair in pairs]
     data["checks"] = [asdict(item) for item in checks]
-    data["not_collected"] = [*(info.get("not_collected") or []), *_missing(series)]
-    data["torn"] = sweep.torn
-    data["rejected"] = len(read_json_lines(sweep.path / "rejected.jsonl")[0])
+    data["not_collected"] = [*measured.not_collected, *_missing(series)]
+    data["torn"] = measured.torn
+    data["rejected"] = measured.rejected
+    data["findings"] = [asdict(item) for item in said]
+    data["paragraph"] = paragraph(said)
     data["headline"] = headline(data, series)
     return data
+
+
+def _series(series: Series, tails: Tails) -> dict[str, Any]:
+    item = {**series.to_json(), "tails": tails.to_json(), "thesis": published(series)}
+    for shown, point in zip(item["points"], series.points, strict=True):
+        shown["mean_interval_s"] = mean_interval(point)
+    return item
 
 
 def _utc(created_ns: Any) -> str:
@@ -97,14 +117,17 @@ def published(series: Series) -> dict[str, Any]:
         item["most_congested"]["table"] = thesis.MOST_CONGESTED_TABLES[series.traffic]
     item["mean_difference_gbps"] = thesis.MEAN_DIFFERENCE_GBPS.get(key)
     item["mean_difference_table"] = thesis.DIFFERENCE_TABLE
-    item["fits"] = [asdict(fit) for fit in thesis.FITS.get(key, ())]
+    item["fits"] = [asdict(fit) for fit in thesis.fits_for(*series.key)]
+    item["growth"] = thesis.GROWTH_AT_HEAVY.get(series.model) if series.traffic in thesis.SPREAD_HIGH else None
+    item["spread_low"] = thesis.SPREAD_LOW if series.traffic in thesis.SPREAD_HIGH else None
+    item["spread_high"] = thesis.SPREAD_HIGH.get(series.traffic)
     return item
 
 
 def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
     """The outcome in sentences."""
     points = sum(len(one.points) for one in series)
-    iterations = sum(point.iterations for one in series for point in one.points)
+    iterations = sum(point.iterations or 0 for one in series for point in one.points)
     kinds = [title_of(kind) for kind in dict.fromkeys(one.traffic for one in series)]
     models = list(dict.fromkeys(one.title for one in series))
     if not points:
@@ -113,7 +136,7 @@ def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
     where = f"{scale['full_size_gbps']:g} Gbit/s"
     if scale["factor"] != 1:
         where += f" (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
-    amount = f"{points} points, {iterations:,} iterations"
+    amount = f"{points} points" + (f", {iterations:,} iterations" if iterations else "")
     lines = [f"{_and(models)} under {_and(kinds)} cross traffic, capacity {where}: {amount}."]
     lines += [_outcome(one) for one in series]
     judged = [item for item in data["checks"] if item["ok"] is not None]
@@ -143,4 +166,5 @@ def _outcome(series: Series) -> str:
     if worst is not None and series.no_load_s is not None and len(series.used) > 1:
         times = worst.iteration_s / series.no_load_s
         parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.1f} Gbit/s")
-    return f"{series.title} under {title_of(series.traffic)}: {'; '.join(parts)}."
+    over = f" over {series.transport}" if series.transport else ""
+    return f"{series.title} under {title_of(series.traffic)}{over}: {'; '.join(parts) or 'no point was measured'}."

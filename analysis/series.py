@@ -48,10 +48,12 @@ class Series:
     """A model under one kind of cross traffic.
 
     Attributes:
-        name: ``<model>-<traffic kind>``.
+        name: ``<model>-<traffic kind>``, and ``-<transport>`` where it is known.
         model: model as named in the plan.
         title: model as reports call it.
         traffic: traffic kind.
+        transport: how the training traffic was carried; empty where that was not noted.
+        capacity_gbps: full-size capacity C of the bottleneck.
         points: its points, by load.
         used: the points with both a load and a time, by measured load; the fits and the congestion point rest on them.
         demand: data per iteration (equation 3.1).
@@ -72,6 +74,8 @@ class Series:
     model: str
     title: str
     traffic: str
+    transport: str
+    capacity_gbps: float
     points: tuple[Point, ...]
     used: tuple[Point, ...]
     demand: Demand
@@ -87,6 +91,16 @@ class Series:
     saturated: int
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """Model, traffic kind and transport."""
+        return self.model, self.traffic, self.transport
+
+    @property
+    def alone(self) -> list[Point]:
+        """The used points without cross traffic, as measured."""
+        return [point for point in self.used if (point.cross_gbps or 0.0) < NO_LOAD_SHARE * self.capacity_gbps]
+
+    @property
     def loads_gbps(self) -> list[float]:
         """Measured cross traffic of the used points."""
         return [point.cross_gbps for point in self.used if point.cross_gbps is not None]
@@ -99,6 +113,7 @@ class Series:
     def to_json(self) -> dict[str, Any]:
         """Every number of the series as plain values."""
         item: dict[str, Any] = {"series": self.name, "model": self.model, "title": self.title, "traffic": self.traffic}
+        item["transport"] = self.transport
         item["points"] = [point.to_json() for point in self.points]
         item["demand_mb"] = self.demand.worker_bytes / 1e6
         item |= {"workers": self.demand.workers, "parameters": self.demand.parameters}
@@ -114,6 +129,23 @@ class Series:
         return item
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What a series was measured on.
+
+    Attributes:
+        title: model as reports call it.
+        parameters: its parameters, 32 bit each.
+        workers: workers of the ring.
+        capacity_gbps: full-size capacity of the bottleneck.
+    """
+
+    title: str
+    parameters: int
+    workers: int
+    capacity_gbps: float
+
+
 def analyse(sweep: SweepRun) -> list[Series]:
     """Measure the points of a sweep and analyse each series.
 
@@ -121,7 +153,17 @@ def analyse(sweep: SweepRun) -> list[Series]:
         UsageError: the directory does not hold what docs/run-directory.md describes.
     """
     points = measure(sweep)
-    return [_series(sweep, name, [point for point in points if point.series == name]) for name in sweep.series]
+    capacity_gbps = float(sweep.plan["capacity_bps"]) * float(sweep.plan["scale"]) / 1e9
+    found = []
+    for name in sweep.series:
+        of_series = [point for point in points if point.series == name]
+        model = next((item for item in sweep.plan["models"] if item["name"] == of_series[0].model), None)
+        if model is None:
+            where = sweep.path / "points.jsonl"
+            raise UsageError(f"{where} has model {of_series[0].model!r}, which is not in the plan")
+        title, workers = str(model.get("title", model["name"])), _workers(sweep, of_series)
+        found.append(series_of(of_series, Subject(title, int(model["parameters"]), workers, capacity_gbps)))
+    return found
 
 
 def spare(load_gbps: float, iteration_s: float, demand_bytes: float, capacity_gbps: float) -> Spare:
@@ -147,18 +189,18 @@ def mean_difference(
     return (statistics.fmean(differences), len(differences)) if differences else (None, 0)
 
 
-def _series(sweep: SweepRun, name: str, points: list[Point]) -> Series:
-    plan = sweep.plan
-    capacity = float(plan["capacity_bps"]) * float(plan["scale"]) / 1e9
-    model = next((item for item in plan["models"] if item["name"] == points[0].model), None)
-    if model is None:
-        raise UsageError(f"{sweep.path / 'points.jsonl'} has model {points[0].model!r}, which is not in the plan")
-    needed = demand(int(model["parameters"]), _workers(sweep, points))
-    pairs = [(point.cross_gbps, point.mean_s, point) for point in points]
+def series_of(points: Sequence[Point], subject: Subject) -> Series:
+    """Analyse the points of one series.
+
+    Raises:
+        UsageError: workers or parameters make no sense.
+    """
+    capacity = subject.capacity_gbps
+    needed = demand(subject.parameters, subject.workers)
     used = sorted(
-        (load, seconds, number)
-        for number, (load, seconds, _) in enumerate(pairs)
-        if load is not None and seconds is not None and load < capacity
+        (point.cross_gbps, point.mean_s, number)
+        for number, point in enumerate(points)
+        if point.cross_gbps is not None and point.mean_s is not None and point.cross_gbps < capacity
     )
     loads, times = [load for load, _, _ in used], [seconds for _, seconds, _ in used]
     alone = [points[number] for load, _, number in used if load < NO_LOAD_SHARE * capacity]
@@ -173,11 +215,14 @@ def _series(sweep: SweepRun, name: str, points: list[Point]) -> Series:
         # the congestion point is an average of replicates; those a little lighter than it belong to it
         start = congestion.point.bandwidth_gbps - MERGE_SHARE * capacity
         difference, saturated = mean_difference(loads, times, needed.worker_bytes, capacity, start)
+    first = points[0]
     return Series(
-        name=name,
-        model=points[0].model,
-        title=str(model.get("title", model["name"])),
-        traffic=points[0].traffic,
+        name=first.series,
+        model=first.model,
+        title=subject.title,
+        traffic=first.traffic,
+        transport=first.transport,
+        capacity_gbps=capacity,
         points=tuple(points),
         used=tuple(points[number] for _, _, number in used),
         demand=needed,

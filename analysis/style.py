@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,41 +32,74 @@ RC: dict[str, Any] = {
     "axes.linewidth": 0.7,
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
+    "axes.titley": 1.0,  # Matplotlib measures every label of an axis to find another place
     "axes.grid": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "xtick.color": "#444444",
     "ytick.color": "#444444",
+    "xtick.bottom": False,  # the grid shows where they are
+    "ytick.left": False,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.5,
     "lines.markersize": 5.5,
     "figure.dpi": 100,
     "savefig.dpi": 200,
+    "text.color": INK,
+    "text.parse_math": False,  # names of models may hold anything
     "svg.hashsalt": "ringtap",
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",  # text stays text: searchable, in the reader's font, a fifth of the size
 }
+# what no XML file can hold
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+Key = tuple[str, str, str]  # model, traffic kind, transport
 
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker and line of a series."""
+    """Colour, marker and line of a series; hollow where another transport of the same kind is filled."""
 
     colour: str
     marker: str
     line: Any
+    hollow: bool = False
+
+    @property
+    def marks(self) -> dict[str, Any]:
+        """The look of its markers, as Matplotlib names it."""
+        face, edge = ("white", self.colour) if self.hollow else (self.colour, "white")
+        width = 1.2 if self.hollow else 0.6
+        return {
+            "marker": self.marker,
+            "color": self.colour,
+            "markerfacecolor": face,
+            "markeredgecolor": edge,
+            "markeredgewidth": width,
+        }
 
 
-def looks(series: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Look]:
-    """A look for every (model, traffic kind), fixed for those of the thesis and in order of appearance for others."""
-    models = [name for name in dict.fromkeys(model for model, _ in series) if name not in _COLOURS]
-    kinds = [name for name in dict.fromkeys(kind for _, kind in series) if name not in _MARKS]
+def looks(series: Sequence[Key]) -> dict[Key, Look]:
+    """A look for every series: fixed for models and kinds of the thesis, in order of appearance for others."""
+    models = [name for name in dict.fromkeys(model for model, _, _ in series) if name not in _COLOURS]
+    kinds = [name for name in dict.fromkeys(kind for _, kind, _ in series) if name not in _MARKS]
+    transports = list(dict.fromkeys(transport for _, _, transport in series))
     colours = _COLOURS | {name: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, name in enumerate(models)}
     marks = _MARKS | {name: _OTHER_MARKS[i % len(_OTHER_MARKS)] for i, name in enumerate(kinds)}
-    return {(model, kind): Look(colours[model], *marks[kind]) for model, kind in series}
+    return {
+        (model, kind, transport): Look(colours[model], *marks[kind], hollow=transports.index(transport) > 0)
+        for model, kind, transport in series
+    }
 
 
 def title_of(kind: str) -> str:
     """How figures and tables call a traffic kind."""
     return TITLES.get(kind, kind)
+
+
+def plain(text: str) -> str:
+    """Text of unknown origin on one line, without what no XML file can hold."""
+    return " ".join(_FORBIDDEN.sub("\ufffd", str(text)).split())

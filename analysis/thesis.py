@@ -119,3 +119,26 @@ FITS = {
     ("bert-large", "burst"): (PublishedFit(0.268, 7.310, 0.5, "TCP", "Table 3.10"),),
     ("resnet50", "burst"): (PublishedFit(0.0862, 4.174, 0.5, "TCP", "Table 3.10"),),
 }
+
+
+def fits_for(model: str, traffic: str, transport: str = "") -> tuple[PublishedFit, ...]:
+    """The published fits of a series, those over its own transport where it is known and they exist; TCP first."""
+    found = FITS.get((model, traffic), ())
+    alike = tuple(fit for fit in found if fit.transport == carrier(transport))
+    return alike or found
+
+
+def carrier(transport: str) -> str:
+    """``RDMA``, ``TCP`` or the text itself, whatever the spelling."""
+    known = transport.strip().upper()
+    return {"ROCE": "RDMA", "ROCEV2": "RDMA", "INFINIBAND": "RDMA", "IB": "RDMA"}.get(known, known)
+
+
+# Web-search traffic in words (section 3.3.2): standard deviation over mean at low loads and at high ones by kind, how
+# far p99 lies above the mean on average, and how many times as long an iteration takes at 80 % load
+SPREAD_LOW = 0.0005
+SPREAD_HIGH = {"consistent": 0.078, "burst": 0.393}
+P99_OVER_MEAN = 1.60
+GROWTH_AT_HEAVY = {"resnet50": 4.0, "bert-large": 8.0}
+# iperf could not take more of the link than this from training (section 3.2)
+IPERF_MOST_SHARE = 0.81

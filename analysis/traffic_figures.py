@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from ringtap.analysis.canvas import legend, new_figure, save, styled
+from ringtap.analysis.canvas import Drawn, legend, new_figure, styled
 from ringtap.analysis.style import FAINT
 from ringtap.analysis.traffic_plan import Flags, Integers, Plan, Windows
 from ringtap.analysis.traffic_rates import COUNT, WIDTH, Rates, counts, histogram_edges, moving_average
@@ -23,30 +21,6 @@ from ringtap.units import format_duration, format_rate, format_size
 
 _FLOW, _BURST, _PLAN = "#0072B2", "#E69F00", "#D55E00"
 SOURCES = {"capture": "captured", "nic": "counted by the interface", "log": "by the sender's log"}
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure with its caption and the numbers in it.
-
-    Attributes:
-        name: file name without its ending.
-        caption: what it shows, with units.
-        figure: the figure.
-        numbers: what was drawn.
-    """
-
-    name: str
-    caption: str
-    figure: Figure
-    numbers: pd.DataFrame
-
-    def write(self, folder: Path) -> list[Path]:
-        """Write PNG, SVG and CSV; returns their paths."""
-        table = folder / f"{self.name}.csv"
-        self.numbers.to_csv(table, index=False)
-        with styled():
-            return [*save(self.figure, folder, self.name), table]
 
 
 def plan_figure(plan: Plan, windows: Windows | None, span_ns: tuple[int, int]) -> Drawn:

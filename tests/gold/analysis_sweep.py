@@ -30,10 +30,15 @@ CURVES = {
     ("resnet50", "consistent"): lambda load: np.maximum(0.158, 0.0645 * np.exp(3.311 / np.sqrt(25 - load))),
     ("resnet50", "burst"): lambda load: np.maximum(0.158, 0.07 * np.exp(3.5 / np.sqrt(25 - load))),
     ("resnet50", "iperf"): lambda load: np.maximum(0.158, 0.075 * np.exp(2.9 / np.sqrt(25 - load))),
+    ("bert-large", "iperf"): lambda load: 0.618 * np.exp(7.6 / (25 - load)),
     ("bert-large", "consistent"): lambda load: 0.22 * np.exp(6.8 / np.sqrt(25 - load)),
+    ("bert-large", "burst"): lambda load: 0.215 * np.exp(7.1 / np.sqrt(25 - load)),
+    ("densenet161", "iperf"): lambda load: np.maximum(0.38, 0.16 * np.exp(2.9 / np.sqrt(25 - load))),
     ("densenet161", "consistent"): lambda load: np.maximum(0.38, 0.14 * np.exp(3.4 / np.sqrt(25 - load))),
+    ("densenet161", "burst"): lambda load: np.maximum(0.38, 0.15 * np.exp(3.4 / np.sqrt(25 - load))),
 }
 LOADS_GBPS = (0.0, 7.5, 12.5, 15.0, 17.5, 20.0)
+TWELVE_LOADS_GBPS = (0.0, 3.75, 7.5, 11.25, 13.75, 15.5, 17.0, 18.5, 20.0, 21.25, 22.5, 23.5)
 
 
 def counter_fields(nics):
@@ -42,33 +47,46 @@ def counter_fields(nics):
     return times + [Field(f"{nic}.{kind}", "<u8", kind[3:], "counter", 64) for nic in nics for kind in kinds]
 
 
+def packed(fields, columns):
+    """Columns of numbers as the bytes of a record file."""
+    records = np.empty(len(columns[0]), np.dtype([(field.name, field.type) for field in fields]))
+    for field, column in zip(fields, columns, strict=True):
+        records[field.name] = column
+    return records.tobytes()
+
+
 def write_job(path, iteration_s, schedule, period_s=0.05, ranks=3):
     """A job whose iterations take the given times; ``schedule`` is [(until_s, cross_bps, training_bps)]."""
     job = RunDirectory.create(path, "job", ["ringtap", "run"], 1)
     ends = START_NS + np.round(np.cumsum([0.5, *iteration_s]) * 1e9).astype(np.int64)
+    steps = np.arange(len(ends))
     for rank, host in enumerate(WORKERS[:ranks]):
         writer = RecordWriter(job.node(host) / "steps" / f"rank{rank}-{100 + rank}.rec", STEP_FIELDS, {"rank": rank})
-        for step, end in enumerate(ends.tolist()):
-            mine = end - 1_000_000 * ((step + rank) % ranks)  # a different rank is the slowest each time
-            writer.append(step, 0, mine - 2_000_000, mine, mine - START_NS, mine - START_NS)
+        mine = ends - 1_000_000 * ((steps + rank) % ranks)  # a different rank is the slowest each time
+        times = [mine - 2_000_000, mine, mine - START_NS, mine - START_NS]
+        writer.append_packed(packed(STEP_FIELDS, [steps, 0 * steps, *times]))
         writer.close()
-    cross = RecordWriter(job.node("S0") / "nic" / "nic.rec", counter_fields(["eth0", "cross0"]), {})
-    total = RecordWriter(job.node("switch") / "nic" / "nic.rec", counter_fields(["to-S0"]), {})
     seconds = np.arange(0, (ends[-1] - START_NS) / 1e9 + 1, period_s)
     edges = np.array([0.0] + [until for until, _, _ in schedule])
     grown = [np.concatenate(([0], np.cumsum(np.diff(edges) * [step[k] for step in schedule]))) / 8 for k in (1, 2)]
-    cross_bytes, training_bytes = (np.interp(seconds, edges, amount).astype(np.int64).tolist() for amount in grown)
-    for second, crossed, trained in zip(seconds.tolist(), cross_bytes, training_bytes, strict=True):
-        now = START_NS + round(second * 1e9)
-        cross.append(now, now - START_NS, *(trained, 0) * 4, *(crossed, 0) * 4)
-        total.append(now, now - START_NS, *(0, crossed + trained) * 4)
-    cross.close()
-    total.close()
+    crossed, trained = (np.interp(seconds, edges, amount).astype(np.int64) for amount in grown)
+    now = START_NS + np.round(seconds * 1e9).astype(np.int64)
+    none = np.zeros_like(now)
+    for node, nics, columns in (
+        ("S0", ["eth0", "cross0"], [*(trained, none) * 4, *(crossed, none) * 4]),
+        ("switch", ["to-S0"], [*(none, crossed + trained) * 4]),
+    ):
+        fields = counter_fields(nics)
+        log = RecordWriter(job.node(node) / "nic" / "nic.rec", fields, {})
+        log.append_packed(packed(fields, [now, now - START_NS, *columns]))
+        log.close()
     job.finish("complete")
     return ends
 
 
-def write_sweep(path: Path, series, loads_gbps=LOADS_GBPS, iterations=24, noise=0.01, seed=1, status="complete"):
+def write_sweep(
+    path: Path, series, loads_gbps=LOADS_GBPS, iterations=24, noise=0.01, seed=1, status="complete", period_s=0.05
+):
     """A sweep of (model, traffic) pairs; returns the true (series, load in Gbit/s, mean time in s) of each point."""
     draw = np.random.default_rng(seed)
     models = [PROFILES[name] for name in dict.fromkeys(model for model, _ in series)]
@@ -116,7 +134,7 @@ def write_sweep(path: Path, series, loads_gbps=LOADS_GBPS, iterations=24, noise=
             schedule.append((until, load * 1e9 / SCALE, 20e6))
             windows.append((load, first, len(times)))
             truth.append((f"{model}-{kind}", load, float(np.mean(seconds[2:]))))
-        ends = write_job(path / directory, times, schedule)
+        ends = write_job(path / directory, times, schedule, period_s)
         for load, first, last in windows:
             item = {"series": f"{model}-{kind}", "model": model, "traffic": kind, "directory": directory}
             item |= {"requested_bps": load * 1e9 / SCALE * 1.05, "window_start_ns": int(ends[first])}

@@ -1,0 +1,197 @@
+"""What a sweep found, in plain words, and how sure each statement is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringtap.analysis.checks import Check
+from ringtap.analysis.compare import ALPHA
+from ringtap.analysis.kinds import Pair
+from ringtap.analysis.series import Series
+from ringtap.analysis.style import title_of
+from ringtap.analysis.tails import HEAVY_SHARE, LEVEL, Tails
+
+FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
+FIRM_R2_LOG = 0.97
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement.
+
+    Attributes:
+        text: what was found, a sentence.
+        firm: whether the measurement carries it.
+        why: why it is firm, or why not.
+    """
+
+    text: str
+    firm: bool
+    why: str
+
+
+def findings(
+    series: Sequence[Series], found: Sequence[Tails], pairs: Sequence[Pair], checks: Sequence[Check]
+) -> list[Finding]:
+    """The statements of a report, the one that matters most first."""
+    measured = [one for one in series if one.used]
+    if not measured:
+        return []
+    tails = [tail for one, tail in zip(series, found, strict=True) if one.used]
+    said = [
+        *_growth(measured, tails),
+        *_kinds(pairs),
+        *_congestion(measured),
+        *_curve(measured),
+        *_tail_bounds(measured),
+        *_time_kept(checks),
+    ]
+    return sorted(said, key=lambda one: not one.firm)
+
+
+def paragraph(said: Sequence[Finding]) -> str:
+    """The outcome in a few sentences: what is firm, then what is not."""
+    firm, open_ones = [one for one in said if one.firm], [one for one in said if not one.firm]
+    parts = [one.text for one in firm]
+    if open_ones:
+        parts += [f"Less sure: {one.text[0].lower()}{one.text[1:-1]}; {one.why}." for one in open_ones]
+    return " ".join(parts)
+
+
+def spoken(series: Series) -> str:
+    """A series as a sentence names it."""
+    return f"{series.title} under {title_of(series.traffic)}" + (
+        f" over {series.transport}" if series.transport else ""
+    )
+
+
+def _growth(series: Sequence[Series], tails: Sequence[Tails]) -> list[Finding]:
+    known = [(one, tail, tail.growth) for one, tail in zip(series, tails, strict=True) if tail.growth is not None]
+    if not known:
+        return []
+    least, most = min(known, key=lambda item: item[2]), max(known, key=lambda item: item[2])
+    text = (
+        f"With cross traffic at about {100 * HEAVY_SHARE:.0f} % of the capacity an iteration takes "
+        f"{_times(*least[1:])} as long as alone for {spoken(least[0])}"
+    )
+    if len(known) > 1:
+        text += f", and {_times(*most[1:])} for {spoken(most[0])}"
+    wide = [spoken(one) for one, tail, growth in known if not _narrow(tail.growth_interval, growth)]
+    if not wide:
+        reason = (
+            f"the {100 * LEVEL:.0f} % interval of each ratio of means lies within {100 * FIRM_HALF_WIDTH:.0f} % of it"
+        )
+        return [Finding(f"{text}.", True, reason)]
+    reason = (
+        f"too few iterations, or too uneven ones, for an interval within {100 * FIRM_HALF_WIDTH:.0f} %: {_listed(wide)}"
+    )
+    return [Finding(f"{text}.", False, reason)]
+
+
+def _times(tail: Tails, growth: float) -> str:
+    bounds = "" if tail.growth_interval is None else " ({:.3g} to {:.3g})".format(*tail.growth_interval)
+    return f"{growth:.3g} times{bounds}"
+
+
+def _narrow(interval: tuple[float, float] | None, value: float) -> bool:
+    return interval is not None and (interval[1] - interval[0]) / 2 <= FIRM_HALF_WIDTH * value
+
+
+def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
+    """The largest difference between two kinds at the heavy load, for traffic and for transport."""
+    said = []
+    for by, what in (("traffic", "Of the kinds of traffic"), ("transport", "Of the transports")):
+        heavy = [pair for pair in pairs if pair.by == by and pair.share == HEAVY_SHARE]
+        if not heavy:
+            continue
+        most = max(heavy, key=lambda pair: abs(pair.result.superiority.value - 0.5))
+        result, (first, second) = most.result, most.result.names
+        ratio = result.median_ratio
+        bounds = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.3g} to {ratio.high:.3g})"
+        text = (
+            f"{what} {second} and {first} differ most at that load, for {most.title}: the median iteration takes "
+            f"{ratio.value:.3g} times{bounds} as long under {second}, which is the longer one in "
+            f"{result.superiority.value:.0%} of pairs."
+        )
+        seen = sum(any(test.p_holm < ALPHA for test in pair.result.tests) for pair in heavy)
+        reason = f"{seen} of {len(heavy)} pairs at that load differ beyond chance, corrected for their number"
+        loads = [abs(pair.bandwidth_gbps[0] - pair.bandwidth_gbps[1]) for pair in heavy]
+        if max(loads) > 0.5:
+            reason += f"; their loads differ by up to {max(loads):.1f} Gbit/s"
+        firm = any(test.p_holm < ALPHA for test in result.tests)
+        said.append(Finding(text, firm, reason if firm else f"no difference beyond chance; {reason}"))
+    return said
+
+
+def _congestion(series: Sequence[Series]) -> list[Finding]:
+    points = [(one.congestion.point.bandwidth_gbps, one) for one in series if one.congestion.point is not None]
+    if not points:
+        return []
+    loads = sorted(load for load, _ in points)
+    over = sorted(
+        one.congestion.point.data_mb * 1e6 / one.demand.worker_bytes for _, one in points if one.congestion.point
+    )
+    which = f"in {len(points)} of {len(series)} series" if len(points) < len(series) else "in every series"
+    text = (
+        f"Congestion sets in {which}, at {_range(loads, '.1f')} Gbit/s of cross traffic, where {_range(over, '.2f')} "
+        "times the data that training needs would still have passed."
+    )
+    reason = "the construction takes a measured point, so it is as coarse as the loads; other choices move it by one"
+    return [Finding(text, False, reason)]
+
+
+def _curve(series: Sequence[Series]) -> list[Finding]:
+    fits = [(one, one.fit) for one in series if one.fit is not None and one.fit.r2_log is not None]
+    if not fits:
+        return []
+    good = [one for one, fit in fits if (fit.r2_log or 0.0) >= FIRM_R2_LOG]
+    middle = statistics.median(fit.r2_log or 0.0 for _, fit in fits)
+    text = f"The times follow t = A·exp(B/(C−BW)ⁿ), with a median R² (log) of {middle:.3f} over {len(fits)} series."
+    reason = f"{len(good)} of {len(fits)} reach {FIRM_R2_LOG:g}"
+    said = [Finding(text, 2 * len(good) > len(fits), reason)]
+    unsure = [
+        spoken(one)
+        for one, fit in fits
+        if any(words.startswith("n is") or "not identifiable" in words for words in fit.warnings)
+    ]
+    free = [spoken(one) for one, fit in fits if fit.free and spoken(one) not in unsure]
+    if unsure or free:
+        text = "Which exponent n is the right one is open for " + _listed([*unsure, *free]) + "."
+        said.append(Finding(text, False, "the loads measured do not tell n, A and B apart there, or n is a fitted one"))
+    return said
+
+
+def _tail_bounds(series: Sequence[Series]) -> list[Finding]:
+    points = [point for one in series for point in one.used if point.p99_s is not None]
+    if not points:
+        return []
+    bounded = sum(point.p99_low_s is not None and point.p99_high_s is not None for point in points)
+    if bounded == len(points):
+        text = "Every 99th percentile has an interval with both ends."
+        return [Finding(text, True, "each point has the 300 independent iterations or so that this takes")]
+    open_ones = f"{len(points) - bounded} of {len(points)} points"
+    text = f"The 99th percentiles of {open_ones} are little more than their longest iteration."
+    return [Finding(text, False, "about 300 independent iterations are needed to bound a p99 from above")]
+
+
+def _time_kept(checks: Sequence[Check]) -> list[Finding]:
+    late = [one for one in checks if one.expected.startswith("the machine kept time") and one.ok is False]
+    if not late:
+        return []
+    text = f"In {_listed([one.subject for one in late])} the testbed did not keep time."
+    return [Finding(text, False, "those iteration times may be too long by as much as half")]
+
+
+def _range(ordered: Sequence[float], form: str) -> str:
+    low, high = format(ordered[0], form), format(ordered[-1], form)
+    return low if low == high else f"{low} to {high}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:_MOST_NAMES])
+    if len(names) > _MOST_NAMES:
+        shown.append(f"{len(names) - _MOST_NAMES} more")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,71 @@
+"""The verb ``report``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.units import parse_rate_bps
+
+CAPACITY = "25gbit"
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the arguments of the verb."""
+    parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.add_argument(
+        "source", metavar="DIR|TABLE.csv", help="a sweep's run directory, or a table of iteration times"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="where the report goes (DIR/report; TABLE-report here); must be empty or absent without --force",
+    )
+    parser.add_argument("--force", action="store_true", help="write into the folder of -o although it is not empty")
+    parser.add_argument("--capacity", metavar="RATE", help=f"of a table: capacity of the bottleneck ({CAPACITY})")
+    parser.add_argument("--workers", metavar="N", type=int, help="of a table: workers, where it has no such column")
+    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    parser.set_defaults(handler=report)
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the report and say where."""
+    source = Path(options.source)
+    if source.is_dir() and (options.capacity or options.workers is not None):
+        given = "--capacity" if options.capacity else "--workers"
+        raise UsageError(f"{given} is for a table: the sweep {source} says its own")
+    capacity_gbps = parse_rate_bps(options.capacity or CAPACITY) / 1e9
+    if capacity_gbps <= 0:
+        raise UsageError(f"--capacity {options.capacity} is not a positive rate")
+    if options.workers is not None and options.workers < 2:
+        raise UsageError(f"--workers {options.workers}: a ring has two at least")
+    try:
+        from ringtap.analysis.measured import of_sweep, of_table
+        from ringtap.analysis.report import write_report
+    except ImportError as error:
+        if (error.name or "").startswith("ringtap"):
+            raise
+        raise UsageError(f"{error.name} is not installed here: pip install 'ringtap[report]'") from error
+    folder = None if options.output is None else _free(Path(options.output), options.force)
+    table = source.is_file() and source.name != "run.json"
+    measured = of_table(source, capacity_gbps, options.workers) if table else of_sweep(source)
+    written = write_report(measured, folder)
+    if options.json:
+        print(written.json_path.read_text(encoding="utf-8"), end="")
+        return 0
+    print(written.summary)
+    for path in written.paths[:3]:
+        print(f"Wrote {path}")
+    print(f"Wrote {len(written.paths) - 3} files of figures in {written.paths[0].parent / 'figures'}")
+    print(f"Next: open {written.paths[0]}", file=sys.stderr)
+    return 0
+
+
+def _free(folder: Path, force: bool) -> Path:
+    if not force and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already and not empty: choose another folder, or give --force")
+    return folder

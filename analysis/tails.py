@@ -1,0 +1,159 @@
+"""Light against heavy load: growth of the iteration time, its spread and its quantiles, with intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from ringtap.analysis.points import Point
+from ringtap.analysis.series import Series
+
+LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
+NEAR_SHARE = 0.08  # of capacity: how far from those a measured load may lie
+QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
+LEVEL = 0.95
+LEAST_INDEPENDENT = 3.0  # fewer leave an interval of a mean so wide that it says nothing
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A series at a light or a heavy load.
+
+    Attributes:
+        share: load that was looked for, as a share of capacity.
+        bandwidth_gbps: measured load of the point nearest to it.
+        iterations: iterations there.
+        mean_s: mean iteration time.
+        mean_interval_s: its 95 % interval; None where iterations are too few or not known one by one.
+        p99_s: 99th percentile.
+        p99_low_s: lower end of its 95 % interval.
+        p99_high_s: upper end; both None where the iterations cannot bound it.
+        spread: standard deviation over mean.
+        quantiles_s: quantile to time; empty where single iterations are not known.
+    """
+
+    share: float
+    bandwidth_gbps: float
+    iterations: int | None
+    mean_s: float
+    mean_interval_s: Interval | None
+    p99_s: float | None
+    p99_low_s: float | None
+    p99_high_s: float | None
+    spread: float | None
+    quantiles_s: dict[float, float]
+
+
+@dataclass(frozen=True)
+class Tails:
+    """What load does to a series.
+
+    Attributes:
+        light: at about 30 % of capacity; None without a point near it.
+        heavy: at about 80 %; likewise.
+        growth: mean at the heavy load over that without cross traffic; None without either.
+        growth_interval: its 95 % interval; None where either mean has none.
+        p99_over_mean: p99 over mean, averaged over the points; None without any.
+    """
+
+    light: Loaded | None
+    heavy: Loaded | None
+    growth: float | None
+    growth_interval: Interval | None
+    p99_over_mean: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; quantiles keyed as ``p50``."""
+        item = asdict(self)
+        for name, loaded in (("light", self.light), ("heavy", self.heavy)):
+            if loaded is not None:
+                item[name]["quantiles_s"] = {f"p{q * 100:g}": value for q, value in loaded.quantiles_s.items()}
+        return item
+
+
+def tails(series: Series) -> Tails:
+    """Compare a series at about 30 % and 80 % of capacity with itself without cross traffic."""
+    light, heavy = (nearest_point(series, share) for share in (LIGHT_SHARE, HEAVY_SHARE))
+    over = [point.p99_s / point.mean_s for point in series.used if point.p99_s is not None and point.mean_s]
+    growth = interval = None
+    if heavy is not None and heavy.mean_s is not None and series.no_load_s:
+        growth = heavy.mean_s / series.no_load_s
+        interval = _ratio_interval(heavy, series.alone)
+    return Tails(
+        light=None if light is None else _loaded(light, LIGHT_SHARE),
+        heavy=None if heavy is None else _loaded(heavy, HEAVY_SHARE),
+        growth=growth,
+        growth_interval=interval,
+        p99_over_mean=float(np.mean(over)) if over else None,
+    )
+
+
+def nearest_point(series: Series, share: float) -> Point | None:
+    """The point whose measured load is nearest to a share of capacity; None where none is within 8 % of capacity."""
+    target = share * series.capacity_gbps
+    near = [
+        (abs(point.cross_gbps - target), number)
+        for number, point in enumerate(series.used)
+        if point.cross_gbps is not None and point.iterations != 1
+    ]
+    if not near or min(near)[0] > NEAR_SHARE * series.capacity_gbps:
+        return None
+    return series.used[min(near)[1]]
+
+
+def mean_interval(point: Point) -> Interval | None:
+    """95 % interval of the mean iteration time, in s: mean ± t * s / sqrt(m), m the independent iterations."""
+    error = _relative_error(point)
+    if error is None or point.mean_s is None:
+        return None
+    half = point.mean_s * error[0] * _t(error[1])
+    return point.mean_s - half, point.mean_s + half
+
+
+def _relative_error(point: Point) -> tuple[float, float] | None:
+    """Standard error of the mean over the mean, and the number of independent iterations behind it.
+
+    Iterations that are like their neighbours count for fewer (`ringtap.analysis.samples.effective_count`).
+    """
+    count = point.iterations if point.independent is None else point.independent
+    if count is None or count < LEAST_INDEPENDENT or point.variation is None:
+        return None
+    return point.variation / math.sqrt(count), count
+
+
+def _t(count: float) -> float:
+    return float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
+
+
+def _ratio_interval(heavy: Point, alone: list[Point]) -> Interval | None:
+    """Interval of the heavy point's mean over that of the others, symmetric in its logarithm (delta method)."""
+    over, below = _relative_error(heavy), [_relative_error(point) for point in alone]
+    known = [error for error in below if error is not None]
+    if over is None or heavy.mean_s is None or not alone or len(known) < len(below):
+        return None
+    error = math.hypot(over[0], math.sqrt(sum(each * each for each, _ in known)) / len(known))
+    mean_s = sum(point.mean_s or 0.0 for point in alone) / len(alone)
+    reach = _t(min(over[1], *(count for _, count in known))) * error
+    return heavy.mean_s / mean_s * math.exp(-reach), heavy.mean_s / mean_s * math.exp(reach)
+
+
+def _loaded(point: Point, share: float) -> Loaded:
+    times = point.iteration_s
+    return Loaded(
+        share=share,
+        bandwidth_gbps=float(point.cross_gbps or 0.0),
+        iterations=point.iterations,
+        mean_s=float(point.mean_s or 0.0),
+        mean_interval_s=mean_interval(point),
+        p99_s=point.p99_s,
+        p99_low_s=point.p99_low_s,
+        p99_high_s=point.p99_high_s,
+        spread=point.variation,
+        quantiles_s={q: float(np.quantile(times, q)) for q in QUANTILES} if len(times) else {},
+    )

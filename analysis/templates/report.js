@@ -1,0 +1,160 @@
+"use strict";
+// Figures: zoom and move by the viewBox; words of the mark that is pointed at. The page reads without any of this.
+(() => {
+  const tip = document.createElement("div");
+  tip.id = "tip";
+  tip.hidden = true;
+  tip.setAttribute("role", "status");
+  document.body.append(tip);
+
+  const boxOf = (svg) => svg.getAttribute("viewBox").split(/[ ,]+/).map(Number);
+
+  // one drawing: the whole, or the parts of it that a narrow page shows one below the other
+  const lively = (svg, marks) => {
+    const home = boxOf(svg);
+    const fingers = new Map();
+    let box = [...home], pinch = 0;
+
+    const show = () => {
+      svg.setAttribute("viewBox", box.join(" "));
+      svg.classList.toggle("zoomed", box[2] < home[2]);
+    };
+    const at = (event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+    const zoom = (factor, point) => {
+      const wide = clamp(box[2] * factor, home[2] / 40, home[2]), by = wide / box[2];
+      const moved = [point.x - (point.x - box[0]) * by, point.y - (point.y - box[1]) * by];
+      box = [moved[0], moved[1], wide, box[3] * by];
+      move(0, 0);
+    };
+    const move = (dx, dy) => {
+      box[0] = clamp(box[0] + dx, home[0], home[0] + home[2] - box[2]);
+      box[1] = clamp(box[1] + dy, home[1], home[1] + home[3] - box[3]);
+      show();
+    };
+    const middle = () => ({ x: box[0] + box[2] / 2, y: box[1] + box[3] / 2 });
+    const say = (event, reach) => {
+      const matrix = svg.getScreenCTM();
+      let best = null, least = reach;
+      for (const mark of marks) {
+        const away = Math.hypot(matrix.a * mark.x + matrix.e - event.clientX, matrix.d * mark.y + matrix.f - event.clientY);
+        if (away < least) { least = away; best = mark; }
+      }
+      tip.hidden = best === null;
+      if (best === null) return;
+      tip.textContent = best.said;
+      const left = clamp(event.clientX + 14, 4, innerWidth - tip.offsetWidth - 4);
+      const above = event.clientY - tip.offsetHeight - 12;
+      tip.style.left = `${left}px`;
+      tip.style.top = `${above > 4 ? above : event.clientY + 16}px`;
+    };
+
+    svg.tabIndex = 0;
+    svg.addEventListener("wheel", (event) => {
+      // a page must scroll past its figures: the wheel zooms the one that was chosen, or with Ctrl
+      if (!event.ctrlKey && document.activeElement !== svg) return;
+      event.preventDefault();
+      zoom(Math.exp(clamp(event.deltaY, -60, 60) / 200), at(event));
+    }, { passive: false });
+    svg.addEventListener("pointerdown", (event) => {
+      fingers.set(event.pointerId, event);
+      if (box[2] < home[2] || fingers.size > 1) svg.setPointerCapture(event.pointerId);
+      pinch = 0;
+      say(event, event.pointerType === "touch" ? 28 : 14);
+    });
+    svg.addEventListener("pointermove", (event) => {
+      const before = fingers.get(event.pointerId);
+      if (!before) { if (event.pointerType !== "touch") say(event, 14); return; }
+      fingers.set(event.pointerId, event);
+      if (fingers.size === 2) {
+        const [one, other] = [...fingers.values()];
+        const apart = Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY);
+        const between = { clientX: (one.clientX + other.clientX) / 2, clientY: (one.clientY + other.clientY) / 2 };
+        if (pinch) zoom(pinch / apart, at(between));
+        pinch = apart;
+      } else if (box[2] < home[2]) {
+        const scale = svg.getScreenCTM().a;
+        move((before.clientX - event.clientX) / scale, (before.clientY - event.clientY) / scale);
+        tip.hidden = true;
+      }
+    });
+    for (const name of ["pointerup", "pointercancel", "pointerleave"]) {
+      svg.addEventListener(name, (event) => {
+        fingers.delete(event.pointerId);
+        pinch = 0;
+        if (name === "pointerleave" && event.pointerType !== "touch") tip.hidden = true;
+      });
+    }
+    // two fingers belong to the figure, one to the page until the figure is zoomed
+    svg.addEventListener("touchmove", (event) => { if (event.touches.length > 1) event.preventDefault(); }, { passive: false });
+    svg.addEventListener("dblclick", (event) => zoom(0.5, at(event)));
+    const keys = { "+": () => zoom(0.7, middle()), "=": () => zoom(0.7, middle()), "-": () => zoom(1.4, middle()),
+      "0": () => { box = [...home]; show(); }, ArrowLeft: () => move(-box[2] / 8, 0), ArrowRight: () => move(box[2] / 8, 0),
+      ArrowUp: () => move(0, -box[3] / 8), ArrowDown: () => move(0, box[3] / 8) };
+    svg.addEventListener("keydown", (event) => {
+      const act = keys[event.key];
+      if (!act || event.ctrlKey || event.metaKey || (event.key.startsWith("Arrow") && box[2] >= home[2])) return;
+      event.preventDefault();
+      act();
+    });
+
+    return { nearer: () => zoom(0.7, middle()), farther: () => zoom(1.4, middle()), whole: keys["0"] };
+  };
+
+  for (const figure of document.querySelectorAll("figure")) {
+    const svg = figure.querySelector("svg.figure"), home = boxOf(svg);
+    const marks = [...svg.querySelectorAll("use > title")].map((title) => {
+      const use = title.parentNode, said = title.textContent;
+      title.remove();                         // else the browser shows it as well
+      return { x: Number(use.getAttribute("x")), y: Number(use.getAttribute("y")), said };
+    });
+    const drawings = [...figure.querySelectorAll("svg.figure")].map((one) => lively(one, marks));
+    const tools = figure.querySelector(".tools");
+    const buttons = [["+", "zoom in"], ["−", "zoom out"], ["⟲", "show all"]].map(([sign, words]) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = sign;
+      button.title = words;
+      button.setAttribute("aria-label", words);
+      return button;
+    });
+    buttons[0].onclick = () => drawings.forEach((one) => one.nearer());
+    buttons[1].onclick = () => drawings.forEach((one) => one.farther());
+    buttons[2].onclick = () => drawings.forEach((one) => one.whole());
+    tools.prepend(...buttons);
+
+    // the page alone still gives both pictures: the drawing as it stands here, in the colours of paper
+    const drawing = () => {
+      const copy = svg.cloneNode(true);
+      copy.setAttribute("viewBox", home.join(" "));
+      copy.setAttribute("width", `${home[2]}pt`);
+      copy.setAttribute("height", `${home[3]}pt`);
+      copy.setAttribute("style", "stroke-linejoin:round;stroke-linecap:butt");
+      return new XMLSerializer().serializeToString(copy).replace(/var\(--[a-z]+, (#[0-9a-f]{6})\)/g, "$1");
+    };
+    const save = (blob, name) => {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(blob);
+      link.download = name;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    };
+    const [png, vector] = [tools.querySelector(".png"), tools.querySelector(".svg")];
+    vector.addEventListener("click", (event) => {
+      event.preventDefault();
+      save(new Blob([drawing()], { type: "image/svg+xml" }), vector.download);
+    });
+    png.addEventListener("click", (event) => {
+      event.preventDefault();
+      const image = new Image(), sheet = document.createElement("canvas");
+      sheet.width = home[2] * 3;
+      sheet.height = home[3] * 3;
+      image.onload = () => {
+        sheet.getContext("2d").drawImage(image, 0, 0, sheet.width, sheet.height);
+        sheet.toBlob((blob) => save(blob, png.download), "image/png");
+      };
+      image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(drawing())}`;
+    });
+  }
+  addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+})();

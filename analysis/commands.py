@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ringtap.analysis.points_csv import read_points_csv
 from ringtap.errors import UsageError
 from ringtap.units import format_duration, format_rate, format_size, parse_duration_s, parse_rate_bps
 
+FEWEST_SETS, MOST_SETS = 40, 100_000  # fewer do not reach the tails of a 95 % interval
 _EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free": "free"}
 
 
@@ -41,6 +43,15 @@ def _fit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("points", metavar="POINTS.csv", help="columns bandwidth_gbps and iteration_s")
     parser.add_argument("--capacity", default="25gbit", metavar="RATE", help="capacity of the bottleneck (25gbit)")
     parser.add_argument("--n", metavar="N", help="exponent: 0.5, 1, 2 or free; without it the least AICc chooses")
+    parser.add_argument(
+        "--weights", metavar="COLUMN", help="standard error of each time; std_s is divided by sqrt(count)"
+    )
+    parser.add_argument("--robust", action="store_true", help="let outliers count for less")
+    parser.add_argument(
+        "--bootstrap", metavar="SETS", default="1000", help="resampled sets for intervals, 0 for none (1000)"
+    )
+    parser.add_argument("-o", dest="output", metavar="FIT.json", type=Path, help="keep the fit, for ringtap predict")
+    parser.add_argument("--force", action="store_true", help="overwrite that file")
     parser.set_defaults(handler=_fit)
 
 
@@ -100,37 +111,38 @@ def _demand(options: argparse.Namespace) -> int:
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from ringtap.analysis.points_csv import read_points_csv
-
     capacity_gbps = parse_rate_bps(options.capacity) / 1e9
     if capacity_gbps <= 0:
         raise UsageError(f"--capacity {options.capacity} is not a positive rate")
     if options.n is not None and options.n not in _EXPONENTS:
         raise UsageError(f"--n {options.n!r} is unknown: give 0.5, 1, 2 or free")
+    sets = _count(options.bootstrap, "--bootstrap")
+    if sets and not FEWEST_SETS <= sets <= MOST_SETS:
+        raise UsageError(f"--bootstrap {sets} is out of range: 0 for no intervals, else {FEWEST_SETS} to {MOST_SETS}")
+    if options.output is not None and options.output.exists() and not options.force:
+        raise UsageError(f"{options.output} exists: name another file or add --force")
     path = Path(options.points)
-    loads, times = read_points_csv(path, capacity_gbps)
+    points = read_points_csv(path, capacity_gbps, options.weights)
     with needs_report_extra():
-        from ringtap.analysis.congestion import find_congestion_point
         from ringtap.analysis.fit import CongestionModel
+        from ringtap.analysis.fit_command import fit
+    model = CongestionModel(capacity_gbps, None if options.n is None else _EXPONENTS[options.n])
     try:
-        fit = CongestionModel(capacity_gbps, None if options.n is None else _EXPONENTS[options.n]).fit(loads, times)
+        found = fit(model, points, options.robust, sets)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    found = find_congestion_point(loads, times, capacity_gbps)
-    point = found.point
+    if options.output is not None:
+        try:
+            options.output.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{options.output} cannot be written: {error.strerror}") from error
     if options.json:
-        item = fit.to_json()
-        item["congestion_point"] = None if point is None else point.to_json()
-        if point is None:
-            item["warnings"].append(f"no congestion point: {found.reason}")
-        _print_json(item)
+        _print_json(found.to_json())
         return 0
-    print(fit.report())
-    if point is None:
-        print(f"No congestion point: {found.reason}")
-    else:
-        at = f"{point.bandwidth_gbps:.4g} Gbit/s, {format_duration(point.iteration_s)}"
-        print(f"Congestion point  {at}: {point.data_mb:.1f} MB an iteration")
+    print("\n".join(found.lines()))
+    if options.output is not None:
+        print(f"Wrote {options.output}")
+        print(f"Next: ringtap predict --fit {options.output} --slowdown 1.5")
     return 0
 
 

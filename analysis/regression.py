@@ -197,7 +197,7 @@ def solve_linear(
         try:
             found, covariance = optimize.curve_fit(
                 curve, bandwidth, time / scale, p0=first, sigma=sigma, absolute_sigma=noise.known,
-                bounds=(low, high), maxfev=5000, ftol=1e-12, xtol=1e-12, gtol=1e-12,
+                bounds=(low, high), maxfev=5000,
             )  # fmt: skip
         except (RuntimeError, ValueError):
             return None

@@ -71,6 +71,55 @@ def test_fit_in_words_and_as_json(capsys, points):
     assert json.loads(capsys.readouterr().out)["stderr"]["n"] > 0
 
 
+def test_fit_shows_its_intervals_and_the_break(capsys, points):
+    assert main(["fit", str(points)]) == 0
+    text = capsys.readouterr().out
+    assert "95 % by bootstrap  A 0.1" in text
+    assert "Break of two lines  12.29 (" in text
+    assert main(["fit", str(points), "--json"]) == 0
+    item = json.loads(capsys.readouterr().out)
+    assert item["intervals"]["A"][0] < item["A"] < item["intervals"]["A"][1]
+    low, high = item["break"]["bandwidth_gbps_interval"]
+    assert low < item["break"]["bandwidth_gbps"] < high
+    assert main(["fit", str(points), "--bootstrap", "0", "--json"]) == 0
+    assert "intervals" not in json.loads(capsys.readouterr().out)
+
+
+def test_fit_weighs_by_a_column_and_holds_outliers_down(capsys, tmp_path):
+    path = tmp_path / "spread.csv"
+    rows = [line.split(",") for line in VGG.splitlines()[1:]]
+    rows = [f"{load},{seconds},{0.1 * float(seconds)},25,{0.02 * float(seconds)}" for load, seconds in rows]
+    path.write_text("bandwidth_gbps,iteration_s,std_s,count,error_s\n" + "\n".join(rows) + "\n")
+    found = []
+    for options in (["--weights", "std_s"], ["--weights", "error_s"], ["--robust"]):
+        assert main(["fit", str(path), "--json", *options]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["weighted"]
+    assert found[0]["B"] == pytest.approx(found[1]["B"])
+    assert found[2]["robust"]
+    assert not found[2]["weighted"]
+    for change, says in (
+        (("error_s", "other_s"), "no column error_s"),
+        ((",25,", ",,"), "line 2: count is missing"),
+        ((",25,", ",0,"), "line 2: count is 0"),
+        (("0.0365", "-1"), "line 2: std_s is -1"),
+    ):
+        bad = tmp_path / "bad.csv"
+        bad.write_text(path.read_text().replace(*change))
+        column = "error_s" if "error_s" in change else "std_s"
+        assert says in one_line_error(capsys, ["fit", bad, "--weights", column])
+
+
+def test_fit_keeps_its_file_and_does_not_overwrite(capsys, tmp_path, points):
+    path = tmp_path / "fit.json"
+    assert main(["fit", str(points), "-o", str(path)]) == 0
+    assert f"Wrote {path}\nNext: ringtap predict --fit {path}" in capsys.readouterr().out
+    assert "exists" in one_line_error(capsys, ["fit", points, "-o", path])
+    assert main(["fit", str(points), "-o", str(path), "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(path.read_text())
+    assert "cannot be written" in one_line_error(capsys, ["fit", points, "-o", tmp_path / "none" / "fit.json"])
+
+
 def test_fit_without_a_congestion_point_says_why(capsys, tmp_path):
     path = tmp_path / "flat.csv"
     path.write_text("bandwidth_gbps,iteration_s\n0,1\n5,1\n10,1\n15,1.01\n")
@@ -129,6 +178,9 @@ def test_fit_accepts_any_order_other_columns_and_blank_lines(capsys, tmp_path, p
         (["--capacity", "20gbit"], "line 7"),
         (["--n", "3"], "--n"),
         (["--n", "any"], "--n"),
+        (["--bootstrap", "5"], "--bootstrap"),
+        (["--bootstrap", "many"], "whole number"),
+        (["--weights", "std_s"], "no column std_s"),
     ],
 )
 def test_fit_refuses_bad_options(capsys, points, options, says):
@@ -143,8 +195,7 @@ def test_fit_of_files_that_cannot_be_read(capsys, tmp_path):
 
 
 def test_without_the_extra_the_sentence_says_what_to_install(capsys, monkeypatch, points):
-    monkeypatch.setitem(sys.modules, "ringtap.analysis.fit", None)
-    monkeypatch.setitem(sys.modules, "ringtap.analysis.congestion", None)
+    for name in ("fit", "fit_warnings", "fit_command", "congestion"):
+        monkeypatch.delitem(sys.modules, f"ringtap.analysis.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "numpy", None)
-    monkeypatch.delitem(sys.modules, "ringtap.analysis.congestion")
     assert "pip install 'ringtap[report]'" in one_line_error(capsys, ["fit", points])

@@ -14,6 +14,7 @@ from ringtap.analysis.series import Series
 from ringtap.analysis.style import FAINT, INK, Look, looks
 
 _DASHES = (0, (4, 2))
+_BAND = 0.13
 
 
 def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | None:
@@ -29,13 +30,16 @@ def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | Non
             "congestion point", color=INK, marker="o", linestyle="none", markersize=11, markerfacecolor="none"
         ),
     ]  # fmt: skip
+    if any(one.segments.point is not None for one in found):
+        labels.append(line_handle("95 % interval of the break", color=INK, linewidth=7, alpha=_BAND))
     many = len(found) > 4
-    on = sheet(len(found), 3 if many else 2, (2.75, 2.2) if many else (3.4, 2.7), labels, 3)
+    on = sheet(len(found), 3 if many else 2, (2.75, 2.2) if many else (3.4, 2.7), labels, 4 if many else 2)
     for axes, one in zip(on.panels, found, strict=True):
         _construction(on, axes, one, look[one.key], setting)
     caption = (
         "How each congestion point was found: a line through the flat region, the tangent to the first points of the "
-        "curved region, their meeting, and the measured point whose load is nearest to it."
+        "curved region, their meeting, and the measured point whose load is nearest to it. Shaded is the 95 % interval "
+        "of the break of two segments, which looks for the same without a construction."
     )
     return on.drawn("congestion-points", caption, _table(found))
 
@@ -59,6 +63,9 @@ def _construction(on: Sheet, axes: Axes, series: Series, look: Look, setting: Se
         ends = np.array([0.0, setting.capacity_gbps])
         axes.plot(ends, [line.at(float(end)) for end in ends], color=INK, linestyle=_DASHES, linewidth=1, zorder=1)
     axes.plot([point.meeting_gbps], [point.meeting_s], "x", color=INK, markersize=6, zorder=4)
+    place = series.segments.point
+    if place is not None:
+        axes.axvspan(place.bandwidth_gbps.low, place.bandwidth_gbps.high, color=INK, alpha=_BAND, linewidth=0, zorder=0)
     at = (point.bandwidth_gbps, point.iteration_s)
     axes.plot([at[0], at[0], -1], [0, at[1], at[1]], color=FAINT, linewidth=0.8, zorder=1)
     text = f"{at[0]:.1f} Gbit/s, {at[1]:.3f} s\n{point.data_mb:.0f} MB"

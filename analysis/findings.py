@@ -127,20 +127,29 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
 
 
 def _congestion(series: Sequence[Series]) -> list[Finding]:
-    points = [(one.congestion.point.bandwidth_gbps, one) for one in series if one.congestion.point is not None]
-    if not points:
+    placed = [(one, one.congestion.point) for one in series if one.congestion.point is not None]
+    if not placed:
         return []
-    loads = sorted(load for load, _ in points)
-    over = sorted(
-        one.congestion.point.data_mb * 1e6 / one.demand.worker_bytes for _, one in points if one.congestion.point
-    )
-    which = f"in {len(points)} of {len(series)} series" if len(points) < len(series) else "in every series"
+    loads = sorted(point.bandwidth_gbps for _, point in placed)
+    over = sorted(point.data_mb * 1e6 / one.demand.worker_bytes for one, point in placed)
+    which = "in every series" if len(placed) == len(series) else f"for {len(placed)} of {len(series)} series"
     text = (
         f"Congestion sets in {which}, at {_range(loads, '.1f')} Gbit/s of cross traffic, where {_range(over, '.2f')} "
         "times the data that training needs would still have passed."
     )
-    reason = "the construction takes a measured point, so it is as coarse as the loads; other choices move it by one"
-    return [Finding(text, False, reason)]
+    narrow = inside = 0
+    for one, point in placed:
+        place = one.segments.point
+        if place is not None:
+            low, high = place.bandwidth_gbps.low, place.bandwidth_gbps.high
+            narrow += (high - low) / 2 <= FIRM_HALF_WIDTH * one.capacity_gbps
+            inside += low <= point.bandwidth_gbps <= high
+    reason = (
+        f"the thesis's construction takes a measured point; it lies in the {100 * LEVEL:.0f} % interval of the break "
+        f"of two segments in {inside} of {len(placed)} series, and in {narrow} that interval is within "
+        f"{100 * FIRM_HALF_WIDTH:.0f} % of the capacity"
+    )
+    return [Finding(text, inside == narrow == len(placed), reason)]
 
 
 def _curve(series: Sequence[Series]) -> list[Finding]:

@@ -15,6 +15,7 @@ from ringtap.analysis.demand import Demand, demand
 from ringtap.analysis.fit import CongestionModel, FitResult
 from ringtap.analysis.points import Point, measure
 from ringtap.analysis.runs import SweepRun
+from ringtap.analysis.segmented import BreakResult, find_break
 from ringtap.errors import UsageError
 
 # Table 3.8 leaves out "very heavy" points; the ones that its series were tested at lie at 24.7 of 25 Gbit/s.
@@ -61,7 +62,9 @@ class Series:
         required_gbps: demand over that time.
         measured_mb: training traffic an iteration that left the bottleneck port without cross traffic, as whole frames
             and acknowledgements; None where it was not counted.
-        congestion: congestion point, or why there is none.
+        congestion: congestion point by the thesis's construction, or why there is none.
+        segments: the break of two segments with its interval, or why there is none; its residuals are resampled, so
+            that the interval also tells how well two segments describe the points.
         fit: fit with the exponent of least AICc; None where there are too few points.
         fit_reason: why there is no fit, else empty.
         most_congested: the point with the most cross traffic.
@@ -83,6 +86,7 @@ class Series:
     required_gbps: float | None
     measured_mb: float | None
     congestion: CongestionResult
+    segments: BreakResult
     fit: FitResult | None
     fit_reason: str
     most_congested: Spare | None
@@ -122,6 +126,8 @@ class Series:
         item["congestion_point"] = None if point is None else point.to_json()
         item["congestion_reason"] = self.congestion.reason
         item["congestion_over_demand"] = None if point is None else point.data_mb / item["demand_mb"]
+        place = self.segments.point
+        item |= {"break": None if place is None else place.to_json(), "break_reason": self.segments.reason}
         item |= {"fit": None if self.fit is None else self.fit.to_json(), "fit_reason": self.fit_reason}
         item["most_congested"] = None if self.most_congested is None else vars(self.most_congested).copy()
         item["mean_difference_gbps"] = self.mean_difference_gbps
@@ -230,6 +236,7 @@ def series_of(points: Sequence[Point], subject: Subject) -> Series:
         required_gbps=None if no_load is None else needed.required_bps(no_load) / 1e9,
         measured_mb=measured,
         congestion=congestion,
+        segments=find_break(loads, times, capacity) if used else BreakResult(None, "no point was measured"),
         fit=fit,
         fit_reason=fit_reason,
         most_congested=spare(loads[-1], times[-1], needed.worker_bytes, capacity) if used else None,

@@ -1,0 +1,250 @@
+"""The tables of docs/reproduction.md, in Markdown on standard output, from the data of a report.
+
+python scripts/reproduction.py runs/reproduce/report/report.json > tables.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 2
+
+
+def main() -> int:
+    """Write every table, those of results first, every point last."""
+    if len(sys.argv) != 2:
+        print(f"usage: {Path(sys.argv[0]).name} REPORT.json", file=sys.stderr)
+        return 2
+    try:
+        data = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        schema = data["schema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{sys.argv[1]} is not the report.json of a report: {error}", file=sys.stderr)
+        return 2
+    if schema != SCHEMA:
+        print(f"{sys.argv[1]} has schema {schema}, not {SCHEMA}: make the report anew", file=sys.stderr)
+        return 2
+    print("\n".join(tables(data)))
+    return 0
+
+
+def tables(data: dict[str, Any]) -> Iterator[str]:
+    """The lines of all tables."""
+    series = data["series"]
+    yield from no_load(series)
+    yield from congestion(series)
+    yield from fits(series)
+    yield from most_congested(series)
+    yield from quantiles(series)
+    yield from spread_and_growth(series)
+    yield from compared(data["comparisons"])
+    yield from points(series)
+
+
+def no_load(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Times without cross traffic."""
+    yield from head("Times without cross traffic (Table 3.1)", "series", "here, s", "thesis, s", "off")
+    for one in series:
+        here, there = one["no_load_s"], one["thesis"]["no_load_s"]
+        off = None if here is None or there is None else here / there - 1
+        yield row(name(one), num(here, ".3f"), num(there, ".2f"), share(off, "+.1f"))
+
+
+def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Congestion points."""
+    yield from head(
+        "Congestion points (Tables 3.2, 3.4, 3.6)", "series", "BW*, Gbit/s", "t*, s", "volume, MB", "× demand",
+        "break of two segments, Gbit/s (95 %)", "thesis: BW*, t*", "thesis: volume, MB", "thesis: × demand",
+    )  # fmt: skip
+    for one in series:
+        point, there = one["congestion_point"], one["thesis"]["congestion"]
+        here = ["none", "", "", ""] if point is None else [
+            num(point["bandwidth_gbps"], ".1f"), num(point["iteration_s"], ".3f"), num(point["data_mb"], ".0f"),
+            num(one["congestion_over_demand"], ".2f"),
+        ]  # fmt: skip
+        place = one["break"]
+        here.append("none" if place is None else
+                    f"{place['bandwidth_gbps']:.1f} ({interval(place['bandwidth_gbps_interval'], '.1f')})")  # fmt: skip
+        if there is None:
+            yield row(name(one), *here, "–", "–", "–")
+            continue
+        at = [num(there["bandwidth_gbps"], ".1f"), num(there["iteration_s"], ".2f")]
+        volume = f"{there['data_mb']:.1f} ({there['table']})"
+        yield row(name(one), *here, ", ".join(text for text in at if text != "–") or "–", volume,
+                  num(there["over_demand"], ".2f"))  # fmt: skip
+    reasons = [f"{name(one)}: {one['congestion_reason']}" for one in series if one["congestion_point"] is None]
+    if reasons:
+        yield from ("", "No congestion point: " + "; ".join(reasons) + ".")
+
+
+def fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Fits of equation 3.7 for every exponent."""
+    yield from head(
+        "Fits of t = A·exp(B/(C−BW)ⁿ), in log space", "series", "n", "A", "B", "R² log", "R²", "AICc", "",
+    )  # fmt: skip
+    for one in series:
+        if one["fit"] is None:
+            yield row(name(one), "–", "–", "–", "–", "–", "–", one["fit_reason"])
+            continue
+        for fit in one["fit"]["candidates"]:
+            n = f"{fit['n']:.2f}" + (" (free)" if fit["model"] == "n free" else "")
+            chosen = "chosen" if fit["model"] == one["fit"]["model"] else ""
+            yield row(
+                name(one), n, num(fit["A"], ".4g"), num(fit["B"], ".4g"), num(fit["r2_log"], ".4f"),
+                num(fit["r2"], ".4f"), num(fit["aicc"], ".1f"), chosen,
+            )  # fmt: skip
+    known = [(one, one["fit"].get("intervals")) for one in series if one["fit"]]
+    if any(ends for _, ends in known):
+        yield from head("The chosen fits' 95 % intervals, by bootstrap", "series", "model", "A", "B", "n")
+        for one, ends in known:
+            shown = [interval((ends or {}).get(key), ".4g") for key in ("A", "B", "n")]
+            yield row(name(one), one["fit"]["model"], *shown)
+
+
+def most_congested(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Most congested points and spare bandwidth."""
+    yield from head(
+        "Most congested point and spare bandwidth (Tables 3.3, 3.5, 3.7, 3.8)", "series", "BW, Gbit/s", "t, s",
+        "ideal D/t", "experimental C−BW", "not used", "thesis: not used", "mean over saturated points, Gbit/s",
+        "thesis",
+    )  # fmt: skip
+    for one in series:
+        worst, there = one["most_congested"], one["thesis"]["most_congested"]
+        if worst is None:
+            continue
+        mean = num(one["mean_difference_gbps"], ".2f")
+        if one["mean_difference_gbps"] is not None:
+            mean += f" ({one['saturated_points']})"
+        yield row(
+            name(one), num(worst["bandwidth_gbps"], ".1f"), num(worst["iteration_s"], ".3f"),
+            num(worst["ideal_gbps"], ".2f"), num(worst["experimental_gbps"], ".2f"),
+            share(worst["difference_share"], ".0f"), share(None if there is None else there["difference_share"], ".0f"),
+            mean,
+            num(one["thesis"]["mean_difference_gbps"], ".2f"),
+        )  # fmt: skip
+
+
+def quantiles(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Distributions at the light and the heavy load."""
+    wanted = ("p10", "p50", "p90", "p99")
+    for load, title in (("light", "30 %"), ("heavy", "80 %")):
+        yield from head(
+            f"Distributions at about {title} load (figures 3-5, B-1), s", "series", "BW, Gbit/s", "iterations", *wanted,
+            "p99's 95 % interval",
+        )  # fmt: skip
+        for one in series:
+            at = one["tails"][load]
+            if at is None:
+                yield row(name(one), "–", "–", *["–"] * len(wanted), "no point near it")
+                continue
+            yield row(
+                name(one), num(at["bandwidth_gbps"], ".1f"), num(at["iterations"], "d"),
+                *(num(at["quantiles_s"].get(q), ".4f") for q in wanted),
+                interval([at["p99_low_s"], at["p99_high_s"]], ".4f"),
+            )  # fmt: skip
+
+
+def spread_and_growth(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Spread at a light and a heavy load, p99 over mean, growth."""
+    yield from head(
+        "Spread and growth (sections 3.3 and 3.4)", "series", "spread at about 30 %", "thesis, low load",
+        "spread at about 80 %", "thesis, high load", "p99 over mean, all points", "growth at about 80 %",
+        "95 % interval", "thesis",
+    )  # fmt: skip
+    for one in series:
+        tails, there = one["tails"], one["thesis"]
+        light, heavy = ((tails[load] or {}).get("spread") for load in ("light", "heavy"))
+        yield row(
+            name(one), share(light, ".1f"), share(there["spread_low"], ".2f"), share(heavy, ".1f"),
+            share(there["spread_high"], ".1f"), num(tails["p99_over_mean"], ".2f"), num(tails["growth"], ".1f"),
+            interval(tails["growth_interval"], ".2f"), num(there["growth"], ".0f"),
+        )  # fmt: skip
+
+
+def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Traffic kinds against each other."""
+    if not pairs:
+        return
+    yield from head(
+        "Kinds of traffic compared", "model", "load", "second against first", "median ratio", "p99 ratio",
+        "second is longer", "least corrected p",
+    )  # fmt: skip
+    for pair in pairs:
+        first, second = pair["names"]
+        yield row(
+            pair["title"], share(pair["share"], ".0f"), f"{second} against {first}", estimate(pair["median_ratio"]),
+            estimate(pair["p99_ratio"]), share(pair["superiority"]["value"], ".0f"),
+            num(min(test["p_holm"] for test in pair["tests"]), ".2g"),
+        )  # fmt: skip
+
+
+def points(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Every point."""
+    yield from ("", "## Every point", "")
+    yield "Rates in Gbit/s, full size; times in seconds; *late* is the share of late samples ([method.md](method.md))."
+    for one in series:
+        yield from head(
+            name(one),
+            "asked",
+            "measured",
+            "mean",
+            "median",
+            "p99",
+            "spread",
+            "iterations",
+            "window, s",
+            "late",
+            level=3,
+        )
+        for point in one["points"]:
+            yield row(
+                num(point["requested_gbps"], ".2f"), num(point["cross_gbps"], ".2f"), num(point["mean_s"], ".4f"),
+                num(point["median_s"], ".4f"), num(point["p99_s"], ".4f"), share(point["variation"], ".1f"),
+                num(point["iterations"], "d"), num(point["window_s"], ".1f"), share(point["late_share"], ".1f"),
+            )  # fmt: skip
+
+
+def head(title: str, *columns: str, level: int = 2) -> Iterator[str]:
+    """A heading and the head of its table."""
+    yield from ("", f"{'#' * level} {title}", "", row(*columns), "|" + "---|" * len(columns))
+
+
+def row(*cells: str) -> str:
+    """One line of a table; a bar in a cell would end it."""
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def name(one: dict[str, Any]) -> str:
+    """A series as the page calls it."""
+    return ", ".join(part for part in (one["title"], one["traffic"], one["transport"]) if part)
+
+
+def num(value: float | None, form: str) -> str:
+    """A number, or a dash."""
+    return "–" if value is None else format(value, form)
+
+
+def share(value: float | None, form: str) -> str:
+    """A share in per cent, or a dash."""
+    return "–" if value is None else f"{100 * value:{form}} %"
+
+
+def interval(ends: Sequence[float | None] | None, form: str) -> str:
+    """Both ends, one of them, or a dash."""
+    low, high = ends or (None, None)
+    if low is None or high is None:
+        return "–" if low is high else f"at least {low:{form}}" if high is None else f"at most {high:{form}}"
+    return f"{low:{form}} to {high:{form}}"
+
+
+def estimate(item: dict[str, Any]) -> str:
+    """A value with its interval."""
+    return f"{item['value']:.2f} ({interval((item['low'], item['high']), '.2f')})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

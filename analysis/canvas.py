@@ -143,7 +143,7 @@ def sheet(
         axes = figure.add_axes(box)
         # places of their own: Matplotlib would measure every tick label for them, in each file
         axes.xaxis.set_label_coords(0.5, -0.33 / size[1])
-        axes.yaxis.set_label_coords(-0.5 / size[0], 0.5)
+        axes.yaxis.set_label_coords(-0.44 / size[0], 0.5)
         panels.append(axes)
     if labels:
         middle = (count % columns + columns) / 2 / columns  # of the gap
@@ -157,7 +157,16 @@ def sheet(
             top = _POINTS * (rows - 0.5) * high - tall / 2
             boxes.append((_POINTS * (count % columns) * wide, top, _POINTS * (columns - count % columns) * wide, tall))
         else:
-            boxes.append((0.0, _POINTS * rows * high, _POINTS * width, _POINTS * foot))
+            longest = max(len(str(artist.get_label())) for artist in labels)
+            legend_width = min(width, min(label_columns, len(labels)) * (0.7 + 0.075 * longest))
+            boxes.append(
+                (
+                    _POINTS * (width - legend_width) / 2,
+                    _POINTS * rows * high,
+                    _POINTS * legend_width,
+                    _POINTS * foot,
+                )
+            )
     return Sheet(figure, panels, boxes if columns > 1 else [])
 
 

@@ -33,7 +33,7 @@ def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | Non
     if any(one.segments.point is not None for one in found):
         labels.append(line_handle("95 % interval of the break", color=INK, linewidth=7, alpha=_BAND))
     many = len(found) > 4
-    on = sheet(len(found), 3 if many else 2, (2.75, 2.2) if many else (3.4, 2.7), labels, 4 if many else 2)
+    on = sheet(len(found), 3 if many else 2, (2.75, 2.2) if many else (3.4, 2.7), labels)
     for axes, one in zip(on.panels, found, strict=True):
         _construction(on, axes, one, look[one.key], setting)
     caption = (

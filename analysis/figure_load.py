@@ -92,7 +92,7 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
     labels = _kind_handles(drawn, look)
     if published and any(thesis.fits_for(*one.key) for one in drawn):
         labels.append(line_handle("the thesis's fit (grey)", color=FAINT, linewidth=0.9))
-    on = sheet(len(groups), 2, (3.9, 3.1), labels, 4)
+    on = sheet(len(groups), 2, (3.9, 3.1), labels)
     for axes, group in zip(on.panels, groups, strict=True):
         _kinds_panel(on, axes, group, look, published)
         load_axis(axes, setting)
@@ -118,7 +118,7 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
         )
         for names, shown in by_model.items()
     ]  # fmt: skip
-    on = sheet(len(kinds), 2, (3.9, 3.2), labels, 4, above)
+    on = sheet(len(kinds), 2, (3.9, 3.2), labels, 2, above)
     for axes, kind in zip(on.panels, kinds, strict=True):
         axes.set_title(label(f"{title_of(kind)} cross traffic"), loc="left")
     return on, [[one for one in series if one.traffic == kind] for kind in kinds]

@@ -91,7 +91,7 @@ def _grid(
         return None
     labels = [line_handle(text, linestyle=each.line, linewidth=1.3, **each.marks) for text, each in shown.items()]
     panels = [(number, share) for number in range(len(rows)) for share in shares if found[number, share]]
-    on = sheet(len(panels), 2, (3.9, 2.3), labels, 4)
+    on = sheet(len(panels), 2, (3.9, 2.3), labels)
     parts = []
     for axes, (number, share) in zip(on.panels, panels, strict=True):
         for one, point in found[number, share]:
@@ -161,7 +161,7 @@ def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting:
         line_handle("95 % interval", color=INK, linewidth=1.6),
         line_handle("thesis", color=FAINT, marker="x", linestyle="none"),
     ]
-    on = sheet(2, 2, (3.0, 0.3 + 0.26 * len(kept)), labels, 4, left=1.75)
+    on = sheet(2, 2, (3.0, 0.3 + 0.26 * len(kept)), labels, left=1.75)
     look = looks([one.key for one in series])
     for number, (one, tail) in enumerate(kept):
         _spread_row(on, on.panels[0], number, one, tail, look[one.key])

@@ -114,7 +114,7 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
         text = (
             f"{what} {second} and {first} differ most at that load, for {most.title}: the median iteration takes "
             f"{ratio.value:.3g} times{bounds} as long under {second}, which is the longer one in "
-            f"{result.superiority.value:.0%} of pairs."
+            f"{100 * result.superiority.value:.0f} % of pairs."
         )
         seen = sum(any(test.p_holm < ALPHA for test in pair.result.tests) for pair in heavy)
         reason = f"{seen} of {len(heavy)} pairs at that load differ beyond chance, corrected for their number"

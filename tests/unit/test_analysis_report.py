@@ -1,10 +1,15 @@
 import base64
 import csv
+import itertools
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from ringtap.analysis import thesis
@@ -12,7 +17,7 @@ from ringtap.analysis.checks import check
 from ringtap.analysis.measured import of_sweep
 from ringtap.cli import main
 from ringtap.models import PROFILES
-from tests.gold.analysis_sweep import edit_info, write_job, write_sweep
+from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_job, write_sweep
 
 PAIRS = [("vgg16", "consistent"), ("vgg16", "burst"), ("resnet50", "consistent")]
 
@@ -223,6 +228,56 @@ def test_regenerating_replaces_and_leaves_nothing_else(reported, capsys):
     assert "made-up: complete" in out
     after = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after == before
+
+
+def test_transports_stand_side_by_side(tmp_path):
+    draw = np.random.default_rng(3)
+    rows = ["model,traffic,transport,bandwidth_gbps,iteration_s,workers\n"]
+    for transport, slower in (("RDMA", 1.0), ("TCP", 1.3)):
+        for load in LOADS_GBPS:
+            times = slower * CURVES["resnet50", "burst"](load) * np.exp(draw.normal(0, 0.02, 40))
+            rows += [f"resnet50,burst,{transport},{load},{seconds!r},3\n" for seconds in times.tolist()]
+    (tmp_path / "table.csv").write_text("".join(rows))
+    assert main(["report", str(tmp_path / "table.csv"), "-o", str(tmp_path / "out")]) == 0
+    data = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [one["transport"] for one in data["series"]] == ["RDMA", "TCP"]
+    heavy = next(pair for pair in data["comparisons"] if pair["share"] == 0.8)
+    assert (heavy["by"], heavy["names"]) == ("transport", ["RDMA", "TCP"])
+    assert heavy["median_ratio"]["low"] < 1.3 < heavy["median_ratio"]["high"]
+    with (tmp_path / "out" / "figures" / "transports.csv").open() as file:
+        drawn = [(row["transport"], float(row["bandwidth_gbps"])) for row in csv.DictReader(file)]
+    assert set(drawn) == {(transport, load) for transport in ("RDMA", "TCP") for load in (7.5, 20.0)}
+    firm = {item["text"].split(" ")[0]: item["firm"] for item in data["findings"]}
+    assert firm["Of"]  # the transports: a third apart with a spread of 2 %
+
+
+def test_the_tables_of_the_reproduction_come_from_the_report(reported, tmp_path):
+    path = reported[0] / "report" / "report.json"
+    script = Path(__file__).parents[2] / "scripts" / "reproduction.py"
+    done = subprocess.run([sys.executable, script, path], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    headings = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    assert [head for head in headings if head.startswith(("Times", "Congestion", "Fits", "Most", "Every"))] == [
+        "Times without cross traffic (Table 3.1)",
+        "Congestion points (Tables 3.2, 3.4, 3.6)",
+        "Fits of t = A·exp(B/(C−BW)ⁿ), in log space",
+        "Most congested point and spare bandwidth (Tables 3.3, 3.5, 3.7, 3.8)",
+        "Every point",
+    ]
+    vgg = next(one for one in reported[2]["series"] if one["series"] == "vgg16-consistent")
+    assert f"| VGG-16, consistent | {vgg['no_load_s']:.3f} | 0.37 |" in done.stdout
+    assert "| 990.7 (Table 3.4) | 1.34 |" in done.stdout
+    for number, line in enumerate(lines):  # every table is whole
+        if line.startswith("|---"):
+            width = line.count("---")
+            assert lines[number - 1].count("|") == width + 1
+            rows = itertools.takewhile(lambda text: text.startswith("|"), lines[number + 1 :])
+            assert all(row.replace("\\|", "").count("|") == width + 1 for row in rows)
+    (tmp_path / "old.json").write_text('{"schema": 1}')
+    for name, says in (("old.json", "has schema 1"), ("none.json", "is not the report.json")):
+        failed = subprocess.run([sys.executable, script, tmp_path / name], capture_output=True, text=True, check=False)
+        assert failed.returncode == 2
+        assert says in failed.stderr
 
 
 def test_departures_are_said_plainly(tmp_path):

@@ -36,8 +36,8 @@ def test_rows_of_one_load_are_the_iterations_of_a_point(tmp_path):
         assert point.iteration_s.tolist() == times[point.cross_gbps].tolist()  # in the file's order, that of time
         assert point.iterations == 40
         assert point.p99_s == pytest.approx(np.percentile(times[point.cross_gbps], 99))
-    half = one.fit.candidates[0]
-    assert half.B == pytest.approx(3.3, rel=0.05)
+    slope = one.fit.candidates[0].B
+    assert slope == pytest.approx(3.3, rel=0.05)
 
 
 def test_a_row_a_point_keeps_what_it_says_and_nothing_else(tmp_path):

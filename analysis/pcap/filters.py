@@ -21,8 +21,8 @@ from ringtap.errors import UsageError
 Mask = npt.NDArray[np.bool_]
 
 _TOKEN = re.compile(r"\s*(&&|\|\||[()!]|[\w.:/\\-]+|\S)", re.ASCII)
-_WITH_PORTS = {"tcp": 6, "udp": 17, "sctp": 132}
-_PROTOCOLS = {**_WITH_PORTS, "icmp": 1, "icmp6": 58}
+_WITH_PORTS = {"tcp": 6, "udp": 17}
+_PROTOCOLS = {**_WITH_PORTS, "icmp": 1, "icmp6": 58, "sctp": 132}
 _FAMILIES = {"ip": 4, "ip6": 6}
 _NAMES = (*_PROTOCOLS, *_FAMILIES, "roce")
 _TYPES = ("host", "net", "port", "portrange", "proto")

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernel_flow import count, get, put
-from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load16, load32, load64, swapped16, swapped32
+from ringtap.analysis.pcap.kernel_memory import (
+    inlined,
+    kernel,
+    load16,
+    load32,
+    load64,
+    swapped16,
+    swapped32,
+)
 from ringtap.analysis.pcap.kernel_state import (
     CORRUPT,
     DIVIDED,
     I_BY,
     I_LINK,
+    I_MOST,
     I_OFFSET_NS,
     I_SCALE,
     I_SNAP,
@@ -30,7 +39,16 @@ from ringtap.analysis.pcap.kernel_state import (
     SWAPPED,
 )
 
-_SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = 0x0A0D0D0A, 1, 2, 3, 5, 6
+_SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = (
+    0x0A0D0D0A,
+    1,
+    2,
+    3,
+    5,
+    6,
+)
+
+_MOST_SECONDS = 2**32
 
 
 @inlined
@@ -67,13 +85,41 @@ def block_stops(state: int, block: int, size: int) -> int:
             put(state, NEEDED, total - size)
             return PASS_OVER
         return MORE
-    if total > MOST_BLOCK_BYTES or (size >= total and _word(state, block + total - 4) != total):
+    if total > MOST_BLOCK_BYTES or (
+        size >= total and _word(state, block + total - 4) != total
+    ):
         return CORRUPT
     return MORE
 
 
 @inlined
-def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, int, int]:
+def _time_ns(interface: int, high: int, low: int) -> int:
+    scale, by, offset = (
+        load64(interface + I_SCALE),
+        load64(interface + I_BY),
+        load64(interface + I_OFFSET_NS),
+    )
+    ticks = high << 32 | low
+    if ticks < 0:
+        return -1  # out of all range
+    if scale == DIVIDED:
+        return ticks // by + offset
+    if scale == POWER_OF_TWO:
+        whole, part = ticks >> by, ticks & ((1 << by) - 1)
+        if whole > _MOST_SECONDS:
+            return -1
+        if by > 30:  # a nanosecond needs no more
+            part, by = part >> (by - 30), 30
+        return whole * 1_000_000_000 + (part * 1_000_000_000 >> by) + offset
+    if ticks > load64(interface + I_MOST):
+        return -1
+    return ticks * by + offset
+
+
+@inlined
+def packet_of_block(
+    state: int, block: int, total: int
+) -> tuple[int, int, int, int, int]:
     """Captured bytes, length, time, address of the data (0: there is no packet) and link type of a whole block."""
     kind = _word(state, block)
     if not _is_packet(kind):
@@ -100,25 +146,17 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
         count(state, N_NO_TIME)
     else:
         kept, length = _word(state, block + 20), _word(state, block + 24)
-        time_ns = _time_ns(interface, _word(state, block + 12), _word(state, block + 16))
-    if kept > total - header - 4 or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES:
+        time_ns = _time_ns(
+            interface, _word(state, block + 12), _word(state, block + 16)
+        )
+    if (
+        kept > total - header - 4
+        or kept > get(state, MOST_KEPT)
+        or length > MOST_FRAME_BYTES
+    ):
         count(state, N_MALFORMED)
         return 0, 0, 0, 0, 0
     return kept, length, time_ns, block + header, load64(interface + I_LINK)
-
-
-@inlined
-def _time_ns(interface: int, high: int, low: int) -> int:
-    scale, by, offset = load64(interface + I_SCALE), load64(interface + I_BY), load64(interface + I_OFFSET_NS)
-    ticks = high << 32 | low
-    if scale == DIVIDED:
-        return ticks // by + offset
-    if scale == POWER_OF_TWO:
-        whole, part = ticks >> by, ticks & ((1 << by) - 1)
-        if by > 30:  # a nanosecond needs no more
-            part, by = part >> (by - 30), 30
-        return whole * 1_000_000_000 + (part * 1_000_000_000 >> by) + offset
-    return ticks * by + offset
 
 
 @kernel

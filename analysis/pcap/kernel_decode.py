@@ -7,7 +7,15 @@ tcpdump.org/linktypes.html. Functions return the offset of an Ethernet frame ins
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernel_flow import count
-from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load8, load16, load32, swapped16, swapped32
+from ringtap.analysis.pcap.kernel_memory import (
+    inlined,
+    kernel,
+    load8,
+    load16,
+    load32,
+    swapped16,
+    swapped32,
+)
 from ringtap.analysis.pcap.kernel_state import (
     N_CUT,
     N_FRAGMENTS,
@@ -23,39 +31,157 @@ _NULL, _ETHERNET, _LOOP, _COOKED, _IPOIB, _COOKED2 = 0, 1, 108, 113, 242, 276
 _HOP_BY_HOP, _FRAGMENT, _AUTHENTICATION = 0, 44, 51
 
 
-@inlined
-def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
-    """Count one packet.
-
-    Args:
-        state: address of the state.
-        at: address of the captured bytes.
-        kept: how many there are.
-        length: of the frame on the wire.
-        time_ns: when it was captured.
-        link: LINKTYPE of the interface.
-    """
-    # what nearly every packet is: Ethernet, IPv4 without options, no fragment, TCP with its whole header
-    if (
-        link == _ETHERNET
-        and kept >= 54
-        and load32(at + 12) & 0xFFFFFF == 0x450008
-        and load16(at + 20) & 0xFF3F == 0
-        and load8(at + 23) == 6
-    ):
-        total = swapped16(at + 16)
-        if 40 <= total <= length - 14:
-            tcp4(state, at, kept, length, total, time_ns)
-            return
-    _any(state, at, kept, length, time_ns, link)
+@kernel
+def _by_version(first: int) -> int:
+    version = first >> 4
+    return _IPV4 if version == 4 else _IPV6 if version == 6 else 0
 
 
 @kernel
-def _any(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
-    inner = _link(state, at, kept, length, time_ns, link)
-    if inner:
-        ethertype = swapped16(at + inner + 12)
-        _network(state, at, inner + 14, kept, length, time_ns, ethertype, 1)
+def _ipv4(
+    state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int
+) -> int:
+    """An IPv4 packet (RFC 791)."""
+    if kept < offset + 20:
+        count(state, N_CUT)
+        return 0
+    ip = at + offset
+    header, total = (load8(ip) & 15) * 4, swapped16(ip + 2)
+    if total == 0:
+        count(state, N_ZERO_LENGTH)
+        total = length - offset
+    if load8(ip) >> 4 != 4 or header < 20 or total < header:
+        count(state, N_MALFORMED)
+        return 0
+    if total > length - offset:
+        count(state, N_MALFORMED)
+        total = max(length - offset, header)
+    protocol, fragment = load8(ip + 9), swapped16(ip + 6) & 0x3FFF
+    identity = -1
+    if fragment:
+        count(state, N_FRAGMENTS)
+        identity = swapped16(ip + 4) | protocol << 32
+    first = 0 if fragment & 0x1FFF else 1
+    return transport(
+        state,
+        at,
+        offset + header,
+        kept,
+        length,
+        time_ns,
+        ip + 12,
+        protocol,
+        total - header,
+        identity,
+        first,
+        layer,
+        4,
+    )
+
+
+@kernel
+def _ipv6(
+    state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int
+) -> int:
+    """An IPv6 packet (RFC 8200) with its extension headers."""
+    if kept < offset + 40:
+        count(state, N_CUT)
+        return 0
+    ip, place = at + offset, offset + 40
+    size, protocol = swapped16(ip + 4), load8(ip + 6)
+    if load8(ip) >> 4 != 6:
+        count(state, N_MALFORMED)
+        return 0
+    if size == 0 and length > place:
+        count(state, N_ZERO_LENGTH)  # a jumbogram, or an offload's
+        size = length - place
+    if size > length - place:
+        count(state, N_MALFORMED)
+        size = max(length - place, 0)
+    end, identity, first = place + size, -1, 1
+    while first and protocol in (
+        _HOP_BY_HOP,
+        43,
+        _FRAGMENT,
+        _AUTHENTICATION,
+        60,
+        135,
+        139,
+        140,
+    ):
+        if kept < place + 8:
+            count(state, N_CUT)
+            break
+        header = at + place
+        following, units = load8(header), load8(header + 1)
+        if protocol == _FRAGMENT:
+            fragment = swapped16(header + 2)
+            if fragment & 0xFFF9:  # neither alone nor, as RFC 6946 has it, atomic
+                count(state, N_FRAGMENTS)
+                identity = swapped32(header + 4) | following << 32
+                first = 0 if fragment & 0xFFF8 else 1
+            place += 8
+        else:
+            place += (units + 2) * 4 if protocol == _AUTHENTICATION else (units + 1) * 8
+        protocol = following
+    if place > end:
+        count(state, N_MALFORMED)
+    size = max(end - place, 0)
+    return transport(
+        state,
+        at,
+        place,
+        kept,
+        length,
+        time_ns,
+        ip + 8,
+        protocol,
+        size,
+        identity,
+        first,
+        layer,
+        6,
+    )
+
+
+@kernel
+def _network(
+    state: int,
+    at: int,
+    offset: int,
+    kept: int,
+    length: int,
+    time_ns: int,
+    ethertype: int,
+    layer: int,
+) -> int:
+    """What has an ethertype, behind tags of any number."""
+    while ethertype in (0x8100, 0x88A8, 0x9100, 0x9200):
+        if kept < offset + 4:
+            count(state, N_CUT)
+            return 0
+        ethertype, offset = swapped16(at + offset + 2), offset + 4
+    if ethertype in (_MPLS, _MPLS_MULTICAST):
+        bottom = 0
+        while not bottom and kept > offset + 4:
+            bottom, offset = load8(at + offset + 2) & 1, offset + 4
+        if not bottom:
+            count(state, N_CUT)
+            return 0
+        ethertype = _by_version(load8(at + offset))
+    if ethertype == _IPV4:
+        return _ipv4(state, at, offset, kept, length, time_ns, layer)
+    if ethertype == _IPV6:
+        return _ipv6(state, at, offset, kept, length, time_ns, layer)
+    count(state, N_NOT_IP)
+    return 0
+
+
+@kernel
+def _is_loopback_ip(at: int) -> bool:
+    """A loopback header holds the address family of the capturing system: IPv4, or what its kind calls IPv6."""
+    family = load32(at)
+    return (family if family < 0x10000 else swapped32(at)) in (2, 10, 24, 28, 30)
 
 
 @kernel
@@ -87,105 +213,37 @@ def _link(state: int, at: int, kept: int, length: int, time_ns: int, link: int) 
 
 
 @kernel
-def _is_loopback_ip(at: int) -> bool:
-    """A loopback header holds the address family of the capturing system: IPv4, or what its kind calls IPv6."""
-    family = load32(at)
-    return (family if family < 0x10000 else swapped32(at)) in (2, 10, 24, 28, 30)
+def _any(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
+    inner = _link(state, at, kept, length, time_ns, link)
+    if inner:
+        ethertype = swapped16(at + inner + 12)
+        _network(state, at, inner + 14, kept, length, time_ns, ethertype, 1)
 
 
-@kernel
-def _by_version(first: int) -> int:
-    version = first >> 4
-    return _IPV4 if version == 4 else _IPV6 if version == 6 else 0
+@inlined
+def decode(
+    state: int, at: int, kept: int, length: int, time_ns: int, link: int
+) -> None:
+    """Count one packet.
 
-
-@kernel
-def _network(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> int:
-    """What has an ethertype, behind tags of any number."""
-    while ethertype in (0x8100, 0x88A8, 0x9100, 0x9200):
-        if kept < offset + 4:
-            count(state, N_CUT)
-            return 0
-        ethertype, offset = swapped16(at + offset + 2), offset + 4
-    if ethertype in (_MPLS, _MPLS_MULTICAST):
-        bottom = 0
-        while not bottom and kept > offset + 4:
-            bottom, offset = load8(at + offset + 2) & 1, offset + 4
-        if not bottom:
-            count(state, N_CUT)
-            return 0
-        ethertype = _by_version(load8(at + offset))
-    if ethertype == _IPV4:
-        return _ipv4(state, at, offset, kept, length, time_ns, layer)
-    if ethertype == _IPV6:
-        return _ipv6(state, at, offset, kept, length, time_ns, layer)
-    count(state, N_NOT_IP)
-    return 0
-
-
-@kernel
-def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
-    """An IPv4 packet (RFC 791)."""
-    if kept < offset + 20:
-        count(state, N_CUT)
-        return 0
-    ip = at + offset
-    header, total = (load8(ip) & 15) * 4, swapped16(ip + 2)
-    if total == 0:
-        count(state, N_ZERO_LENGTH)
-        total = length - offset
-    if load8(ip) >> 4 != 4 or header < 20 or total < header:
-        count(state, N_MALFORMED)
-        return 0
-    if total > length - offset:
-        count(state, N_MALFORMED)
-        total = max(length - offset, header)
-    protocol, fragment = load8(ip + 9), swapped16(ip + 6) & 0x3FFF
-    identity = -1
-    if fragment:
-        count(state, N_FRAGMENTS)
-        identity = swapped16(ip + 4) | protocol << 32
-    first = not fragment & 0x1FFF
-    return transport(
-        state, at, offset + header, kept, length, time_ns, ip + 12, protocol, total - header, identity, first, layer, 4
-    )
-
-
-@kernel
-def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
-    """An IPv6 packet (RFC 8200) with its extension headers."""
-    if kept < offset + 40:
-        count(state, N_CUT)
-        return 0
-    ip, place = at + offset, offset + 40
-    size, protocol = swapped16(ip + 4), load8(ip + 6)
-    if load8(ip) >> 4 != 6:
-        count(state, N_MALFORMED)
-        return 0
-    if size == 0 and length > place:
-        count(state, N_ZERO_LENGTH)  # a jumbogram, or an offload's
-        size = length - place
-    if size > length - place:
-        count(state, N_MALFORMED)
-        size = max(length - place, 0)
-    end, identity, first = place + size, -1, True
-    while first and protocol in (_HOP_BY_HOP, 43, _FRAGMENT, _AUTHENTICATION, 60, 135, 139, 140):
-        if kept < place + 8:
-            count(state, N_CUT)
-            break
-        header = at + place
-        following, units = load8(header), load8(header + 1)
-        if protocol == _FRAGMENT:
-            fragment = swapped16(header + 2)
-            if fragment & 0xFFF9:  # neither alone nor, as RFC 6946 has it, atomic
-                count(state, N_FRAGMENTS)
-                identity = swapped32(header + 4) | following << 32
-                first = fragment & 0xFFF8 == 0
-            place += 8
-        else:
-            place += (units + 2) * 4 if protocol == _AUTHENTICATION else (units + 1) * 8
-        protocol = following
-    if place > end:
-        count(state, N_MALFORMED)
-    size = max(end - place, 0)
-    return transport(state, at, place, kept, length, time_ns, ip + 8, protocol, size, identity, first, layer, 6)
+    Args:
+        state: address of the state.
+        at: address of the captured bytes.
+        kept: how many there are.
+        length: of the frame on the wire.
+        time_ns: when it was captured.
+        link: LINKTYPE of the interface.
+    """
+    # what nearly every packet is: Ethernet, IPv4 without options, no fragment, TCP with its whole header
+    if (
+        link == _ETHERNET
+        and kept >= 54
+        and load32(at + 12) & 0xFFFFFF == 0x450008
+        and load16(at + 20) & 0xFF3F == 0
+        and load8(at + 23) == 6
+    ):
+        total = swapped16(at + 16)
+        if 40 <= total <= length - 14:
+            tcp4(state, at, kept, length, total, time_ns)
+            return
+    _any(state, at, kept, length, time_ns, link)

@@ -6,7 +6,19 @@ spread by multiplication (Knuth, The Art of Computer Programming 3, 6.4) and pro
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load8, load64, store8, store16, store32, store64
+from ringtap.analysis.pcap.kernel_memory import (
+    inlined,
+    kernel,
+    load8,
+    load16,
+    load32,
+    load64,
+    store8,
+    store16,
+    store32,
+    store64,
+    times,
+)
 from ringtap.analysis.pcap.kernel_state import (
     BASE_BIN,
     BIN,
@@ -37,15 +49,18 @@ from ringtap.analysis.pcap.kernel_state import (
     LAST_NS,
     LEAST_BIN,
     MOST_BINS_AWAY,
+    MOST_NS,
     MOST_ROWS,
     NO_BIN,
     N_BAD_TIME,
     N_OVER_LIMIT,
     PACKETS_AT,
+    ROOM,
     ROWS,
     SLOTS,
     SLOT_MASK,
     SLOT_SHIFT,
+    SLOTS_A_ROW,
 )
 from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET
 
@@ -53,10 +68,19 @@ _ROW, _CELL, _PACKET = CONVERSATION.itemsize, CELL.itemsize, PACKET.itemsize
 _A, _B = (CONVERSATION.fields[name][1] for name in ("a", "b"))
 _A_PORT, _B_PORT = (CONVERSATION.fields[name][1] for name in ("a_port", "b_port"))
 _PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = (
-    CONVERSATION.fields[name][1] for name in ("packets", "bytes", "payload", "data_packets", "data_bytes", "segments")
+    CONVERSATION.fields[name][1]
+    for name in (
+        "packets",
+        "bytes",
+        "payload",
+        "data_packets",
+        "data_bytes",
+        "segments",
+    )
 )
 _RTT_MIN, _HANDSHAKE, _FIRST_NS, _LAST_NS = (
-    CONVERSATION.fields[name][1] for name in ("rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
+    CONVERSATION.fields[name][1]
+    for name in ("rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
 )
 _MIX, _MIX_REST = -7046029254386353131, -4417276706812531889  # odd, of high entropy
 
@@ -88,20 +112,21 @@ def add(address: int, value: int) -> None:
 @inlined
 def spread(addresses: int, rest: int) -> int:
     """Hash of a key."""
-    mixed = (addresses ^ (rest * _MIX_REST)) * _MIX
+    mixed = times(addresses, _MIX) ^ times(rest, _MIX_REST)
+    mixed = times(mixed ^ ((mixed >> 32) & 0xFFFFFFFF), _MIX)
     return mixed ^ ((mixed >> 32) & 0xFFFFFFFF)
 
 
 @inlined
 def _half(at: int) -> int:
-    mixed = (load64(at) ^ (load64(at + 8) * _MIX_REST)) * _MIX
+    mixed = times(load64(at) ^ times(load64(at + 8), _MIX_REST), _MIX)
     return mixed ^ ((mixed >> 29) & 0x7FFFFFFFF)
 
 
 @inlined
 def key6(source: int, destination: int) -> int:
     """What stands for two IPv6 addresses in a key; who finds it compares the addresses themselves."""
-    return _half(source) * 3 + _half(destination)
+    return times(_half(source), 3) ^ _half(destination)
 
 
 @inlined
@@ -119,6 +144,12 @@ def rest_of(ports: int, protocol: int, kind: int, layer: int, family: int) -> in
 def same16(a: int, b: int) -> bool:
     """Whether 16 bytes at two addresses are alike."""
     return load64(a) == load64(b) and load64(a + 8) == load64(b + 8)
+
+
+@inlined
+def row_of(state: int, flow: int) -> int:
+    """Address of the conversation of a flow."""
+    return get(state, CONVERSATIONS) + (flow >> 1) * _ROW
 
 
 @inlined
@@ -164,7 +195,9 @@ def _grow(state: int) -> None:
             continue
         ports = load8(row + _A_PORT + 1) | load8(row + _A_PORT) << 8
         ports |= load8(row + _B_PORT + 1) << 16 | load8(row + _B_PORT) << 24
-        rest = rest_of(ports, load8(row), load8(row + 1), load8(row + 2), load8(row + 3))
+        rest = rest_of(
+            ports, load8(row), load8(row + 1), load8(row + 2), load8(row + 3)
+        )
         if load8(row + 3) == 4:
             addresses = (load64(row + _A) & 0xFFFFFFFF) | load64(row + _B) << 32
         else:
@@ -174,25 +207,9 @@ def _grow(state: int) -> None:
 
 
 @kernel
-def _new_flow(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
-    """The flow of a key that has no slot: the way back of a conversation that is there, or a new conversation."""
-    if (rest >> 56) == 4:
-        back = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
-    else:
-        back = key6(destination, source)
-    reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + K_FLOW)
-    if reverse:
-        flow = (reverse - 1) ^ 1
-    else:
-        flow = _new_conversation(state, rest, source, destination, time_ns)
-        if flow < 0:
-            return -1 - flow
-    _write_slot(_find(state, addresses, rest, source, destination), addresses, rest, flow)
-    return flow
-
-
-@kernel
-def _new_conversation(state: int, rest: int, source: int, destination: int, time_ns: int) -> int:
+def _new_conversation(
+    state: int, rest: int, source: int, destination: int, time_ns: int
+) -> int:
     """A new row; beyond the limit the one that all others share, as -1 less its flow."""
     number = get(state, ROWS)
     if number >= get(state, MOST_ROWS):
@@ -200,7 +217,7 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
         if number > get(state, MOST_ROWS):
             return -1 - 2 * get(state, MOST_ROWS)
         rest = 255 << 32
-    elif number * 4 > get(state, SLOT_MASK):
+    elif number * SLOTS_A_ROW > get(state, SLOT_MASK):
         _grow(state)
     put(state, ROWS, number + 1)
     row = get(state, CONVERSATIONS) + number * _ROW
@@ -228,8 +245,34 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
     return number * 2 if rest >> 56 else -1 - number * 2
 
 
+@kernel
+def _new_flow(
+    state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int
+) -> int:
+    """The flow of a key that has no slot: the way back of a conversation that is there, or a new conversation."""
+    if (rest >> 56) == 4:
+        back = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
+    else:
+        back = key6(destination, source)
+    reverse = load64(
+        _find(state, back, _ports_reversed(rest), destination, source) + K_FLOW
+    )
+    if reverse:
+        flow = (reverse - 1) ^ 1
+    else:
+        flow = _new_conversation(state, rest, source, destination, time_ns)
+        if flow < 0:
+            return -1 - flow
+    _write_slot(
+        _find(state, addresses, rest, source, destination), addresses, rest, flow
+    )
+    return flow
+
+
 @inlined
-def flow_of(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
+def flow_of(
+    state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int
+) -> int:
     """The flow of a packet; a new one where its key was never seen."""
     flow = load64(_find(state, addresses, rest, source, destination) + K_FLOW)
     if flow:
@@ -250,12 +293,6 @@ def flow_of6(state: int, at: int, rest: int, time_ns: int) -> int:
 
 
 @inlined
-def row_of(state: int, flow: int) -> int:
-    """Address of the conversation of a flow."""
-    return get(state, CONVERSATIONS) + (flow >> 1) * _ROW
-
-
-@inlined
 def work_of(state: int, flow: int) -> int:
     """Address of a flow's work area."""
     return get(state, DIRECTIONS) + flow * DIRECTION_BYTES
@@ -263,16 +300,24 @@ def work_of(state: int, flow: int) -> int:
 
 @kernel
 def in_bin(state: int, time_ns: int) -> int:
-    """Make the bin of a time the current one; returns the time, or the latest one where it is out of all range."""
-    width = get(state, BIN_NS)
+    """Make the bin of a time the current one.
+
+    Returns:
+        The time; the latest one where it is out of all range, -1 if there was none yet.
+    """
+    width, latest = get(state, BIN_NS), get(state, LAST_NS)
+    sound = 0 <= time_ns < MOST_NS
+    if sound and latest >= 0:
+        sound = abs(time_ns // width - get(state, BASE_BIN)) < MOST_BINS_AWAY
+    if not sound:
+        count(state, N_BAD_TIME)
+        if latest < 0:
+            return -1
+        time_ns = latest
     number = time_ns // width
-    if get(state, BASE_BIN) == NO_BIN:
+    if latest < 0:
         put(state, BASE_BIN, number)
         put(state, FIRST_NS, time_ns)
-    if time_ns < 0 or abs(number - get(state, BASE_BIN)) >= MOST_BINS_AWAY:
-        count(state, N_BAD_TIME)
-        time_ns = get(state, LAST_NS)
-        number = time_ns // width
     put(state, BIN_START_NS, number * width)
     put(state, BIN_END_NS, number * width + width)
     number -= get(state, BASE_BIN)
@@ -289,7 +334,9 @@ def _went_back(state: int, flow: int, time_ns: int) -> None:
 
 
 @kernel
-def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int) -> None:
+def _write_packet(
+    state: int, flow: int, length: int, payload: int, time_ns: int
+) -> None:
     packet = get(state, PACKETS_AT)
     put(state, PACKETS_AT, packet + _PACKET)
     store64(packet, time_ns)
@@ -299,13 +346,17 @@ def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int
 
 @kernel
 def close_cell(state: int, flow: int) -> None:
-    """Write the open cell of a flow and add it to the conversation."""
+    """Write the open cell of a flow."""
     work = work_of(state, flow)
     number = load64(work + D_BIN)
     if number == NO_BIN:
         return
     packets, data_packets = load64(work + D_PACKETS), load64(work + D_DATA_PACKETS)
-    size, data_bytes, payload = load64(work + D_BYTES), load64(work + D_DATA_BYTES), load64(work + D_PAYLOAD)
+    size, data_bytes, payload = (
+        load64(work + D_BYTES),
+        load64(work + D_DATA_BYTES),
+        load64(work + D_PAYLOAD),
+    )
     cell = get(state, CELLS_AT)
     put(state, CELLS_AT, cell + _CELL)
     store32(cell, flow)
@@ -315,12 +366,6 @@ def close_cell(state: int, flow: int) -> None:
     store32(cell + 12, size)
     store32(cell + 16, data_bytes)
     store32(cell + 20, payload)
-    row = row_of(state, flow) + (flow & 1) * 8
-    add(row + _PACKETS, packets)
-    add(row + _DATA_PACKETS, data_packets)
-    add(row + _BYTES, size)
-    add(row + _DATA_BYTES, data_bytes)
-    add(row + _PAYLOAD, payload)
     store64(work + D_BIN, NO_BIN)
 
 
@@ -370,7 +415,7 @@ def close_all(state: int, first: int) -> int:
     """
     flows = get(state, ROWS) * 2
     for flow in range(first, flows):
-        if get(state, CELLS_AT) + _CELL > get(state, CELLS_END):
+        if get(state, CELLS_AT) + ROOM * _CELL > get(state, CELLS_END):
             return flow
         close_cell(state, flow)
         work = work_of(state, flow)
@@ -378,3 +423,16 @@ def close_all(state: int, first: int) -> int:
         store64(row + _SEGMENTS + (flow & 1) * 8, load64(work + D_SEGMENTS))
         store64(row + _LAST_NS, max(load64(row + _LAST_NS), load64(work + D_LAST_NS)))
     return flows
+
+
+@kernel
+def add_cells(state: int, begin: int, end: int) -> None:
+    """Add cells to their conversations: in one go, so that the rows are not fetched for every packet."""
+    for cell in range(begin, end, _CELL):
+        flow = load32(cell)
+        row = row_of(state, flow) + (flow & 1) * 8
+        add(row + _PACKETS, load16(cell + 8))
+        add(row + _DATA_PACKETS, load16(cell + 10))
+        add(row + _BYTES, load32(cell + 12))
+        add(row + _DATA_BYTES, load32(cell + 16))
+        add(row + _PAYLOAD, load32(cell + 20))

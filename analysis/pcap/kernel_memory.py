@@ -17,19 +17,34 @@ _WORD = ir.IntType(64)
 
 
 def kernel(function: Function) -> Function:
-    """Compile a function when another kernel calls it, without Python objects, exceptions or bounds checks."""
-    return cast(Function, njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    """Compile a function without Python objects, exceptions or bounds checks.
+
+    It is compiled at once, for int64 alone: left to itself numba makes a copy for every constant that it is called with.
+    """
+    return _compiled(function, False)
 
 
 def inlined(function: Function) -> Function:
     """The same, put into its callers."""
-    made = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
-    return cast(Function, made(function))
+    return _compiled(function, True)
+
+
+def _compiled(function: Function, inline: bool) -> Function:
+    signature = (types.int64,) * function.__code__.co_argcount
+    options = {
+        "error_model": "numpy",
+        "no_cpython_wrapper": True,
+        "no_cfunc_wrapper": True,
+        "forceinline": inline,
+    }
+    return cast(Function, njit(signature, **options)(function))
 
 
 def _load(bits: int, swapped: bool) -> Callable[[int], int]:
     def load(_context: Any, address: Any) -> Any:
-        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        def generate(
+            _target: Any, builder: Any, _signature: Any, arguments: Any
+        ) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
             value = builder.load(pointer, align=1)
             if swapped:
@@ -43,9 +58,15 @@ def _load(bits: int, swapped: bool) -> Callable[[int], int]:
 
 def _store(bits: int) -> Callable[[int, int], None]:
     def store(_context: Any, address: Any, value: Any) -> Any:
-        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        def generate(
+            _target: Any, builder: Any, _signature: Any, arguments: Any
+        ) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
-            kept = builder.trunc(arguments[1], ir.IntType(bits)) if bits < 64 else arguments[1]
+            kept = (
+                builder.trunc(arguments[1], ir.IntType(bits))
+                if bits < 64
+                else arguments[1]
+            )
             builder.store(kept, pointer, align=1)
 
         return types.void(types.int64, types.int64), generate
@@ -61,6 +82,16 @@ swapped16, swapped32, swapped64 = (_load(bits, True) for bits in (16, 32, 64))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def times(_context: Any, a: Any, b: Any) -> Any:
+    """Product modulo 2^64; that of ``*`` must not run over, which is undefined in compiled code."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.mul(*arguments)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_context: Any, address: Any) -> Any:
     """Ask for the cache line at an address that will be written soon."""
 
@@ -70,6 +101,9 @@ def prefetch(_context: Any, address: Any) -> Any:
         function = builder.module.globals.get("llvm.prefetch.p0i8") or ir.Function(
             builder.module, asked, name="llvm.prefetch.p0i8"
         )
-        builder.call(function, [builder.inttoptr(arguments[0], pointer_type), word(1), word(3), word(1)])
+        builder.call(
+            function,
+            [builder.inttoptr(arguments[0], pointer_type), word(1), word(3), word(1)],
+        )
 
     return types.void(types.int64), generate

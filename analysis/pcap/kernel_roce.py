@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernel_flow import add, count, get, key6, put, same16, spread
-from ringtap.analysis.pcap.kernel_memory import kernel, load8, load32, load64, store8, store32, store64, swapped32
+from ringtap.analysis.pcap.kernel_memory import (
+    kernel,
+    load8,
+    load32,
+    load64,
+    store8,
+    store32,
+    store64,
+    swapped32,
+)
 from ringtap.analysis.pcap.kernel_state import (
     MOST_QUEUE_PAIRS,
     N_QUEUE_PAIRS,
@@ -19,8 +28,21 @@ from ringtap.analysis.pcap.kernel_state import (
 from ringtap.analysis.pcap.layout import QUEUE_PAIR
 
 _ROW = QUEUE_PAIR.itemsize
-_QUEUE_PAIR, _SOURCE, _DESTINATION = (QUEUE_PAIR.fields[name][1] for name in ("queue_pair", "source", "destination"))
-_PACKETS, _BYTES, _PAYLOAD, _ACKNOWLEDGEMENTS, _NAKS, _CNPS, _GAPS, _REPEATS, _FIRST_NS, _LAST_NS = (
+_QUEUE_PAIR, _SOURCE, _DESTINATION = (
+    QUEUE_PAIR.fields[name][1] for name in ("queue_pair", "source", "destination")
+)
+(
+    _PACKETS,
+    _BYTES,
+    _PAYLOAD,
+    _ACKNOWLEDGEMENTS,
+    _NAKS,
+    _CNPS,
+    _GAPS,
+    _REPEATS,
+    _FIRST_NS,
+    _LAST_NS,
+) = (
     QUEUE_PAIR.fields[name][1]
     for name in (
         "packets",
@@ -37,7 +59,13 @@ _PACKETS, _BYTES, _PAYLOAD, _ACKNOWLEDGEMENTS, _NAKS, _CNPS, _GAPS, _REPEATS, _F
 )
 _BTH_BYTES, _CNP = 12, 0x81
 _RELIABLE_DATAGRAM, _DATAGRAM, _CONGESTION, _EXTENDED = 2, 3, 4, 5
-_READ_REQUEST, _READ_FIRST, _READ_ONLY, _ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE = 0x0C, 0x0D, 0x10, 0x11, 0x12
+_READ_REQUEST, _READ_FIRST, _READ_ONLY, _ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE = (
+    0x0C,
+    0x0D,
+    0x10,
+    0x11,
+    0x12,
+)
 _PSN_MASK, _PSN_HALF = 0xFFFFFF, 0x800000
 
 
@@ -47,10 +75,17 @@ def extended_bytes(opcode: int) -> int:
     service, operation = opcode >> 5, opcode & 31
     if opcode == _CNP:
         return 16  # reserved
-    if service > _EXTENDED or service == _CONGESTION or operation > 0x17 or operation == 0x15:
+    if (
+        service > _EXTENDED
+        or service == _CONGESTION
+        or operation > 0x17
+        or operation == 0x15
+    ):
         return -1
     if service == _DATAGRAM:
-        return 8 if operation == 4 else 12 if operation == 5 else -1  # DETH, and immediate data
+        return (
+            8 if operation == 4 else 12 if operation == 5 else -1
+        )  # DETH, and immediate data
     size = 0
     if operation in (0x03, 0x05, 0x09, 0x0B):
         size += 4  # immediate data
@@ -73,42 +108,45 @@ def extended_bytes(opcode: int) -> int:
 
 
 @kernel
-def roce(
-    state: int, header: int, kept: int, length: int, payload: int, addresses: int, family: int, time_ns: int
-) -> None:
-    """Count a packet for its queue pair.
-
-    Args:
-        state: address of the state.
-        header: address of the base header, which is there whole.
-        kept: captured bytes from there on.
-        length: of the frame.
-        payload: behind the extended headers.
-        addresses: where source and destination lie, one behind the other.
-        family: 4 or 6.
-        time_ns: of the capture.
-    """
-    number = _queue_pair(state, swapped32(header + 4) & 0xFFFFFF, addresses, family, time_ns)
-    if number < 0:
-        count(state, N_QUEUE_PAIRS)
-        return
+def _queue_pair(
+    state: int, queue_pair: int, addresses: int, family: int, time_ns: int
+) -> int:
+    """Row of a queue pair; -1 if there are too many."""
+    size = 4 if family == 4 else 16
+    key = load64(addresses) if family == 4 else key6(addresses, addresses + 16)
+    index = spread(key, queue_pair) & (QUEUE_PAIR_SLOT_COUNT - 1)
+    while True:
+        slot = get(state, QUEUE_PAIR_SLOTS) + 4 * index
+        number = load32(slot) - 1
+        row = get(state, QUEUE_PAIRS) + number * _ROW
+        if number < 0:
+            break
+        if load32(row + _QUEUE_PAIR) == queue_pair and load8(row) == family:
+            if family == 4:
+                if load32(row + _SOURCE) | load32(row + _DESTINATION) << 32 == key:
+                    return number
+            elif same16(row + _SOURCE, addresses) and same16(
+                row + _DESTINATION, addresses + 16
+            ):
+                return number
+        index = (index + 1) & (QUEUE_PAIR_SLOT_COUNT - 1)
+    number = get(state, QUEUE_PAIR_ROWS)
+    if number == MOST_QUEUE_PAIRS:
+        return -1
+    put(state, QUEUE_PAIR_ROWS, number + 1)
+    store32(slot, number + 1)
     row = get(state, QUEUE_PAIRS) + number * _ROW
-    add(row + _PACKETS, 1)
-    add(row + _BYTES, length)
-    add(row + _PAYLOAD, payload)
-    store64(row + _FIRST_NS, min(load64(row + _FIRST_NS), time_ns))
-    store64(row + _LAST_NS, max(load64(row + _LAST_NS), time_ns))
-    opcode = load8(header)
-    service, operation = opcode >> 5, opcode & 31
-    if opcode == _CNP:
-        add(row + _CNPS, 1)
-    elif operation in (_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE):
-        place = _BTH_BYTES + (4 if service == _RELIABLE_DATAGRAM else 0)  # its own header comes first
-        refused = kept > place and (load8(header + place) >> 5 & 3) in (1, 3)
-        add(row + (_NAKS if refused else _ACKNOWLEDGEMENTS), 1)
-    elif service != _DATAGRAM:
-        work = get(state, QUEUE_PAIR_WORK) + number * QUEUE_PAIR_WORK_BYTES
-        _order(row, work, operation, swapped32(header + 8) & _PSN_MASK)
+    store8(row, family)
+    store32(row + _QUEUE_PAIR, queue_pair)
+    for part in range(size):
+        store8(row + _SOURCE + part, load8(addresses + part))
+        store8(row + _DESTINATION + part, load8(addresses + size + part))
+    store64(row + _FIRST_NS, time_ns)
+    store64(row + _LAST_NS, time_ns)
+    work = get(state, QUEUE_PAIR_WORK) + number * QUEUE_PAIR_WORK_BYTES
+    store64(work + Q_NEXT, -1)
+    store64(work + Q_RESPONSE, -1)
+    return number
 
 
 @kernel
@@ -131,38 +169,50 @@ def _order(row: int, work: int, operation: int, number: int) -> None:
 
 
 @kernel
-def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_ns: int) -> int:
-    """Row of a queue pair; -1 if there are too many."""
-    size = 4 if family == 4 else 16
-    key = load64(addresses) if family == 4 else key6(addresses, addresses + 16)
-    index = spread(key, queue_pair) & (QUEUE_PAIR_SLOT_COUNT - 1)
-    while True:
-        slot = get(state, QUEUE_PAIR_SLOTS) + 4 * index
-        number = load32(slot) - 1
-        row = get(state, QUEUE_PAIRS) + number * _ROW
-        if number < 0:
-            break
-        if load32(row + _QUEUE_PAIR) == queue_pair and load8(row) == family:
-            if family == 4:
-                if load32(row + _SOURCE) | load32(row + _DESTINATION) << 32 == key:
-                    return number
-            elif same16(row + _SOURCE, addresses) and same16(row + _DESTINATION, addresses + 16):
-                return number
-        index = (index + 1) & (QUEUE_PAIR_SLOT_COUNT - 1)
-    number = get(state, QUEUE_PAIR_ROWS)
-    if number == MOST_QUEUE_PAIRS:
-        return -1
-    put(state, QUEUE_PAIR_ROWS, number + 1)
-    store32(slot, number + 1)
+def roce(
+    state: int,
+    header: int,
+    kept: int,
+    length: int,
+    payload: int,
+    addresses: int,
+    family: int,
+    time_ns: int,
+) -> None:
+    """Count a packet for its queue pair.
+
+    Args:
+        state: address of the state.
+        header: address of the base header, which is there whole.
+        kept: captured bytes from there on.
+        length: of the frame.
+        payload: behind the extended headers.
+        addresses: where source and destination lie, one behind the other.
+        family: 4 or 6.
+        time_ns: of the capture.
+    """
+    number = _queue_pair(
+        state, swapped32(header + 4) & 0xFFFFFF, addresses, family, time_ns
+    )
+    if number < 0:
+        count(state, N_QUEUE_PAIRS)
+        return
     row = get(state, QUEUE_PAIRS) + number * _ROW
-    store8(row, family)
-    store32(row + _QUEUE_PAIR, queue_pair)
-    for part in range(size):
-        store8(row + _SOURCE + part, load8(addresses + part))
-        store8(row + _DESTINATION + part, load8(addresses + size + part))
-    store64(row + _FIRST_NS, time_ns)
-    store64(row + _LAST_NS, time_ns)
-    work = get(state, QUEUE_PAIR_WORK) + number * QUEUE_PAIR_WORK_BYTES
-    store64(work + Q_NEXT, -1)
-    store64(work + Q_RESPONSE, -1)
-    return number
+    add(row + _PACKETS, 1)
+    add(row + _BYTES, length)
+    add(row + _PAYLOAD, payload)
+    store64(row + _FIRST_NS, min(load64(row + _FIRST_NS), time_ns))
+    store64(row + _LAST_NS, max(load64(row + _LAST_NS), time_ns))
+    opcode = load8(header)
+    service, operation = opcode >> 5, opcode & 31
+    if opcode == _CNP:
+        add(row + _CNPS, 1)
+    elif operation in (_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE):
+        place = _BTH_BYTES + (
+            4 if service == _RELIABLE_DATAGRAM else 0
+        )  # its own header comes first
+        refused = kept > place and (load8(header + place) >> 5 & 3) in (1, 3)
+        add(row + (_NAKS if refused else _ACKNOWLEDGEMENTS), 1)
+    elif service != _DATAGRAM:
+        work = get(state, QUEUE_PAIR_WORK) + number * QUEUE_PAIR_WORK_BYTES
+        _order(row, work, operation, swapped32(header + 8) & _PSN_MASK)

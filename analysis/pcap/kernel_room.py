@@ -16,12 +16,10 @@ from ringtap.analysis.pcap import kernel_state as ks
 from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET, QUEUE_PAIR
 from ringtap.analysis.pcap.walk_sections import Interface
 
-MOST_CONVERSATIONS = 2**19
+MOST_CONVERSATIONS = 2**18
 """Conversations told apart in one capture; packets of further ones are summed in one row of family 0."""
 
-_CELLS_AT_ONCE = 2**14
-_CELLS_IN_MEMORY = 2**22
-_PACKETS_AT_ONCE = 2**14
+_ROWS_IN_MEMORY = 2**22
 
 
 class Room:
@@ -37,13 +35,17 @@ class Room:
         most = MOST_CONVERSATIONS + 1  # and the row of the others
         self.conversations = np.zeros(most, CONVERSATION)
         self.queue_pairs = np.zeros(ks.MOST_QUEUE_PAIRS, QUEUE_PAIR)
-        self.cells = Spill(CELL, _CELLS_AT_ONCE, _CELLS_IN_MEMORY, cells)
-        self.packets = Spill(PACKET, _PACKETS_AT_ONCE, _CELLS_IN_MEMORY, None) if packets else None
-        self._interfaces = np.zeros((ks.MOST_INTERFACES, ks.INTERFACE_BYTES // 8), np.int64)
+        self.cells = Spill(CELL, _ROWS_IN_MEMORY, cells)
+        self._spills = [(self.cells, ks.CELLS_AT)]
+        if packets:
+            self._spills.append((Spill(PACKET, _ROWS_IN_MEMORY, None), ks.PACKETS_AT))
+        self._interfaces = np.zeros(
+            (ks.MOST_INTERFACES, ks.INTERFACE_BYTES // 8), np.int64
+        )
         blocks = {
             ks.DIRECTIONS: most * 2 * ks.DIRECTION_BYTES,
             ks.HOLES: most * 2 * ks.MOST_HOLES * ks.HOLE_BYTES,
-            ks.SLOTS: MOST_CONVERSATIONS * 16 << ks.SLOT_SHIFT,
+            ks.SLOTS: MOST_CONVERSATIONS * ks.SLOTS_A_ROW * 4 << ks.SLOT_SHIFT,
             ks.FRAGMENTS: ks.FRAGMENT_SLOTS << ks.FRAGMENT_SHIFT,
             ks.QUEUE_PAIR_WORK: ks.MOST_QUEUE_PAIRS * ks.QUEUE_PAIR_WORK_BYTES,
             ks.QUEUE_PAIR_SLOTS: ks.QUEUE_PAIR_SLOT_COUNT * 4,
@@ -62,69 +64,70 @@ class Room:
         self.state[ks.BASE_BIN] = ks.NO_BIN
         self.state[ks.BIN_START_NS] = 2**62
         self.state[ks.FIRST_NS] = self.state[ks.LAST_NS] = -1
-        self.state[ks.CELLS_AT], self.state[ks.CELLS_END] = self.cells.begin, self.cells.end
-        if self.packets is not None:
-            self.state[ks.PACKETS_AT], self.state[ks.PACKETS_END] = self.packets.begin, self.packets.end
+        for spill, word in self._spills:
+            self.state[word], self.state[word + 1] = spill.begin, spill.end
 
     def word(self, number: int) -> int:
         """A word of the state."""
         return int(self.state[number])
 
-    def take(self) -> None:
-        """Store what the kernels have put into the buffers, and give these back empty."""
-        self.cells.take(self.word(ks.CELLS_AT))
-        self.state[ks.CELLS_AT] = self.cells.begin
-        if self.packets is not None:
-            self.packets.take(self.word(ks.PACKETS_AT))
-            self.state[ks.PACKETS_AT] = self.packets.begin
+    def is_full(self, word: int) -> bool:
+        """Whether the buffer that a word of the state points into may not hold what the next packet makes."""
+        itemsize = CELL.itemsize if word == ks.CELLS_AT else PACKET.itemsize
+        return self.word(word) + ks.ROOM * itemsize > self.word(word + 1)
+
+    def make_room(self) -> None:
+        """Write the rows in the buffers that are full, or nearly so, to their files."""
+        for spill, word in self._spills:
+            if self.is_full(word):
+                spill.empty(self.word(word))
+                self.state[word] = spill.begin
+
+    def rows(self) -> tuple[npt.NDArray[Any], ...]:
+        """All cells; and all packets where they were wanted."""
+        return tuple(spill.rows(self.word(word)) for spill, word in self._spills)
 
     def set_interfaces(self, interfaces: Sequence[Interface]) -> None:
         """Tell the kernels the interfaces of the section."""
         self.state[ks.INTERFACE_COUNT] = len(interfaces)
         for row, interface in zip(self._interfaces, interfaces, strict=False):
-            row[:5] = interface[1:]
+            row[:6] = (*interface[1:], ks.MOST_NS // max(interface.by, 1))
 
 
 class Spill:
-    """Rows as they come: some in memory, many in a file without a name.
+    """Rows as they come: in memory while they fit, then in a file without a name.
 
     Args:
         dtype: of the rows.
-        at_once: rows of the buffer that they come in.
-        in_memory: most rows to keep there.
-        file: where more go; a temporary one if None.
+        most: rows to keep in memory.
+        file: where they go when there are more; a temporary one if None.
     """
 
-    def __init__(self, dtype: np.dtype[Any], at_once: int, in_memory: int, file: BinaryIO | None) -> None:
-        self._buffer = np.empty(at_once, dtype)
+    def __init__(self, dtype: np.dtype[Any], most: int, file: BinaryIO | None) -> None:
+        self._buffer = np.empty(most, dtype)
         self.begin: int = self._buffer.ctypes.data
         self.end = self.begin + self._buffer.nbytes
-        self._most = in_memory
         self._file = file
-        self._parts: list[npt.NDArray[Any]] = []
-        self._rows_in_memory = self._rows_in_file = 0
+        self._rows_in_file = 0
 
-    def take(self, end: int) -> None:
-        """Take the rows from the begin of the buffer to an address."""
-        rows = (end - self.begin) // self._buffer.itemsize
-        if self._rows_in_file == 0 and self._rows_in_memory + rows <= self._most:
-            self._parts.append(self._buffer[:rows].copy())
-            self._rows_in_memory += rows
-            return
+    def empty(self, end: int) -> None:
+        """Write the rows from the begin of the buffer to an address into the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the rows that are mapped from it
-        for part in (*self._parts, self._buffer[:rows]):
-            self._file.write(part.data)
-        self._rows_in_file += self._rows_in_memory + rows
-        self._rows_in_memory = 0
-        self._parts.clear()
+        rows = (end - self.begin) // self._buffer.itemsize
+        self._file.write(self._buffer[:rows].data)
+        self._rows_in_file += rows
 
-    def rows(self) -> npt.NDArray[Any]:
-        """All rows: an array, or a map of the file."""
-        if self._file is None or self._rows_in_file == 0:
-            return np.concatenate([self._buffer[:0], *self._parts])
+    def rows(self, end: int) -> npt.NDArray[Any]:
+        """All rows, of which those to an address are still in the buffer: an array, or a map of the file."""
+        if self._rows_in_file == 0:
+            return self._buffer[: (end - self.begin) // self._buffer.itemsize]
+        self.empty(end)
+        assert self._file is not None
         self._file.flush()
-        return np.memmap(self._file, self._buffer.dtype, "r+", shape=(self._rows_in_file,))
+        return np.memmap(
+            self._file, self._buffer.dtype, "r+", shape=(self._rows_in_file,)
+        )
 
 
 def _aligned(size: int) -> npt.NDArray[np.uint8]:

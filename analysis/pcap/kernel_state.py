@@ -11,8 +11,10 @@ DIRECTIONS = 1  # address of the work area: two direction blocks a conversation
 SLOTS = 2  # address of the hash table of flows
 HOLES = 3  # address of the TCP holes: MOST_HOLES a direction
 MOST_ROWS = 4
-CELLS_AT = 5  # where the next cell goes; set back by the caller when it has taken the cells
-CELLS_END = 6
+CELLS_AT = (
+    5  # where the next cell goes; set back by the caller when it has taken the cells
+)
+CELLS_END = 6  # each end stands behind its begin
 BIN_NS = 7
 SWAPPED = 8  # the file's byte order is not the machine's
 INTERFACES = 9  # address of the interfaces of the section; a pcap file has one
@@ -68,7 +70,7 @@ COUNTS = (
     N_FRAGMENTS,
     N_FIRST_MISSING,
     N_BACKWARDS,
-    N_BAD_TIME,  # a month and more from the first packet: counted at the latest time before it
+    N_BAD_TIME,  # 2^31 bins and more from the first packet: counted at the latest time before it
     N_NO_TIME,  # simple packet blocks: likewise
     N_LINK,
     N_UNKNOWN_BLOCKS,
@@ -79,7 +81,7 @@ WORDS = 128
 
 # --- reasons to stop ----------------------------------------------------------------------------------------------
 MORE = 0  # the block is used up as far as whole records go
-FULL = 1  # the caller has to take the cells or packets first
+FULL = 1  # the caller has to empty the cells or packets first
 CORRUPT = 2  # a record that no capture can have
 SECTION = 3  # a pcapng block that the caller reads: section header or interface
 PASS_OVER = 4  # a block of no interest, of which NEEDED bytes are not there yet
@@ -113,11 +115,23 @@ K_ADDRESSES = 0
 K_REST = 8  # ports, protocol, kind, layer, family
 K_FLOW = 16  # plus one; 0: free
 SLOT_SHIFT = 5
-FIRST_SLOTS = 4096
+FIRST_SLOTS = 2**14
+SLOTS_A_ROW = 8  # at least: a search that finds its slot at once is one that the processor foresees
 
 # --- an interface -------------------------------------------------------------------------------------------------
-I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS = 0, 8, 16, 24, 32
-TIMES, DIVIDED, POWER_OF_TWO = 0, 1, 2  # values of I_SCALE: what I_BY does to make ticks nanoseconds
+I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS, I_MOST = (
+    0,
+    8,
+    16,
+    24,
+    32,
+    40,
+)  # I_MOST: ticks that can be told
+TIMES, DIVIDED, POWER_OF_TWO = (
+    0,
+    1,
+    2,
+)  # values of I_SCALE: what I_BY does to make ticks nanoseconds
 INTERFACE_BYTES = 64
 MOST_INTERFACES = 1024
 
@@ -125,7 +139,9 @@ MOST_INTERFACES = 1024
 F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
 FRAGMENT_SHIFT = 5
 FRAGMENT_SLOTS = 8192
-FRAGMENT_LIFE_NS = 30_000_000_000  # what RFC 791 and systems give a datagram to arrive whole
+FRAGMENT_LIFE_NS = (
+    30_000_000_000  # what RFC 791 and systems give a datagram to arrive whole
+)
 
 # --- a queue pair's work area -------------------------------------------------------------------------------------
 Q_NEXT = 0  # PSN that the next request has; -1: not known
@@ -135,9 +151,12 @@ MOST_QUEUE_PAIRS = 2**16
 QUEUE_PAIR_SLOT_COUNT = 2**18
 
 # --- limits -------------------------------------------------------------------------------------------------------
-MOST_FRAME_BYTES = 2**24  # no link has packets of this size; a record that says so is damage
+MOST_FRAME_BYTES = (
+    2**24
+)  # no link has packets of this size; a record that says so is damage
 MOST_BLOCK_BYTES = 2**25
 ROOM = 8  # a packet makes fewer cells and rows than these
 FULL_CELL_BYTES = 2**31
 FULL_CELL_PACKETS = 2**16 - 1
 MOST_BINS_AWAY = 2**31
+MOST_NS = 2**62  # some year after 2100: sums and differences of times fit a word

@@ -10,7 +10,15 @@ Partridge, SIGCOMM 1987).
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernel_flow import add, count, get, row_of
-from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load8, load64, store64, swapped16, swapped32
+from ringtap.analysis.pcap.kernel_memory import (
+    inlined,
+    kernel,
+    load8,
+    load64,
+    store64,
+    swapped16,
+    swapped32,
+)
 from ringtap.analysis.pcap.kernel_state import (
     D_HOLES,
     D_NEXT,
@@ -30,7 +38,16 @@ from ringtap.analysis.pcap.kernel_state import (
 )
 from ringtap.analysis.pcap.layout import CONVERSATION
 
-_RETRANSMITTED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RTT_MIN, _HANDSHAKE = (
+(
+    _RETRANSMITTED,
+    _OUT_OF_ORDER,
+    _ZERO_WINDOWS,
+    _RESETS,
+    _RTT_COUNT,
+    _RTT_SUM,
+    _RTT_MIN,
+    _HANDSHAKE,
+) = (
     CONVERSATION.fields[name][1]
     for name in (
         "retransmitted_bytes",
@@ -45,7 +62,9 @@ _RETRANSMITTED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RT
 )
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
 _MOST_OUT_OF_ORDER_NS = 3_000_000  # where no handshake was seen
-_MOST_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
+_MOST_JUMP = (
+    2**30
+)  # a window is smaller: this is another connection between the same ports
 
 
 @inlined
@@ -54,7 +73,246 @@ def _signed(value: int) -> int:
 
 
 @inlined
-def tcp(state: int, flow: int, work: int, header: int, kept: int, payload: int, family: int, time_ns: int) -> None:
+def _set_hole(hole: int, begin: int, end: int, time_ns: int) -> None:
+    store64(hole + HOLE_FROM, begin)
+    store64(hole + HOLE_TO, end)
+    store64(hole + HOLE_NS, time_ns)
+
+
+@inlined
+def _holes_of(state: int, flow: int) -> int:
+    return get(state, HOLES) + flow * (HOLE_BYTES * MOST_HOLES)
+
+
+@kernel
+def _add_hole(
+    state: int, flow: int, work: int, begin: int, end: int, time_ns: int
+) -> None:
+    """Keep a hole; the oldest is forgotten where there are too many."""
+    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
+    if number == MOST_HOLES:
+        number -= 1
+        for moved in range(number):
+            after = holes + (moved + 1) * HOLE_BYTES
+            _set_hole(
+                after - HOLE_BYTES,
+                load64(after),
+                load64(after + HOLE_TO),
+                load64(after + HOLE_NS),
+            )
+    _set_hole(holes + number * HOLE_BYTES, begin, end, time_ns)
+    store64(work + D_HOLES, number + 1)
+
+
+@kernel
+def _fill(
+    state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int
+) -> int:
+    """Take the bytes of a segment out of the holes; returns how many of them are merely out of order."""
+    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
+    limit = load64(row_of(state, flow) + _HANDSHAKE)
+    if limit <= 0:
+        limit = _MOST_OUT_OF_ORDER_NS
+    in_time = 0
+    index = 0
+    while index < number:
+        hole = holes + index * HOLE_BYTES
+        left, since = load64(hole), load64(hole + HOLE_NS)
+        begin, end = (
+            _signed(left - sequence),
+            _signed(load64(hole + HOLE_TO) - sequence),
+        )
+        first, last = max(begin, 0), min(end, payload)
+        if first >= last:
+            index += 1
+            continue
+        if time_ns - since <= limit:
+            in_time += last - first
+        if (
+            first > begin and last < end
+        ):  # in the middle: the part behind it is kept as a hole of its own
+            _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
+            if number < MOST_HOLES:
+                tail = holes + number * HOLE_BYTES
+                _set_hole(
+                    tail,
+                    (sequence + last) & 0xFFFFFFFF,
+                    (sequence + end) & 0xFFFFFFFF,
+                    since,
+                )
+                number += 1
+            index += 1
+        elif first > begin:
+            _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
+            index += 1
+        elif last < end:
+            _set_hole(
+                hole,
+                (sequence + last) & 0xFFFFFFFF,
+                (sequence + end) & 0xFFFFFFFF,
+                since,
+            )
+            index += 1
+        else:
+            number -= 1
+            final = holes + number * HOLE_BYTES
+            _set_hole(
+                hole, load64(final), load64(final + HOLE_TO), load64(final + HOLE_NS)
+            )
+    store64(work + D_HOLES, number)
+    return in_time
+
+
+@kernel
+def _not_in_order(
+    state: int,
+    flow: int,
+    work: int,
+    sequence: int,
+    payload: int,
+    end: int,
+    time_ns: int,
+) -> None:
+    following = load64(work + D_NEXT)
+    ahead = _signed(sequence - following)
+    if abs(ahead) >= _MOST_JUMP:
+        store64(work + D_HOLES, 0)
+        store64(work + D_TIMED, -1)
+        store64(work + D_NEXT, end)
+        return
+    if ahead > 0:
+        _add_hole(state, flow, work, following, sequence, time_ns)
+        store64(work + D_NEXT, end)
+        return
+    if payload <= 1 and ahead == -1:
+        return  # keep-alive
+    new = max(_signed(end - following), 0)
+    if payload > new:
+        filled = _fill(state, flow, work, sequence, payload, time_ns)
+        row = row_of(state, flow) + (flow & 1) * 8
+        add(row + _RETRANSMITTED, payload - min(new, payload) - filled)
+        add(row + _OUT_OF_ORDER, filled)
+        store64(work + D_TIMED, -1)
+    if new:
+        store64(work + D_NEXT, end)
+
+
+@inlined
+def _sequence(
+    state: int,
+    flow: int,
+    work: int,
+    sequence: int,
+    payload: int,
+    extra: int,
+    time_ns: int,
+) -> None:
+    """Advance over new bytes; holes, repeats and what is out of order are told apart."""
+    following, end = load64(work + D_NEXT), (sequence + payload + extra) & 0xFFFFFFFF
+    if sequence == following:
+        store64(work + D_NEXT, end)
+        if payload and load64(work + D_TIMED) < 0:
+            store64(work + D_TIMED, end)
+            store64(work + D_TIMED_NS, time_ns)
+    elif following < 0:
+        store64(work + D_NEXT, end)
+    else:
+        _not_in_order(state, flow, work, sequence, payload, end, time_ns)
+
+
+@kernel
+def _segment_size(state: int, header: int, kept: int) -> int:
+    """The MSS option of a SYN (RFC 9293, 3.2); 0 where there is none, or it was cut off."""
+    at, end = 20, min((load8(header + 12) >> 4) * 4, kept)
+    while at < end:
+        kind = load8(header + at)
+        if kind == 0:
+            return 0
+        if kind == 1:
+            at += 1
+            continue
+        if at + 2 > end:
+            return 0
+        size = load8(header + at + 1)
+        if size < 2:
+            count(state, N_MALFORMED)
+            return 0
+        if kind == 2 and size == 4 and at + 4 <= end:
+            return swapped16(header + at + 2)
+        at += size
+    return 0
+
+
+@kernel
+def _opening_or_reset(
+    state: int, flow: int, work: int, header: int, kept: int, flags: int, time_ns: int
+) -> None:
+    if flags & _RST:
+        add(row_of(state, flow) + _RESETS + (flow & 1) * 8, 1)
+        return
+    other, sequence = work ^ 128, swapped32(header + 4)
+    if load64(work + D_SYN) == sequence:
+        # sent again: which of them was answered cannot be told
+        store64(work + D_SYN_NS, 0)
+        store64(other + D_SYN_NS, 0)
+        return
+    # a new connection, be it between the ports of an old one
+    store64(work + D_SYN, sequence)
+    store64(work + D_SYN_NS, max(time_ns, 1))
+    store64(work + D_NEXT, -1)
+    store64(work + D_TIMED, -1)
+    store64(work + D_HOLES, 0)
+    if not flags & _ACK:
+        for offset in (D_NEXT, D_SYN, D_TIMED):
+            store64(other + offset, -1)
+        for offset in (D_HOLES, D_SYN_NS, D_SEGMENT_BYTES):
+            store64(other + offset, 0)
+        store64(work + D_SEGMENT_BYTES, 0)
+    size = _segment_size(state, header, kept)
+    for side in (work, other):
+        agreed = load64(side + D_SEGMENT_BYTES)
+        if size and (agreed == 0 or size < agreed):
+            store64(side + D_SEGMENT_BYTES, size)
+
+
+@kernel
+def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
+    """The timed segment of a flow has been acknowledged."""
+    store64(work + D_TIMED, -1)
+    took = time_ns - load64(work + D_TIMED_NS)
+    if took < 0:
+        return
+    row = row_of(state, flow) + (flow & 1) * 8
+    add(row + _RTT_COUNT, 1)
+    add(row + _RTT_SUM, took)
+    least = load64(row + _RTT_MIN)
+    if least < 0 or took < least:
+        store64(row + _RTT_MIN, took)
+
+
+@kernel
+def _handshake(state: int, flow: int, work: int, other: int, time_ns: int) -> None:
+    """The opener acknowledges the answer to its SYN."""
+    row, since = row_of(state, flow), load64(work + D_SYN_NS)
+    if since > load64(other + D_SYN_NS):
+        return  # it is the answering side that speaks
+    if since > 0 and load64(row + _HANDSHAKE) < 0 and time_ns >= since:
+        store64(row + _HANDSHAKE, time_ns - since)
+    store64(work + D_SYN_NS, 0)
+    store64(other + D_SYN_NS, 0)
+
+
+@inlined
+def tcp(
+    state: int,
+    flow: int,
+    work: int,
+    header: int,
+    kept: int,
+    payload: int,
+    family: int,
+    time_ns: int,
+) -> None:
     """Follow one segment of a flow.
 
     Args:
@@ -87,193 +345,12 @@ def tcp(state: int, flow: int, work: int, header: int, kept: int, payload: int, 
         room = load64(work + D_SEGMENT_BYTES)
         options = (load8(header + 12) >> 4) * 4 - 20
         room = (room if room else (1460 if family == 4 else 1440)) - options
-        add(work + D_SEGMENTS, 1 if payload <= room or room <= 0 else (payload + room - 1) // room)
+        add(
+            work + D_SEGMENTS,
+            1 if payload <= room or room <= 0 else (payload + room - 1) // room,
+        )
     elif not flags & (_SYN | _FIN):
         return
-    _sequence(state, flow, work, sequence, payload, 1 if flags & (_SYN | _FIN) else 0, time_ns)
-
-
-@inlined
-def _sequence(state: int, flow: int, work: int, sequence: int, payload: int, extra: int, time_ns: int) -> None:
-    """Advance over new bytes; holes, repeats and what is out of order are told apart."""
-    following, end = load64(work + D_NEXT), (sequence + payload + extra) & 0xFFFFFFFF
-    if sequence == following:
-        store64(work + D_NEXT, end)
-        if payload and load64(work + D_TIMED) < 0:
-            store64(work + D_TIMED, end)
-            store64(work + D_TIMED_NS, time_ns)
-    elif following < 0:
-        store64(work + D_NEXT, end)
-    else:
-        _not_in_order(state, flow, work, sequence, payload, end, time_ns)
-
-
-@kernel
-def _not_in_order(state: int, flow: int, work: int, sequence: int, payload: int, end: int, time_ns: int) -> None:
-    following = load64(work + D_NEXT)
-    ahead = _signed(sequence - following)
-    if abs(ahead) >= _MOST_JUMP:
-        store64(work + D_HOLES, 0)
-        store64(work + D_TIMED, -1)
-        store64(work + D_NEXT, end)
-        return
-    if ahead > 0:
-        _add_hole(state, flow, work, following, sequence, time_ns)
-        store64(work + D_NEXT, end)
-        return
-    if payload <= 1 and ahead == -1:
-        return  # keep-alive
-    new = max(_signed(end - following), 0)
-    if payload > new:
-        filled = _fill(state, flow, work, sequence, payload, time_ns)
-        row = row_of(state, flow) + (flow & 1) * 8
-        add(row + _RETRANSMITTED, payload - min(new, payload) - filled)
-        add(row + _OUT_OF_ORDER, filled)
-        store64(work + D_TIMED, -1)
-    if new:
-        store64(work + D_NEXT, end)
-
-
-@inlined
-def _holes_of(state: int, flow: int) -> int:
-    return get(state, HOLES) + flow * (HOLE_BYTES * MOST_HOLES)
-
-
-@inlined
-def _set_hole(hole: int, begin: int, end: int, time_ns: int) -> None:
-    store64(hole + HOLE_FROM, begin)
-    store64(hole + HOLE_TO, end)
-    store64(hole + HOLE_NS, time_ns)
-
-
-@kernel
-def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: int) -> None:
-    """Keep a hole; the oldest is forgotten where there are too many."""
-    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
-    if number == MOST_HOLES:
-        number -= 1
-        for moved in range(number):
-            after = holes + (moved + 1) * HOLE_BYTES
-            _set_hole(after - HOLE_BYTES, load64(after), load64(after + HOLE_TO), load64(after + HOLE_NS))
-    _set_hole(holes + number * HOLE_BYTES, begin, end, time_ns)
-    store64(work + D_HOLES, number + 1)
-
-
-@kernel
-def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int) -> int:
-    """Take the bytes of a segment out of the holes; returns how many of them are merely out of order."""
-    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
-    limit = load64(row_of(state, flow) + _HANDSHAKE)
-    if limit <= 0:
-        limit = _MOST_OUT_OF_ORDER_NS
-    in_time = 0
-    index = 0
-    while index < number:
-        hole = holes + index * HOLE_BYTES
-        left, since = load64(hole), load64(hole + HOLE_NS)
-        begin, end = _signed(left - sequence), _signed(load64(hole + HOLE_TO) - sequence)
-        first, last = max(begin, 0), min(end, payload)
-        if first >= last:
-            index += 1
-            continue
-        if time_ns - since <= limit:
-            in_time += last - first
-        if first > begin and last < end:  # in the middle: the part behind it is kept as a hole of its own
-            _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
-            if number < MOST_HOLES:
-                tail = holes + number * HOLE_BYTES
-                _set_hole(tail, (sequence + last) & 0xFFFFFFFF, (sequence + end) & 0xFFFFFFFF, since)
-                number += 1
-            index += 1
-        elif first > begin:
-            _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
-            index += 1
-        elif last < end:
-            _set_hole(hole, (sequence + last) & 0xFFFFFFFF, (sequence + end) & 0xFFFFFFFF, since)
-            index += 1
-        else:
-            number -= 1
-            final = holes + number * HOLE_BYTES
-            _set_hole(hole, load64(final), load64(final + HOLE_TO), load64(final + HOLE_NS))
-    store64(work + D_HOLES, number)
-    return in_time
-
-
-@kernel
-def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
-    """The timed segment of a flow has been acknowledged."""
-    store64(work + D_TIMED, -1)
-    took = time_ns - load64(work + D_TIMED_NS)
-    if took < 0:
-        return
-    row = row_of(state, flow) + (flow & 1) * 8
-    add(row + _RTT_COUNT, 1)
-    add(row + _RTT_SUM, took)
-    least = load64(row + _RTT_MIN)
-    if least < 0 or took < least:
-        store64(row + _RTT_MIN, took)
-
-
-@kernel
-def _handshake(state: int, flow: int, work: int, other: int, time_ns: int) -> None:
-    """The opener acknowledges the answer to its SYN."""
-    row, since = row_of(state, flow), load64(work + D_SYN_NS)
-    if since > load64(other + D_SYN_NS):
-        return  # it is the answering side that speaks
-    if since > 0 and load64(row + _HANDSHAKE) < 0 and time_ns >= since:
-        store64(row + _HANDSHAKE, time_ns - since)
-    store64(work + D_SYN_NS, 0)
-    store64(other + D_SYN_NS, 0)
-
-
-@kernel
-def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, flags: int, time_ns: int) -> None:
-    if flags & _RST:
-        add(row_of(state, flow) + _RESETS + (flow & 1) * 8, 1)
-        return
-    other, sequence = work ^ 128, swapped32(header + 4)
-    if load64(work + D_SYN) == sequence:
-        # sent again: which of them was answered cannot be told
-        store64(work + D_SYN_NS, 0)
-        store64(other + D_SYN_NS, 0)
-        return
-    # a new connection, be it between the ports of an old one
-    store64(work + D_SYN, sequence)
-    store64(work + D_SYN_NS, max(time_ns, 1))
-    store64(work + D_NEXT, -1)
-    store64(work + D_TIMED, -1)
-    store64(work + D_HOLES, 0)
-    if not flags & _ACK:
-        for offset in (D_NEXT, D_SYN, D_TIMED):
-            store64(other + offset, -1)
-        for offset in (D_HOLES, D_SYN_NS, D_SEGMENT_BYTES):
-            store64(other + offset, 0)
-        store64(work + D_SEGMENT_BYTES, 0)
-    size = _segment_size(state, header, kept)
-    for side in (work, other):
-        agreed = load64(side + D_SEGMENT_BYTES)
-        if size and (agreed == 0 or size < agreed):
-            store64(side + D_SEGMENT_BYTES, size)
-
-
-@kernel
-def _segment_size(state: int, header: int, kept: int) -> int:
-    """The MSS option of a SYN (RFC 9293, 3.2); 0 where there is none, or it was cut off."""
-    at, end = 20, min((load8(header + 12) >> 4) * 4, kept)
-    while at < end:
-        kind = load8(header + at)
-        if kind == 0:
-            return 0
-        if kind == 1:
-            at += 1
-            continue
-        if at + 2 > end:
-            return 0
-        size = load8(header + at + 1)
-        if size < 2:
-            count(state, N_MALFORMED)
-            return 0
-        if kind == 2 and size == 4 and at + 4 <= end:
-            return swapped16(header + at + 2)
-        at += size
-    return 0
+    _sequence(
+        state, flow, work, sequence, payload, 1 if flags & (_SYN | _FIN) else 0, time_ns
+    )

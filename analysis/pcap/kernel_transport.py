@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernel_flow import account, add, count, flow_of4, flow_of6, key6, rest_of
+from ringtap.analysis.pcap.kernel_flow import (
+    account,
+    add,
+    count,
+    flow_of4,
+    flow_of6,
+    key6,
+    rest_of,
+)
 from ringtap.analysis.pcap.kernel_fragments import flow_of_first, remember_first
-from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load8, load32, load64, swapped16
+from ringtap.analysis.pcap.kernel_memory import (
+    inlined,
+    kernel,
+    load8,
+    load32,
+    load64,
+    swapped16,
+)
 from ringtap.analysis.pcap.kernel_roce import extended_bytes, roce
-from ringtap.analysis.pcap.kernel_state import D_SEGMENTS, N_CUT, N_FIRST_MISSING, N_MALFORMED
+from ringtap.analysis.pcap.kernel_state import (
+    D_SEGMENTS,
+    N_CUT,
+    N_FIRST_MISSING,
+    N_MALFORMED,
+)
 from ringtap.analysis.pcap.kernel_tcp import tcp
 from ringtap.analysis.pcap.layout import ROCE
 
@@ -26,86 +46,6 @@ def tcp4(state: int, at: int, kept: int, length: int, total: int, time_ns: int) 
     flow = flow_of4(state, at + 26, rest, time_ns)
     work = account(state, flow, length, payload, time_ns)
     tcp(state, flow, work, at + 34, kept - 34, payload, 4, time_ns)
-
-
-@kernel
-def transport(
-    state: int,
-    at: int,
-    offset: int,
-    kept: int,
-    length: int,
-    time_ns: int,
-    addresses: int,
-    protocol: int,
-    size: int,
-    identity: int,
-    first: bool,
-    layer: int,
-    family: int,
-) -> int:
-    """Count what IP carries.
-
-    Args:
-        state: address of the state.
-        at: address of the packet.
-        offset: of what IP carries, in the packet.
-        kept: captured bytes of the packet.
-        length: of the frame.
-        time_ns: when it was captured.
-        addresses: where the source address lies, the destination behind it.
-        protocol: number of the IP header.
-        size: bytes that IP carries.
-        identity: of the datagram with its protocol, where this is a fragment of it; else -1.
-        first: whether it begins here.
-        layer: 0, or 1 inside VXLAN.
-        family: 4 or 6.
-
-    Returns:
-        Offset of an Ethernet frame inside; 0 without one.
-    """
-    key = load64(addresses) if family == 4 else key6(addresses, addresses + 16)
-    if not first:
-        flow = flow_of_first(state, key, identity, time_ns)
-        if flow < 0:
-            count(state, N_FIRST_MISSING)
-            flow = _flow(state, addresses, rest_of(0, protocol, 0, layer, family), family, time_ns)
-        add(account(state, flow, length, size, time_ns) + D_SEGMENTS, 1 if size else 0)
-        return 0
-    header = at + offset
-    kind, ports, payload, inner = 0, 0, size, 0
-    whole = True  # the header is there and has a sound length
-    if protocol in (_TCP, _UDP):
-        if kept < offset + 4 or size < 8:
-            count(state, N_CUT if kept < offset + 4 and size >= 8 else N_MALFORMED)
-            whole = False
-            payload = 0
-        else:
-            ports = load32(header)
-            if protocol == _TCP:
-                payload = _tcp_payload(state, header, kept - offset, size)
-                whole = payload >= 0 and kept >= offset + 20
-                payload = max(payload, 0)
-            else:
-                payload = size - 8
-                port = swapped16(header + 2)
-                if port == _ROCE_PORT:
-                    inside = _roce_payload(state, header + 8, kept - offset - 8, payload)
-                    if inside >= 0:
-                        kind, payload = ROCE, inside
-                elif port == _VXLAN_PORT and layer == 0 and kept >= offset + 30 and load8(header + 8) & 8:
-                    inner = offset + 16
-    flow = _flow(state, addresses, rest_of(ports, protocol, kind, layer, family), family, time_ns)
-    if identity >= 0:
-        remember_first(state, key, identity, flow, time_ns)
-    work = account(state, flow, length, payload, time_ns)
-    if protocol == _TCP and whole and identity < 0:
-        tcp(state, flow, work, header, kept - offset, payload, family, time_ns)
-    elif payload:
-        add(work + D_SEGMENTS, 1)
-    if kind == ROCE:
-        roce(state, header + 8, kept - offset - 8, length, payload, addresses, family, time_ns)
-    return inner
 
 
 @kernel
@@ -143,3 +83,107 @@ def _roce_payload(state: int, header: int, kept: int, size: int) -> int:
         return -1
     payload = size - _BTH_BYTES - extended - (flags >> 4 & 3) - _ICRC_BYTES
     return payload
+
+
+@kernel
+def transport(
+    state: int,
+    at: int,
+    offset: int,
+    kept: int,
+    length: int,
+    time_ns: int,
+    addresses: int,
+    protocol: int,
+    size: int,
+    identity: int,
+    first: int,
+    layer: int,
+    family: int,
+) -> int:
+    """Count what IP carries.
+
+    Args:
+        state: address of the state.
+        at: address of the packet.
+        offset: of what IP carries, in the packet.
+        kept: captured bytes of the packet.
+        length: of the frame.
+        time_ns: when it was captured.
+        addresses: where the source address lies, the destination behind it.
+        protocol: number of the IP header.
+        size: bytes that IP carries.
+        identity: of the datagram with its protocol, where this is a fragment of it; else -1.
+        first: whether it begins here.
+        layer: 0, or 1 inside VXLAN.
+        family: 4 or 6.
+
+    Returns:
+        Offset of an Ethernet frame inside; 0 without one.
+    """
+    key = load64(addresses) if family == 4 else key6(addresses, addresses + 16)
+    if not first:
+        flow = flow_of_first(state, key, identity, time_ns)
+        if flow < 0:
+            count(state, N_FIRST_MISSING)
+            flow = _flow(
+                state,
+                addresses,
+                rest_of(0, protocol, 0, layer, family),
+                family,
+                time_ns,
+            )
+        add(account(state, flow, length, size, time_ns) + D_SEGMENTS, 1 if size else 0)
+        return 0
+    header = at + offset
+    kind, ports, payload, inner = 0, 0, size, 0
+    whole = True  # the header is there and has a sound length
+    if protocol in (_TCP, _UDP):
+        if kept < offset + 4 or size < 8:
+            count(state, N_CUT if kept < offset + 4 and size >= 8 else N_MALFORMED)
+            whole = False
+            payload = 0
+        else:
+            ports = load32(header)
+            if protocol == _TCP:
+                payload = _tcp_payload(state, header, kept - offset, size)
+                whole = payload >= 0 and kept >= offset + 20
+                payload = max(payload, 0)
+            else:
+                payload = size - 8
+                port = swapped16(header + 2)
+                if port == _ROCE_PORT:
+                    inside = _roce_payload(
+                        state, header + 8, kept - offset - 8, payload
+                    )
+                    if inside >= 0:
+                        kind, payload = ROCE, inside
+                elif (
+                    port == _VXLAN_PORT
+                    and layer == 0
+                    and kept >= offset + 30
+                    and load8(header + 8) & 8
+                ):
+                    inner = offset + 16
+    flow = _flow(
+        state, addresses, rest_of(ports, protocol, kind, layer, family), family, time_ns
+    )
+    if identity >= 0:
+        remember_first(state, key, identity, flow, time_ns)
+    work = account(state, flow, length, payload, time_ns)
+    if protocol == _TCP and whole and identity < 0:
+        tcp(state, flow, work, header, kept - offset, payload, family, time_ns)
+    elif payload:
+        add(work + D_SEGMENTS, 1)
+    if kind == ROCE:
+        roce(
+            state,
+            header + 8,
+            kept - offset - 8,
+            length,
+            payload,
+            addresses,
+            family,
+            time_ns,
+        )
+    return inner

@@ -7,8 +7,22 @@ from __future__ import annotations
 
 from ringtap.analysis.pcap.kernel_blocks import block_stops, is_block, packet_of_block
 from ringtap.analysis.pcap.kernel_decode import decode
-from ringtap.analysis.pcap.kernel_flow import add, close_all, count, get, in_bin, put
-from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load32, load64, swapped32
+from ringtap.analysis.pcap.kernel_flow import (
+    add,
+    add_cells,
+    close_all,
+    count,
+    get,
+    in_bin,
+    put,
+)
+from ringtap.analysis.pcap.kernel_memory import (
+    inlined,
+    kernel,
+    load32,
+    load64,
+    swapped32,
+)
 from ringtap.analysis.pcap.kernel_state import (
     BIN_END_NS,
     BIN_START_NS,
@@ -43,15 +57,21 @@ _CELLS_ROOM, _PACKETS_ROOM = ROOM * CELL.itemsize, ROOM * PACKET.itemsize
 def _is_full(state: int) -> bool:
     if get(state, CELLS_AT) + _CELLS_ROOM > get(state, CELLS_END):
         return True
-    return get(state, PACKETS_AT) != 0 and get(state, PACKETS_AT) + _PACKETS_ROOM > get(state, PACKETS_END)
+    return get(state, PACKETS_AT) != 0 and get(state, PACKETS_AT) + _PACKETS_ROOM > get(
+        state, PACKETS_END
+    )
 
 
 @inlined
-def _packet(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
-    if time_ns < get(state, BIN_START_NS) or time_ns >= get(state, BIN_END_NS):
-        time_ns = in_bin(state, time_ns)
+def _packet(
+    state: int, at: int, kept: int, length: int, time_ns: int, link: int
+) -> None:
     add(state + 8 * N_PACKETS, 1)
     add(state + 8 * N_BYTES, length)
+    if time_ns < get(state, BIN_START_NS) or time_ns >= get(state, BIN_END_NS):
+        time_ns = in_bin(state, time_ns)
+        if time_ns < 0:
+            return
     decode(state, at, kept, length, time_ns, link)
     if time_ns < get(state, LAST_NS):
         count(state, N_BACKWARDS)
@@ -72,7 +92,10 @@ def walk(state: int, block: int, size: int) -> int:
         Bytes used up; the state says why it stopped there.
     """
     swapped, most_kept = get(state, SWAPPED), get(state, MOST_KEPT)
-    link, tick_ns = load64(get(state, INTERFACES) + I_LINK), load64(get(state, INTERFACES) + I_BY)
+    link, tick_ns = (
+        load64(get(state, INTERFACES) + I_LINK),
+        load64(get(state, INTERFACES) + I_BY),
+    )
     at, stopped, needed = 0, MORE, 16
     while at + 16 <= size:
         record = block + at
@@ -91,11 +114,29 @@ def walk(state: int, block: int, size: int) -> int:
         if _is_full(state):
             stopped = FULL
             break
-        _packet(state, record + 16, kept, length, seconds * 1_000_000_000 + ticks * tick_ns, link)
+        _packet(
+            state,
+            record + 16,
+            kept,
+            length,
+            seconds * 1_000_000_000 + ticks * tick_ns,
+            link,
+        )
         at += 16 + kept
     put(state, STOPPED, stopped)
     put(state, NEEDED, needed)
     return at
+
+
+def total(state: int, begin: int, end: int) -> int:
+    """Add the cells between two addresses to their conversations."""
+    add_cells(state, begin, end)
+    return 0
+
+
+@inlined
+def _total(state: int, block: int) -> int:
+    return swapped32(block + 4) if get(state, SWAPPED) else load32(block + 4)
 
 
 def walk_blocks(state: int, block: int, size: int) -> int:
@@ -123,8 +164,32 @@ def walk_blocks(state: int, block: int, size: int) -> int:
 
 
 @inlined
-def _total(state: int, block: int) -> int:
-    return swapped32(block + 4) if get(state, SWAPPED) else load32(block + 4)
+def _kept(state: int, record: int) -> int:
+    return swapped32(record + 8) if get(state, SWAPPED) else load32(record + 8)
+
+
+@kernel
+def _is_record(state: int, record: int) -> bool:
+    if get(state, SWAPPED):
+        seconds, ticks, length = (
+            swapped32(record),
+            swapped32(record + 4),
+            swapped32(record + 12),
+        )
+    else:
+        seconds, ticks, length = load32(record), load32(record + 4), load32(record + 12)
+    kept, tick_ns = _kept(state, record), load64(get(state, INTERFACES) + I_BY)
+    if (
+        kept > length
+        or kept > get(state, MOST_KEPT)
+        or length > MOST_FRAME_BYTES
+        or length == 0
+    ):
+        return False
+    if ticks * tick_ns >= 1_000_000_000:
+        return False
+    latest = get(state, LAST_NS)
+    return latest < 0 or abs(seconds - latest // 1_000_000_000) < 86_400
 
 
 def resume(state: int, block: int, size: int) -> int:
@@ -155,26 +220,6 @@ def resume(state: int, block: int, size: int) -> int:
     return at
 
 
-@inlined
-def _kept(state: int, record: int) -> int:
-    return swapped32(record + 8) if get(state, SWAPPED) else load32(record + 8)
-
-
-@kernel
-def _is_record(state: int, record: int) -> bool:
-    if get(state, SWAPPED):
-        seconds, ticks, length = swapped32(record), swapped32(record + 4), swapped32(record + 12)
-    else:
-        seconds, ticks, length = load32(record), load32(record + 4), load32(record + 12)
-    kept, tick_ns = _kept(state, record), load64(get(state, INTERFACES) + I_BY)
-    if kept > length or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES or length == 0:
-        return False
-    if ticks * tick_ns >= 1_000_000_000:
-        return False
-    latest = get(state, LAST_NS)
-    return latest < 0 or abs(seconds - latest // 1_000_000_000) < 86_400
-
-
 def resume_blocks(state: int, block: int, size: int) -> int:
     """The same for a pcapng file: two whole blocks in a row, with their length at both ends."""
     at = 0
@@ -197,4 +242,4 @@ def finish(state: int, first: int, _unused: int) -> int:
     return close_all(state, first)
 
 
-ENTRIES = (walk, walk_blocks, resume, resume_blocks, finish)
+ENTRIES = (walk, walk_blocks, resume, resume_blocks, finish, total)

@@ -15,7 +15,10 @@ CONVERSATION = np.dtype(
     [
         ("protocol", "u1"),  # of the IP header
         ("kind", "u1"),
-        ("layer", "u1"),  # 1: inside a tunnel, whose own conversation counts the same frames
+        (
+            "layer",
+            "u1",
+        ),  # 1: inside a tunnel, whose own conversation counts the same frames
         ("family", "u1"),  # 4 or 6
         ("a_port", "u2"),
         ("b_port", "u2"),
@@ -26,13 +29,21 @@ CONVERSATION = np.dtype(
         ("payload", "u8", (2,)),
         ("data_packets", "u8", (2,)),  # those with payload
         ("data_bytes", "u8", (2,)),
-        ("segments", "u8", (2,)),  # of the wire, where one captured packet holds several
+        (
+            "segments",
+            "u8",
+            (2,),
+        ),  # of the wire, where one captured packet holds several
         ("retransmitted_bytes", "u8", (2,)),
         ("out_of_order_bytes", "u8", (2,)),
         ("zero_windows", "u8", (2,)),
         ("resets", "u8", (2,)),
         ("rtt_count", "u8", (2,)),
-        ("rtt_sum_ns", "i8", (2,)),  # data of that direction to its acknowledgement, at the capture point
+        (
+            "rtt_sum_ns",
+            "i8",
+            (2,),
+        ),  # data of that direction to its acknowledgement, at the capture point
         ("rtt_min_ns", "i8", (2,)),  # -1: none
         ("handshake_ns", "i8"),  # -1: not seen
         ("first_ns", "i8"),
@@ -54,7 +65,9 @@ CELL = np.dtype(
 """What a flow carried in one bin. Narrow, because a busy capture has millions: add them up as int64. A cell that would
 run over is followed by another of the same flow and bin."""
 
-PACKET = np.dtype([("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4")])
+PACKET = np.dtype(
+    [("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4")]
+)
 """One packet, for the uses that need single ones; a packet inside a tunnel has a second row, of the inner flow."""
 
 QUEUE_PAIR = np.dtype(

@@ -68,7 +68,13 @@ class Scan:
         UsageError: what the kernels need is not installed.
     """
 
-    def __init__(self, bin_ns: int = 1_000_000, cells: BinaryIO | None = None, *, packets: bool = False) -> None:
+    def __init__(
+        self,
+        bin_ns: int = 1_000_000,
+        cells: BinaryIO | None = None,
+        *,
+        packets: bool = False,
+    ) -> None:
         self._entries = compiled.entries()
         self._bin_ns = bin_ns
         self._room = Room(bin_ns, cells, packets)
@@ -76,7 +82,9 @@ class Scan:
         self._started = self._lost = self._big_endian = False
         self._torn = b""  # the begin of what is not there whole
         self._wanted = PCAP_HEADER_BYTES  # bytes that it has to have
-        self._passing = self._passed = 0  # bytes still to pass over of a block, and those passed
+        self._passing = self._passed = (
+            0  # bytes still to pass over of a block, and those passed
+        )
         self._corrupt_records = self._corrupt_bytes = 0
         self._section: list[Interface] = []
         self._described: list[dict[str, Any]] = []
@@ -109,33 +117,40 @@ class Scan:
             UsageError: it was no capture.
         """
         if not self._started:
-            raise UsageError("is no capture: it is too short" if self._torn else "is no capture: it is empty")
+            raise UsageError(
+                "is no capture: it is too short"
+                if self._torn
+                else "is no capture: it is empty"
+            )
         room, flow = self._room, 0
         while True:
             flow = self._entries["finish"](room.address, flow, 0)
-            room.take()
+            self._make_room()
             if flow >= 2 * room.word(ks.ROWS):
                 break
+        self._entries["total"](room.address, room.cells.begin, room.word(ks.CELLS_AT))
         counts = dict(zip(ks.COUNTS, room.state[ks.COUNTED :].tolist(), strict=False))
         left = len(self._torn)
-        counts["torn_bytes"] = self._passed if self._passing else 0 if self._lost else left
+        counts["torn_bytes"] = (
+            self._passed if self._passing else 0 if self._lost else left
+        )
         counts["corrupt_records"] = self._corrupt_records
         counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._lost else 0)
-        cells, least = room.cells.rows(), room.word(ks.LEAST_BIN)
+        (cells, *packets), least = room.rows(), room.word(ks.LEAST_BIN)
         if least < 0:
             cells["bin"] -= np.uint32(least & 0xFFFFFFFF)
-        some = counts["packets"] > 0
+        some = room.word(ks.LAST_NS) >= 0
         return Scanned(
-            conversations=room.conversations[: room.word(ks.ROWS)].copy(),
+            conversations=room.conversations[: room.word(ks.ROWS)],
             cells=cells,
-            queue_pairs=room.queue_pairs[: room.word(ks.QUEUE_PAIR_ROWS)].copy(),
+            queue_pairs=room.queue_pairs[: room.word(ks.QUEUE_PAIR_ROWS)],
             counts=counts,
             start_ns=(room.word(ks.BASE_BIN) + least) * self._bin_ns if some else 0,
             bin_ns=self._bin_ns,
             first_ns=room.word(ks.FIRST_NS),
             last_ns=room.word(ks.LAST_NS),
             interfaces=self._described,
-            packets=room.packets.rows() if room.packets is not None else np.zeros(0, PACKET),
+            packets=packets[0] if packets else np.zeros(0, PACKET),
         )
 
     def _pass_over(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -163,7 +178,7 @@ class Scan:
             used += self._walk(room.address, address + used, size - used)
             stopped = state[ks.STOPPED]
             if stopped == ks.FULL:
-                room.take()
+                self._make_room()
                 continue
             if stopped == ks.SECTION:
                 total = self._header(data[used:])
@@ -185,15 +200,29 @@ class Scan:
         self._wanted = room.word(ks.NEEDED)
         return data[used:].tobytes()
 
+    def _make_room(self) -> None:
+        """Empty the buffers of cells and packets if they are full."""
+        room = self._room
+        if room.is_full(ks.CELLS_AT):
+            self._entries["total"](
+                room.address, room.cells.begin, room.word(ks.CELLS_AT)
+            )
+        room.make_room()
+
     def _begin(self, head: bytes) -> int:
         """Learn the format from the first bytes; returns how many belong to the header of the file."""
         header = pcap_header(head)
-        if header is None and (head[:4] != SECTION_HEADER or section_header(head[:12]) is None):
+        if header is None and (
+            head[:4] != SECTION_HEADER or section_header(head[:12]) is None
+        ):
             raise UsageError("is no capture: pcap and pcapng files are read")
         self._started = True
         self._room.state[ks.MOST_KEPT] = _USUAL_MOST_KEPT
         if header is None:
-            self._walk, self._resume = self._entries["walk_blocks"], self._entries["resume_blocks"]
+            self._walk, self._resume = (
+                self._entries["walk_blocks"],
+                self._entries["resume_blocks"],
+            )
             return 0
         self._big_endian, interface = header
         self._room.state[ks.SWAPPED] = int(self._big_endian)
@@ -217,7 +246,9 @@ class Scan:
                 self._room.set_interfaces(())
             total = header[1]
         else:
-            total = int.from_bytes(data[4:8].tobytes(), "big" if self._big_endian else "little")
+            total = int.from_bytes(
+                data[4:8].tobytes(), "big" if self._big_endian else "little"
+            )
             if total <= len(data):
                 interface = interface_block(data[:total].tobytes(), self._big_endian)
                 if interface is None:

@@ -9,7 +9,12 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ringtap.analysis.pcap.kernel_state import DIVIDED, MOST_BLOCK_BYTES, POWER_OF_TWO, TIMES
+from ringtap.analysis.pcap.kernel_state import (
+    DIVIDED,
+    MOST_BLOCK_BYTES,
+    POWER_OF_TWO,
+    TIMES,
+)
 
 PCAP_HEADER_BYTES = 24
 SECTION_HEADER = b"\x0a\x0d\x0d\x0a"
@@ -44,7 +49,11 @@ class Interface(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """What users want to know of it."""
-        return {"name": self.name, "linktype": self.linktype, "snap_bytes": self.snap_bytes}
+        return {
+            "name": self.name,
+            "linktype": self.linktype,
+            "snap_bytes": self.snap_bytes,
+        }
 
 
 def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
@@ -66,7 +75,11 @@ def section_header(block: bytes) -> tuple[bool, int] | None:
     if order is None:
         return None
     (total,) = struct.unpack_from(f"{order}I", block, 4)
-    return None if total < 28 or total % 4 or total > MOST_BLOCK_BYTES else (order == ">", total)
+    return (
+        None
+        if total < 28 or total % 4 or total > MOST_BLOCK_BYTES
+        else (order == ">", total)
+    )
 
 
 def interface_block(block: bytes, big_endian: bool) -> Interface | None:
@@ -83,15 +96,26 @@ def interface_block(block: bytes, big_endian: bool) -> Interface | None:
             scale, by = _resolution(value[0])
         elif code == _IF_TSOFFSET and len(value) == 8:
             (offset,) = struct.unpack(f"{order}q", value)
-    # beyond what nanoseconds can hold an offset is damage
-    return Interface(name, link, snap, scale, by, offset * 1_000_000_000 if abs(offset) < 2**32 else 0)
+    # an offset beyond what nanoseconds can hold is damage
+    return Interface(
+        name,
+        link,
+        snap,
+        scale,
+        by,
+        offset * 1_000_000_000 if abs(offset) < 2**32 else 0,
+    )
 
 
 def _resolution(value: int) -> tuple[int, int]:
     power = value & 0x7F
     if value & 0x80:
-        return POWER_OF_TWO, min(power, 63)
-    return (TIMES, 10 ** (9 - power)) if power <= 9 else (DIVIDED, 10 ** min(power - 9, 18))
+        return POWER_OF_TWO, min(power, 62)
+    return (
+        (TIMES, 10 ** (9 - power))
+        if power <= 9
+        else (DIVIDED, 10 ** min(power - 9, 18))
+    )
 
 
 def _options(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.spread import Borders, Integers, Numbers
-from ringtap.capture import Capture
+from ringtap.analysis.pcap.read import scan_packets
+from ringtap.analysis.pcap.scan import Scanned
+from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.errors import RingtapError
 
-_BATCH = 200_000
+_BATCH = 1 << 20
+_TCP = 6
+_ENDS = ("source", "source_port", "destination", "destination_port")
 _SUMS = ("payload_bytes", "frame_bytes", "packets")
 
 
@@ -45,24 +49,43 @@ class Packets:
 class _Sums:
     """What one pass over captures adds up."""
 
+    edges_ns: Integers
     bins: int
     numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
     total: list[Numbers] = field(default_factory=list)
     binned: list[Numbers] = field(default_factory=list)
 
-    def add(self, keys: list[tuple[Any, ...]], place: Integers, amounts: Numbers) -> None:
-        numbers = self.numbers
-        row = np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(keys))
-        while len(self.total) < len(numbers):
+    def add(self, interface: str, scanned: Scanned) -> None:
+        """The TCP packets of one capture, whose rows are looked at some at a time: there may be many."""
+        conversations = scanned.conversations
+        tcp = (conversations["protocol"] == _TCP) & (conversations["layer"] == 0) & (conversations["family"] > 0)
+        flows = np.flatnonzero(np.repeat(tcp, 2) & (conversations["packets"].reshape(-1) > 0))
+        table = flow_columns(conversations, flows)
+        row = np.full(2 * len(conversations), -1, np.int64)
+        row[flows] = [
+            self.numbers.setdefault((interface, *(item[end] for end in _ENDS)), len(self.numbers))
+            for item in rows_of({end: table[end] for end in _ENDS})
+        ]
+        while len(self.total) < len(self.numbers):
             self.total.append(np.zeros(len(_SUMS)))
             self.binned.append(np.zeros((len(_SUMS), self.bins)))
-        inside = (place >= 0) & (place < self.bins)
-        for number in np.unique(row):
-            mine = row == number
-            self.total[number] += amounts[:, mine].sum(axis=1)
-            here = mine & inside
-            for what in range(len(_SUMS)):
-                self.binned[number][what] += np.bincount(place[here], amounts[what, here], self.bins)
+        for what, name in enumerate(("payload", "bytes", "packets")):
+            for flow, amount in zip(flows, table[name], strict=True):
+                self.total[row[flow]][what] += amount
+        for at in range(0, len(scanned.packets), _BATCH):
+            packets = scanned.packets[at : at + _BATCH]
+            self._bin(packets, row[packets["flow"]])
+
+    def _bin(self, packets: npt.NDArray[Any], row: Integers) -> None:
+        place = np.searchsorted(self.edges_ns, packets["time_ns"], side="right") - 1
+        inside = (row >= 0) & (place >= 0) & (place < self.bins)
+        known, number = np.unique(row[inside], return_inverse=True)
+        amounts = (packets["payload"][inside], packets["bytes"][inside], None)
+        for what, amount in enumerate(amounts):
+            mark = number * self.bins + place[inside]
+            found = np.bincount(mark, amount, len(known) * self.bins).reshape(len(known), self.bins)
+            for flow, sums in zip(known.tolist(), found, strict=True):
+                self.binned[flow][what] += sums
 
 
 def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
@@ -70,26 +93,27 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     names = logs.names("packets/*.pcap*")
     if not names:
         return None
-    sums, first_ns, last_ns, others = _Sums(borders.bins), 0, 0, 0
+    sums, first_ns, last_ns, others = _Sums(borders.edges_ns, borders.bins), 0, 0, 0
     for name in names:
         interface = name.removeprefix("packets/").partition(".pcap")[0].rpartition("-")[0]
         try:
-            capture = Capture(logs.path / name)
-            segments = capture.segments()
-            while batch := list(itertools.islice(segments, _BATCH)):
-                times, sources, sports, destinations, dports, payload, frame = zip(*batch, strict=True)
-                t_ns = np.array(times, np.int64)
-                place = np.searchsorted(borders.edges_ns, t_ns, side="right") - 1
-                keys = [(interface, *ends) for ends in zip(sources, sports, destinations, dports, strict=True)]
-                sums.add(keys, place, np.array([payload, frame, np.ones(len(batch))], np.float64))
-                first_ns = min(first_ns or int(t_ns.min()), int(t_ns.min()))
-                last_ns = max(last_ns, int(t_ns.max()))
+            scanned = scan_packets(logs.path / name)
         except (RingtapError, OSError) as error:
             logs.problems.append(f"{logs.name}/{name} is read up to where it breaks: {error}")
             continue
-        others += capture.others
-        if capture.torn_bytes:
+        before = sum(total[2] for total in sums.total)
+        sums.add(interface, scanned)
+        counts = scanned.counts
+        others += counts["packets"] - int(sum(total[2] for total in sums.total) - before)
+        if counts["packets"]:
+            first_ns = min(first_ns or scanned.first_ns, scanned.first_ns)
+            last_ns = max(last_ns, scanned.last_ns)
+        if counts["torn_bytes"]:
             logs.torn.append(f"{logs.name}/{name}")
+        if counts["corrupt_records"]:
+            logs.problems.append(
+                f"{logs.name}/{name} is damaged: {counts['corrupt_bytes']} bytes of it are passed over"
+            )
     flows = pd.DataFrame(list(sums.numbers), columns=["interface", "from", "from_port", "to", "to_port"])
     totals = np.array(sums.total).reshape(-1, len(_SUMS))
     binned = np.array(sums.binned).reshape(-1, len(_SUMS), borders.bins)

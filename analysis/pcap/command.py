@@ -63,7 +63,7 @@ def _flows(options: argparse.Namespace) -> int:
     # bins that can be made of the usual ones are: a cache then serves all of them
     scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
     with Bar() as bar:
-        whole = read_captures(options.files, bin_s=scan_ns / 1e9, progress=bar, say=_say, cache=not options.no_cache)
+        whole = read_captures(options.files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache)
     traffic = whole if words is None else whole.select(words)
     if options.json:
         _print_json(traffic, words, options.matrix)
@@ -87,10 +87,6 @@ def _filter(options: argparse.Namespace) -> str | None:
     if outbound is None or options.filter is None:
         return outbound or options.filter
     return f"{outbound} and ({options.filter})"
-
-
-def _say(line: str) -> None:
-    print(f"ringtap: {line}", file=sys.stderr, flush=True)
 
 
 def _write(traffic: Traffic, options: argparse.Namespace, bin_ns: int) -> None:

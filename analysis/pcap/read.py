@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -38,7 +38,6 @@ def read_captures(
     bin_s: float = 0.001,
     offsets_ns: Sequence[int] | None = None,
     progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
     cache: bool = True,
 ) -> Traffic:
     """Read packet captures: pcap and pcapng, plain, gzip or zstd.
@@ -52,7 +51,6 @@ def read_captures(
         offsets_ns: how far the clock of each file is ahead, taken off its times; one for each path, which then must be
             single files.
         progress: called ten times a second in the calling thread.
-        say: told in one line what takes long, as the first compilation of the reader.
         cache: keep what was found beside files of 1 MiB and more, and take it from there.
 
     Raises:
@@ -66,7 +64,7 @@ def read_captures(
         raise UsageError(f"bins of {bin_s:g} s are not possible: 1 µs to 1 h")
     if offsets_ns is not None and len(offsets_ns) != len(files):
         raise UsageError(f"there are {len(offsets_ns)} clock offsets for {len(files)} captures: give one for each")
-    parts = _Reading(files, bin_ns, cache).run(progress or _no_progress, say)
+    parts = _Reading(files, bin_ns, cache).run(progress or _no_progress)
     names = ["standard input" if path is None else str(path) for path in files]
     ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
     order = sorted(range(len(parts)), key=lambda number: parts[number].first_ns - ahead[number])
@@ -86,8 +84,33 @@ def _no_progress(done_bytes: int, total_bytes: int | None) -> None:
     pass
 
 
-def _no_words(line: str) -> None:
-    pass
+def _say(line: str) -> None:
+    print(f"ringtap: {line}", file=sys.stderr, flush=True)
+
+
+def scan_packets(path: Path) -> Scanned:
+    """One capture with a row for every packet (`Scanned.packets`), for what needs their times one by one.
+
+    Raises:
+        UsageError: it cannot be read, or is no capture.
+    """
+    compiled.entries(_say)
+    stream = Stream(path)
+    try:
+        return _feed(stream, Scan(packets=True), threading.Event())
+    finally:
+        stream.close()
+
+
+def _feed(stream: Stream, scan: Scan, stop: threading.Event) -> Scanned:
+    for block in stream.blocks():
+        with _naming(stream.name):
+            scan.feed(block)
+        if stop.is_set():
+            raise _StoppedError
+    with _naming(stream.name):
+        scanned = scan.finish()
+    return replace(scanned, counts=scanned.counts | stream.troubles)
 
 
 class _StoppedError(Exception):
@@ -108,7 +131,7 @@ class _Reading:
         self._stop = threading.Event()
         self._error: BaseException | None = None
 
-    def run(self, progress: Progress, say: Callable[[str], None] | None) -> list[Scanned]:
+    def run(self, progress: Progress) -> list[Scanned]:
         """What each file holds, in their order."""
         for number, path in enumerate(self._files):
             if self._cache and path is not None and self._sizes[number] is not None:
@@ -118,7 +141,7 @@ class _Reading:
         todo = [number for number, found in enumerate(self._found) if found is None]
         self._todo = sorted(todo, key=lambda number: self._sizes[number] or 0)
         if self._todo:
-            compiled.entries(say or _no_words)
+            compiled.entries(_say)
             self._in_threads(progress)
         if self._error is not None:
             raise self._error
@@ -167,7 +190,7 @@ class _Reading:
         try:
             if self._cache and path is not None and stream.about is not None and caches.is_kept(stream.about):
                 pending = caches.Pending(path, stream.about, self._bin_ns)
-            scanned = self._feed(stream, None if pending is None else pending.cells)
+            scanned = _feed(stream, Scan(self._bin_ns, None if pending is None else pending.cells), self._stop)
             if pending is not None:
                 return pending.keep(scanned)
             return scanned if len(self._files) == 1 else _on_disk(scanned)
@@ -181,17 +204,6 @@ class _Reading:
             stream.close()
             with self._lock:
                 self._finished_bytes += self._streams.pop(number).read_bytes
-
-    def _feed(self, stream: Stream, cells: BinaryIO | None) -> Scanned:
-        scan = Scan(self._bin_ns, cells)
-        for block in stream.blocks():
-            with _naming(stream.name):
-                scan.feed(block)
-            if self._stop.is_set():
-                raise _StoppedError
-        with _naming(stream.name):
-            scanned = scan.finish()
-        return replace(scanned, counts=scanned.counts | stream.troubles)
 
 
 @contextlib.contextmanager

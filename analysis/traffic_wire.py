@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import socket
-from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 import numpy as np
 
+from ringtap.analysis.pcap.read import scan_packets
+from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs import read_records
 from ringtap.analysis.traffic_log import Sent
 from ringtap.analysis.traffic_plan import Integers, Numbers
-from ringtap.capture import Capture
 from ringtap.errors import UsageError
 from ringtap.wire import HEADER_BYTES
 
@@ -86,7 +86,7 @@ def from_capture(
     """The TCP payload of a capture that goes to the plan's destinations (and comes from its sources, if any).
 
     Args:
-        path: a classic pcap file whose clock is that of the sender's host.
+        path: a capture whose clock is that of the sender's host.
         destinations: ``host:port``.
         sources: addresses; empty: any.
         origin_ns: the launch, CLOCK_REALTIME.
@@ -97,29 +97,37 @@ def from_capture(
     """
     wanted = {end for name in destinations for end in _endpoints(name)}
     allowed = {str(ip_address(source)) for source in sources}
-    times, sizes = array("q"), array("I")
-    capture = Capture(path)
-    for time_ns, source, _, destination, port, payload, _ in capture.segments():
-        if payload and (destination, port) in wanted and (not allowed or source in allowed):
-            times.append(time_ns)
-            sizes.append(payload)
-    if not times:
+    scanned = scan_packets(path)
+    table = flow_columns(scanned.conversations, np.arange(2 * len(scanned.conversations)))
+    ours = np.array(
+        [
+            item["protocol"] == "tcp"
+            and (item["destination"], item["destination_port"]) in wanted
+            and (not allowed or item["source"] in allowed)
+            for item in rows_of(table)
+        ],
+        bool,
+    )
+    packets = scanned.packets[ours[scanned.packets["flow"]] & (scanned.packets["payload"] > 0)]
+    if not len(packets):
         raise UsageError(
             f"{path} has no payload to {', '.join(sorted(destinations)[:3])}: capture where and while they pass"
         )
-    at_ns = np.frombuffer(times, np.int64) - origin_ns
-    totals = np.cumsum(np.frombuffer(sizes, np.uint32), dtype=np.float64)
+    at_ns = packets["time_ns"] - origin_ns
+    totals = np.cumsum(packets["payload"], dtype=np.float64)
     if (np.diff(at_ns) < 0).any():  # packets of several CPUs may lie a little out of order
         at_ns = np.maximum.accumulate(at_ns)
-    return Passed("capture", at_ns, totals, True, np.sort(headers_at_ns), _capture_notes(capture))
+    return Passed("capture", at_ns, totals, True, np.sort(headers_at_ns), _capture_notes(path, scanned.counts))
 
 
-def _capture_notes(capture: Capture) -> tuple[str, ...]:
+def _capture_notes(path: Path, counts: Mapping[str, int]) -> tuple[str, ...]:
     notes = []
-    if capture.torn_bytes:
-        notes.append(f"{capture.path} ends within a packet: it was cut off after {capture.packets} packets")
-    if capture.unreadable:
-        notes.append(f"{capture.path} has {capture.unreadable} packets cut before the end of their headers")
+    if counts["torn_bytes"]:
+        notes.append(f"{path} ends within a packet: it was cut off after {counts['packets']} packets")
+    if counts["corrupt_records"]:
+        notes.append(f"{path} is damaged: {counts['corrupt_bytes']} bytes of it were passed over")
+    if counts["cut_by_snap"]:
+        notes.append(f"{path} has {counts['cut_by_snap']} packets cut before the end of their headers")
     return tuple(notes)
 
 

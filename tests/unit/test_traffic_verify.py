@@ -58,7 +58,9 @@ def write_capture(path: Path, packets: list[tuple[float, int]], to: str = TO, so
     """Packets of so many bytes at so many ms after the launch, headers alone kept, as raw IP."""
     data = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 96, 101)
     host, port = to.split(":")
-    for when_ms, payload in packets:
+    whole = 10_000_000  # no frame is larger than 16 MiB
+    pieces = [(at, min(whole, size - done)) for at, size in packets for done in range(0, max(size, 1), whole)]
+    for when_ms, payload in pieces:
         seconds, part = divmod(ORIGIN_NS + round(when_ms * MS), 10**9)
         ends = ip_address(source).packed + ip_address(host).packed
         length = 40 + payload if payload < 65_000 else 0  # 0: the frame's length tells
@@ -379,7 +381,7 @@ def test_what_is_no_log_or_lacks_something_is_refused(plan: Path, log: Path, tmp
         (["--sent", tmp_path / "none.rec"], "No such file"),
         (["--sent", plan], "not a ringtap record file"),
         (["--sent", receiver], "no log of 'ringtap traffic send'"),
-        (["--sent", log, "--capture", log], "no pcap file"),
+        (["--sent", log, "--capture", log], "is no capture"),
         (["--sent", log, "--capture", capture], "no payload to"),
         (["--sent", log, "--nic", nic], "go together"),
         (["--sent", log, "--nic", nic, "--interface", "eth1"], "no interface 'eth1', but eth0"),

@@ -19,7 +19,7 @@ from ringtap.analysis.pcap.walk_sections import Interface
 MOST_CONVERSATIONS = 2**18
 """Conversations told apart in one capture; packets of further ones are summed in one row of family 0."""
 
-_ROWS_IN_MEMORY = 2**22
+_CELLS_IN_MEMORY = 2**22
 
 
 class Room:
@@ -35,13 +35,11 @@ class Room:
         most = MOST_CONVERSATIONS + 1  # and the row of the others
         self.conversations = np.zeros(most, CONVERSATION)
         self.queue_pairs = np.zeros(ks.MOST_QUEUE_PAIRS, QUEUE_PAIR)
-        self.cells = Spill(CELL, _ROWS_IN_MEMORY, cells)
+        self.cells = Spill(CELL, _CELLS_IN_MEMORY, cells)
         self._spills = [(self.cells, ks.CELLS_AT)]
         if packets:
-            self._spills.append((Spill(PACKET, _ROWS_IN_MEMORY, None), ks.PACKETS_AT))
-        self._interfaces = np.zeros(
-            (ks.MOST_INTERFACES, ks.INTERFACE_BYTES // 8), np.int64
-        )
+            self._spills.append((Spill(PACKET, _CELLS_IN_MEMORY, None), ks.PACKETS_AT))
+        self._interfaces = np.zeros((ks.MOST_INTERFACES, ks.INTERFACE_BYTES // 8), np.int64)
         blocks = {
             ks.DIRECTIONS: most * 2 * ks.DIRECTION_BYTES,
             ks.HOLES: most * 2 * ks.MOST_HOLES * ks.HOLE_BYTES,
@@ -104,7 +102,7 @@ class Spill:
     """
 
     def __init__(self, dtype: np.dtype[Any], most: int, file: BinaryIO | None) -> None:
-        self._buffer = np.empty(most, dtype)
+        self._buffer = np.empty(max(most, 2 * ks.ROOM), dtype)
         self.begin: int = self._buffer.ctypes.data
         self.end = self.begin + self._buffer.nbytes
         self._file = file
@@ -125,9 +123,7 @@ class Spill:
         self.empty(end)
         assert self._file is not None
         self._file.flush()
-        return np.memmap(
-            self._file, self._buffer.dtype, "r+", shape=(self._rows_in_file,)
-        )
+        return np.memmap(self._file, self._buffer.dtype, "r+", shape=(self._rows_in_file,))
 
 
 def _aligned(size: int) -> npt.NDArray[np.uint8]:

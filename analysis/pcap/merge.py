@@ -1,0 +1,211 @@
+"""Scans put together: the files of one place, or the captures of several nodes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET, QUEUE_PAIR
+from ringtap.analysis.pcap.scan import Scanned
+from ringtap.errors import UsageError
+
+_Rows = npt.NDArray[Any]
+_IN_MEMORY_BYTES = 2**27
+_KIND = ("protocol", "kind", "layer", "family")
+# of a conversation, by direction
+_SUMS = (
+    "packets",
+    "bytes",
+    "payload",
+    "data_packets",
+    "data_bytes",
+    "segments",
+    "retransmitted_bytes",
+    "out_of_order_bytes",
+    "zero_windows",
+    "resets",
+    "rtt_count",
+    "rtt_sum_ns",
+)
+_QUEUE_PAIR_KEY = ("family", "queue_pair", "source", "destination")
+_QUEUE_PAIR_SUMS = ("packets", "bytes", "payload", "acknowledgements", "naks", "cnps", "psn_gaps", "psn_repeats")
+
+
+def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> Scanned:
+    """Put scans together: conversations with the same ends are one, whoever spoke first in each part.
+
+    Numbers of packets and bytes, round trips and counts are added up: a packet that two parts hold counts twice. What
+    TCP does across the border of two files is not followed: bytes sent again of which the first copy is in another
+    file, and handshakes and round trips that end in another, are not counted.
+
+    Args:
+        parts: at least one; they may be merged ones.
+        offsets_ns: how far the clock of each is ahead, taken off its times; nothing without it. A cell comes into the
+            bin that holds most of it.
+
+    Returns:
+        One scan. Conversations are in the order of their first packets, which say who ``a`` is.
+
+    Raises:
+        UsageError: there are no parts, not one offset for each, or their bins have different widths.
+    """
+    ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
+    if not parts or len(ahead) != len(parts):
+        raise UsageError(f"there are {len(ahead)} clock offsets for {len(parts)} captures: give one for each")
+    if len({part.bin_ns for part in parts}) > 1:
+        raise UsageError("the captures have bins of different widths: read them with the same one")
+    bin_ns = parts[0].bin_ns
+    timed = [(part, offset) for part, offset in zip(parts, ahead, strict=True) if part.last_ns >= 0]
+    conversations, flows = _conversations(parts, ahead)
+    start_ns = min(((part.start_ns - offset) // bin_ns * bin_ns for part, offset in timed), default=0)
+    shifts = [
+        _round_divide(part.start_ns - offset - start_ns, bin_ns) for part, offset in zip(parts, ahead, strict=True)
+    ]
+    counts: dict[str, int] = {}
+    for part in parts:
+        for name, number in part.counts.items():
+            counts[name] = counts.get(name, 0) + number
+    return Scanned(
+        conversations=conversations,
+        cells=_cells(parts, flows, shifts),
+        queue_pairs=_queue_pairs(parts, ahead),
+        counts=counts,
+        start_ns=start_ns,
+        bin_ns=bin_ns,
+        first_ns=min((part.first_ns - offset for part, offset in timed), default=-1),
+        last_ns=max((part.last_ns - offset for part, offset in timed), default=-1),
+        interfaces=_distinct([interface for part in parts for interface in part.interfaces]),
+        packets=_packets(parts, flows, ahead),
+    )
+
+
+def _distinct(interfaces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [interface for number, interface in enumerate(interfaces) if interface not in interfaces[:number]]
+
+
+def _ends(rows: _Rows, which: str) -> npt.NDArray[np.bytes_]:
+    """Address and port of one end, as text of 18 bytes that can be compared."""
+    text = np.zeros((len(rows), 18), np.uint8)
+    text[:, :16] = np.ascontiguousarray(rows[which]).view(np.uint8).reshape(-1, 16)
+    text[:, 16:] = rows[f"{which}_port"].astype(">u2").view(np.uint8).reshape(-1, 2)
+    return text.view("S18")[:, 0]
+
+
+def _grouped(keys: _Rows, first_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Equal keys in groups, in the order of their first times: each row's group, and each group's first row."""
+    by_time = np.argsort(first_ns, kind="stable")
+    _, first, inverse = np.unique(keys[by_time], return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.intp)
+    order = np.argsort(first, kind="stable")
+    rank[order] = np.arange(len(first))
+    group = np.empty(len(keys), np.intp)
+    group[by_time] = rank[inverse.reshape(-1)]
+    return group, by_time[first[order]]
+
+
+def _text(columns: Sequence[_Rows]) -> npt.NDArray[np.bytes_]:
+    """Columns as one text a row."""
+    rows = len(columns[0])
+    parts = [np.ascontiguousarray(column).view(np.uint8).reshape(rows, -1) for column in columns]
+    whole = np.ascontiguousarray(np.concatenate(parts, axis=1))
+    return whole.view(f"S{whole.shape[1]}")[:, 0]
+
+
+def _conversations(parts: Sequence[Scanned], ahead: Sequence[int]) -> tuple[_Rows, list[npt.NDArray[np.uint32]]]:
+    """The conversations of all, and for each part the new number of each of its flows."""
+    rows = np.concatenate([part.conversations for part in parts])
+    if not len(rows):
+        return np.zeros(0, CONVERSATION), [np.zeros(0, np.uint32) for _ in parts]
+    late = np.repeat(np.array(ahead, np.int64), [len(part.conversations) for part in parts])
+    first_ns, last_ns = rows["first_ns"] - late, rows["last_ns"] - late
+    a, b = _ends(rows, "a"), _ends(rows, "b")
+    turned = a > b
+    low, high = np.where(turned, b, a), np.where(turned, a, b)
+    group, first = _grouped(_text([*(rows[name] for name in _KIND), low, high]), first_ns)
+    turned ^= turned[first][group]  # now: the other way round than the first of the group
+    merged = np.zeros(len(first), CONVERSATION)
+    for name in (*_KIND, "a", "b", "a_port", "b_port"):
+        merged[name] = rows[name][first]
+    for name in _SUMS:
+        np.add.at(merged[name], group, np.where(turned[:, None], rows[name][:, ::-1], rows[name]))
+    least = np.where(turned[:, None], rows["rtt_min_ns"][:, ::-1], rows["rtt_min_ns"])
+    merged["rtt_min_ns"] = _least(group, len(first), least)
+    merged["handshake_ns"] = _earliest(group, len(first), rows["handshake_ns"], first_ns)
+    merged["first_ns"] = first_ns[first]
+    merged["last_ns"] = np.iinfo(np.int64).min
+    np.maximum.at(merged["last_ns"], group, last_ns)
+    flows = (group * 2)[:, None] + (np.arange(2) ^ turned[:, None])
+    ends = np.cumsum([len(part.conversations) for part in parts])[:-1]
+    return merged, [part.reshape(-1).astype(np.uint32) for part in np.split(flows, ends)]
+
+
+def _least(group: npt.NDArray[np.intp], groups: int, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Least value of each group; -1 stands for none."""
+    most = np.iinfo(np.int64).max
+    least = np.full((groups, *values.shape[1:]), most)
+    np.minimum.at(least, group, np.where(values < 0, most, values))
+    return np.where(least == most, -1, least)
+
+
+def _earliest(
+    group: npt.NDArray[np.intp], groups: int, values: npt.NDArray[np.int64], first_ns: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Of each group the value that is there (not -1) in the row of the earliest time."""
+    found = np.full(groups, -1, np.int64)
+    rows = np.flatnonzero(values >= 0)
+    rows = rows[np.argsort(first_ns[rows], kind="stable")][::-1]
+    found[group[rows]] = values[rows]
+    return found
+
+
+def _cells(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], shifts: Sequence[int]) -> _Rows:
+    """The cells of all, in a file without a name where they are many."""
+    total = sum(len(part.cells) for part in parts)
+    merged: _Rows
+    if total * CELL.itemsize <= _IN_MEMORY_BYTES:
+        merged = np.empty(total, CELL)
+    else:
+        with tempfile.TemporaryFile() as file:
+            merged = np.memmap(file, CELL, "w+", shape=(total,))
+    at = 0
+    for part, numbers, shift in zip(parts, flows, shifts, strict=True):
+        for begin in range(0, len(part.cells), 2**20):
+            some = np.array(part.cells[begin : begin + 2**20])
+            some["flow"] = numbers[some["flow"]]
+            some["bin"] = (some["bin"].astype(np.int64) + shift).astype(np.uint32)
+            merged[at : at + len(some)] = some
+            at += len(some)
+    return merged
+
+
+def _packets(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], ahead: Sequence[int]) -> _Rows:
+    """The single packets of all, in the order of their times where there are several parts."""
+    found = []
+    for part, numbers, offset in zip(parts, flows, ahead, strict=True):
+        if len(part.packets):
+            some = np.array(part.packets)
+            some["flow"] = numbers[some["flow"]]
+            some["time_ns"] -= offset
+            found.append(some)
+    whole = np.concatenate([np.zeros(0, PACKET), *found])
+    return whole[np.argsort(whole["time_ns"], kind="stable")] if len(found) > 1 else whole
+
+
+def _queue_pairs(parts: Sequence[Scanned], ahead: Sequence[int]) -> _Rows:
+    rows = np.concatenate([part.queue_pairs for part in parts])
+    if not len(rows):
+        return np.zeros(0, QUEUE_PAIR)
+    late = np.repeat(np.array(ahead, np.int64), [len(part.queue_pairs) for part in parts])
+    group, first = _grouped(_text([rows[name] for name in _QUEUE_PAIR_KEY]), rows["first_ns"] - late)
+    merged = rows[first]
+    for name in _QUEUE_PAIR_SUMS:
+        merged[name] = 0
+        np.add.at(merged[name], group, rows[name])
+    merged["first_ns"] -= late[first]
+    merged["last_ns"] = np.iinfo(np.int64).min
+    np.maximum.at(merged["last_ns"], group, rows["last_ns"] - late)
+    return merged

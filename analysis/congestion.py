@@ -129,6 +129,11 @@ def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_
     return _construct(load, time, capacity_gbps, first)
 
 
+def data_volume_mb(bandwidth_gbps: float, iteration_s: float, capacity_gbps: float) -> float:
+    """Data that fits beside a load within an iteration, (C - BW) t, in decimal megabytes (thesis, section 3.2)."""
+    return (capacity_gbps - bandwidth_gbps) * iteration_s * 125
+
+
 def merge_replicates(load: Array, time: Array, capacity_gbps: float) -> tuple[Array, Array]:
     """Average points whose loads lie within 1 % of capacity of the lightest one among them; ascending loads."""
     order = np.lexsort((time, load))
@@ -198,8 +203,7 @@ def _construct(load: Array, time: Array, capacity_gbps: float, first: int) -> Co
         # A load decides which point is nearest: beside the range of times that a figure spans, the two lines and the
         # points around their meeting are hardly apart in time. Of two equally near, the congested one.
         chosen = len(load) - 1 - int(np.abs(load - meeting)[::-1].argmin())
-        left = capacity_gbps - float(load[chosen])
-        data_mb = left * float(time[chosen]) * 1e9 / 8 / 1e6
+        data_mb = data_volume_mb(float(load[chosen]), float(time[chosen]), capacity_gbps)
         point = CongestionPoint(
             float(load[chosen]), float(time[chosen]), data_mb, capacity_gbps, flat, tangent,
             meeting, flat.at(meeting), chosen, tuple(map(float, load)), tuple(map(float, time)),

@@ -182,24 +182,20 @@ class _Search:
     def __init__(self, u: Array, first: float, last: float) -> None:
         self.u = u
         self.places = np.linspace(first, last, _BREAKS)
-        self.designs = [self._design(place) for place in self.places]
-        self.bases = [np.linalg.qr(design)[0] for design in self.designs]
+        past = u - self.places[:, None]
+        self.designs = np.stack([np.ones_like(past), past, np.maximum(past, 0.0)], axis=-1)
+        self.bases = np.linalg.qr(self.designs)[0]
         self.straight = np.linalg.qr(np.column_stack([np.ones_like(u), u]))[0]
-
-    def _design(self, place: float) -> Array:
-        past = self.u - place
-        return np.column_stack([np.ones_like(past), past, np.maximum(past, 0.0)])
 
     def solve(self, log_times: Array) -> _Lines:
         """The break of least squares in each set, shape (sets, points); a bend downwards counts as none."""
         centred = log_times - log_times.mean(axis=1, keepdims=True)
         total = (centred**2).sum(axis=1)
-        costs = np.empty((len(log_times), _BREAKS))
-        for index, (basis, design) in enumerate(zip(self.bases, self.designs, strict=True)):
-            explained = centred @ basis
-            # the last column of the basis is the hinge's own part: its sign is that of the change of slope
-            upward = explained[:, 2] * float(basis[:, 2] @ design[:, 2]) > 0
-            costs[:, index] = total - (explained[:, :2] ** 2).sum(axis=1) - np.where(upward, explained[:, 2] ** 2, 0)
+        explained = np.tensordot(centred, self.bases, axes=(1, 1))  # sets, places, columns
+        # the last column of a basis is the hinge's own part: its sign is that of the change of slope
+        turn = (self.bases[:, :, 2] * self.designs[:, :, 2]).sum(axis=1)
+        upward = np.where(explained[:, :, 2] * turn > 0, explained[:, :, 2], 0.0)
+        costs = total[:, None] - (explained[:, :, :2] ** 2).sum(axis=2) - upward**2
         best = costs.argmin(axis=1)
         numbers = np.empty((len(log_times), 3))
         for index in np.unique(best):

@@ -1,0 +1,117 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtap.analysis.fit import CongestionModel
+from ringtap.analysis.segmented import compared, find_break, scaled
+from ringtap.errors import UsageError
+
+LOADS = np.array([0.0, 4, 8, 11, 13, 15, 17, 18, 19, 20, 21, 22])
+
+
+def broken(loads, at=16.0, before=0.1, after=1.0):
+    """0.3 s at the break, bandwidth-bound past it."""
+    past = scaled(loads, 25) - scaled(np.array(at), 25)
+    return 0.3 * np.exp(np.where(past < 0, before, after) * past)
+
+
+def noisy(times, share, seed):
+    return times * np.exp(np.random.default_rng(seed).normal(0, share, len(times)))
+
+
+def test_a_break_without_noise_is_found():
+    point = find_break(LOADS, broken(LOADS), 25).point
+    # 241 places between 4 and 21 Gbit/s: 0.1 Gbit/s at 16
+    assert point.bandwidth_gbps.value == pytest.approx(16, abs=0.1)
+    assert point.data_mb.value == pytest.approx(9 * 0.3 * 125, rel=0.01)
+    assert point.elasticity == pytest.approx((0.1, 1.0), abs=0.02)
+    assert point.at(LOADS) == pytest.approx(broken(LOADS), rel=0.01)
+    assert point.bandwidth_gbps.high - point.bandwidth_gbps.low < 0.5
+    assert point.warnings == ()
+    json.dumps(point.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(("loads", "share"), [(LOADS, 0.03), (LOADS[[0, 2, 4, 5, 7, 9, 11]], 0.03)])
+def test_intervals_cover_as_often_as_they_say(loads, share):
+    """80 repetitions; three standard errors of chance, and 2 % for the approximation of the bootstrap."""
+    trials, hits, found = 80, np.zeros(2), 0
+    for seed in range(trials):
+        point = find_break(loads, noisy(broken(loads), share, seed), 25, samples=300, seed=seed).point
+        if point is None:
+            continue
+        found += 1
+        hits += [
+            point.bandwidth_gbps.low <= 16 <= point.bandwidth_gbps.high,
+            point.data_mb.low <= 337.5 <= point.data_mb.high,
+        ]
+    assert found > 0.9 * trials
+    assert hits.min() / found >= 0.93 - 3 * math.sqrt(0.95 * 0.05 / found)
+
+
+def test_iterations_within_points_are_resampled_where_they_are_known():
+    """The interval is then as wide as repeated measurements scatter."""
+    places, widths = [], []
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        iterations = [time * draw.lognormal(-0.045, 0.3, 100) for time in broken(LOADS)]
+        point = find_break(LOADS, [one.mean() for one in iterations], 25, iterations, samples=300, seed=seed).point
+        assert point.resampled == "iterations"
+        places.append(point.bandwidth_gbps.value)
+        widths.append(point.bandwidth_gbps.high - point.bandwidth_gbps.low)
+    # 40 repetitions know a standard deviation to 11 %
+    assert np.mean(widths) == pytest.approx(2 * 1.96 * np.std(places), rel=0.35)
+
+
+def test_a_straight_line_has_no_break_but_by_chance():
+    straight = 0.3 * np.exp(0.7 * scaled(LOADS, 25))
+    results = [find_break(LOADS, noisy(straight, 0.03, seed), 25, samples=10) for seed in range(120)]
+    share = np.mean([one.point is not None for one in results])
+    assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 120)
+    assert all("no break can be placed" in one.reason for one in results if one.point is None)
+
+
+def test_what_the_data_cannot_say_is_said():
+    flat = find_break(LOADS, noisy(np.full(12, 0.3), 0.03, 1), 25)
+    assert flat.point is None
+    assert flat.reason
+    slight = find_break(LOADS, broken(LOADS, before=0.0, after=0.2), 25)
+    assert "no congestion was reached" in slight.reason
+    assert "different loads" in find_break([0, 5, 10, 20], [1, 1, 1, 2], 25).reason
+    seeds = [find_break(LOADS, noisy(broken(LOADS, before=0.4), 0.12, seed), 25).point for seed in range(12)]
+    assert any("hardly place it" in text for point in seeds if point for text in point.warnings)
+
+
+def test_a_smooth_curve_is_told_from_a_break():
+    smooth = noisy(0.2 * np.exp(7 / np.sqrt(25 - LOADS)), 0.003, 2)
+    point, fit = find_break(LOADS, smooth, 25).point, CongestionModel(25).fit(LOADS, smooth)
+    assert "a smooth curve (n = 1/2) describes these points better" in compared(point, fit)
+    sharp = noisy(broken(LOADS), 0.003, 2)
+    assert compared(find_break(LOADS, sharp, 25).point, CongestionModel(25).fit(LOADS, sharp)) == ""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.01, 100), st.floats(0.01, 100))
+def test_units_and_order_do_not_matter(seed, rate, unit):
+    draw = np.random.default_rng(seed)
+    times, order = noisy(broken(LOADS), 0.05, seed), draw.permutation(12)
+    one = find_break(LOADS, times, 25, samples=60)
+    other = find_break(rate * LOADS[order], unit * times[order], 25 * rate, samples=60)
+    assert (one.point is None) == (other.point is None)
+    if one.point:
+        assert other.point.bandwidth_gbps.value == pytest.approx(rate * one.point.bandwidth_gbps.value, rel=1e-6)
+        assert other.point.data_mb.low == pytest.approx(rate * unit * one.point.data_mb.low, rel=1e-6)
+        json.dumps(other.point.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("loads", "times"), [([0, 1, 2], [1, 2]), ([0, 25], [1, 1]), ([0, 1], [1, 0]), ([0, float("nan")], [1, 1])]
+)
+def test_points_that_make_no_sense_are_refused(loads, times):
+    with pytest.raises(UsageError):
+        find_break(loads, times, 25)
+    with pytest.raises(UsageError, match="one length"):
+        find_break([0.0, 1.0], [1.0, 1.0], 25, [[1.0, 1.0]])

@@ -62,9 +62,8 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
     timed = [(part, offset) for part, offset in zip(parts, ahead, strict=True) if part.last_ns >= 0]
     conversations, flows = _conversations(parts, ahead)
     start_ns = min(((part.start_ns - offset) // bin_ns * bin_ns for part, offset in timed), default=0)
-    shifts = [
-        _round_divide(part.start_ns - offset - start_ns, bin_ns) for part, offset in zip(parts, ahead, strict=True)
-    ]
+    begins = [part.start_ns - offset - start_ns for part, offset in zip(parts, ahead, strict=True)]
+    shifts = [(2 * begin + bin_ns) // (2 * bin_ns) for begin in begins]
     counts: dict[str, int] = {}
     for part in parts:
         for name, number in part.counts.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -147,9 +147,10 @@ def sheet(
         panels.append(axes)
     if labels:
         middle = (count % columns + columns) / 2 / columns  # of the gap
-        place = ("center", (middle, (foot + high / 2) / height)) if gap else ("lower center", (0.5, 0.0))
+        where: Literal["center", "lower center"] = "center" if gap else "lower center"
+        anchor = (middle, (foot + high / 2) / height) if gap else (0.5, 0.0)
         figure.legend(
-            handles=list(labels), loc=place[0], bbox_to_anchor=place[1], ncols=1 if gap else label_columns,
+            handles=list(labels), loc=where, bbox_to_anchor=anchor, ncols=1 if gap else label_columns,
             handlelength=3.2, borderaxespad=0.3, columnspacing=1.6,
         )  # fmt: skip
         if gap:
@@ -197,9 +198,11 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     figure.set_facecolor("white")
     before = figure.dpi
     figure.dpi = _DPI
-    FigureCanvasAgg(figure).print_png(str(paths[0]), metadata={"Software": None}, pil_kwargs={"compress_level": 3})
+    cast(Any, FigureCanvasAgg(figure)).print_png(
+        str(paths[0]), metadata={"Software": None}, pil_kwargs={"compress_level": 3}
+    )
     figure.dpi = before
-    FigureCanvasSVG(figure).print_svg(str(paths[1]), metadata={"Date": None, "Creator": None})
+    cast(Any, FigureCanvasSVG(figure)).print_svg(str(paths[1]), metadata={"Date": None, "Creator": None})
     return paths
 
 

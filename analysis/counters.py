@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ringtap.analysis.runs import map_records
 
@@ -44,10 +45,11 @@ class CounterLog:
         first = bisect_right(t_ns, start_ns) - 1
         last = bisect_left(t_ns, end_ns, lo=first)
         # steps first: counters of many bytes do not fit a float
-        steps = np.diff(np.array(self._records[column][first : last + 1], dtype=np.int64))
+        values: npt.NDArray[np.int64] = np.array(self._records[column][first : last + 1], dtype=np.int64)
+        steps = np.subtract(values[1:], values[:-1])
         width_bits = self._widths[column]
         if 0 < width_bits < 63:
-            steps %= 1 << width_bits
+            steps = np.remainder(steps, 1 << width_bits)
         if not len(steps) or steps.min() < 0:
             return "ran backwards within the window"
         opening = (int(t_ns[first]), int(t_ns[first + 1]))

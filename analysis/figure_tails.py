@@ -19,6 +19,7 @@ from ringtap.analysis.style import FAINT, INK, Look, looks, title_of
 from ringtap.analysis.tails import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 
 _STEPS = 200  # a distribution of more iterations is drawn at this many heights, and as many in its longest 2 %
+_BAR = "with its 95 % interval as a bar; one that ends at the longest iteration has no upper end."
 _HOLLOW_LINE = (0, (3, 1, 1, 1))
 
 
@@ -26,7 +27,7 @@ def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Distributions of the iteration time at a light and a heavy load, kinds of traffic side by side (figure 3-5)."""
     caption = (
         "Distribution of the single iteration times at a light and at a heavy load, traffic kinds side by side. Marked "
-        "are the median and the 99th percentile, with its 95 % interval as a bar where there are iterations enough."
+        f"are the median and the 99th percentile, {_BAR}"
     )
     keys = dict.fromkeys((one.model, one.transport) for one in series)
     rows = [[one for one in series if (one.model, one.transport) == key] for key in keys]
@@ -40,7 +41,7 @@ def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """The same, what carried the training traffic side by side: RDMA against TCP (figure B-1, part of 3-5 and 3-6)."""
     caption = (
         "Distribution of the single iteration times at a light and at a heavy load, what carried the training traffic "
-        "side by side. Marked are the median and the 99th percentile, with its 95 % interval where there is one."
+        f"side by side. Marked are the median and the 99th percentile, {_BAR}"
     )
     keys = dict.fromkeys((one.model, one.traffic) for one in series)
     rows = [[one for one in series if (one.model, one.traffic) == key] for key in keys]
@@ -130,8 +131,8 @@ def _distribution(on: Sheet, axes: Axes, series: Series, point: Point, look: Loo
         **look.marks,
     )  # fmt: skip
     rows = pd.DataFrame({"iteration_s": times, "share_at_or_below": shares})
-    about = {"model": series.title, "traffic": series.traffic, "transport": series.transport}
-    about |= {"bandwidth_gbps": point.cross_gbps}
+    about: dict[str, Any] = {"model": series.title, "traffic": series.traffic, "transport": series.transport}
+    about["bandwidth_gbps"] = point.cross_gbps
     for place, (column, value) in enumerate(about.items()):
         rows.insert(place, column, value)
     return rows

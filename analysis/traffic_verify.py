@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis import traffic_measures as measures
-from ringtap.analysis.traffic_figures import Drawn, plan_figure, rates_figure, trace_figure
+from ringtap.analysis.canvas import Drawn
+from ringtap.analysis.traffic_figures import plan_figure, rates_figure, trace_figure
 from ringtap.analysis.traffic_log import Sent, read_sent
 from ringtap.analysis.traffic_plan import Plan, Windows, burst_windows, read_plan
 from ringtap.analysis.traffic_rates import Rates, instantaneous, shown_span_ns, window_ns

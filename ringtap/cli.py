@@ -27,7 +27,7 @@ VERBS = {
     "structure": ("ringtap.analysis.structure.command", "iterations, ring and volume of a training job, from its packets"),
     "analyze": ("ringtap.analysis.job.command", "what a job and its network did, iteration by iteration"),
     "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
-    "report": ("ringtap.analysis.commands", "turn a sweep into figures, tables and one HTML page"),
+    "report": ("ringtap.analysis.report_command", "turn a sweep into figures, tables and one HTML page"),
     "fit": ("ringtap.analysis.commands", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
     "predict": ("ringtap.analysis.predict_command", "iteration time at a load, or the load that a slowdown allows"),
     "demand": ("ringtap.analysis.commands", "network demand of a training iteration"),

@@ -305,5 +305,5 @@ def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, 
         (round(many * count / len(one)), max(1, round(count)))
         for many, one, count in zip(longest, (a, b), counts, strict=True)
     ]
-    table = [[many, whole - many] for many, whole in counted]
+    table = np.array([[many, whole - many] for many, whole in counted])
     return "tail", float(statistic), float(stats.fisher_exact(table)[1])

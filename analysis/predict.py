@@ -181,18 +181,15 @@ class Predictor:
     def _ends(self, wanted: float) -> tuple[float | None, float | None]:
         """Loads from which on a slowdown of exp(wanted) is possible, and from which on it is certain."""
 
-        def limit(sign: float) -> Callable[[Array], Array]:
-            def at(u: Array) -> Array:
-                load = -self.capacity_gbps * np.expm1(-u)
-                error = self._error(load, self._growth, _growth_gradient)
-                result: Array = self._growth(self.chosen, load) + sign * self._reach() * error - wanted
-                return result
+        def limit(u: Array, sign: float) -> Array:
+            load = -self.capacity_gbps * np.expm1(-u)
+            error = self._error(load, self._growth, _growth_gradient)
+            if error is None:
+                return np.full(len(u), -np.inf)
+            result: Array = self._growth(self.chosen, load) + sign * self._reach() * error - wanted
+            return result
 
-            return at
-
-        if self._error(np.zeros(1), self._growth, _growth_gradient) is None:
-            return None, None
-        return self._crossing(limit(1.0)), self._crossing(limit(-1.0))
+        return self._crossing(lambda u: limit(u, 1.0)), self._crossing(lambda u: limit(u, -1.0))
 
     def _crossing(self, at: Callable[[Array], Array]) -> float | None:
         grid = np.linspace(0.0, _NEAREST, _STEPS)

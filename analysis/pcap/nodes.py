@@ -93,12 +93,13 @@ def _busiest_address(rows: npt.NDArray[Any]) -> bytes:
 
 
 def _best_queue_pairs(parts: Sequence[Scanned]) -> list[_Mask]:
-    best: dict[bytes, tuple[int, int, int]] = {}
+    best: dict[tuple[Any, ...], tuple[int, int, int]] = {}
     for number, part in enumerate(parts):
-        names = part.queue_pairs[["family", "queue_pair", "source", "destination"]]
-        for row, (key, packets) in enumerate(zip(names, part.queue_pairs["packets"].tolist(), strict=True)):
-            if key.tobytes() not in best or packets > best[key.tobytes()][0]:
-                best[key.tobytes()] = (packets, number, row)
+        columns = [part.queue_pairs[name].tolist() for name in ("family", "queue_pair", "source", "destination")]
+        for row, packets in enumerate(part.queue_pairs["packets"].tolist()):
+            key = tuple(column[row] for column in columns)
+            if key not in best or packets > best[key][0]:
+                best[key] = (packets, number, row)
     kept = [np.zeros(len(part.queue_pairs), bool) for part in parts]
     for _, number, row in best.values():
         kept[number][row] = True

@@ -192,3 +192,15 @@ def test_a_free_exponent_near_zero_leaves_a_unidentified():
     texts = CongestionModel(25, "free").fit(loads, times).warnings
     assert any("A is not identifiable" in text or "boundary" in text for text in texts)
     assert not any("A is not" in text for text in CongestionModel(25, 0.5).fit(loads, times).warnings)
+
+
+@pytest.mark.parametrize(("n", "model", "trials"), [(0.5, 0.5, 150), (2.0, 2.0, 150), (1.0, "free", 60)])
+@pytest.mark.parametrize("loads", [LOADS, LOADS[::2]], ids=["12 points", "6 points"])
+def test_bootstrap_intervals_hold_the_truth(loads, n, model, trials):
+    """Seeded repetitions with 3 % noise: three standard errors of chance, and 4 % for so few residuals to draw from."""
+    a, b = 0.2, {0.5: 7.0, 1.0: 10.0, 2.0: 25.0}[n]
+    hits = np.zeros(3)
+    for seed in range(trials):
+        fit = CongestionModel(25, model).fit(loads, noisy(curve(a, b, n, loads), 0.03, seed), bootstrap=400, seed=seed)
+        hits += [low <= true <= high for (low, high), true in zip(fit.intervals.values(), (a, b, n), strict=True)]
+    assert hits.min() / trials >= 0.91 - 3 * np.sqrt(0.95 * 0.05 / trials)

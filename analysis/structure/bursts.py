@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.structure.rhythm import QUIET_SHARE, Integers
+from ringtap.analysis.structure.rhythm import Integers, is_loud
 
 SCALES_S = (0.001, 0.01, 0.1, 1.0)
 # pauses of fewer bins do not part two bursts
@@ -16,18 +16,13 @@ _PAUSE_BINS = 2
 
 
 def loud_bins(payload: Integers) -> Integers:
-    """Bins in which a stream sent; those that together hold less than 1 % of its bytes are left out.
+    """Bins in which a stream sent more than trifles (`rhythm.is_loud`).
 
     Args:
         payload: bytes in each bin, shape (bins,).
     """
     used = np.flatnonzero(payload)
-    amounts = payload[used]
-    order = np.argsort(amounts, kind="stable")
-    quiet = np.cumsum(amounts[order]) <= QUIET_SHARE * amounts.sum()
-    keep = np.ones(len(used), bool)
-    keep[order[quiet]] = False
-    return used[keep].astype(np.int64)
+    return used[is_loud(payload[used])].astype(np.int64)
 
 
 def iterations_of(

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from ringtap.analysis.canvas import legend, new_figure, styled
 from ringtap.analysis.structure import flows
@@ -23,7 +24,7 @@ _HOSTS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#00
 _SHOWN_ITERATIONS = 4
 SAMPLES = 30  # of the moving average in figures 3-10 (a) and 3-11 (a)
 _LEAST_SAMPLES = 3
-_FOLDS = 200
+_FOLDS = 80
 
 
 def draw(found: Structure, samples: int | None = None) -> list[Drawn]:
@@ -198,8 +199,8 @@ def matrix_figure(found: Structure) -> Drawn:
         axes.set_ylabel("sender")
         figure.colorbar(image, ax=axes, label="MB an iteration", shrink=0.8)
     caption = (
-        f"Gradient payload in MB an iteration (median) from each sender to each receiver: {found.shape.name}. Hosts are "
-        "in the ring's order where there is one; empty cells: nothing, or not captured."
+        f"Gradient payload in MB an iteration (median) from each sender to each receiver: {found.shape.name}. Hosts "
+        "are in the ring's order where there is one; empty cells: nothing, or not captured."
     )
     return Drawn("matrix", caption, figure, table.rename_axis("sender").reset_index())
 
@@ -227,9 +228,11 @@ def bursts_figure(found: Structure) -> Drawn:
             handles.append(Line2D([], [], color=colour, label=f"{host}, mean {mean}"))
         left.set_xlabel("burst length in ms")
         left.set_ylabel("share of bursts")
-        left.set_xscale("log")
+        for axes in (left, right):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
         left.set_ylim(0, 1.02)
-        right.set_xscale("log")
         right.set_xlabel("window in ms")
         right.set_ylabel("peak over mean")
         right.set_ylim(bottom=0)

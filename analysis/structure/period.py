@@ -14,6 +14,7 @@ from ringtap.analysis.structure.training import Training
 SURE, LIKELY, DOUBTFUL = "sure", "likely", "doubtful"
 
 _RESAMPLES = 2000
+_FEW_ITERATIONS = 16
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Period:
         confidence: 1 less the probability that chance gives as many silences at the boundaries.
         found_share: share of the boundaries at which there was a silence.
         silence_s: usual silence before a boundary.
-        other_silence_s: the same at volumes that are not the iteration's.
+        other_silence_s: the longest silence within an iteration, usually.
         autocorrelation: of the training rate at the period of its own peak; None: it has none there.
         autocorrelation_s: that peak's period; None likewise.
         reasons: what speaks against the period, a sentence each.
@@ -79,14 +80,19 @@ def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin
         reasons.append(f"only {len(times)} whole iterations were captured")
     if rhythm.found_share < 0.9:
         reasons.append(f"{1 - rhythm.found_share:.0%} of the boundaries have no silence")
-    if contrast < 2:
-        reasons.append("the silences between iterations are hardly longer than others")
+    if contrast < 1.5:
+        reasons.append("a silence within the iterations is nearly as long as those between them")
+    long = rhythm.long_bins > 2 * rhythm.silence_bins
+    if long:
+        reasons.append("some silences are far longer than usual, so that several bursts may be one iteration")
     if rhythm.silence_bins < 4:
         reasons.append("silences are only a few bins long: --bin with a smaller one shows them better")
     near = alike.period_bins is not None and abs(alike.period_bins * bin_ns / 1e9 / np.median(times) - 1) < 0.1
     if not near and float(np.std(times)) < 0.1 * float(times.mean()):
         reasons.append("the rate's autocorrelation has no peak at this period")
-    verdict = SURE if not reasons else LIKELY if len(reasons) == 1 else DOUBTFUL
+    # of a few silences, one that is longer by far may be the only one between iterations
+    several = long and len(times) < _FEW_ITERATIONS
+    verdict = SURE if not reasons else LIKELY if len(reasons) == 1 and not several else DOUBTFUL
     return Period(
         len(times),
         float(times.mean()),

@@ -9,6 +9,7 @@ the iterations' boundaries.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,9 @@ from scipy.special import bdtrc
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 
-# bins that together hold less than this share of a stream's bytes count as silent: acknowledged trifles of a library
-QUIET_SHARE = 0.01
+# bins that together hold less than this share of a stream's bytes, each far less than the usual one, count as silent:
+# a library's own small messages
+_QUIET_SHARE, _QUIET_BIN = 0.01, 0.1
 # how far from where it is due a silence may lie, as a share of the volume (bytes sent again are in the way)
 TOLERANCE = 0.02
 LEAST_ITERATIONS = 4
@@ -29,11 +31,16 @@ _LIKE_USUAL = 0.8
 # of volumes whose silences are nearly as long, the smallest: the others are its multiples
 _NEARLY = 0.75
 _MOST_ITERATIONS = 20_000
-_CANDIDATES = 48
+_MOST_BUCKETS, _LEAST_ROWS = 256, 3
+# the silence between iterations over those between buckets; with less than four iterations chance has a say
+_LONGER, _FAR_LONGER = 1.05, 1.5
+_CANDIDATES_EACH, _LAGS = 10, 12
 _SCORED_ITERATIONS = 120
 _ANCHORS = 6
-_NULL_VOLUMES = 100
-_SIMPLE_RATIOS = np.array([1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 1, 4 / 3, 3 / 2, 2, 3, 4])
+# volumes and beginnings that are tried, about
+_TRIED = 500
+# a volume counts where chance would give its silences with this probability at most, over all volumes tried
+_UNLIKELY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,16 @@ class Silences:
 class Rhythm:
     """What repeats in a stream.
 
+    Chance is what silences of the same lengths would give were they anywhere in the stream: a step of one volume meets
+    one with the share of the stream's bytes that lies within the tolerance of such a silence.
+
     Attributes:
         volume: payload bytes between two boundaries, median.
         starts: bin in which each iteration's communication begins, ascending.
         found: for each of these, whether a silence was there; else the bin is where the volume was reached.
         silence_bins: usual length of the silences at the boundaries (lower quartile).
-        other_bins: the same at volumes that are not its multiples: what chance and the rest of the pattern give.
+        long_bins: length that one in ten of them exceeds.
+        other_bins: usual length of the longest other silence in an iteration (lower quartile).
         confidence: 1 less the probability of finding as many boundaries by chance, over all volumes tried.
     """
 
@@ -73,6 +84,7 @@ class Rhythm:
     starts: Integers
     found: npt.NDArray[np.bool_]
     silence_bins: float
+    long_bins: float
     other_bins: float
     confidence: float
 
@@ -82,6 +94,20 @@ class Rhythm:
         return float(self.found.mean())
 
 
+def is_loud(payload: Integers) -> npt.NDArray[np.bool_]:
+    """Whether there is more in a bin than a library's own small messages.
+
+    Args:
+        payload: bytes in bins with payload.
+    """
+    ascending = np.sort(payload)
+    passed = np.cumsum(ascending)
+    # half of all bytes lie in bins of this many and more
+    usual = ascending[np.searchsorted(passed, passed[-1] / 2)]
+    most = ascending[np.searchsorted(passed, _QUIET_SHARE * passed[-1])]
+    return np.asarray(payload >= min(most, _QUIET_BIN * usual))
+
+
 def silences_of(bins: Integers, payload: Integers) -> Silences:
     """The silences of a stream.
 
@@ -89,68 +115,77 @@ def silences_of(bins: Integers, payload: Integers) -> Silences:
         bins: numbers of the bins with payload, strictly ascending.
         payload: bytes in each.
     """
-    order = np.argsort(payload, kind="stable")
     total = int(payload.sum())
-    quiet = np.zeros(len(bins), bool)
-    quiet[order[np.cumsum(payload[order]) <= QUIET_SHARE * total]] = True
-    loud = np.flatnonzero(~quiet)
+    loud = np.flatnonzero(is_loud(payload))
     length = np.diff(bins[loud]) - 1
     keep = length >= _LEAST_SILENCE_BINS
     after = loud[1:][keep]
     passed = np.cumsum(payload) - payload
-    return Silences(passed[after], length[keep], bins[after], total)
+    # before a stream begins it is silent, if not for how long is not known
+    longest = int(length.max(initial=0))
+    position, end = np.append(passed[loud[0]], passed[after]), np.append(bins[loud[0]], bins[after])
+    return Silences(position, np.append(longest, length[keep]), end, total)
 
 
-def find_rhythm(bins: Integers, payload: Integers) -> Rhythm | None:
-    """The rhythm of a stream; None where no volume recurs at least `LEAST_ITERATIONS` times.
+def find_rhythm(bins: Integers, payload: Integers, known: Sequence[float] = ()) -> Rhythm | None:
+    """The rhythm of a stream; None where no volume recurs, at least `LEAST_ITERATIONS` times, beyond chance.
 
     Args:
         bins: numbers of the bins with payload, strictly ascending.
         payload: bytes in each.
+        known: volumes of other streams, to be tried first: all streams of a ring have the same.
     """
     silences = silences_of(bins, payload)
     if len(silences) < LEAST_ITERATIONS:
         return None
-    volumes = _candidates(silences)
-    if not len(volumes):
-        return None
-    scores = np.array([_score(silences, volume)[0] for volume in volumes])
-    best = float(scores.max())
-    if best <= 0:
-        return None
-    volume = float(volumes[scores >= _NEARLY * best].min())
-    path = _follow(silences, volume)
+    chosen = _choose(silences, np.array(known))
+    path = np.empty(0, np.int64) if chosen is None else _follow(silences, chosen)
+    if chosen is None or _usual(silences, path) < _longest_between(silences, path):
+        chosen = _choose(silences, _candidates(silences))
+        if chosen is None:
+            return None
+        path = _follow(silences, chosen)
     many = _multiple(silences, path)
     if many > 1:
-        path = _follow(silences, volume * many)
+        path = _follow(silences, chosen * many)
     return _rhythm(silences, path, bins, payload)
 
 
+def _choose(silences: Silences, volumes: Numbers) -> float | None:
+    """The smallest volume whose silences are nearly as long as any other's; None where all may be chance."""
+    scored = [(volume, *_score(silences, volume)) for volume in volumes]
+    beyond = [(volume, usual) for volume, usual, _, unlikely in scored if usual > 0 and unlikely < _UNLIKELY]
+    if not beyond:
+        return None
+    best = max(usual for _, usual in beyond)
+    return float(min(volume for volume, usual in beyond if usual >= _NEARLY * best))
+
+
 def _candidates(silences: Silences) -> Numbers:
-    """Volumes between long silences that occur often."""
+    """Volumes that often lie between the longest silences: of the 8 longest, the 16 longest and so on."""
     middle = _middle(silences)
-    position, length = silences.position[middle], silences.length[middle].astype(np.float64)
-    distances, weights = [], []
-    longest = np.argsort(-length, kind="stable")
-    count = 8
-    while count // 2 < len(longest):
-        chosen = np.sort(longest[:count])
-        for lag in range(1, min(16, len(chosen) - 1) + 1):
-            distances.append(position[chosen][lag:] - position[chosen][:-lag])
-            weights.append(np.minimum(length[chosen][lag:], length[chosen][:-lag]))
-        count *= 2
-    distance, weight = np.concatenate(distances).astype(np.float64), np.concatenate(weights)
-    keep = (distance > silences.total / _MOST_ITERATIONS) & (distance < silences.total / (LEAST_ITERATIONS - 1))
-    distance, weight = distance[keep], weight[keep]
+    position = silences.position[middle]
+    longest = np.argsort(-silences.length[middle], kind="stable")
+    found: list[Numbers] = []
+    for power in range(3, max(len(longest) - 1, 8).bit_length() + 1):
+        chosen = np.sort(longest[: 1 << power])
+        lags = range(1, min(_LAGS, len(chosen) - 1) + 1)
+        distance = np.concatenate([position[chosen][lag:] - position[chosen][:-lag] for lag in lags])
+        found.append(_frequent(distance.astype(np.float64), silences.total))
+    return np.unique(np.concatenate(found))
+
+
+def _frequent(distance: Numbers, total: int) -> Numbers:
+    """Distances that occur most often, to 1 %."""
+    distance = distance[(distance > total / _MOST_ITERATIONS) & (distance < total / (LEAST_ITERATIONS - 1))]
     if not len(distance):
         return np.empty(0)
     place = np.floor(np.log(distance) / np.log1p(TOLERANCE / 2)).astype(np.int64)
     place -= place.min()
-    mass = np.bincount(place, weight)
-    smooth = np.convolve(mass, [0.5, 1.0, 0.5], mode="same")
-    chosen = np.argsort(-smooth, kind="stable")[:_CANDIDATES]
-    found = [np.median(distance[np.abs(place - one) <= 1]) for one in chosen if smooth[one] > 0 and mass[one] > 0]
-    return np.unique(np.array(found))
+    count = np.bincount(place)
+    often = np.convolve(count, [0.5, 1.0, 0.5], mode="same")
+    chosen = [one for one in np.argsort(-often, kind="stable")[:_CANDIDATES_EACH] if count[one] > 0]
+    return np.array([np.median(distance[np.abs(place - one) <= 1]) for one in chosen])
 
 
 def _middle(silences: Silences) -> slice:
@@ -160,17 +195,33 @@ def _middle(silences: Silences) -> slice:
     return slice(begin, begin + most)
 
 
-def _score(silences: Silences, volume: float) -> tuple[float, int]:
-    """How long the silences at multiples of a volume usually are (lower quartile), and the best silence to start at."""
-    best, at = 0.0, -1
+def _score(silences: Silences, volume: float) -> tuple[float, int, float]:
+    """How long the silences at multiples of a volume usually are (lower quartile).
+
+    Returns:
+        This length, the silence that is best to start at, and the probability of as much by chance.
+    """
+    best, at, unlikely = 0.0, -1, 1.0
     for anchor in _anchors(silences, volume):
         path = _track(silences, volume, anchor, _SCORED_ITERATIONS // 2)
         if len(path) < LEAST_ITERATIONS:
             continue
-        usual = float(np.quantile(_lengths(silences, path), 0.25))
+        lengths = _lengths(silences, path)
+        usual = float(np.quantile(lengths, 0.25))
         if usual > best:
-            best, at = usual, anchor
-    return best, at
+            best, at, unlikely = usual, anchor, _by_chance(silences, volume, lengths, usual)
+    return best, at, unlikely
+
+
+def _by_chance(silences: Silences, volume: float, lengths: Numbers, usual: float) -> float:
+    """Probability that chance gives as many silences of the usual length, over all volumes and beginnings tried."""
+    least = _LIKE_USUAL * usual
+    position = silences.position[silences.length >= least]
+    near = 2 * TOLERANCE * volume
+    covered = float(np.minimum(np.diff(position), near).sum() + near) / max(silences.total, 1)
+    # the first one was chosen, the others could have failed
+    hits, steps = int((lengths >= least).sum()) - 1, len(lengths) - 1
+    return min(1.0, _TRIED * float(bdtrc(hits - 1, steps, min(covered, 1.0))))
 
 
 def _anchors(silences: Silences, volume: float) -> list[int]:
@@ -183,13 +234,17 @@ def _anchors(silences: Silences, volume: float) -> list[int]:
     ]
 
 
+def _usual(silences: Silences, path: Integers) -> float:
+    return float(np.quantile(_lengths(silences, path), 0.25))
+
+
 def _lengths(silences: Silences, path: Integers) -> Numbers:
     return np.where(path >= 0, silences.length[np.maximum(path, 0)], 0).astype(np.float64)
 
 
 def _follow(silences: Silences, volume: float) -> Integers:
     """The silences one volume apart over the whole stream; -1 where there is none."""
-    _, anchor = _score(silences, volume)
+    _, anchor, _ = _score(silences, volume)
     return _track(silences, volume, anchor, _MOST_ITERATIONS) if anchor >= 0 else np.empty(0, np.int64)
 
 
@@ -222,33 +277,27 @@ def _steps(silences: Silences, step: float, anchor: int, most: int) -> list[int]
 
 
 def _multiple(silences: Silences, path: Integers) -> int:
-    """How many steps make one iteration: 1, or the smallest number after which lengths and volumes repeat.
+    """How many steps make one iteration: the smallest number of which one in as many has the longest silence; else 1.
 
-    Evenly spaced buckets of one size have a rhythm of their own; every so many, the silence is longer.
+    Evenly spaced buckets of one size have a rhythm of their own; every so many, the silence is a little longer.
     """
-    usable = path[path >= 0]
-    if len(usable) < 3 * LEAST_ITERATIONS:
-        return 1
-    length = np.log(silences.length[usable].astype(np.float64))
-    limit = np.quantile(length, (0.02, 0.98))
-    length = np.clip(length, *limit)
-    length = length - length.mean()
-    power = float((length**2).mean())
-    if power < np.log(1.1) ** 2:
-        return 1
-    most = min(len(length) // LEAST_ITERATIONS, 256)
-    likeness = np.array([float((length[lag:] * length[:-lag]).mean()) / power for lag in range(1, most + 1)])
-    best = float(likeness.max(initial=0.0))
-    if best < 0.5:
-        return 1
-    return int(np.flatnonzero(likeness >= 0.9 * best)[0]) + 1
+    lengths = _lengths(silences, path[path != 0])  # how long it was silent before its begin is not known
+    for many in range(2, min(len(lengths) // _LEAST_ROWS, _MOST_BUCKETS) + 1):
+        whole = lengths[: len(lengths) // many * many].reshape(-1, many)
+        place = int(np.argmax(np.median(whole, axis=0)))
+        # stalls lie anywhere, so they are among the others too
+        others = float(np.quantile(np.delete(whole, place, axis=1), 0.9))
+        longer = _LONGER if len(whole) >= LEAST_ITERATIONS else _FAR_LONGER
+        if float(np.quantile(whole[:, place], 0.1)) > longer * others:
+            return many
+    return 1
 
 
 def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integers) -> Rhythm | None:
     lengths = _lengths(silences, path)
     if len(path) < LEAST_ITERATIONS or not (path >= 0).any():
         return None
-    usual = float(np.quantile(lengths, 0.25))
+    usual = _usual(silences, path)
     if usual <= 0:
         return None
     # a stall at the rim is no boundary: begin and end with silences as they usually are
@@ -263,27 +312,13 @@ def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integer
     passed = np.cumsum(payload)
     starts = bins[np.minimum(np.searchsorted(passed, position, side="right"), len(bins) - 1)]
     starts[found] = silences.end[path[found]]
-    hits = int((lengths >= _LIKE_USUAL * usual).sum())
-    chance, other = _by_chance(silences, volume, usual)
-    # the first boundary was chosen, the others could have failed
-    unlikely = float(bdtrc(hits - 2, len(path) - 1, chance)) if chance < 1 else 1.0
-    confidence = 1.0 - min(1.0, _CANDIDATES * _ANCHORS * unlikely)
-    return Rhythm(volume, starts, found, usual, other, confidence)
+    confidence = 1.0 - _by_chance(silences, volume, lengths, usual)
+    long = float(np.quantile(lengths, 0.9))
+    return Rhythm(volume, starts, found, usual, long, _longest_between(silences, path), confidence)
 
 
-def _by_chance(silences: Silences, volume: float, usual: float) -> tuple[float, float]:
-    """How often a step of another volume meets such a silence, and the silences usual there."""
-    random = np.random.default_rng(1)
-    others = volume * np.exp(random.uniform(np.log(1 / 4), np.log(4), _NULL_VOLUMES))
-    apart = np.abs(np.log(others[:, None] / (volume * _SIMPLE_RATIOS))).min(axis=1)
-    hits, steps, usuals = 1, 2, [0.0]
-    for other in others[apart > 3 * TOLERANCE]:
-        for anchor in _anchors(silences, other)[:2]:
-            path = _track(silences, float(other), anchor, _SCORED_ITERATIONS // 4)
-            if len(path) < LEAST_ITERATIONS:
-                continue
-            lengths = _lengths(silences, path)
-            hits += int((lengths >= _LIKE_USUAL * usual).sum()) - 1
-            steps += len(path) - 1
-            usuals.append(float(np.quantile(lengths, 0.25)))
-    return hits / steps, float(np.quantile(usuals, 0.9))
+def _longest_between(silences: Silences, path: Integers) -> float:
+    """The longest silence between two boundaries that follow each other, as it usually is (lower quartile)."""
+    pairs = [(a, b) for a, b in itertools.pairwise(path) if a >= 0 and b >= 0]
+    longest = [int(silences.length[a + 1 : b].max(initial=0)) for a, b in pairs]
+    return float(np.quantile(longest, 0.25)) if longest else 0.0

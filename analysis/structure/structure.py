@@ -145,6 +145,7 @@ class Structure:
             {name: None if value is pd.NA else value for name, value in zip(columns, row, strict=True)}
             for row in table.itertuples(index=False, name=None)
         ]
+        item["other_exchanges"] = list(self.sorted.rivals)
         item["steps"] = None if self.steps is None else self.steps.to_json()
         return item
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,7 @@ TRAINING, CROSS, OTHER = "training", "cross", "other"
 # streams with less of all payload are not looked at
 _LEAST_SHARE = 0.0005
 _MOST_STREAMS = 64
-# silences at the boundaries must be longer than those at other volumes by this factor: a sender that is limited to a
-# rate pauses evenly
-_LEAST_CONTRAST = 1.5
-_LEAST_CONFIDENCE = 0.9
+LEAST_CONFIDENCE = 0.99
 # starts of two streams of one job lie within this share of the period
 _NEAR = 0.3
 _MATCHED = 0.8
@@ -81,33 +78,41 @@ class Sorted:
         training: the job; None where there is none.
         why: without one, a sentence that says what there was instead.
         kinds: class and reason of each stream, in the order of the streams.
+        rivals: other exchanges with a rhythm of their own, a few words each.
     """
 
     training: Training | None
     why: str
     kinds: tuple[tuple[str, str], ...]
+    rivals: tuple[str, ...] = ()
 
 
 def sort_out(streams: Streams) -> Sorted:
     """Tell the training job's streams from all others."""
     looked_at = [one for one in streams.streams[:_MOST_STREAMS] if one.total >= _LEAST_SHARE * streams.total]
-    rhythms = {stream: find_rhythm(stream.bins, stream.payload) for stream in looked_at}
-    clear = {one: rhythm for one, rhythm in rhythms.items() if rhythm is not None and is_clear(rhythm)}
+    rhythms: dict[Stream, Rhythm | None] = {}
+    clear: dict[Stream, Rhythm] = {}
+    for stream in looked_at:
+        known = sorted({round(rhythm.volume) for rhythm in clear.values()})
+        rhythm = rhythms[stream] = find_rhythm(stream.bins, stream.payload, known)
+        if rhythm is not None and rhythm.confidence >= LEAST_CONFIDENCE:
+            clear[stream] = rhythm
     groups = _groups(clear)
     both_ways = [group for group in groups if _exchanges(group)]
     one_way = [group for group in groups if not any(stream.answered for stream in group)]
     for candidates, is_one_way in ((both_ways, False), (one_way, True)):
         if candidates:
-            best = max(candidates, key=lambda group: sum(stream.total for stream in group))
+            best = max(candidates, key=_weight)
             training = _training(streams, {stream: clear[stream] for stream in best}, is_one_way)
-            return Sorted(training, "", _kinds(streams, training, rhythms))
+            rivals = tuple(_repeats(group[0], clear, streams) for group in candidates if group is not best)
+            return Sorted(training, "", _kinds(streams, training, rhythms), rivals)
     return Sorted(None, _why_none(streams, rhythms, clear), _kinds(streams, None, rhythms))
 
 
-def is_clear(rhythm: Rhythm) -> bool:
-    """Whether a rhythm stands out from chance and from an even pattern."""
-    contrast = rhythm.silence_bins >= _LEAST_CONTRAST * rhythm.other_bins
-    return contrast and rhythm.confidence >= _LEAST_CONFIDENCE
+def _weight(group: Sequence[Stream]) -> tuple[int, int]:
+    """Three hosts and more before two, which may be any exchange; then the largest payload."""
+    hosts = {host for stream in group for host in (stream.source, stream.destination)}
+    return min(len(hosts), 3), sum(stream.total for stream in group)
 
 
 def _groups(rhythms: dict[Stream, Rhythm]) -> list[list[Stream]]:
@@ -229,6 +234,11 @@ def describe(stream: Stream, rhythm: Rhythm | None, streams: Streams) -> str:
     return "no rhythm"
 
 
+def _repeats(stream: Stream, rhythms: Mapping[Stream, Rhythm], streams: Streams) -> str:
+    each_s = float(np.median(np.diff(rhythms[stream].starts))) * streams.bin_ns / 1e9
+    return f"{stream.name} repeats every {format_duration(each_s)}"
+
+
 def _why_none(streams: Streams, rhythms: dict[Stream, Rhythm | None], clear: dict[Stream, Rhythm]) -> str:
     """What there was instead of training."""
     seconds = format_duration(streams.bins * streams.bin_ns / 1e9)
@@ -237,10 +247,9 @@ def _why_none(streams: Streams, rhythms: dict[Stream, Rhythm | None], clear: dic
     total = f"{format_size(streams.total)} of payload in {seconds}"
     if clear:
         stream = max(clear, key=lambda one: one.total)
-        each = float(np.median(np.diff(clear[stream].starts))) * streams.bin_ns / 1e9
         return (
-            f"{total}: {stream.name} repeats every {format_duration(each)}, but it goes one way only, so it is a "
-            "sender with pauses rather than training"
+            f"{total}: {_repeats(stream, clear, streams)}, but it goes one way only, so it is a sender with pauses "
+            "rather than training"
         )
     what = describe(top, rhythms.get(top), streams)
     return (

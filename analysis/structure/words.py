@@ -89,7 +89,8 @@ def _time(found: Structure) -> list[str]:
         ),
         (
             f"Evidence: {period.found_share:.0%} of the boundaries have a silence of usually "
-            f"{format_duration(period.silence_s)} or more; other volumes have {format_duration(period.other_silence_s)}."
+            f"{format_duration(period.silence_s)} or more; the longest within an iteration "
+            f"is usually {format_duration(period.other_silence_s)}."
         ),
     ]
     if period.autocorrelation is not None and period.autocorrelation_s is not None:
@@ -149,6 +150,7 @@ def _others(found: Structure) -> list[str]:
         rows.append([f"{source} > {destination}", format_size(size), f"{size / total:.1%}", why])
     lines = table(["Cross traffic", "payload", "of all", "what it looks like"], rows) if rows else []
     rest = sum(one.total for (kind, *_), items in pairs.items() if kind == OTHER for one, _ in items)
+    lines += [f"Also an exchange, but not the job above: {rival}." for rival in found.sorted.rivals]
     return [*lines, f"All else: {format_size(rest)} of {format_size(total)}."]
 
 
@@ -158,8 +160,9 @@ def _steps(found: Structure) -> list[str]:
         return []
     lines = [
         (
-            f"Period: {format_duration(steps.packets_s)} by packets, {format_duration(steps.log_s)} by the log over the "
-            f"same {steps.iterations} iterations: {steps.period_error:+.2%}; {steps.missed} missed, {steps.extra} too many."
+            f"Period: {format_duration(steps.packets_s)} by packets, {format_duration(steps.log_s)} by the log over "
+            f"the same {steps.iterations} iterations: {steps.period_error:+.2%}; {steps.missed} missed, "
+            f"{steps.extra} too many."
         ),
         f"Single iterations are off by {format_duration(steps.iteration_error_s)} (median).",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ringtap.analysis.pcap.traffic import Traffic
 
 _SCAN_NS = 1_000_000
+_FEW_FILES = 3
 _AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
 
 
@@ -73,12 +75,9 @@ def _flows(options: argparse.Namespace) -> int:
         print("\n".join(describe(traffic, words, options.matrix)))
     _write(traffic, options, bin_ns)
     if not options.json:
-        names = " ".join(options.files)
-        print(
-            f"\nNext: ringtap structure {names}"
-            if options.rates
-            else f"\nNext: ringtap flows {names} --rates rates.csv"
-        )
+        names = shlex.join(options.files) if len(options.files) <= _FEW_FILES else "FILE…"
+        verb = f"structure {names}" if options.rates else f"flows {names} --rates rates.csv"
+        print(f"\nNext: ringtap {verb}")
     return 0
 
 

@@ -120,11 +120,11 @@ class _Parser:
                 self._at += 1
         inside = self._flows.layer == layer
         if layer and self._peek() is None:
-            return inside
+            return np.asarray(inside)
         found, _ = self._expression()
         if self._peek() is not None:
             self._wrong(f"is not understood from {self._peek()!r} on")
-        return found & inside & (self._flows.family != 0)
+        return np.asarray(found & inside & (self._flows.family != 0))
 
     def _peek(self, ahead: int = 0) -> str | None:
         at = self._at + ahead
@@ -248,7 +248,7 @@ class _Parser:
             self._wrong(f"lacks what comes after {head.type!r}" + (f", before {token!r}" if token else ""))
         self._at += 1
         if head.type == "proto":
-            return self._of_family(head) & (self._flows.protocol == self._protocol_number(token))
+            return np.asarray(self._of_family(head) & (self._flows.protocol == self._protocol_number(token)))
         if head.type in ("port", "portrange"):
             return self._ports(head, token)
         return self._addresses(head, token)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import io
 import itertools
 import os
 import queue
@@ -16,7 +17,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from ringtap.errors import UsageError
 
@@ -49,8 +49,8 @@ def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
         UsageError: one stands for nothing, or a file is named twice.
     """
     found: list[Path | None] = []
-    for word in map(os.fspath, words):
-        found += [None] if word == "-" else _expand(word)
+    for word in words:
+        found += [None] if word == "-" else _expand(os.fspath(word))
     seen: dict[tuple[int, int], Path] = {}
     for path in found:
         if path is None:
@@ -121,12 +121,12 @@ class Stream:
         self.read_bytes = 0
         self.troubles: Troubles = {}
         try:
-            self._file: BinaryIO = sys.stdin.buffer.raw if path is None else path.open("rb", 0)  # type: ignore[attr-defined]
+            # unbuffered: standard input is read from its descriptor
+            self._file = io.FileIO(sys.stdin.fileno() if path is None else path, closefd=path is not None)
             about = os.fstat(self._file.fileno())
         except (OSError, AttributeError, ValueError) as error:
             raise UsageError(f"{self.name} cannot be read: {getattr(error, 'strerror', error)}") from error
         self.about = about if stat.S_ISREG(about.st_mode) and path is not None else None
-        self._owned = path is not None
         self._ahead: _Ahead | None = None
 
     @property
@@ -165,8 +165,7 @@ class Stream:
         """Let go of the file."""
         if self._ahead is not None:
             self._ahead.close()
-        if self._owned:
-            self._file.close()
+        self._file.close()
 
     def _plain(self) -> Iterator[memoryview]:
         """Blocks as they lie in the file; each is overwritten by the next."""
@@ -175,7 +174,7 @@ class Stream:
             at = 0
             while at < BLOCK_BYTES:  # a pipe gives little at a time
                 try:
-                    number = self._file.readinto(whole[at:])  # type: ignore[attr-defined]
+                    number = self._file.readinto(whole[at:])
                 except OSError as error:
                     raise UsageError(f"{self.name} cannot be read: {error.strerror}") from error
                 if not number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import socket
 import tempfile
@@ -177,11 +178,9 @@ class TableFile:
             raise UsageError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
     def _parquet(self, columns: Columns) -> None:
-        import pyarrow
-        from pyarrow import parquet
-
-        table = pyarrow.table(columns)
+        table = importlib.import_module("pyarrow").table(columns)
         if self._writer is None:
+            parquet = importlib.import_module("pyarrow.parquet")
             self._writer = parquet.ParquetWriter(self._file, table.schema)
         self._writer.write_table(table.cast(self._writer.schema))
 
@@ -224,7 +223,7 @@ def check_table(path: Path, force: bool) -> None:
         raise UsageError(f"{path.parent} is no directory: {path.name} cannot be written there")
     if path.suffix == ".parquet":
         try:
-            import pyarrow  # noqa: F401
+            importlib.import_module("pyarrow.parquet")
         except ImportError as error:
             raise UsageError(
                 f"pyarrow, which writes {path.name}, is not installed: name it .csv, or pip install 'ringtap[analysis]'"

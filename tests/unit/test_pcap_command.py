@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from ringtap.analysis.pcap import sources
 from ringtap.analysis.pcap.read import read_captures
 from ringtap.cli import main
 from tests.unit.capture_makers import A4, B4, C4, arp, bare, classic, frames, spaced, udp, usual
@@ -171,14 +172,10 @@ def test_other_refusals_are_sentences_too(capture, tmp_path, capsys):
 
 
 def test_a_file_that_may_not_be_read_is_said(capture, capsys, monkeypatch):
-    opened = Path.open
+    def refused(path, **options):
+        raise PermissionError(13, "Permission denied")
 
-    def refused(self, *arguments, **options):
-        if self == capture:  # root may read everything
-            raise PermissionError(13, "Permission denied")
-        return opened(self, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(sources.io, "FileIO", refused)  # root may read everything
     assert fails(capsys, capture) == f"ringtap: {capture} cannot be read: Permission denied\n"
 
 

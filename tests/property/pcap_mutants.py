@@ -67,7 +67,8 @@ class Mutants:
     def __init__(self) -> None:
         whole = {name: make() for name, make in KINDS.items()}
         self.files = [data for data in whole.values() if data[:2] not in (b"\x1f\x8b", b"\x28\xb5")]
-        self.frames = [one for data in self.files if data[:4] == b"\xd4\xc3\xb2\xa1" for one in _frames_of(data)]
+        # kind by kind, so that what there are few frames of comes as often
+        self.frames = [_frames_of(data) for data in self.files if data[:4] == b"\xd4\xc3\xb2\xa1"]
 
     def make(self, seed: int, number: int) -> tuple[bytes, int | None]:
         """A mutant, and how many packets it holds where that is sure."""
@@ -81,28 +82,35 @@ class Mutants:
         return head + chance.randbytes(chance.randrange(400)), None
 
     def _of_frames(self, chance: random.Random) -> tuple[bytes, int]:
-        """A sound file around frames that are cut and damaged."""
+        """A sound file around frames that are cut and damaged; in pcapng, of several link types."""
+        several = chance.random() < 0.4
+        kind = chance.choice(self.frames)
         packets = []
-        link = 1
         for _ in range(chance.randrange(1, 8)):
-            link, data = chance.choice(self.frames)
-            data = bytes(_pocked(chance, bytearray(data)) if chance.random() < 0.7 else data)
-            length = len(data) if chance.random() < 0.8 else chance.choice((0, 1, 64, 9000, 65549, 2**24 - 1))
-            kept = data[: chance.randrange(len(data) + 1)] if chance.random() < 0.7 else data
-            time_ns = START_NS + chance.choice((0, 1, 999_999, 10**6, 10**9, -(10**9))) * chance.randrange(9)
-            packets.append(Packet(time_ns, kept, length))
-        if chance.random() < 0.2:
-            link = chance.choice(LINKS)
-        if chance.random() < 0.6:
-            return classic(packets, link, chance.choice("<>"), chance.random() < 0.5), len(packets)
+            link, data = chance.choice(chance.choice(self.frames) if several else kind)
+            packets.append((link, _record(chance, data)))
+        if not several:
+            link = packets[0][0] if chance.random() < 0.9 else chance.choice(LINKS)
+            records = [one for _, one in packets]
+            return classic(records, link, chance.choice("<>"), chance.random() < 0.5), len(packets)
         blocks = Blocks(chance.choice("<>"))
-        for one in packets:
+        for number, (link, one) in enumerate(packets):
             blocks.interface(link, resolution=chance.choice((None, 0, 3, 6, 9, 0x80 | 10, 0x80 | 30)))
-            number = chance.randrange(len(blocks.interfaces))
             chance.choice((blocks.packet, blocks.old_packet))(one, number)
             if chance.random() < 0.1:
                 blocks.unknown()
         return blocks.bytes(), len(packets)
+
+
+def _record(chance: random.Random, data: bytes) -> Packet:
+    """A frame with a damaged byte or two, cut anywhere, of whatever length on the wire."""
+    length = len(data) if chance.random() < 0.8 else chance.choice((0, 1, 64, 9000, 65549, 2**24 - 1))
+    if chance.random() < 0.6:
+        data = bytes(_pocked(chance, bytearray(data)))
+    if chance.random() < 0.6:  # mostly within the headers, where every byte counts
+        data = data[: min(int(chance.expovariate(1 / 50)), len(data)) if chance.random() < 0.7 else len(data) // 2]
+    time_ns = START_NS + chance.choice((0, 1, 999_999, 10**6, 10**9, -(10**9))) * chance.randrange(9)
+    return Packet(time_ns, data, length)
 
 
 def _frames_of(data: bytes) -> list[tuple[int, bytes]]:

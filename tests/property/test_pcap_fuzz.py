@@ -34,7 +34,7 @@ def test_damaged_captures(tmp_path: Path) -> None:
         found, first = judge_some(first, min(first + SHARE, MUTANTS), tmp_path)
         captures += found["captures"]
         broken += found["broken"]
-    assert not broken, f"of seed {SEED}:\n" + "\n".join(broken)
+    assert not broken, f"of seed {SEED}:\n" + "\n".join(broken[:20])
     # mutants that are all refused at the first byte would show nothing
     assert captures > MUTANTS // 2
 

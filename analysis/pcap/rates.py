@@ -15,7 +15,7 @@ from ringtap.analysis.pcap.tables import Columns
 Integers = npt.NDArray[np.int64]
 Cells = npt.NDArray[Any]
 
-_TOGETHER = 1 << 21  # cells of the bins that are worked on together, about
+_TOGETHER = 1 << 18  # cells of the bins that are worked on together, about
 
 
 @dataclass(frozen=True)

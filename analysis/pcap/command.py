@@ -74,7 +74,7 @@ def _flows(options: argparse.Namespace) -> int:
 
         print("\n".join(describe(traffic, words, options.matrix)))
     _write(traffic, options, bin_ns)
-    if not options.json:
+    if not options.json and "-" not in options.files:
         names = shlex.join(options.files) if len(options.files) <= _FEW_FILES else "FILE…"
         verb = f"structure {names}" if options.rates else f"flows {names} --rates rates.csv"
         print(f"\nNext: ringtap {verb}")

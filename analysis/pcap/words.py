@@ -135,7 +135,7 @@ def _largest(traffic: Traffic) -> list[str]:
     ).sum(1)
     chosen = rows[np.argsort(-weight.astype(np.float64), kind="stable")[:_SHOWN]]
     columns = tables.conversation_columns(conversations[chosen], traffic.selected.reshape(-1, 2)[chosen].reshape(-1))
-    table = [("", "from", "to", "payload", "back", "rate", "again", "round trip")]
+    table = [("", "from", "to", "payload", "back", "rate", "resent", "round trip")]
     for item in tables.rows_of(columns):
         there, back = ("ab", "ba") if item["payload_ab"] >= item["payload_ba"] else ("ba", "ab")
         ends = [endpoint(item[end], item[f"{end}_port"]) for end in there]

@@ -50,7 +50,8 @@ def parameter_intervals(
     log_t0, b, found = solve_many(load, resampled, capacity, n, noise)
     left = resampled - log_t0[:, None] - b[:, None] * reduced_load(load, capacity, found[:, None])
     scatter = np.sqrt(noise.cost(left) / (points - parameters))
-    ratio = np.maximum(scatter, _LEAST_SCATTER * own) / max(own, RESIDUAL_FLOOR)
+    # where the points lie on the curve there is nothing to judge by
+    ratio = np.maximum(scatter / own, _LEAST_SCATTER) if own > RESIDUAL_FLOOR else np.ones(samples)
     certain = bool(np.all(b > 0) and solution.b > 0)
     tails = np.array([1 - (1 - level) / 2, (1 - level) / 2])
 

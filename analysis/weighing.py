@@ -12,6 +12,7 @@ from ringtap.analysis.regression import Array, Exponent, log_predict, reduced_lo
 
 # Huber's constant: about 95 % of the efficiency of least squares where there are no outliers
 CUT = 1.345
+ALIKE_SHARE = 1e-6  # of the loads' range: points nearer than this are at one load
 _TRIED = (0.5, 1.0, 2.0)
 
 
@@ -69,8 +70,11 @@ def _robust(load: Array, log_time: Array, capacity: float, error: Array | None) 
 
 def _residuals(load: Array, log_time: Array, capacity: float, n: float) -> Array:
     x = reduced_load(load, capacity, n)
-    line = stats.theilslopes(log_time, x)
-    around: Array = log_time - line.slope * x
+    one, other = np.triu_indices(len(x), 1)
+    run = x[other] - x[one]
+    apart = np.abs(run) > ALIKE_SHARE * np.ptp(x)  # replicates have no slope between them
+    slope = np.median((log_time[other] - log_time[one])[apart] / run[apart])
+    around: Array = log_time - slope * x
     result: Array = around - np.median(around)
     return result
 

@@ -1,0 +1,57 @@
+"""Whatever is measured: numbers or a reason, never NaN, and nothing but what JSON holds."""
+
+import json
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtap.analysis.fit import CongestionModel
+from ringtap.analysis.predict import Predictor
+from ringtap.analysis.quantiles import quantile_interval
+from ringtap.analysis.segmented import find_break
+from ringtap.errors import UsageError
+
+points = st.lists(st.tuples(st.floats(0, 24.999999), st.floats(1e-9, 1e9)), min_size=4, max_size=12)
+
+
+@settings(max_examples=120, deadline=None)
+@given(points, st.sampled_from([0.5, 2.0, "free", None]), st.booleans(), st.sampled_from([None, 0.0, 0.01, 10.0]))
+def test_fits_of_every_kind_and_their_predictions(pairs, n, robust, error):
+    loads, times = np.array(pairs).T
+    spread = None if error is None else error * times
+    try:
+        fit = CongestionModel(25, n).fit(loads, times, spread_s=spread, robust=robust, bootstrap=40)
+        predictor = Predictor.from_fit(json.loads(json.dumps(fit.to_json(), allow_nan=False)))
+    except UsageError:
+        return
+    assert fit.report()
+    found = predictor.at(12.5)
+    json.dumps(found.to_json(), allow_nan=False)
+    if found.curve_s:
+        assert found.point_s[0] <= found.curve_s[0] <= found.iteration_s <= found.curve_s[1] <= found.point_s[1]
+    if predictor.chosen.solution.b > 0:
+        json.dumps(predictor.load_for(1.5).to_json(), allow_nan=False)
+
+
+@settings(max_examples=80, deadline=None)
+@given(points)
+def test_breaks(pairs):
+    loads, times = np.array(pairs).T
+    found = find_break(loads, times, 25, samples=40)
+    assert (found.point is None) == bool(found.reason)
+    if found.point:
+        json.dumps(found.point.to_json(), allow_nan=False)
+        assert np.all(np.isfinite(found.point.at(loads)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=400), st.floats(0.001, 0.999), st.floats(0.5, 0.99))
+def test_quantiles_lie_within_their_intervals_and_those_within_the_sample(values, q, level):
+    found = quantile_interval(values, q, level)
+    json.dumps(found.to_json(), allow_nan=False)
+    assert (found.low is None or found.high is None) == bool(found.reason)
+    ends = [end for end in (found.low, found.high) if end is not None]
+    assert all(min(values) <= end <= max(values) for end in ends)
+    if len(ends) == 2:
+        assert ends[0] <= ends[1]

@@ -24,6 +24,7 @@ from ringtap.analysis.pcap.kernel_state import (
     INTERFACE_BYTES,
     INTERFACE_COUNT,
     INTERFACES,
+    IS_END,
     LAST_NS,
     MORE,
     MOST_BLOCK_BYTES,
@@ -85,9 +86,7 @@ def block_stops(state: int, block: int, size: int) -> int:
             put(state, NEEDED, total - size)
             return PASS_OVER
         return MORE
-    if total > MOST_BLOCK_BYTES or (
-        size >= total and _word(state, block + total - 4) != total
-    ):
+    if total > MOST_BLOCK_BYTES or (size >= total and _word(state, block + total - 4) != total):
         return CORRUPT
     return MORE
 
@@ -100,26 +99,23 @@ def _time_ns(interface: int, high: int, low: int) -> int:
         load64(interface + I_OFFSET_NS),
     )
     ticks = high << 32 | low
-    if ticks < 0:
-        return -1  # out of all range
+    half = high << 31 | low >> 1  # of the ticks, which may take all 64 bits: that has a sign bit of 0
     if scale == DIVIDED:
-        return ticks // by + offset
+        return half // (by >> 1) + offset
     if scale == POWER_OF_TWO:
-        whole, part = ticks >> by, ticks & ((1 << by) - 1)
+        whole, part = half >> (by - 1), ticks & ((1 << by) - 1)
         if whole > _MOST_SECONDS:
-            return -1
+            return -1  # out of all range
         if by > 30:  # a nanosecond needs no more
             part, by = part >> (by - 30), 30
         return whole * 1_000_000_000 + (part * 1_000_000_000 >> by) + offset
-    if ticks > load64(interface + I_MOST):
+    if ticks < 0 or ticks > load64(interface + I_MOST):
         return -1
     return ticks * by + offset
 
 
 @inlined
-def packet_of_block(
-    state: int, block: int, total: int
-) -> tuple[int, int, int, int, int]:
+def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, int, int]:
     """Captured bytes, length, time, address of the data (0: there is no packet) and link type of a whole block."""
     kind = _word(state, block)
     if not _is_packet(kind):
@@ -146,14 +142,8 @@ def packet_of_block(
         count(state, N_NO_TIME)
     else:
         kept, length = _word(state, block + 20), _word(state, block + 24)
-        time_ns = _time_ns(
-            interface, _word(state, block + 12), _word(state, block + 16)
-        )
-    if (
-        kept > total - header - 4
-        or kept > get(state, MOST_KEPT)
-        or length > MOST_FRAME_BYTES
-    ):
+        time_ns = _time_ns(interface, _word(state, block + 12), _word(state, block + 16))
+    if kept > total - header - 4 or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES:
         count(state, N_MALFORMED)
         return 0, 0, 0, 0, 0
     return kept, length, time_ns, block + header, load64(interface + I_LINK)
@@ -164,6 +154,8 @@ def is_block(state: int, block: int, size: int) -> int:
     """Whether two sound blocks begin at an address: 1 yes, -1 no, 0 that NEEDED bytes would tell."""
     place = 0
     for _ in range(2):
+        if place and place == size and get(state, IS_END):
+            return 1
         if place + 12 > size:
             put(state, NEEDED, place + 12)
             return 0 if place else -1

@@ -38,9 +38,7 @@ def _by_version(first: int) -> int:
 
 
 @kernel
-def _ipv4(
-    state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int
-) -> int:
+def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
     """An IPv4 packet (RFC 791)."""
     if kept < offset + 20:
         count(state, N_CUT)
@@ -80,9 +78,7 @@ def _ipv4(
 
 
 @kernel
-def _ipv6(
-    state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int
-) -> int:
+def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
     """An IPv6 packet (RFC 8200) with its extension headers."""
     if kept < offset + 40:
         count(state, N_CUT)
@@ -221,9 +217,7 @@ def _any(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -
 
 
 @inlined
-def decode(
-    state: int, at: int, kept: int, length: int, time_ns: int, link: int
-) -> None:
+def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
     """Count one packet.
 
     Args:

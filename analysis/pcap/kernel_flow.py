@@ -79,8 +79,7 @@ _PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = (
     )
 )
 _RTT_MIN, _HANDSHAKE, _FIRST_NS, _LAST_NS = (
-    CONVERSATION.fields[name][1]
-    for name in ("rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
+    CONVERSATION.fields[name][1] for name in ("rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
 )
 _MIX, _MIX_REST = -7046029254386353131, -4417276706812531889  # odd, of high entropy
 
@@ -195,9 +194,7 @@ def _grow(state: int) -> None:
             continue
         ports = load8(row + _A_PORT + 1) | load8(row + _A_PORT) << 8
         ports |= load8(row + _B_PORT + 1) << 16 | load8(row + _B_PORT) << 24
-        rest = rest_of(
-            ports, load8(row), load8(row + 1), load8(row + 2), load8(row + 3)
-        )
+        rest = rest_of(ports, load8(row), load8(row + 1), load8(row + 2), load8(row + 3))
         if load8(row + 3) == 4:
             addresses = (load64(row + _A) & 0xFFFFFFFF) | load64(row + _B) << 32
         else:
@@ -207,9 +204,7 @@ def _grow(state: int) -> None:
 
 
 @kernel
-def _new_conversation(
-    state: int, rest: int, source: int, destination: int, time_ns: int
-) -> int:
+def _new_conversation(state: int, rest: int, source: int, destination: int, time_ns: int) -> int:
     """A new row; beyond the limit the one that all others share, as -1 less its flow."""
     number = get(state, ROWS)
     if number >= get(state, MOST_ROWS):
@@ -246,33 +241,25 @@ def _new_conversation(
 
 
 @kernel
-def _new_flow(
-    state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int
-) -> int:
+def _new_flow(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
     """The flow of a key that has no slot: the way back of a conversation that is there, or a new conversation."""
     if (rest >> 56) == 4:
         back = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
     else:
         back = key6(destination, source)
-    reverse = load64(
-        _find(state, back, _ports_reversed(rest), destination, source) + K_FLOW
-    )
+    reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + K_FLOW)
     if reverse:
         flow = (reverse - 1) ^ 1
     else:
         flow = _new_conversation(state, rest, source, destination, time_ns)
         if flow < 0:
             return -1 - flow
-    _write_slot(
-        _find(state, addresses, rest, source, destination), addresses, rest, flow
-    )
+    _write_slot(_find(state, addresses, rest, source, destination), addresses, rest, flow)
     return flow
 
 
 @inlined
-def flow_of(
-    state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int
-) -> int:
+def flow_of(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
     """The flow of a packet; a new one where its key was never seen."""
     flow = load64(_find(state, addresses, rest, source, destination) + K_FLOW)
     if flow:
@@ -334,9 +321,7 @@ def _went_back(state: int, flow: int, time_ns: int) -> None:
 
 
 @kernel
-def _write_packet(
-    state: int, flow: int, length: int, payload: int, time_ns: int
-) -> None:
+def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int) -> None:
     packet = get(state, PACKETS_AT)
     put(state, PACKETS_AT, packet + _PACKET)
     store64(packet, time_ns)

@@ -22,15 +22,11 @@ from ringtap.analysis.pcap.kernel_state import (
 
 @kernel
 def _slot(state: int, addresses: int, identity: int) -> int:
-    return get(state, FRAGMENTS) + (
-        (spread(addresses, identity) & (FRAGMENT_SLOTS - 1)) << FRAGMENT_SHIFT
-    )
+    return get(state, FRAGMENTS) + ((spread(addresses, identity) & (FRAGMENT_SLOTS - 1)) << FRAGMENT_SHIFT)
 
 
 @kernel
-def remember_first(
-    state: int, addresses: int, identity: int, flow: int, time_ns: int
-) -> None:
+def remember_first(state: int, addresses: int, identity: int, flow: int, time_ns: int) -> None:
     """Keep the flow of a first fragment."""
     slot = _slot(state, addresses, identity)
     store64(slot + F_ADDRESSES, addresses)
@@ -45,8 +41,4 @@ def flow_of_first(state: int, addresses: int, identity: int, time_ns: int) -> in
     slot = _slot(state, addresses, identity)
     if load64(slot + F_ADDRESSES) != addresses or load64(slot + F_ID) != identity:
         return -1
-    return (
-        load64(slot + F_FLOW) - 1
-        if abs(time_ns - load64(slot + F_NS)) <= FRAGMENT_LIFE_NS
-        else -1
-    )
+    return load64(slot + F_FLOW) - 1 if abs(time_ns - load64(slot + F_NS)) <= FRAGMENT_LIFE_NS else -1

@@ -42,9 +42,7 @@ def _compiled(function: Function, inline: bool) -> Function:
 
 def _load(bits: int, swapped: bool) -> Callable[[int], int]:
     def load(_context: Any, address: Any) -> Any:
-        def generate(
-            _target: Any, builder: Any, _signature: Any, arguments: Any
-        ) -> Any:
+        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
             value = builder.load(pointer, align=1)
             if swapped:
@@ -58,15 +56,9 @@ def _load(bits: int, swapped: bool) -> Callable[[int], int]:
 
 def _store(bits: int) -> Callable[[int, int], None]:
     def store(_context: Any, address: Any, value: Any) -> Any:
-        def generate(
-            _target: Any, builder: Any, _signature: Any, arguments: Any
-        ) -> Any:
+        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
-            kept = (
-                builder.trunc(arguments[1], ir.IntType(bits))
-                if bits < 64
-                else arguments[1]
-            )
+            kept = builder.trunc(arguments[1], ir.IntType(bits)) if bits < 64 else arguments[1]
             builder.store(kept, pointer, align=1)
 
         return types.void(types.int64, types.int64), generate

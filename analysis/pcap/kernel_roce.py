@@ -28,9 +28,7 @@ from ringtap.analysis.pcap.kernel_state import (
 from ringtap.analysis.pcap.layout import QUEUE_PAIR
 
 _ROW = QUEUE_PAIR.itemsize
-_QUEUE_PAIR, _SOURCE, _DESTINATION = (
-    QUEUE_PAIR.fields[name][1] for name in ("queue_pair", "source", "destination")
-)
+_QUEUE_PAIR, _SOURCE, _DESTINATION = (QUEUE_PAIR.fields[name][1] for name in ("queue_pair", "source", "destination"))
 (
     _PACKETS,
     _BYTES,
@@ -75,17 +73,10 @@ def extended_bytes(opcode: int) -> int:
     service, operation = opcode >> 5, opcode & 31
     if opcode == _CNP:
         return 16  # reserved
-    if (
-        service > _EXTENDED
-        or service == _CONGESTION
-        or operation > 0x17
-        or operation == 0x15
-    ):
+    if service > _EXTENDED or service == _CONGESTION or operation > 0x17 or operation == 0x15:
         return -1
     if service == _DATAGRAM:
-        return (
-            8 if operation == 4 else 12 if operation == 5 else -1
-        )  # DETH, and immediate data
+        return 8 if operation == 4 else 12 if operation == 5 else -1  # DETH, and immediate data
     size = 0
     if operation in (0x03, 0x05, 0x09, 0x0B):
         size += 4  # immediate data
@@ -108,9 +99,7 @@ def extended_bytes(opcode: int) -> int:
 
 
 @kernel
-def _queue_pair(
-    state: int, queue_pair: int, addresses: int, family: int, time_ns: int
-) -> int:
+def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_ns: int) -> int:
     """Row of a queue pair; -1 if there are too many."""
     size = 4 if family == 4 else 16
     key = load64(addresses) if family == 4 else key6(addresses, addresses + 16)
@@ -125,9 +114,7 @@ def _queue_pair(
             if family == 4:
                 if load32(row + _SOURCE) | load32(row + _DESTINATION) << 32 == key:
                     return number
-            elif same16(row + _SOURCE, addresses) and same16(
-                row + _DESTINATION, addresses + 16
-            ):
+            elif same16(row + _SOURCE, addresses) and same16(row + _DESTINATION, addresses + 16):
                 return number
         index = (index + 1) & (QUEUE_PAIR_SLOT_COUNT - 1)
     number = get(state, QUEUE_PAIR_ROWS)
@@ -191,9 +178,7 @@ def roce(
         family: 4 or 6.
         time_ns: of the capture.
     """
-    number = _queue_pair(
-        state, swapped32(header + 4) & 0xFFFFFF, addresses, family, time_ns
-    )
+    number = _queue_pair(state, swapped32(header + 4) & 0xFFFFFF, addresses, family, time_ns)
     if number < 0:
         count(state, N_QUEUE_PAIRS)
         return
@@ -208,9 +193,7 @@ def roce(
     if opcode == _CNP:
         add(row + _CNPS, 1)
     elif operation in (_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE):
-        place = _BTH_BYTES + (
-            4 if service == _RELIABLE_DATAGRAM else 0
-        )  # its own header comes first
+        place = _BTH_BYTES + (4 if service == _RELIABLE_DATAGRAM else 0)  # its own header comes first
         refused = kept > place and (load8(header + place) >> 5 & 3) in (1, 3)
         add(row + (_NAKS if refused else _ACKNOWLEDGEMENTS), 1)
     elif service != _DATAGRAM:

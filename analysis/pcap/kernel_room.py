@@ -89,7 +89,7 @@ class Room:
         """Tell the kernels the interfaces of the section."""
         self.state[ks.INTERFACE_COUNT] = len(interfaces)
         for row, interface in zip(self._interfaces, interfaces, strict=False):
-            row[:6] = (*interface[1:], ks.MOST_NS // max(interface.by, 1))
+            row[:6] = (*interface[1:], ks.MOST_NS // interface.by)
 
 
 class Spill:
@@ -105,13 +105,17 @@ class Spill:
         self._buffer = np.empty(max(most, 2 * ks.ROOM), dtype)
         self.begin: int = self._buffer.ctypes.data
         self.end = self.begin + self._buffer.nbytes
-        self._file = file
+        self._file, self._is_own = file, file is None
         self._rows_in_file = 0
+
+    def __del__(self) -> None:
+        if self._is_own and self._file is not None:
+            self._file.close()  # rows that are mapped from it stay
 
     def empty(self, end: int) -> None:
         """Write the rows from the begin of the buffer to an address into the file."""
         if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the rows that are mapped from it
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when this is gone
         rows = (end - self.begin) // self._buffer.itemsize
         self._file.write(self._buffer[:rows].data)
         self._rows_in_file += rows

@@ -11,9 +11,7 @@ DIRECTIONS = 1  # address of the work area: two direction blocks a conversation
 SLOTS = 2  # address of the hash table of flows
 HOLES = 3  # address of the TCP holes: MOST_HOLES a direction
 MOST_ROWS = 4
-CELLS_AT = (
-    5  # where the next cell goes; set back by the caller when it has taken the cells
-)
+CELLS_AT = 5  # where the next cell goes; set back by the caller when it has taken the cells
 CELLS_END = 6  # each end stands behind its begin
 BIN_NS = 7
 SWAPPED = 8  # the file's byte order is not the machine's
@@ -26,6 +24,7 @@ QUEUE_PAIR_WORK = 14  # address of their work area
 QUEUE_PAIR_SLOTS = 15
 PACKETS_AT = 16  # where the next row of layout.PACKET goes; 0: none are wanted
 PACKETS_END = 17
+IS_END = 18  # the stream ends with the block
 
 # --- what the kernels keep ----------------------------------------------------------------------------------------
 SLOT_MASK = 20  # slots in use less one; a power of two
@@ -139,9 +138,7 @@ MOST_INTERFACES = 1024
 F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
 FRAGMENT_SHIFT = 5
 FRAGMENT_SLOTS = 8192
-FRAGMENT_LIFE_NS = (
-    30_000_000_000  # what RFC 791 and systems give a datagram to arrive whole
-)
+FRAGMENT_LIFE_NS = 30_000_000_000  # what RFC 791 and systems give a datagram to arrive whole
 
 # --- a queue pair's work area -------------------------------------------------------------------------------------
 Q_NEXT = 0  # PSN that the next request has; -1: not known
@@ -151,9 +148,7 @@ MOST_QUEUE_PAIRS = 2**16
 QUEUE_PAIR_SLOT_COUNT = 2**18
 
 # --- limits -------------------------------------------------------------------------------------------------------
-MOST_FRAME_BYTES = (
-    2**24
-)  # no link has packets of this size; a record that says so is damage
+MOST_FRAME_BYTES = 2**24  # no link has packets of this size; a record that says so is damage
 MOST_BLOCK_BYTES = 2**25
 ROOM = 8  # a packet makes fewer cells and rows than these
 FULL_CELL_BYTES = 2**31

@@ -62,9 +62,7 @@ from ringtap.analysis.pcap.layout import CONVERSATION
 )
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
 _MOST_OUT_OF_ORDER_NS = 3_000_000  # where no handshake was seen
-_MOST_JUMP = (
-    2**30
-)  # a window is smaller: this is another connection between the same ports
+_MOST_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
 
 
 @inlined
@@ -85,9 +83,7 @@ def _holes_of(state: int, flow: int) -> int:
 
 
 @kernel
-def _add_hole(
-    state: int, flow: int, work: int, begin: int, end: int, time_ns: int
-) -> None:
+def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: int) -> None:
     """Keep a hole; the oldest is forgotten where there are too many."""
     holes, number = _holes_of(state, flow), load64(work + D_HOLES)
     if number == MOST_HOLES:
@@ -105,9 +101,7 @@ def _add_hole(
 
 
 @kernel
-def _fill(
-    state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int
-) -> int:
+def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int) -> int:
     """Take the bytes of a segment out of the holes; returns how many of them are merely out of order."""
     holes, number = _holes_of(state, flow), load64(work + D_HOLES)
     limit = load64(row_of(state, flow) + _HANDSHAKE)
@@ -128,9 +122,7 @@ def _fill(
             continue
         if time_ns - since <= limit:
             in_time += last - first
-        if (
-            first > begin and last < end
-        ):  # in the middle: the part behind it is kept as a hole of its own
+        if first > begin and last < end:  # in the middle: the part behind it is kept as a hole of its own
             _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
             if number < MOST_HOLES:
                 tail = holes + number * HOLE_BYTES
@@ -156,9 +148,7 @@ def _fill(
         else:
             number -= 1
             final = holes + number * HOLE_BYTES
-            _set_hole(
-                hole, load64(final), load64(final + HOLE_TO), load64(final + HOLE_NS)
-            )
+            _set_hole(hole, load64(final), load64(final + HOLE_TO), load64(final + HOLE_NS))
     store64(work + D_HOLES, number)
     return in_time
 
@@ -244,9 +234,7 @@ def _segment_size(state: int, header: int, kept: int) -> int:
 
 
 @kernel
-def _opening_or_reset(
-    state: int, flow: int, work: int, header: int, kept: int, flags: int, time_ns: int
-) -> None:
+def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, flags: int, time_ns: int) -> None:
     if flags & _RST:
         add(row_of(state, flow) + _RESETS + (flow & 1) * 8, 1)
         return
@@ -351,6 +339,4 @@ def tcp(
         )
     elif not flags & (_SYN | _FIN):
         return
-    _sequence(
-        state, flow, work, sequence, payload, 1 if flags & (_SYN | _FIN) else 0, time_ns
-    )
+    _sequence(state, flow, work, sequence, payload, 1 if flags & (_SYN | _FIN) else 0, time_ns)

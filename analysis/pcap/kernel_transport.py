@@ -153,21 +153,12 @@ def transport(
                 payload = size - 8
                 port = swapped16(header + 2)
                 if port == _ROCE_PORT:
-                    inside = _roce_payload(
-                        state, header + 8, kept - offset - 8, payload
-                    )
+                    inside = _roce_payload(state, header + 8, kept - offset - 8, payload)
                     if inside >= 0:
                         kind, payload = ROCE, inside
-                elif (
-                    port == _VXLAN_PORT
-                    and layer == 0
-                    and kept >= offset + 30
-                    and load8(header + 8) & 8
-                ):
+                elif port == _VXLAN_PORT and layer == 0 and kept >= offset + 30 and load8(header + 8) & 8:
                     inner = offset + 16
-    flow = _flow(
-        state, addresses, rest_of(ports, protocol, kind, layer, family), family, time_ns
-    )
+    flow = _flow(state, addresses, rest_of(ports, protocol, kind, layer, family), family, time_ns)
     if identity >= 0:
         remember_first(state, key, identity, flow, time_ns)
     work = account(state, flow, length, payload, time_ns)

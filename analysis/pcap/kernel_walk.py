@@ -34,6 +34,7 @@ from ringtap.analysis.pcap.kernel_state import (
     I_BY,
     I_LINK,
     INTERFACES,
+    IS_END,
     LAST_NS,
     MORE,
     MOST_FRAME_BYTES,
@@ -57,15 +58,11 @@ _CELLS_ROOM, _PACKETS_ROOM = ROOM * CELL.itemsize, ROOM * PACKET.itemsize
 def _is_full(state: int) -> bool:
     if get(state, CELLS_AT) + _CELLS_ROOM > get(state, CELLS_END):
         return True
-    return get(state, PACKETS_AT) != 0 and get(state, PACKETS_AT) + _PACKETS_ROOM > get(
-        state, PACKETS_END
-    )
+    return get(state, PACKETS_AT) != 0 and get(state, PACKETS_AT) + _PACKETS_ROOM > get(state, PACKETS_END)
 
 
 @inlined
-def _packet(
-    state: int, at: int, kept: int, length: int, time_ns: int, link: int
-) -> None:
+def _packet(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
     add(state + 8 * N_PACKETS, 1)
     add(state + 8 * N_BYTES, length)
     if time_ns < get(state, BIN_START_NS) or time_ns >= get(state, BIN_END_NS):
@@ -179,12 +176,7 @@ def _is_record(state: int, record: int) -> bool:
     else:
         seconds, ticks, length = load32(record), load32(record + 4), load32(record + 12)
     kept, tick_ns = _kept(state, record), load64(get(state, INTERFACES) + I_BY)
-    if (
-        kept > length
-        or kept > get(state, MOST_KEPT)
-        or length > MOST_FRAME_BYTES
-        or length == 0
-    ):
+    if kept > length or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES or length == 0:
         return False
     if ticks * tick_ns >= 1_000_000_000:
         return False
@@ -195,7 +187,8 @@ def _is_record(state: int, record: int) -> bool:
 def resume(state: int, block: int, size: int) -> int:
     """Look for the next sound record of a pcap file after damage.
 
-    Three headers in a row, each where the one before says, within a day of the latest packet, make a sound record.
+    Three headers in a row, each where the one before says, within a day of the latest packet, make a sound record; at
+    the end of the stream fewer, if it ends where the last one does.
 
     Returns:
         Bytes to pass over. STOPPED is MORE where a record begins there, else FULL: NEEDED bytes from there would tell.
@@ -210,7 +203,10 @@ def resume(state: int, block: int, size: int) -> int:
         else:
             put(state, STOPPED, MORE)
             return at
-        if place > at and place + 16 > size:
+        if place == size and place > at and get(state, IS_END):
+            put(state, STOPPED, MORE)
+            return at
+        if place > at and place + 16 > size and not get(state, IS_END):
             put(state, STOPPED, FULL)
             put(state, NEEDED, place + 16 - at)
             return at
@@ -228,7 +224,7 @@ def resume_blocks(state: int, block: int, size: int) -> int:
         if found == 1:
             put(state, STOPPED, MORE)
             return at
-        if found == 0:
+        if found == 0 and not get(state, IS_END):
             put(state, STOPPED, FULL)
             return at
         at += 1

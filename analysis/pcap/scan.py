@@ -95,7 +95,7 @@ class Scan:
         Raises:
             UsageError: the stream is no capture.
         """
-        data = np.frombuffer(block, np.uint8)
+        data = np.frombuffer(block, np.uint8) if len(block) else np.zeros(0, np.uint8)
         while len(data):
             if self._passing:
                 data = self._pass_over(data)
@@ -123,6 +123,9 @@ class Scan:
                 else "is no capture: it is empty"
             )
         room, flow = self._room, 0
+        if self._lost and self._torn:
+            room.state[ks.IS_END] = 1
+            self._torn = self._go(np.frombuffer(self._torn, np.uint8))
         while True:
             flow = self._entries["finish"](room.address, flow, 0)
             self._make_room()

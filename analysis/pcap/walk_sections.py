@@ -110,7 +110,7 @@ def interface_block(block: bytes, big_endian: bool) -> Interface | None:
 def _resolution(value: int) -> tuple[int, int]:
     power = value & 0x7F
     if value & 0x80:
-        return POWER_OF_TWO, min(power, 62)
+        return (POWER_OF_TWO, min(power, 62)) if power else (TIMES, 10**9)
     return (
         (TIMES, 10 ** (9 - power))
         if power <= 9

@@ -1,0 +1,104 @@
+"""Machine code kept between processes."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ringtap.analysis.pcap import compiled
+from ringtap.analysis.pcap.scan import Scan
+from ringtap.errors import MeasurementError
+from tests.unit.capture_makers import classic, frames, usual
+
+DATA = classic(frames(usual()))
+
+
+@pytest.fixture
+def code():
+    """The object file as it is kept, made already by whatever scanned first."""
+    from llvmlite import binding
+
+    Scan()
+    path = compiled.cache_folder() / f"kernels-{compiled._key(binding)}.o"
+    return compiled._object_code(binding, None), path
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A cache folder that is empty, and kernels that are not loaded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled, "_linked", {})
+    return tmp_path / "ringtap"
+
+
+def made(code, monkeypatch):
+    """Stands for the compiler's process, which takes seconds: it gives the code that it gave before."""
+    monkeypatch.setattr(
+        subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, compiled._sealed(code[0]), b"")
+    )
+
+
+def scan():
+    one = Scan()
+    one.feed(memoryview(DATA))
+    return one.finish()
+
+
+def test_compiled_once_and_said_once(code, fresh, monkeypatch):
+    made(code, monkeypatch)
+    told: list[str] = []
+    compiled.entries(told.append)
+    assert len(told) == 1
+    assert "once" in told[0]
+    assert len(list(fresh.iterdir())) == 1
+    monkeypatch.setattr(compiled, "_linked", {})
+    monkeypatch.setattr(subprocess, "run", None)
+    compiled.entries(told.append)
+    assert len(told) == 1
+    assert scan().counts["packets"] == len(usual())
+
+
+def test_a_damaged_cache_is_made_anew(code, fresh, monkeypatch):
+    from llvmlite import binding
+
+    path = fresh / f"kernels-{compiled._key(binding)}.o"
+    fresh.mkdir()
+    path.write_bytes(compiled._sealed(code[0])[:-1] + b"x")
+    made(code, monkeypatch)
+    compiled.entries()
+    assert path.read_bytes() == compiled._sealed(code[0])
+    assert scan().counts["packets"] == len(usual())
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(code, fresh, monkeypatch):
+    fresh.parent.mkdir(exist_ok=True)
+    fresh.write_text("a file where the folder should be")
+    made(code, monkeypatch)
+    assert scan().counts["packets"] == len(usual())
+
+
+def test_a_compiler_that_fails_says_why(fresh, monkeypatch):
+    failed = subprocess.CompletedProcess((), 1, b"", b"Traceback\nMemoryError: no room\n")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
+    with pytest.raises(MeasurementError, match="no room"):
+        compiled.entries()
+
+
+def test_a_warm_process_imports_no_compiler(code):
+    program = (
+        "import sys\nfrom ringtap.analysis.pcap.scan import Scan\nScan()\n"
+        "print(*sorted({'numba', 'pandas', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.strip() == ""
+
+
+def test_several_scans_in_threads():
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: scan(), range(16)))
+    for one in found:
+        assert np.array_equal(one.conversations, found[0].conversations)
+        assert one.counts == found[0].counts

@@ -1,0 +1,155 @@
+"""What TCP says beside its bytes."""
+
+import numpy as np
+import pytest
+
+from ringtap.analysis.pcap.scan import Scan
+from tests.unit.capture_makers import A4, A6, B4, B6, MS, US, Talk, classic, frames
+
+
+def row(*talks: Talk):
+    packets = sorted((one for talk in talks for one in talk.packets), key=lambda one: one[0])
+    made = Scan()
+    made.feed(memoryview(classic(frames(packets), nano=True)))
+    (found,) = made.finish().conversations
+    return found
+
+
+def talk(**options) -> Talk:
+    return Talk(A4, B4, (40001, 5001)).open(**options)
+
+
+def test_in_order_nothing_is_said():
+    found = row(talk().data(0, *[1448] * 20).close())
+    for name in ("retransmitted_bytes", "out_of_order_bytes", "zero_windows", "resets"):
+        assert found[name].tolist() == [0, 0], name
+    assert found["segments"].tolist() == [20, 0]
+    # each of 20 segments is acknowledged after 100 µs; the handshake is no data
+    assert found["rtt_count"].tolist() == [20, 0]
+    assert found["rtt_min_ns"].tolist() == [100 * US, -1]
+    assert found["rtt_sum_ns"].tolist() == [20 * 100 * US, 0]
+    assert found["handshake_ns"] == 400 * US
+
+
+def test_bytes_seen_twice_are_retransmitted_and_not_timed():
+    made = talk()
+    begin = made.next[0]
+    made.send(0, 1000).send(0, 1000).wait(MS).put(0, begin, 1000).wait(MS).put(1, made.next[1])
+    found = row(made)
+    assert found["retransmitted_bytes"].tolist() == [1000, 0]
+    assert found["out_of_order_bytes"].tolist() == [0, 0]
+    assert found["rtt_count"].tolist() == [0, 0]
+
+
+def test_a_partly_new_segment_is_retransmitted_in_part():
+    made = talk()
+    begin = made.next[0]
+    made.send(0, 1000).put(0, begin + 400, 1000)
+    assert row(made)["retransmitted_bytes"].tolist() == [600, 0]
+
+
+@pytest.mark.parametrize(("after_ns", "name"), [(300 * US, "out_of_order_bytes"), (30 * MS, "retransmitted_bytes")])
+def test_a_hole_filled_soon_is_out_of_order_and_later_a_retransmission(after_ns, name):
+    made = talk()  # its handshake took 400 µs
+    begin = made.next[0]
+    made.put(0, begin + 1000, 1000).put(0, begin + 2000, 500).wait(after_ns).put(0, begin, 1000)
+    found = row(made)
+    assert {one: found[one].tolist() for one in ("out_of_order_bytes", "retransmitted_bytes")} == {
+        "out_of_order_bytes": [0, 0],
+        "retransmitted_bytes": [0, 0],
+    } | {name: [1000, 0]}
+
+
+def test_a_hole_filled_from_its_middle_and_twice():
+    made = talk()
+    begin = made.next[0]
+    made.put(0, begin + 3000, 1000)
+    for at in (1000, 0, 2000, 1000):  # middle, front, back, and the middle again
+        made.wait(10 * US).put(0, begin + at, 1000)
+    found = row(made)
+    assert found["out_of_order_bytes"].tolist() == [3000, 0]
+    assert found["retransmitted_bytes"].tolist() == [1000, 0]
+
+
+def test_many_holes_forget_the_oldest():
+    made = talk()
+    begin = made.next[0]
+    for number in range(6):  # five holes of 1000 between six segments; four are kept
+        made.put(0, begin + 2000 * number, 1000)
+    for number in range(5):
+        made.wait(US).put(0, begin + 2000 * number + 1000, 1000)
+    found = row(made)
+    assert found["out_of_order_bytes"].tolist() == [4000, 0]
+    assert found["retransmitted_bytes"].tolist() == [1000, 0]
+
+
+def test_sequence_numbers_wrap():
+    made = talk()  # the client's begin 4,096 before the wrap
+    made.data(0, *[1448] * 8)
+    begin = made.next[0]
+    made.put(0, begin - 1448, 1448)
+    found = row(made)
+    assert found["retransmitted_bytes"].tolist() == [1448, 0]
+    assert found["payload"].tolist() == [9 * 1448, 0]
+
+
+def test_keep_alives_are_no_retransmissions():
+    made = talk().data(0, 100)
+    begin = made.next[0]
+    made.put(0, begin - 1, 1).put(0, begin - 1, 0)
+    assert row(made)["retransmitted_bytes"].tolist() == [0, 0]
+
+
+def test_zero_windows_and_resets():
+    made = talk().data(0, 100)
+    made.put(1, made.next[1], window=0).put(1, made.next[1], window=0).put(0, made.next[0], flags="RA", window=0)
+    found = row(made)
+    assert found["zero_windows"].tolist() == [0, 2]
+    assert found["resets"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("mss", "timestamps", "size", "segments"),
+    [(1460, True, 14480, 10), (1460, True, 14481, 11), (1460, False, 14600, 10), (8960, True, 17896, 2)],
+)
+def test_wire_segments_are_by_the_handshake(mss, timestamps, size, segments):
+    assert row(talk(mss=mss, timestamps=timestamps).data(0, size))["segments"].tolist() == [segments, 0]
+
+
+@pytest.mark.parametrize(("ends", "size"), [((A4, B4), 1448), ((A6, B6), 1428)])
+def test_wire_segments_without_a_handshake(ends, size):
+    made = Talk(*ends, (40001, 5001))
+    options = [("NOP", None), ("NOP", None), ("Timestamp", (1, 1))]
+    made.send(0, size * 3, options=options)
+    assert row(made)["segments"].tolist() == [3, 0]
+
+
+def test_a_handshake_sent_twice_is_not_timed():
+    made = Talk(A4, B4, (40001, 5001))
+    made.put(0, made.next[0], 0, "S").wait(MS).open()
+    assert row(made)["handshake_ns"] == -1
+
+
+def test_ports_used_again_begin_anew():
+    first, second = talk().data(0, 1000, 1000).close(), Talk(A4, B4, (40001, 5001)).wait(50 * MS)
+    second.next = [5_000, 9_000]
+    found = row(first, second.open().data(0, 1000))
+    assert found["retransmitted_bytes"].tolist() == [0, 0]
+    assert found["payload"].tolist() == [3000, 0]
+    assert found["handshake_ns"] == 400 * US  # of the first
+
+
+def test_another_connection_without_its_handshake_is_no_retransmission():
+    made = talk().data(0, 1000)
+    made.next[0] += 2**31 - 5000
+    found = row(made.data(0, 1000))
+    assert found["retransmitted_bytes"].tolist() == [0, 0]
+
+
+def test_the_answering_side_is_a_where_the_capture_begins_with_it():
+    made = talk().data(0, 1000).data(1, 500)
+    made.packets = made.packets[4:]
+    found = row(made)
+    assert int(found["a_port"]) == 5001
+    assert found["payload"].tolist() == [500, 0]
+    assert np.all(found["retransmitted_bytes"] == 0)

@@ -165,7 +165,9 @@ def _flows(place: int, vantage: Vantage) -> pd.DataFrame:
     numbers = np.flatnonzero(counts)
     columns = tables.flow_columns(rows, numbers)
     table = pd.DataFrame({name: columns[name] for name in (*_FLOW, "payload", "retransmitted_bytes")})
-    table = table.assign(place=place, flow=numbers, answered=rows["packets"].reshape(-1)[numbers ^ 1] > 0)
+    answers = numbers ^ 1
+    answered = vantage.traffic.selected[answers] & (rows["packets"].reshape(-1)[answers] > 0)
+    table = table.assign(place=place, flow=numbers, answered=answered)
     return table[table["protocol"].isin(_PROTOCOLS)]
 
 

@@ -71,8 +71,11 @@ def _shape(found: Structure) -> str:
         shapes.HALVING: f"recursive halving and doubling among {workers} hosts",
         shapes.RING_MEMBER: f"a ring of which one member is seen, {' > '.join(hosts)}",
         shapes.ONE_HOST: f"ranks on one host, {hosts[0]}",
+        shapes.ONE_PEER: f"{hosts[0]} exchanges with {hosts[-1]}",
+        shapes.SEVERAL_PEERS: f"{hosts[0]} exchanges with {others} others",
+        shapes.ONE_DIRECTION: f"one direction of what {hosts[0]} exchanges",
     }
-    return texts.get(shape.name, f"{hosts[0]} and {others} more (pattern: {shape.name})")
+    return texts.get(shape.name, f"{workers} hosts in no pattern that has a name")
 
 
 def _time(found: Structure) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap import filters, tables
+from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.rates import Bins, Groups, batches
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.errors import UsageError
@@ -130,6 +130,8 @@ class Traffic:
         Raises:
             UsageError: the filter is wrong, needs single packets, or no packet matches; the latter says what there is.
         """
+        from ringtap.analysis.pcap import filters
+
         found = self.selected & filters.matches(words, self.scanned.conversations)
         chosen = Traffic(self.scanned, self.files, found)
         if not len(chosen.flow_numbers):

@@ -1,4 +1,4 @@
-"""Kernels of pcapng blocks (draft-ietf-opsawg-pcapng): packets are taken out, the caller reads sections and interfaces."""
+"""Kernels of pcapng blocks (draft-ietf-opsawg-pcapng): packets are taken out, sections and interfaces left over."""
 
 from __future__ import annotations
 
@@ -68,26 +68,21 @@ def block_stops(state: int, block: int, size: int) -> int:
 
     Blocks that are no packets are counted here.
     """
-    kind = load32(block)
-    if kind == _SECTION_HEADER:
+    if load32(block) == _SECTION_HEADER:
         return SECTION
-    total = _word(state, block + 4)
-    kind = _word(state, block)
-    if total & 3 or total < 12 or kind == 0:
+    kind, total = _word(state, block), _word(state, block + 4)
+    is_known = _is_packet(kind) or kind == _INTERFACE
+    unsound = total & 3 or total < 12 or kind == 0 or (is_known and total > MOST_BLOCK_BYTES)
+    if unsound or (size >= total and _word(state, block + total - 4) != total):
         return CORRUPT
     if kind == _INTERFACE:
-        return SECTION if total <= MOST_BLOCK_BYTES else CORRUPT
-    if not _is_packet(kind):
-        if size >= total and _word(state, block + total - 4) != total:
-            return CORRUPT
+        return SECTION
+    if not is_known:
         if kind != _STATISTICS:
             count(state, N_UNKNOWN_BLOCKS)
         if size < total:
             put(state, NEEDED, total - size)
             return PASS_OVER
-        return MORE
-    if total > MOST_BLOCK_BYTES or (size >= total and _word(state, block + total - 4) != total):
-        return CORRUPT
     return MORE
 
 
@@ -152,22 +147,26 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
 @kernel
 def is_block(state: int, block: int, size: int) -> int:
     """Whether two sound blocks begin at an address: 1 yes, -1 no, 0 that NEEDED bytes would tell."""
-    place = 0
+    place, known = 0, 1
     for _ in range(2):
         if place and place == size and get(state, IS_END):
-            return 1
+            break
         if place + 12 > size:
+            known = 0 if place else -1
             put(state, NEEDED, place + 12)
-            return 0 if place else -1
+            break
         kind, total = _word(state, block + place), _word(state, block + place + 4)
-        if kind == _SECTION_HEADER:
-            return 1 if place else -1
+        if kind == _SECTION_HEADER and place:
+            break
         if kind > _ENHANCED or kind == 0 or total & 3 or total < 12 or total > 2**20:
-            return -1
+            known = -1
+            break
         if place + total > size:
+            known = 0
             put(state, NEEDED, place + total)
-            return 0
+            break
         if _word(state, block + place + total - 4) != total:
-            return -1
+            known = -1
+            break
         place += total
-    return 1
+    return known

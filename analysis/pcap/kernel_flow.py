@@ -1,4 +1,4 @@
-"""Kernels of the flow table: which flow a packet belongs to, and its counters.
+"""Kernels of the flow table: which flow a packet belongs to.
 
 The table maps the 5-tuple as it stands in the packet to the flow, so that both directions are found at once; keys are
 spread by multiplication (Knuth, The Art of Computer Programming 3, 6.4) and probed in a row.
@@ -6,78 +6,32 @@ spread by multiplication (Knuth, The Art of Computer Programming 3, 6.4) and pro
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernel_memory import (
-    inlined,
-    kernel,
-    load8,
-    load16,
-    load32,
-    load64,
-    store8,
-    store16,
-    store32,
-    store64,
-    times,
-)
+from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load8, load64, store8, store16, store32, store64, times
 from ringtap.analysis.pcap.kernel_state import (
-    BASE_BIN,
-    BIN,
-    BIN_END_NS,
-    BIN_NS,
-    BIN_START_NS,
-    CELLS_AT,
-    CELLS_END,
     CONVERSATIONS,
-    DIRECTIONS,
-    DIRECTION_BYTES,
     D_BIN,
-    D_BYTES,
-    D_DATA_BYTES,
-    D_DATA_PACKETS,
     D_LAST_NS,
     D_NEXT,
-    D_PACKETS,
-    D_PAYLOAD,
-    D_SEGMENTS,
     D_SYN,
     D_TIMED,
-    FIRST_NS,
-    FULL_CELL_BYTES,
-    FULL_CELL_PACKETS,
+    DIRECTION_BYTES,
+    DIRECTIONS,
     K_FLOW,
     K_REST,
-    LAST_NS,
-    LEAST_BIN,
-    MOST_BINS_AWAY,
-    MOST_NS,
     MOST_ROWS,
-    NO_BIN,
-    N_BAD_TIME,
     N_OVER_LIMIT,
-    PACKETS_AT,
-    ROOM,
+    NO_BIN,
     ROWS,
-    SLOTS,
     SLOT_MASK,
     SLOT_SHIFT,
+    SLOTS,
     SLOTS_A_ROW,
 )
-from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET
+from ringtap.analysis.pcap.layout import CONVERSATION
 
-_ROW, _CELL, _PACKET = CONVERSATION.itemsize, CELL.itemsize, PACKET.itemsize
+_ROW = CONVERSATION.itemsize
 _A, _B = (CONVERSATION.fields[name][1] for name in ("a", "b"))
 _A_PORT, _B_PORT = (CONVERSATION.fields[name][1] for name in ("a_port", "b_port"))
-_PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = (
-    CONVERSATION.fields[name][1]
-    for name in (
-        "packets",
-        "bytes",
-        "payload",
-        "data_packets",
-        "data_bytes",
-        "segments",
-    )
-)
 _RTT_MIN, _HANDSHAKE, _FIRST_NS, _LAST_NS = (
     CONVERSATION.fields[name][1] for name in ("rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
 )
@@ -243,10 +197,8 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
 @kernel
 def _new_flow(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
     """The flow of a key that has no slot: the way back of a conversation that is there, or a new conversation."""
-    if (rest >> 56) == 4:
-        back = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
-    else:
-        back = key6(destination, source)
+    swapped4 = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
+    back = swapped4 if (rest >> 56) == 4 else key6(destination, source)
     reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + K_FLOW)
     if reverse:
         flow = (reverse - 1) ^ 1
@@ -283,141 +235,3 @@ def flow_of6(state: int, at: int, rest: int, time_ns: int) -> int:
 def work_of(state: int, flow: int) -> int:
     """Address of a flow's work area."""
     return get(state, DIRECTIONS) + flow * DIRECTION_BYTES
-
-
-@kernel
-def in_bin(state: int, time_ns: int) -> int:
-    """Make the bin of a time the current one.
-
-    Returns:
-        The time; the latest one where it is out of all range, -1 if there was none yet.
-    """
-    width, latest = get(state, BIN_NS), get(state, LAST_NS)
-    sound = 0 <= time_ns < MOST_NS
-    if sound and latest >= 0:
-        sound = abs(time_ns // width - get(state, BASE_BIN)) < MOST_BINS_AWAY
-    if not sound:
-        count(state, N_BAD_TIME)
-        if latest < 0:
-            return -1
-        time_ns = latest
-    number = time_ns // width
-    if latest < 0:
-        put(state, BASE_BIN, number)
-        put(state, FIRST_NS, time_ns)
-    put(state, BIN_START_NS, number * width)
-    put(state, BIN_END_NS, number * width + width)
-    number -= get(state, BASE_BIN)
-    put(state, BIN, number)
-    put(state, LEAST_BIN, min(number, get(state, LEAST_BIN)))
-    return time_ns
-
-
-@kernel
-def _went_back(state: int, flow: int, time_ns: int) -> None:
-    row, work = row_of(state, flow), work_of(state, flow)
-    store64(row + _FIRST_NS, min(load64(row + _FIRST_NS), time_ns))
-    store64(work + D_LAST_NS, max(load64(work + D_LAST_NS), time_ns))
-
-
-@kernel
-def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int) -> None:
-    packet = get(state, PACKETS_AT)
-    put(state, PACKETS_AT, packet + _PACKET)
-    store64(packet, time_ns)
-    for number, value in enumerate((flow, length, payload)):
-        store32(packet + 8 + 4 * number, value)
-
-
-@kernel
-def close_cell(state: int, flow: int) -> None:
-    """Write the open cell of a flow."""
-    work = work_of(state, flow)
-    number = load64(work + D_BIN)
-    if number == NO_BIN:
-        return
-    packets, data_packets = load64(work + D_PACKETS), load64(work + D_DATA_PACKETS)
-    size, data_bytes, payload = (
-        load64(work + D_BYTES),
-        load64(work + D_DATA_BYTES),
-        load64(work + D_PAYLOAD),
-    )
-    cell = get(state, CELLS_AT)
-    put(state, CELLS_AT, cell + _CELL)
-    store32(cell, flow)
-    store32(cell + 4, number)
-    store16(cell + 8, packets)
-    store16(cell + 10, data_packets)
-    store32(cell + 12, size)
-    store32(cell + 16, data_bytes)
-    store32(cell + 20, payload)
-    store64(work + D_BIN, NO_BIN)
-
-
-@inlined
-def account(state: int, flow: int, length: int, payload: int, time_ns: int) -> int:
-    """Count a packet for its flow and the current bin.
-
-    Returns:
-        The address of the flow's work area.
-    """
-    work = work_of(state, flow)
-    number = get(state, BIN)
-    data = 1 if payload > 0 else 0
-    if load64(work + D_BIN) == number:
-        packets = load64(work + D_PACKETS) + 1
-        size = load64(work + D_BYTES) + length
-        store64(work + D_PACKETS, packets)
-        store64(work + D_BYTES, size)
-        add(work + D_DATA_PACKETS, data)
-        add(work + D_DATA_BYTES, length * data)
-        add(work + D_PAYLOAD, payload)
-        if packets == FULL_CELL_PACKETS or size >= FULL_CELL_BYTES:
-            close_cell(state, flow)
-    else:
-        close_cell(state, flow)
-        store64(work + D_BIN, number)
-        store64(work + D_PACKETS, 1)
-        store64(work + D_BYTES, length)
-        store64(work + D_DATA_PACKETS, data)
-        store64(work + D_DATA_BYTES, length * data)
-        store64(work + D_PAYLOAD, payload)
-    if time_ns >= get(state, LAST_NS):
-        store64(work + D_LAST_NS, time_ns)
-    else:
-        _went_back(state, flow, time_ns)
-    if get(state, PACKETS_AT):
-        _write_packet(state, flow, length, payload, time_ns)
-    return work
-
-
-@kernel
-def close_all(state: int, first: int) -> int:
-    """Close the cells of the flows from one on, as far as there is room; what the work areas hold goes to the rows.
-
-    Returns:
-        The flow to go on with; twice the number of rows when done.
-    """
-    flows = get(state, ROWS) * 2
-    for flow in range(first, flows):
-        if get(state, CELLS_AT) + ROOM * _CELL > get(state, CELLS_END):
-            return flow
-        close_cell(state, flow)
-        work = work_of(state, flow)
-        row = row_of(state, flow)
-        store64(row + _SEGMENTS + (flow & 1) * 8, load64(work + D_SEGMENTS))
-        store64(row + _LAST_NS, max(load64(row + _LAST_NS), load64(work + D_LAST_NS)))
-    return flows
-
-
-@kernel
-def add_cells(state: int, begin: int, end: int) -> None:
-    """Add cells to their conversations: in one go, so that the rows are not fetched for every packet."""
-    for cell in range(begin, end, _CELL):
-        flow = load32(cell)
-        row = row_of(state, flow) + (flow & 1) * 8
-        add(row + _PACKETS, load16(cell + 8))
-        add(row + _DATA_PACKETS, load16(cell + 10))
-        add(row + _BYTES, load32(cell + 12))
-        add(row + _DATA_BYTES, load32(cell + 16))
-        add(row + _PAYLOAD, load32(cell + 20))

@@ -19,7 +19,7 @@ _WORD = ir.IntType(64)
 def kernel(function: Function) -> Function:
     """Compile a function without Python objects, exceptions or bounds checks.
 
-    It is compiled at once, for int64 alone: left to itself numba makes a copy for every constant that it is called with.
+    It is compiled at once, for int64 alone: left to itself numba makes a copy for every constant that is passed.
     """
     return _compiled(function, False)
 
@@ -41,7 +41,7 @@ def _compiled(function: Function, inline: bool) -> Function:
 
 
 def _load(bits: int, swapped: bool) -> Callable[[int], int]:
-    def load(_context: Any, address: Any) -> Any:
+    def load(_context: Any, _address: Any) -> Any:
         def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
             value = builder.load(pointer, align=1)
@@ -55,7 +55,7 @@ def _load(bits: int, swapped: bool) -> Callable[[int], int]:
 
 
 def _store(bits: int) -> Callable[[int, int], None]:
-    def store(_context: Any, address: Any, value: Any) -> Any:
+    def store(_context: Any, _address: Any, _value: Any) -> Any:
         def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
             kept = builder.trunc(arguments[1], ir.IntType(bits)) if bits < 64 else arguments[1]
@@ -74,28 +74,10 @@ swapped16, swapped32, swapped64 = (_load(bits, True) for bits in (16, 32, 64))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def times(_context: Any, a: Any, b: Any) -> Any:
+def times(_context: Any, _a: Any, _b: Any) -> Any:
     """Product modulo 2^64; that of ``*`` must not run over, which is undefined in compiled code."""
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.mul(*arguments)
 
     return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(_context: Any, address: Any) -> Any:
-    """Ask for the cache line at an address that will be written soon."""
-
-    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer_type, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        asked = ir.FunctionType(ir.VoidType(), [pointer_type, word, word, word])
-        function = builder.module.globals.get("llvm.prefetch.p0i8") or ir.Function(
-            builder.module, asked, name="llvm.prefetch.p0i8"
-        )
-        builder.call(
-            function,
-            [builder.inttoptr(arguments[0], pointer_type), word(1), word(3), word(1)],
-        )
-
-    return types.void(types.int64), generate

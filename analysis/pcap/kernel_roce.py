@@ -1,4 +1,4 @@
-"""Kernels of RoCEv2: InfiniBand's transport in UDP (InfiniBand Architecture Specification, volume 1, 9.2-9.7, annex A17)."""
+"""Kernels of RoCEv2: InfiniBand's transport in UDP (InfiniBand Architecture Specification, vol. 1, 9 and A17)."""
 
 from __future__ import annotations
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernel_flow import (
-    account,
-    add,
-    count,
-    flow_of4,
-    flow_of6,
-    key6,
-    rest_of,
-)
+from ringtap.analysis.pcap.kernel_cells import account
+from ringtap.analysis.pcap.kernel_flow import add, count, flow_of4, flow_of6, key6, rest_of
 from ringtap.analysis.pcap.kernel_fragments import flow_of_first, remember_first
 from ringtap.analysis.pcap.kernel_memory import (
     inlined,
@@ -81,8 +74,23 @@ def _roce_payload(state: int, header: int, kept: int, size: int) -> int:
     flags = load8(header + 1)
     if extended < 0 or flags & 15:  # transport version 0 is the only one
         return -1
-    payload = size - _BTH_BYTES - extended - (flags >> 4 & 3) - _ICRC_BYTES
-    return payload
+    return size - _BTH_BYTES - extended - (flags >> 4 & 3) - _ICRC_BYTES
+
+
+@kernel
+def _udp_payload(state: int, header: int, kept: int, size: int) -> tuple[int, int]:
+    """Kind of a UDP packet, and bytes behind all its headers."""
+    if swapped16(header + 2) == _ROCE_PORT:
+        inside = _roce_payload(state, header + 8, kept - 8, size - 8)
+        if inside >= 0:
+            return ROCE, inside
+    return 0, size - 8
+
+
+@kernel
+def _is_tunnel(header: int, kept: int) -> bool:
+    """Whether VXLAN (RFC 7348) follows, with an Ethernet header in it."""
+    return kept >= 30 and swapped16(header + 2) == _VXLAN_PORT and load8(header + 8) & 8 != 0
 
 
 @kernel
@@ -135,35 +143,28 @@ def transport(
             )
         add(account(state, flow, length, size, time_ns) + D_SEGMENTS, 1 if size else 0)
         return 0
-    header = at + offset
-    kind, ports, payload, inner = 0, 0, size, 0
-    whole = True  # the header is there and has a sound length
+    header, seen = at + offset, kept - offset
+    kind, ports, payload, inner, whole = 0, 0, size, 0, 1
     if protocol in (_TCP, _UDP):
-        if kept < offset + 4 or size < 8:
-            count(state, N_CUT if kept < offset + 4 and size >= 8 else N_MALFORMED)
-            whole = False
-            payload = 0
+        if seen < 4 or size < 8:
+            count(state, N_CUT if size >= 8 else N_MALFORMED)
+            payload = whole = 0
+        elif protocol == _TCP:
+            ports = load32(header)
+            payload = _tcp_payload(state, header, seen, size)
+            whole = 1 if payload >= 0 and seen >= 20 else 0
+            payload = max(payload, 0)
         else:
             ports = load32(header)
-            if protocol == _TCP:
-                payload = _tcp_payload(state, header, kept - offset, size)
-                whole = payload >= 0 and kept >= offset + 20
-                payload = max(payload, 0)
-            else:
-                payload = size - 8
-                port = swapped16(header + 2)
-                if port == _ROCE_PORT:
-                    inside = _roce_payload(state, header + 8, kept - offset - 8, payload)
-                    if inside >= 0:
-                        kind, payload = ROCE, inside
-                elif port == _VXLAN_PORT and layer == 0 and kept >= offset + 30 and load8(header + 8) & 8:
-                    inner = offset + 16
+            kind, payload = _udp_payload(state, header, seen, size)
+            if layer == 0 and _is_tunnel(header, seen):
+                inner = offset + 16
     flow = _flow(state, addresses, rest_of(ports, protocol, kind, layer, family), family, time_ns)
     if identity >= 0:
         remember_first(state, key, identity, flow, time_ns)
     work = account(state, flow, length, payload, time_ns)
     if protocol == _TCP and whole and identity < 0:
-        tcp(state, flow, work, header, kept - offset, payload, family, time_ns)
+        tcp(state, flow, work, header, seen, payload, family, time_ns)
     elif payload:
         add(work + D_SEGMENTS, 1)
     if kind == ROCE:

@@ -6,16 +6,9 @@ Each takes the address of the state and two numbers, and returns one.
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernel_blocks import block_stops, is_block, packet_of_block
+from ringtap.analysis.pcap.kernel_cells import add_cells, close_all, in_bin
 from ringtap.analysis.pcap.kernel_decode import decode
-from ringtap.analysis.pcap.kernel_flow import (
-    add,
-    add_cells,
-    close_all,
-    count,
-    get,
-    in_bin,
-    put,
-)
+from ringtap.analysis.pcap.kernel_flow import add, count, get, put
 from ringtap.analysis.pcap.kernel_memory import (
     inlined,
     kernel,

@@ -1,4 +1,4 @@
-"""The verbs ``report``, ``fit`` and ``demand``."""
+"""The verbs ``fit`` and ``demand``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free"
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of one verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    {"demand": _demand_arguments, "fit": _fit_arguments, "report": _report_arguments}[name](parser)
+    {"demand": _demand_arguments, "fit": _fit_arguments}[name](parser)
     parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
 
 
@@ -53,11 +53,6 @@ def _fit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="output", metavar="FIT.json", type=Path, help="keep the fit, for ringtap predict")
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     parser.set_defaults(handler=_fit)
-
-
-def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", help="a sweep's run directory")
-    parser.set_defaults(handler=_report)
 
 
 @contextlib.contextmanager
@@ -143,17 +138,4 @@ def _fit(options: argparse.Namespace) -> int:
     if options.output is not None:
         print(f"Wrote {options.output}")
         print(f"Next: ringtap predict --fit {options.output} --slowdown 1.5")
-    return 0
-
-
-def _report(options: argparse.Namespace) -> int:
-    with needs_report_extra():
-        from ringtap.analysis.report import write_report
-    written = write_report(Path(options.directory))
-    if options.json:
-        print(written.json_path.read_text(), end="")
-        return 0
-    print(written.summary)
-    for path in written.paths:
-        print(f"Wrote {path}")
     return 0

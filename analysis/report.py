@@ -15,7 +15,7 @@ import jinja2
 from ringtap.analysis import figures, points, report_data
 from ringtap.analysis.canvas import Drawn
 from ringtap.analysis.figure_parts import Setting
-from ringtap.analysis.measured import Measured, of_sweep
+from ringtap.analysis.measured import Measured
 from ringtap.analysis.page_figures import data_uri, page_figures
 from ringtap.analysis.style import plain, title_of
 from ringtap.analysis.tails import tails
@@ -40,17 +40,16 @@ class Written:
     json_path: Path
 
 
-def write_report(source: Measured | Path, folder: Path | None = None) -> Written:
+def write_report(measured: Measured, folder: Path | None = None) -> Written:
     """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
 
     Args:
-        source: a sweep's directory, or what `ringtap.analysis.measured.of_sweep` or `of_table` made of one.
+        measured: what `ringtap.analysis.measured.of_sweep` or `of_table` made of one.
         folder: made if missing; without it ``report/`` in the sweep, ``<table>-report`` here for a table.
 
     Raises:
-        UsageError: not a sweep, or the folder cannot be written to.
+        UsageError: the folder cannot be written to.
     """
-    measured = of_sweep(source) if isinstance(source, Path) else source
     folder = folder or measured.folder
     found = [tails(one) for one in measured.series]
     data = report_data.collect(measured, found)

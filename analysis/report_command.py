@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ringtap.analysis.commands import needs_report_extra
 from ringtap.errors import UsageError
 from ringtap.units import parse_rate_bps
 
@@ -43,13 +44,9 @@ def report(options: argparse.Namespace) -> int:
         raise UsageError(f"--capacity {options.capacity} is not a positive rate")
     if options.workers is not None and options.workers < 2:
         raise UsageError(f"--workers {options.workers}: a ring has two at least")
-    try:
+    with needs_report_extra():
         from ringtap.analysis.measured import of_sweep, of_table
         from ringtap.analysis.report import write_report
-    except ImportError as error:
-        if (error.name or "").startswith("ringtap"):
-            raise
-        raise UsageError(f"{error.name} is not installed here: pip install 'ringtap[report]'") from error
     folder = None if options.output is None else _free(Path(options.output), options.force)
     table = source.is_file() and source.name != "run.json"
     measured = of_table(source, capacity_gbps, options.workers) if table else of_sweep(source)

@@ -208,13 +208,14 @@ def test_more_conversations_than_are_told_apart(monkeypatch):
 
 def test_a_table_that_grows_finds_what_it_held():
     """Rows beyond what the first table has room for; both directions, IPv4 and IPv6."""
-    ends = [(A4, B4), (A6, B6)]
     packets = []
-    for back in (False, True):
-        for number in range(2600):
-            for a, b in ends:
-                made = udp(a, b, (number, 60000), 1) if not back else udp(b, a, (60000, number), 2)
-                packets.append(made)
+    for ends, place in (((A4, B4), 20), ((A6, B6), 40)):
+        for way, size in ((ends, 1), (ends[::-1], 2)):
+            made = bytearray(udp(*way, (0, 0), size))
+            for number in range(2600):
+                ports = (number, 60_000) if size == 1 else (60_000, number)
+                struct.pack_into(">HH", made, place, *ports)
+                packets.append(bytes(made))
     scanned = of(*packets)
     assert len(scanned.conversations) == 5200
     assert np.all(scanned.conversations["packets"] == 1)

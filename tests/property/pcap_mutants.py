@@ -2,9 +2,10 @@
 
 python -m tests.property.pcap_mutants SEED FIRST COUNT PROGRESS
 
-Mutant N of a seed is the same in every run. PROGRESS is a file of eight bytes that holds the number in work. Every
-block is laid right before a page that cannot be read, so that reading one byte too many is a crash. The last line is
-one JSON object; its list "broken" names the mutants that break a rule.
+Mutant N of a seed is the same in every run. With FIRST 0, every frame that they are made from is also cut at every
+length. PROGRESS is a file of eight bytes that holds the number in work, -1 for those frames. Every block is laid right
+before a page that cannot be read, so that reading one byte too many is a crash. The last line is one JSON object; its
+list "broken" names the mutants that break a rule.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.unit.test_pcap_tshark import KINDS
 
 MOST_S = 20  # for one mutant, which takes less than a thousandth of that where nothing hangs
 MOST_GROWTH_BYTES = 200_000_000
+_MOST_CUT_BYTES = 200  # behind it lies payload
 LINKS = (0, 1, 12, 14, 101, 108, 113, 228, 229, 242, 276, 105, 147)  # the last two are not read
 _WORDS = (0, 1, 2, 3, 4, 7, 8, 16, 19, 20, 40, 60, 0x7FFF, 0x8000, 0xFFFF, 262144, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 _PROT_NONE, _PROT_READ_WRITE = 0, 3
@@ -69,6 +71,10 @@ class Mutants:
         self.files = [data for data in whole.values() if data[:2] not in (b"\x1f\x8b", b"\x28\xb5")]
         # kind by kind, so that what there are few frames of comes as often
         self.frames = [_frames_of(data) for data in self.files if data[:4] == b"\xd4\xc3\xb2\xa1"]
+
+    def every_frame(self) -> list[tuple[int, bytes]]:
+        """Frames that differ, with their link types."""
+        return list(dict.fromkeys(one for kind in self.frames for one in kind))
 
     def make(self, seed: int, number: int) -> tuple[bytes, int | None]:
         """A mutant, and how many packets it holds where that is sure."""
@@ -250,6 +256,16 @@ def judge(data: bytes, packets: int | None, number: int, guarded: Guarded) -> Sc
     return found
 
 
+def cut_everywhere(guarded: Guarded, link: int, data: bytes) -> None:
+    """One frame, cut at every length, each time right before the guard."""
+    made = Scan()
+    made.feed(guarded.hold(classic([], link)))
+    lengths = range(min(len(data), _MOST_CUT_BYTES) + 1)
+    for length in lengths:
+        made.feed(guarded.hold(classic([Packet(START_NS, data[:length], len(data))], link)[24:]))
+    check(made.finish(), len(lengths))
+
+
 def run(seed: int, first: int, count: int, started: Callable[[int], None]) -> dict[str, Any]:
     """Judge so many mutants: how many were captures, how many packets they had, and the rules that broke."""
     guarded, mutants = Guarded(1 << 20), Mutants()
@@ -258,6 +274,9 @@ def run(seed: int, first: int, count: int, started: Callable[[int], None]) -> di
     scan(classic(frames(usual(), ethernet)), guarded, [])
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = _peak_bytes()
+    started(-1)
+    for link, data in mutants.every_frame() if first == 0 else ():
+        cut_everywhere(guarded, link, data)
     for number in range(first, first + count):
         started(number)
         signal.alarm(MOST_S)  # a kernel that hangs is ended by it: no Python runs meanwhile

@@ -47,10 +47,12 @@ def judge_some(first: int, end: int, folder: Path) -> tuple[dict[str, Any], int]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode == 0:
         return dict(json.loads(done.stdout)), end
-    number = int.from_bytes(progress.read_bytes(), "little")
+    last = (done.stderr.strip() or "no word why").splitlines()[-1]
+    number = int.from_bytes(progress.read_bytes(), "little", signed=True)
+    if number < 0:
+        return {"captures": 0, "broken": [f"a frame cut short ended the process with {done.returncode}: {last}"]}, end
     kept = folder / f"mutant-{SEED}-{number}"
     kept.write_bytes(Mutants().make(SEED, number)[0])
-    last = (done.stderr.strip() or "no word why").splitlines()[-1]
     words = f"mutant {number} ended the process with {done.returncode} (kept as {kept}): {last}"
     return {"captures": 0, "broken": [words]}, number + 1
 

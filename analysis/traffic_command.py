@@ -25,7 +25,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
         help="the sender's log; may be repeated",
     )
     wire = parser.add_mutually_exclusive_group()
-    wire.add_argument("--capture", type=Path, metavar="FILE.pcap", help="what crossed the link, by tcpdump -w")
+    wire.add_argument("--capture", type=Path, metavar="FILE", help="what crossed the link: pcap or pcapng")
     wire.add_argument("--nic", type=Path, metavar="NIC.rec", help="what crossed an interface, by its counters")
     parser.add_argument("--interface", metavar="NAME", help="the interface, for --nic")
     parser.add_argument("--baseline", type=Path, metavar="SENT.rec", help="the same flows sent without congestion")

@@ -36,13 +36,13 @@ from ringtap.analysis.pcap.kernel_state import (
     ROOM,
     ROWS,
 )
-from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET
+from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET, offsets
 
 _CELL, _PACKET = CELL.itemsize, PACKET.itemsize
-_PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = (
-    CONVERSATION.fields[name][1] for name in ("packets", "bytes", "payload", "data_packets", "data_bytes", "segments")
+_PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = offsets(
+    CONVERSATION, "packets", "bytes", "payload", "data_packets", "data_bytes", "segments"
 )
-_FIRST_NS, _LAST_NS = (CONVERSATION.fields[name][1] for name in ("first_ns", "last_ns"))
+_FIRST_NS, _LAST_NS = offsets(CONVERSATION, "first_ns", "last_ns")
 
 
 @kernel

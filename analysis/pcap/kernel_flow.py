@@ -27,14 +27,12 @@ from ringtap.analysis.pcap.kernel_state import (
     SLOTS,
     SLOTS_A_ROW,
 )
-from ringtap.analysis.pcap.layout import CONVERSATION
+from ringtap.analysis.pcap.layout import CONVERSATION, offsets
 
 _ROW = CONVERSATION.itemsize
-_A, _B = (CONVERSATION.fields[name][1] for name in ("a", "b"))
-_A_PORT, _B_PORT = (CONVERSATION.fields[name][1] for name in ("a_port", "b_port"))
-_RTT_MIN, _HANDSHAKE, _FIRST_NS, _LAST_NS = (
-    CONVERSATION.fields[name][1] for name in ("rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
-)
+_A, _B = offsets(CONVERSATION, "a", "b")
+_A_PORT, _B_PORT = offsets(CONVERSATION, "a_port", "b_port")
+_RTT_MIN, _HANDSHAKE, _FIRST_NS, _LAST_NS = offsets(CONVERSATION, "rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
 _MIX, _MIX_REST = -7046029254386353131, -4417276706812531889  # odd, of high entropy
 
 

@@ -73,11 +73,15 @@ store8, store16, store32, store64 = (_store(bits) for bits in (8, 16, 32, 64))
 swapped16, swapped32, swapped64 = (_load(bits, True) for bits in (16, 32, 64))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def times(_context: Any, _a: Any, _b: Any) -> Any:
-    """Product modulo 2^64; that of ``*`` must not run over, which is undefined in compiled code."""
+def _times() -> Callable[[int, int], int]:
+    def times(_context: Any, _a: Any, _b: Any) -> Any:
+        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.mul(*arguments)
 
-    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.mul(*arguments)
+        return types.int64(types.int64, types.int64), generate
 
-    return types.int64(types.int64, types.int64), generate
+    return cast(Callable[[int, int], int], intrinsic(times))
+
+
+# the product modulo 2^64; that of ``*`` must not run over, which is undefined in compiled code
+times = _times()

@@ -25,10 +25,10 @@ from ringtap.analysis.pcap.kernel_state import (
     QUEUE_PAIR_WORK_BYTES,
     QUEUE_PAIRS,
 )
-from ringtap.analysis.pcap.layout import QUEUE_PAIR
+from ringtap.analysis.pcap.layout import QUEUE_PAIR, offsets
 
 _ROW = QUEUE_PAIR.itemsize
-_QUEUE_PAIR, _SOURCE, _DESTINATION = (QUEUE_PAIR.fields[name][1] for name in ("queue_pair", "source", "destination"))
+_QUEUE_PAIR, _SOURCE, _DESTINATION = offsets(QUEUE_PAIR, "queue_pair", "source", "destination")
 (
     _PACKETS,
     _BYTES,
@@ -40,20 +40,18 @@ _QUEUE_PAIR, _SOURCE, _DESTINATION = (QUEUE_PAIR.fields[name][1] for name in ("q
     _REPEATS,
     _FIRST_NS,
     _LAST_NS,
-) = (
-    QUEUE_PAIR.fields[name][1]
-    for name in (
-        "packets",
-        "bytes",
-        "payload",
-        "acknowledgements",
-        "naks",
-        "cnps",
-        "psn_gaps",
-        "psn_repeats",
-        "first_ns",
-        "last_ns",
-    )
+) = offsets(
+    QUEUE_PAIR,
+    "packets",
+    "bytes",
+    "payload",
+    "acknowledgements",
+    "naks",
+    "cnps",
+    "psn_gaps",
+    "psn_repeats",
+    "first_ns",
+    "last_ns",
 )
 _BTH_BYTES, _CNP = 12, 0x81
 _RELIABLE_DATAGRAM, _DATAGRAM, _CONGESTION, _EXTENDED = 2, 3, 4, 5

@@ -36,7 +36,7 @@ from ringtap.analysis.pcap.kernel_state import (
     MOST_HOLES,
     N_MALFORMED,
 )
-from ringtap.analysis.pcap.layout import CONVERSATION
+from ringtap.analysis.pcap.layout import CONVERSATION, offsets
 
 (
     _RETRANSMITTED,
@@ -47,18 +47,16 @@ from ringtap.analysis.pcap.layout import CONVERSATION
     _RTT_SUM,
     _RTT_MIN,
     _HANDSHAKE,
-) = (
-    CONVERSATION.fields[name][1]
-    for name in (
-        "retransmitted_bytes",
-        "out_of_order_bytes",
-        "zero_windows",
-        "resets",
-        "rtt_count",
-        "rtt_sum_ns",
-        "rtt_min_ns",
-        "handshake_ns",
-    )
+) = offsets(
+    CONVERSATION,
+    "retransmitted_bytes",
+    "out_of_order_bytes",
+    "zero_windows",
+    "resets",
+    "rtt_count",
+    "rtt_sum_ns",
+    "rtt_min_ns",
+    "handshake_ns",
 )
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
 _MOST_OUT_OF_ORDER_NS = 3_000_000  # where no handshake was seen

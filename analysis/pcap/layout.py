@@ -6,6 +6,8 @@ number is twice the conversation's row plus the direction.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 PLAIN, ROCE = 0, 1
@@ -65,9 +67,7 @@ CELL = np.dtype(
 """What a flow carried in one bin. Narrow, because a busy capture has millions: add them up as int64. A cell that would
 run over is followed by another of the same flow and bin."""
 
-PACKET = np.dtype(
-    [("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4")]
-)
+PACKET = np.dtype([("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4")])
 """One packet, for the uses that need single ones; a packet inside a tunnel has a second row, of the inner flow."""
 
 QUEUE_PAIR = np.dtype(
@@ -88,3 +88,9 @@ QUEUE_PAIR = np.dtype(
         ("last_ns", "i8"),
     ]
 )
+
+
+def offsets(dtype: np.dtype[Any], *names: str) -> tuple[int, ...]:
+    """Where fields begin in a row, in bytes."""
+    assert dtype.fields is not None
+    return tuple(dtype.fields[name][1] for name in names)

@@ -258,17 +258,23 @@ def _lengths(silences: Silences, path: Integers) -> Numbers:
 
 def _follow(silences: Silences, volume: float) -> Integers:
     """The silences one volume apart over the whole stream; -1 where there is none."""
-    _, anchor, _ = _score(silences, volume)
-    return _track(silences, volume, anchor, _MOST_ITERATIONS) if anchor >= 0 else np.empty(0, np.int64)
+    usual, anchor, _ = _score(silences, volume)
+    if anchor < 0:
+        return np.empty(0, np.int64)
+    return _track(silences, volume, anchor, _MOST_ITERATIONS, _LIKE_USUAL * usual)
 
 
-def _track(silences: Silences, volume: float, anchor: int, most: int) -> Integers:
-    """Step from a silence to those about one volume on and back; -1 where a step finds none."""
-    back = _steps(silences, -volume, anchor, most)
-    return np.array([*reversed(back), anchor, *_steps(silences, volume, anchor, most)], np.int64)
+def _track(silences: Silences, volume: float, anchor: int, most: int, enough: float = np.inf) -> Integers:
+    """Step from a silence to those about one volume on and back; -1 where a step finds none.
+
+    Of several in reach the longest is taken; if some are as long as ``enough``, the nearest of these: a stall of the
+    transport may be longer than what is looked for.
+    """
+    back = _steps(silences, -volume, anchor, most, enough)
+    return np.array([*reversed(back), anchor, *_steps(silences, volume, anchor, most, enough)], np.int64)
 
 
-def _steps(silences: Silences, step: float, anchor: int, most: int) -> list[int]:
+def _steps(silences: Silences, step: float, anchor: int, most: int, enough: float) -> list[int]:
     position, length = silences.positions, silences.length
     path: list[int] = []
     at, missed = float(position[anchor]), 0
@@ -281,6 +287,9 @@ def _steps(silences: Silences, step: float, anchor: int, most: int) -> list[int]
         end = bisect_left(position, at + slack, begin)
         if end > begin:
             found = begin if end == begin + 1 else begin + int(length[begin:end].argmax())
+            if length[found] >= enough:
+                long = [place for place in range(begin, end) if length[place] >= enough]
+                found = min(long, key=lambda place: abs(position[place] - at))
             path.append(found)
             at, missed = float(position[found]), 0
         else:

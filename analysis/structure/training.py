@@ -20,6 +20,8 @@ _MOST_STREAMS = 64
 LEAST_CONFIDENCE = 0.99
 # starts of two streams of one job lie within this share of the period
 _NEAR = 0.3
+# of several streams' starts, those this close to their median, as a share of the period, are believed
+_CLOSE = 0.1
 _MATCHED = 0.8
 # a stream of the job's structure carries at least this share of its largest one; less is control traffic
 MAJOR_SHARE = 0.05
@@ -161,10 +163,7 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm], one_way: bool) ->
     reference = max(major, key=lambda one: (round(rhythms[one].found_share, 2), len(rhythms[one].starts), one.total))
     rhythm = rhythms[reference]
     period = float(np.median(np.diff(rhythm.starts)))
-    starts = rhythm.starts.copy()
-    for stream in major:
-        other = nearest(rhythms[stream].starts, rhythm.starts)
-        starts = np.where(np.abs(other - rhythm.starts) <= _NEAR * period, np.minimum(starts, other), starts)
+    starts = _common_starts(rhythm.starts, [rhythms[stream].starts for stream in major], period)
     members = [
         Member(stream, found, found.volume, found.volume >= MAJOR_SHARE * largest) for stream, found in rhythms.items()
     ]
@@ -177,6 +176,17 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm], one_way: bool) ->
     members.sort(key=lambda member: -member.volume)
     first = next(member for member in members if member.stream is reference)
     return Training(tuple(members), starts, rhythm.found, first, one_way)
+
+
+def _common_starts(reference: Integers, of_streams: Sequence[Integers], period: float) -> Integers:
+    """Where the first stream of each iteration begins; streams that are far from the others do not count."""
+    each = np.array([nearest(starts, reference) for starts in of_streams])
+    near = np.abs(each - reference) <= _NEAR * period
+    middle = np.median(np.where(near, each, reference), axis=0)
+    with_others = near & (np.abs(each - middle) <= _CLOSE * period)
+    first = np.where(with_others, each, np.iinfo(np.int64).max).min(axis=0)
+    found: Integers = np.where(with_others.any(axis=0), first, reference)
+    return found
 
 
 def _shared_volume(stream: Stream, starts: Integers, rhythm: Rhythm) -> float | None:

@@ -38,7 +38,7 @@ from _report import as_markdown, as_text
 
 _QUICK_LIMIT_S = 50.0
 _CAUTION = 1.2  # a round may take longer than the longest one so far
-_LARGE_PACKETS = 96_000_000  # more than 10 GB
+_LARGE_PACKETS = 98_000_000  # more than 10 GB
 
 
 @dataclass(frozen=True)

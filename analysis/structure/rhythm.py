@@ -30,8 +30,11 @@ LEAST_ITERATIONS = 4
 _LEAST_SILENCE_BINS = 2
 # a silence counts as found where it has this share of the usual length
 _LIKE_USUAL = 0.8
+_FAR_FROM_USUAL = 0.4
 # of volumes whose silences are nearly as long, the smallest: the others are its multiples
 _NEARLY = 0.75
+# another stream's volume is taken over where its silences are longer than all others by this factor
+_STANDS_OUT = 1.2
 _MOST_ITERATIONS = 20_000
 _MOST_BUCKETS, _LEAST_ROWS = 256, 3
 # the silence between iterations over those between buckets; with less than four iterations chance has a say
@@ -148,7 +151,7 @@ def find_rhythm(bins: Integers, payload: Integers, known: Sequence[float] = ()) 
         return None
     chosen = _choose(silences, np.array(known))
     path = np.empty(0, np.int64) if chosen is None else _follow(silences, chosen)
-    if chosen is None or _usual(silences, path) < _longest_between(silences, path):
+    if chosen is None or _usual(silences, path) < _STANDS_OUT * _longest_between(silences, path):
         chosen = _choose(silences, _candidates(silences))
         if chosen is None:
             return None
@@ -268,13 +271,15 @@ def _track(silences: Silences, volume: float, anchor: int, most: int, enough: fl
     """Step from a silence to those about one volume on and back; -1 where a step finds none.
 
     Of several in reach the longest is taken; if some are as long as ``enough``, the nearest of these: a stall of the
-    transport may be longer than what is looked for.
+    transport may be longer than what is looked for. Much shorter ones are none of it: stepping on from them would
+    lose the rhythm where bytes were sent again.
     """
-    back = _steps(silences, -volume, anchor, most, enough)
-    return np.array([*reversed(back), anchor, *_steps(silences, volume, anchor, most, enough)], np.int64)
+    least = _FAR_FROM_USUAL * min(enough, float(silences.length[anchor]))
+    back = _steps(silences, -volume, anchor, most, enough, least)
+    return np.array([*reversed(back), anchor, *_steps(silences, volume, anchor, most, enough, least)], np.int64)
 
 
-def _steps(silences: Silences, step: float, anchor: int, most: int, enough: float) -> list[int]:
+def _steps(silences: Silences, step: float, anchor: int, most: int, enough: float, least: float) -> list[int]:
     position, length = silences.positions, silences.length
     path: list[int] = []
     at, missed = float(position[anchor]), 0
@@ -287,6 +292,7 @@ def _steps(silences: Silences, step: float, anchor: int, most: int, enough: floa
         end = bisect_left(position, at + slack, begin)
         if end > begin:
             found = begin if end == begin + 1 else begin + int(length[begin:end].argmax())
+        if end > begin and length[found] >= least:
             if length[found] >= enough:
                 long = [place for place in range(begin, end) if length[place] >= enough]
                 found = min(long, key=lambda place: abs(position[place] - at))

@@ -301,8 +301,6 @@ def _steps(silences: Silences, step: float, anchor: int, most: int, enough: floa
         else:
             path.append(-1)
             missed += 1
-    while path and path[-1] < 0:
-        path.pop()
     return path
 
 

@@ -99,22 +99,32 @@ def sort_out(streams: Streams) -> Sorted:
         rhythm = rhythms[stream] = find_rhythm(stream.bins, stream.payload, known)
         if rhythm is not None and rhythm.confidence >= LEAST_CONFIDENCE:
             clear[stream] = rhythm
-    groups = _groups(clear)
-    both_ways = [group for group in groups if _exchanges(group)]
-    one_way = [group for group in groups if not any(stream.answered for stream in group)]
-    for candidates, is_one_way in ((both_ways, False), (one_way, True)):
+    found = [_training(streams, {stream: clear[stream] for stream in group}) for group in _groups(clear)]
+    both_ways = [training for training in found if _exchanges(training)]
+    one_way = [training for training in found if training.one_way]
+    for candidates in (both_ways, one_way):
         if candidates:
             best = max(candidates, key=_weight)
-            training = _training(streams, {stream: clear[stream] for stream in best}, is_one_way)
-            rivals = tuple(_repeats(group[0], clear, streams) for group in candidates if group is not best)
-            return Sorted(training, "", _kinds(streams, training, rhythms), rivals)
+            mine = {member.stream for member in best.members}
+            rivals = tuple(
+                _repeats(training.reference.stream, clear, streams)
+                for training in candidates
+                if not mine & {member.stream for member in training.members}
+            )
+            return Sorted(best, "", _kinds(streams, best, rhythms), rivals)
     return Sorted(None, _why_none(streams, rhythms, clear), _kinds(streams, None, rhythms))
 
 
-def _weight(group: Sequence[Stream]) -> tuple[int, int]:
-    """Three hosts and more before two, which may be any exchange; then the largest payload."""
-    hosts = {host for stream in group for host in (stream.source, stream.destination)}
-    return min(len(hosts), 3), sum(stream.total for stream in group)
+def _weight(training: Training) -> tuple[int, int, bool, int]:
+    """Three hosts and more before two, which may be any exchange; then the largest payload.
+
+    Of the same streams under two rhythms, the one whose silences stand out, and the faster one.
+    """
+    hosts = {host for member in training.major for host in (member.stream.source, member.stream.destination)}
+    rhythm = training.reference.rhythm
+    stands_out = rhythm is not None and rhythm.silence_bins > rhythm.other_bins
+    payload = sum(member.stream.total for member in training.major)
+    return min(len(hosts), 3), payload, stands_out, len(training.starts)
 
 
 def _groups(rhythms: dict[Stream, Rhythm]) -> list[list[Stream]]:
@@ -150,31 +160,34 @@ def nearest(values: Integers, to: Integers) -> Integers:
     return np.where(to - below <= above - to, below, above)
 
 
-def _exchanges(group: Sequence[Stream]) -> bool:
+def _exchanges(training: Training) -> bool:
     """Whether a host both sends and receives gradients: traffic that goes one way is no collective."""
-    largest = max(stream.total for stream in group)
-    major = [stream for stream in group if stream.total >= MAJOR_SHARE * largest]
+    major = [member.stream for member in training.major]
     return bool({stream.source for stream in major} & {stream.destination for stream in major})
 
 
-def _training(streams: Streams, rhythms: dict[Stream, Rhythm], one_way: bool) -> Training:
+def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
+    """The job that some streams with one rhythm make, with those that share its iterations."""
     largest = max(rhythm.volume for rhythm in rhythms.values())
     major = [stream for stream, rhythm in rhythms.items() if rhythm.volume >= MAJOR_SHARE * largest]
     reference = max(major, key=lambda one: (round(rhythms[one].found_share, 2), len(rhythms[one].starts), one.total))
     rhythm = rhythms[reference]
     period = float(np.median(np.diff(rhythm.starts)))
     starts = _common_starts(rhythm.starts, [rhythms[stream].starts for stream in major], period)
-    members = [
-        Member(stream, found, found.volume, found.volume >= MAJOR_SHARE * largest) for stream, found in rhythms.items()
-    ]
+    volumes = {stream: one.volume for stream, one in rhythms.items()}
     hosts = {host for stream in major for host in (stream.source, stream.destination)}
     for stream in streams.streams:
-        if stream not in rhythms and stream.source in hosts and stream.destination in hosts:
+        if stream not in rhythms and {stream.source, stream.destination} & hosts:
             volume = _shared_volume(stream, starts, rhythm)
             if volume is not None:
-                members.append(Member(stream, None, volume, volume >= MAJOR_SHARE * largest))
+                volumes[stream] = volume
+    members = [
+        Member(stream, rhythms.get(stream), volume, volume >= MAJOR_SHARE * largest)
+        for stream, volume in volumes.items()
+    ]
     members.sort(key=lambda member: -member.volume)
     first = next(member for member in members if member.stream is reference)
+    one_way = not any(stream.answered for stream in rhythms)
     return Training(tuple(members), starts, rhythm.found, first, one_way)
 
 

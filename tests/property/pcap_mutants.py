@@ -36,6 +36,7 @@ _MOST_CUT_BYTES = 200  # behind it lies payload
 LINKS = (0, 1, 12, 14, 101, 108, 113, 228, 229, 242, 276, 105, 147)  # the last two are not read
 _WORDS = (0, 1, 2, 3, 4, 7, 8, 16, 19, 20, 40, 60, 0x7FFF, 0x8000, 0xFFFF, 262144, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 _PROT_NONE, _PROT_READ_WRITE = 0, 3
+_M_MMAP_THRESHOLD = -3
 
 
 class Guarded:
@@ -43,6 +44,8 @@ class Guarded:
 
     def __init__(self, size: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
+        # a scan's tables come as zeroed pages and go back, here thousands of times: malloc would keep and clear them
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 17)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -11,13 +11,10 @@ import ctypes
 import hashlib
 import importlib.util
 import os
-import platform
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,7 @@ from ringtap.errors import MeasurementError, UsageError
 Entry = Callable[[int, int, int], int]
 _NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total")
 # numba's convention: where the result goes, where an exception would go, the arguments; returns a status
-_SIGNATURE = ctypes.CFUNCTYPE(
-    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3
-)
+_SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3)
 _MISSING = "reading captures needs numba: pip install 'ringtap[analysis]'"
 
 
@@ -53,9 +48,7 @@ def entries(say: Callable[[str], None] | None = None) -> dict[str, Entry]:
     """
     if not _linked:
         if sys.byteorder != "little":
-            raise UsageError(
-                "captures are read on little-endian machines only: copy the files to one"
-            )
+            raise UsageError("captures are read on little-endian machines only: copy the files to one")
         try:
             from llvmlite import binding
         except ImportError as error:
@@ -73,6 +66,8 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
     except OSError:
         code = b""
     if not code:
+        import subprocess
+
         if importlib.util.find_spec("numba") is None:
             raise UsageError(_MISSING)
         if say is not None:
@@ -81,28 +76,23 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
         done = subprocess.run(command, capture_output=True, check=False)
         code = _unsealed(done.stdout)
         if not code:
-            why = (
-                done.stderr.decode(errors="replace").strip().splitlines()
-                or ["no reason given"]
-            )[-1]
-            raise MeasurementError(
-                f"the reader of captures could not be compiled: {why}"
-            )
+            why = (done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"])[-1]
+            raise MeasurementError(f"the reader of captures could not be compiled: {why}")
         _store(path, done.stdout)
     return code
 
 
 def _key(binding: Any) -> str:
     """Of everything that the machine code depends on."""
-    here = Path(__file__).parent
+    import llvmlite
+
+    here, numba = Path(__file__).parent, importlib.util.find_spec("numba")
     sources = [*sorted(here.glob("kernel_*.py")), here / "layout.py", Path(__file__)]
-    parts = [source.read_bytes() for source in sources]
-    parts += [
-        metadata.version(name).encode() for name in ("numba", "llvmlite", "numpy")
-    ]
-    parts.append(
-        f"{sys.version_info[:2]} {platform.machine()} {binding.get_host_cpu_name()}".encode()
-    )
+    if numba is not None and numba.origin is not None:
+        sources.append(Path(numba.origin).with_name("_version.py"))  # asking for its version imports much more
+    parts = [source.read_bytes() for source in sources if source.exists()]
+    parts.append(f"{llvmlite.__version__} {sys.version_info[:2]} {os.uname().machine}".encode())
+    parts.append(binding.get_host_cpu_name().encode())
     parts.append(binding.get_host_cpu_features().flatten().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
@@ -132,9 +122,7 @@ def _store(path: Path, sealed: bytes) -> None:
 def _machine(binding: Any) -> Any:
     features = binding.get_host_cpu_features().flatten()
     target = binding.Target.from_default_triple()
-    return target.create_target_machine(
-        binding.get_host_cpu_name(), features, opt=3, reloc="pic"
-    )
+    return target.create_target_machine(binding.get_host_cpu_name(), features, opt=3, reloc="pic")
 
 
 def _compile(binding: Any) -> bytes:
@@ -163,15 +151,11 @@ def _compile(binding: Any) -> bytes:
 
 
 def _link(binding: Any, code: bytes) -> dict[str, Entry]:
-    engine = binding.create_mcjit_compiler(
-        binding.parse_assembly(""), _machine(binding)
-    )
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(binding))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _alive.append(engine)
-    return {
-        name: _entry(engine.get_function_address(f"ringtap_{name}")) for name in _NAMES
-    }
+    return {name: _entry(engine.get_function_address(f"ringtap_{name}")) for name in _NAMES}
 
 
 def _entry(address: int) -> Entry:

@@ -43,7 +43,7 @@ class Room:
         blocks = {
             ks.DIRECTIONS: most * 2 * ks.DIRECTION_BYTES,
             ks.HOLES: most * 2 * ks.MOST_HOLES * ks.HOLE_BYTES,
-            ks.SLOTS: MOST_CONVERSATIONS * ks.SLOTS_A_ROW * 4 << ks.SLOT_SHIFT,
+            ks.SLOTS: max(MOST_CONVERSATIONS * ks.SLOTS_A_ROW * 4, ks.FIRST_SLOTS) << ks.SLOT_SHIFT,
             ks.FRAGMENTS: ks.FRAGMENT_SLOTS << ks.FRAGMENT_SHIFT,
             ks.QUEUE_PAIR_WORK: ks.MOST_QUEUE_PAIRS * ks.QUEUE_PAIR_WORK_BYTES,
             ks.QUEUE_PAIR_SLOTS: ks.QUEUE_PAIR_SLOT_COUNT * 4,

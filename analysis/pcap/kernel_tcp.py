@@ -34,6 +34,7 @@ from ringtap.analysis.pcap.kernel_state import (
     HOLE_TO,
     HOLES,
     MOST_HOLES,
+    MOST_ROWS,
     N_MALFORMED,
 )
 from ringtap.analysis.pcap.layout import CONVERSATION, offsets
@@ -311,6 +312,9 @@ def tcp(
         family: 4 or 6.
         time_ns: of the capture.
     """
+    if flow >= 2 * get(state, MOST_ROWS):  # the row that many share says nothing of each
+        add(work + D_SEGMENTS, 1 if payload else 0)
+        return
     flags = load8(header + 13)
     if flags & (_SYN | _RST):
         _opening_or_reset(state, flow, work, header, kept, flags, time_ns)

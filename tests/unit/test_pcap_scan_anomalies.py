@@ -204,6 +204,14 @@ def test_more_conversations_than_are_told_apart(monkeypatch):
     assert rows["packets"][:, 0].tolist() == [3] * 5 + [12]
     assert int(rows["family"][5]) == 0
     assert odd(scanned) == {"packets_over_limit": 12}
+    # what is said of one connection is not said of the row that many share
+    segments = [
+        bytes(IP(src=A4, dst=B4) / TCP(sport=1000 + number % 9, dport=6, seq=number * 500, flags="A") / Raw(bytes(100)))
+        for number in (*range(27), *range(9))
+    ]
+    shared = of(*segments).conversations[5]
+    assert (shared["packets"].tolist(), shared["segments"].tolist()) == ([16, 0], [16, 0])
+    assert shared["retransmitted_bytes"].tolist() == shared["out_of_order_bytes"].tolist() == [0, 0]
 
 
 def test_a_table_that_grows_finds_what_it_held():

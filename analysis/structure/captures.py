@@ -20,7 +20,7 @@ from ringtap.errors import UsageError
 _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
 
-def structure(
+def read_structure(
     *paths: str | Path,
     bin_s: float = 0.001,
     hosts: Mapping[str, Sequence[str]] | None = None,

@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from ringtap.analysis.canvas import legend, new_figure, styled
+from ringtap.analysis.canvas import Drawn, legend, new_figure, styled
 from ringtap.analysis.structure import flows
 from ringtap.analysis.structure.structure import Structure
 from ringtap.analysis.style import FAINT, INK
-from ringtap.analysis.traffic_figures import Drawn, rates_figure
-from ringtap.analysis.traffic_rates import Rates, instantaneous
-from ringtap.analysis.traffic_wire import Passed
+from ringtap.analysis.traffic.figures import rates_figure
+from ringtap.analysis.traffic.rates import Rates, instantaneous
+from ringtap.analysis.traffic.wire import Passed
 from ringtap.units import format_duration, format_rate, format_size
 
 _COLOURS: Mapping[str, str] = {flows.ONLY: "#0072B2", flows.SHARED: "#D55E00", flows.CROSSING: "#8a8a8a"}

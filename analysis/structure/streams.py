@@ -6,6 +6,7 @@ of hosts and a service are one stream together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ import pandas as pd
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.errors import UsageError
+from ringtap.units import format_duration
 
 Integers = npt.NDArray[np.int64]
 
@@ -26,6 +28,7 @@ _OWN_SHARE = 0.003
 _SAME_SHARE = 0.05
 _VXLAN_PORT = 4789
 _CHUNK = 1 << 20
+_MOST_BINS = 1 << 24  # 4.6 hours of milliseconds
 _PROTOCOLS = ("tcp", "udp", "roce")
 _FLOW = ["protocol", "source", "source_port", "destination", "destination_port"]
 _STREAM = ["protocol", "source", "destination", "ports"]
@@ -63,6 +66,7 @@ class Stream:
         retransmitted_bytes: of these, bytes sent again, as far as the capture shows them.
         answered: whether the capture has any packet of the opposite direction.
         seen_by: names of the places that captured it.
+        copies: how many of them captured it at the same time, so are different places for sure.
     """
 
     protocol: str
@@ -75,6 +79,7 @@ class Stream:
     retransmitted_bytes: int
     answered: bool
     seen_by: frozenset[str]
+    copies: int = 1
 
     @cached_property
     def total(self) -> int:
@@ -141,16 +146,18 @@ def streams_of(vantages: Sequence[Vantage], names: dict[str, str] | None = None)
         flows[side] = flows[side].map(lambda address: known.get(address, address))
     flows["stream"] = _stream_numbers(flows)
     bin_ns = vantages[0].traffic.bin_ns
-    cells = pd.concat(
-        [_cells(vantage, flows[flows["place"] == place], bin_ns) for place, vantage in enumerate(vantages)],
-        ignore_index=True,
-    )
+    places = sorted(set(flows["place"].tolist()))
+    parts = [_cells(vantages[place], flows[flows["place"] == place], bin_ns) for place in places]
+    cells = pd.concat(parts, ignore_index=True)
     first_bin = int(cells["bin"].min())
     cells["bin"] -= first_bin
     bins = int(cells["bin"].max()) + 1
-    chosen = _seen_once(cells, flows, vantages)
+    if bins > _MOST_BINS:
+        seconds = format_duration(bins * bin_ns / 1e9)
+        raise UsageError(f"{seconds} in bins of {format_duration(bin_ns / 1e9)} are {bins:,} bins: choose wider ones")
+    chosen, copies = _seen_once(cells, flows, vantages)
     of = dict(iter(flows.groupby("stream")))
-    found = [_stream(part, of[number], vantages) for number, part in chosen.groupby("stream")]
+    found = [_stream(part, of[number], vantages, copies[int(str(number))]) for number, part in chosen.groupby("stream")]
     found.sort(key=lambda stream: -stream.total)
     return Streams(first_bin * bin_ns, bin_ns, bins, tuple(found), tuple(vantage.name for vantage in vantages))
 
@@ -213,14 +220,22 @@ def _cells(vantage: Vantage, flows: pd.DataFrame, bin_ns: int) -> pd.DataFrame:
         # by another clock a bin lies across two: it counts where most of it lies
         time_ns = vantage.to_reference(time_ns) + bin_ns // 2
     table["bin"] = time_ns // bin_ns
-    place = int(flows["place"].iloc[0]) if len(flows) else -1
-    return table.groupby(["stream", "bin"], as_index=False)["payload"].sum().assign(place=place)
+    place = int(flows["place"].iloc[0])
+    summed: pd.DataFrame = table.groupby(["stream", "bin"], as_index=False)[["payload"]].sum()
+    return summed.assign(place=place)
 
 
-def _seen_once(cells: pd.DataFrame, flows: pd.DataFrame, vantages: Sequence[Vantage]) -> pd.DataFrame:
-    """The cells without those that another place captured better: where they were sent, else where there are more."""
+def _seen_once(
+    cells: pd.DataFrame, flows: pd.DataFrame, vantages: Sequence[Vantage]
+) -> tuple[pd.DataFrame, Counter[int]]:
+    """The cells without those that another place captured better: where they were sent, else where there are more.
+
+    Returns:
+        These cells, and how many places captured each stream at the same time.
+    """
+    copies = Counter[int](cells["stream"].unique().tolist())
     if len(vantages) == 1:
-        return cells
+        return cells, copies
     seen = cells.groupby(["stream", "place"]).agg(first=("bin", "min"), last=("bin", "max"), payload=("payload", "sum"))
     seen = seen.reset_index()
     own = {place: _most_frequent(vantage) for place, vantage in enumerate(vantages)}
@@ -229,17 +244,19 @@ def _seen_once(cells: pd.DataFrame, flows: pd.DataFrame, vantages: Sequence[Vant
     seen = seen.assign(here=here).sort_values(["stream", "here", "payload"], ascending=[True, False, False])
     taken: dict[int, list[tuple[int, int]]] = {}
     keep = []
-    for row in seen.itertuples(index=False):
-        spans = taken.setdefault(int(row.stream), [])
+    rows = zip(*(seen[name].tolist() for name in ("stream", "place", "first", "last")), strict=True)
+    for stream, place, first, last in rows:
+        spans = taken.setdefault(stream, [])
         same = any(
-            min(row.last, last) - max(row.first, first) > _SAME_SHARE * min(row.last - row.first, last - first)
-            for first, last in spans
+            min(last, end) - max(first, begin) > _SAME_SHARE * min(last - first, end - begin) for begin, end in spans
         )
-        if not same:
-            spans.append((int(row.first), int(row.last)))
-            keep.append((row.stream, row.place))
+        if same:
+            copies[stream] += 1
+        else:
+            spans.append((first, last))
+            keep.append((stream, place))
     pairs = pd.MultiIndex.from_tuples(keep, names=["stream", "place"])
-    return cells[pd.MultiIndex.from_frame(cells[["stream", "place"]]).isin(pairs)]
+    return cells[pd.MultiIndex.from_frame(cells[["stream", "place"]]).isin(pairs)], copies
 
 
 def _most_frequent(vantage: Vantage) -> frozenset[str]:
@@ -253,7 +270,7 @@ def _most_frequent(vantage: Vantage) -> frozenset[str]:
     return frozenset([str(counts.idxmax())])
 
 
-def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage]) -> Stream:
+def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage], copies: int) -> Stream:
     row = mine.iloc[0]
     by_bin = part.groupby("bin")["payload"].sum()
     used = mine[mine["place"].isin(part["place"].unique())]
@@ -268,4 +285,5 @@ def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage])
         int(used["retransmitted_bytes"].sum()),
         bool(mine["answered"].any()),
         frozenset(vantages[place].name for place in mine["place"].unique()),
+        copies,
     )

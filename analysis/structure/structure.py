@@ -103,7 +103,7 @@ class Structure:
         rows = []
         for stream, (kind, why) in zip(self.streams.streams, self.sorted.kinds, strict=True):
             member = members.get(stream)
-            row = {"class": kind, "why": why, "protocol": stream.protocol, "source": stream.source}
+            row: dict[str, Any] = {"class": kind, "why": why, "protocol": stream.protocol, "source": stream.source}
             row |= {"destination": stream.destination, "ports": stream.ports, "flows": stream.flows}
             row |= {"payload_bytes": stream.total, "retransmitted_bytes": stream.retransmitted_bytes}
             row["bytes_per_iteration"] = None if member is None else member.volume
@@ -224,10 +224,11 @@ def only_host(training: Training) -> str | None:
             return None
         owners.append(common)
     common = set.intersection(*owners)
-    if len(places) > 1 and not common:
+    different = any(member.stream.copies > 1 for member in training.major)
+    # two hosts are common to all of it: neither exchanges with others, if each of them captured
+    if not common or (len(common) > 1 and different):
         return None
-    # with two hosts in common, each of them sends and receives nothing else here
-    return sorted(common)[0] if common else None
+    return sorted(common)[0]
 
 
 def worker_bytes(shape: Shape, edges: Mapping[tuple[str, str], float]) -> float:

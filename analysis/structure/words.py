@@ -143,7 +143,8 @@ def _others(found: Structure) -> list[str]:
     for stream, (kind, why) in zip(found.streams.streams, found.sorted.kinds, strict=True):
         if kind in (CROSS, OTHER):
             pairs.setdefault((kind, stream.source, stream.destination), []).append((stream, why))
-    rows, total = [], found.streams.total
+    rows: list[list[str]] = []
+    total = found.streams.total
     ranked = sorted(pairs.items(), key=lambda item: -sum(one.total for one, _ in item[1]))
     for (kind, source, destination), items in ranked:
         size, flows = sum(one.total for one, _ in items), sum(one.flows for one, _ in items)

@@ -73,7 +73,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 def structure(*words: str) -> dict[str, Any]:
     done = subprocess.run([*RINGTAP, "structure", *words, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    print(subprocess.run([*RINGTAP, "structure", *words], capture_output=True, text=True, check=True).stdout)
+    print(done.stdout)
     data: dict[str, Any] = json.loads(done.stdout)
     return data
 

@@ -1,5 +1,6 @@
 """The structure of a real capture: a ring of three hosts on the testbed under cross traffic, beside its step log."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from ringtap import cli
 from ringtap.analysis.demand import demand
 from ringtap.analysis.pcap import read_captures
-from ringtap.analysis.structure import captures
+from ringtap.analysis.structure import read_structure
 from ringtap.analysis.structure.streams import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.errors import MeasurementError, UsageError
+from tests.unit.structure_makers import Job, make, together
 
 ROOT = Path(__file__).resolve().parents[2]
 RING = ROOT / "examples" / "ring.pcap.gz"
@@ -36,7 +38,7 @@ COMMUNICATION_US = [
 
 @pytest.fixture(scope="module")
 def found() -> Structure:
-    return captures.structure(RING, hosts={"S0": [S0, CROSS_TO]})
+    return read_structure(RING, hosts={"S0": [S0, CROSS_TO]})
 
 
 def test_iterations_are_those_of_the_step_log(found: Structure) -> None:
@@ -84,14 +86,14 @@ def test_cross_traffic_is_told_apart_and_the_three_flows_are_named(found: Struct
 
 
 def test_without_names_nothing_joins_the_two_addresses_of_a_host() -> None:
-    plain = captures.structure(RING)
+    plain = read_structure(RING)
     assert [role.role for role in plain.roles] == ["training only", "cross traffic"]
     assert "--host NAME=ADDRESS" in plain.roles_missing
 
 
 @pytest.mark.parametrize(("host", "before", "after"), [(S0, S1, S2), (S1, S2, S0), (S2, S0, S1)])
 def test_one_host_sees_its_neighbours_and_the_period(found: Structure, host: str, before: str, after: str) -> None:
-    one = captures.structure(RING, words=f"host {host}")
+    one = read_structure(RING, words=f"host {host}")
     assert (one.shape.name, one.shape.hosts) == ("member of a ring", (before, host, after))
     assert not one.shape.whole
     assert one.period.mean_s == pytest.approx(found.period.mean_s, rel=0.01)
@@ -108,6 +110,16 @@ def test_what_several_hosts_captured_counts_once(found: Structure) -> None:
     assert merged.volume.worker_bytes == found.volume.worker_bytes
     pairs = {(member.stream.source, member.stream.destination): member.stream for member in merged.training.major}
     assert pairs[S0, S2].seen_by == {S0, S2}
+    assert pairs[S0, S2].copies == 2
+
+
+def test_two_hosts_that_exchange_are_a_pair_if_both_captured() -> None:
+    made = make(Job({("10.0.0.1", "10.0.0.2"): 160_000, ("10.0.0.2", "10.0.0.1"): 160_000}))
+    one = find_structure(together(*made.streams))
+    assert one.shape.name == "one peer"
+    both = find_structure(together(*(dataclasses.replace(stream, copies=2) for stream in made.streams)))
+    assert (both.shape.name, both.shape.workers) == ("pair", 2)
+    assert both.volume.worker_bytes == pytest.approx(160_192, rel=1e-3)
 
 
 def test_parts_of_one_capture_are_added_up(found: Structure) -> None:
@@ -142,7 +154,7 @@ def test_a_clock_that_is_ahead_and_drifts_is_put_right(found: Structure) -> None
 
 
 def test_one_direction_alone_is_training_all_the_same_and_said_so() -> None:
-    one = captures.structure(RING, words=f"src host {S0}")
+    one = read_structure(RING, words=f"src host {S0}")
     assert one.training.one_way
     assert (one.shape.name, one.shape.workers) == ("one direction", None)
     assert f"{S0} sends to {S2}" in one.shape.unseen
@@ -150,7 +162,7 @@ def test_one_direction_alone_is_training_all_the_same_and_said_so() -> None:
 
 
 def test_finer_bins_give_the_same_iterations(found: Structure) -> None:
-    fine = captures.structure(RING, bin_s=0.0002, hosts={"S0": [S0, CROSS_TO]})
+    fine = read_structure(RING, bin_s=0.0002, hosts={"S0": [S0, CROSS_TO]})
     assert len(fine.boundaries_ns) == len(found.boundaries_ns)
     assert np.abs(fine.boundaries_ns - found.boundaries_ns).max() < 3e6
     assert fine.period.mean_s == pytest.approx(found.period.mean_s, rel=0.005)
@@ -158,16 +170,16 @@ def test_finer_bins_give_the_same_iterations(found: Structure) -> None:
 
 def test_cross_traffic_alone_is_said_to_be_no_training() -> None:
     with pytest.raises(MeasurementError, match=r"no training was found in .*ring\.pcap\.gz: .* of payload in"):
-        captures.structure(RING, words=f"host {CROSS_FROM}")
+        read_structure(RING, words=f"host {CROSS_FROM}")
 
 
 def test_no_payload_and_no_files_are_said() -> None:
     with pytest.raises(UsageError, match="name at least one capture"):
-        captures.structure()
+        read_structure()
     with pytest.raises(UsageError, match="no packet matches"):
-        captures.structure(RING, words="host 192.0.2.1")
+        read_structure(RING, words="host 192.0.2.1")
     with pytest.raises(UsageError, match="name it alone"):
-        captures.structure(ROOT, RING)
+        read_structure(ROOT, RING)
 
 
 def test_the_verb_says_first_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:

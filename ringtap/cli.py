@@ -24,17 +24,20 @@ VERBS = {
     "doctor": ("ringtap.agents.doctor.command", "what can be recorded here, and how to get the rest"),
     "live": ("ringtap.analysis.live.command", "watch a run that is being written"),
     "flows": ("ringtap.analysis.pcap.command", "conversations and rates of packet captures, at memory speed"),
-    "structure": ("ringtap.analysis.structure.command", "iterations, ring and volume of a training job, from its packets"),
+    "structure": (
+        "ringtap.analysis.structure.command",
+        "a training job's iterations, ring and volume, from packets",
+    ),
     "analyze": ("ringtap.analysis.job.command", "what a job and its network did, iteration by iteration"),
     "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
-    "report": ("ringtap.analysis.report_command", "turn a sweep into figures, tables and one HTML page"),
+    "report": ("ringtap.analysis.report.command", "turn a sweep into figures, tables and one HTML page"),
     "fit": ("ringtap.analysis.commands", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
     "predict": ("ringtap.analysis.predict_command", "iteration time at a load, or the load that a slowdown allows"),
     "demand": ("ringtap.analysis.commands", "network demand of a training iteration"),
 }
 # (verb, sub-verb) -> the same, for sub-verbs of another room than their verb's, whose register returns its sub-verbs
 ATTACHED = {
-    ("traffic", "verify"): ("ringtap.analysis.traffic_command", "compare a flow plan with what was sent and captured"),
+    ("traffic", "verify"): ("ringtap.analysis.traffic.command", "compare a flow plan with what was sent and captured"),
 }
 
 

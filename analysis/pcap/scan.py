@@ -82,9 +82,7 @@ class Scan:
         self._started = self._lost = self._big_endian = False
         self._torn = b""  # the begin of what is not there whole
         self._wanted = PCAP_HEADER_BYTES  # bytes that it has to have
-        self._passing = self._passed = (
-            0  # bytes still to pass over of a block, and those passed
-        )
+        self._passing = self._passed = 0  # bytes still to pass over of a block, and those passed
         self._corrupt_records = self._corrupt_bytes = 0
         self._section: list[Interface] = []
         self._described: list[dict[str, Any]] = []
@@ -117,11 +115,7 @@ class Scan:
             UsageError: it was no capture.
         """
         if not self._started:
-            raise UsageError(
-                "is no capture: it is too short"
-                if self._torn
-                else "is no capture: it is empty"
-            )
+            raise UsageError("is no capture: it is too short" if self._torn else "is no capture: it is empty")
         room, flow = self._room, 0
         if self._lost and self._torn:
             room.state[ks.IS_END] = 1
@@ -134,9 +128,7 @@ class Scan:
         self._entries["total"](room.address, room.cells.begin, room.word(ks.CELLS_AT))
         counts = dict(zip(ks.COUNTS, room.state[ks.COUNTED :].tolist(), strict=False))
         left = len(self._torn)
-        counts["torn_bytes"] = (
-            self._passed if self._passing else 0 if self._lost else left
-        )
+        counts["torn_bytes"] = self._passed if self._passing else 0 if self._lost else left
         counts["corrupt_records"] = self._corrupt_records
         counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._lost else 0)
         (cells, *packets), least = room.rows(), room.word(ks.LEAST_BIN)
@@ -207,17 +199,13 @@ class Scan:
         """Empty the buffers of cells and packets if they are full."""
         room = self._room
         if room.is_full(ks.CELLS_AT):
-            self._entries["total"](
-                room.address, room.cells.begin, room.word(ks.CELLS_AT)
-            )
+            self._entries["total"](room.address, room.cells.begin, room.word(ks.CELLS_AT))
         room.make_room()
 
     def _begin(self, head: bytes) -> int:
         """Learn the format from the first bytes; returns how many belong to the header of the file."""
         header = pcap_header(head)
-        if header is None and (
-            head[:4] != SECTION_HEADER or section_header(head[:12]) is None
-        ):
+        if header is None and (head[:4] != SECTION_HEADER or section_header(head[:12]) is None):
             raise UsageError("is no capture: pcap and pcapng files are read")
         self._started = True
         self._room.state[ks.MOST_KEPT] = _USUAL_MOST_KEPT
@@ -249,9 +237,7 @@ class Scan:
                 self._room.set_interfaces(())
             total = header[1]
         else:
-            total = int.from_bytes(
-                data[4:8].tobytes(), "big" if self._big_endian else "little"
-            )
+            total = int.from_bytes(data[4:8].tobytes(), "big" if self._big_endian else "little")
             if total <= len(data):
                 interface = interface_block(data[:total].tobytes(), self._big_endian)
                 if interface is None:

@@ -75,11 +75,7 @@ def section_header(block: bytes) -> tuple[bool, int] | None:
     if order is None:
         return None
     (total,) = struct.unpack_from(f"{order}I", block, 4)
-    return (
-        None
-        if total < 28 or total % 4 or total > MOST_BLOCK_BYTES
-        else (order == ">", total)
-    )
+    return None if total < 28 or total % 4 or total > MOST_BLOCK_BYTES else (order == ">", total)
 
 
 def interface_block(block: bytes, big_endian: bool) -> Interface | None:
@@ -111,11 +107,7 @@ def _resolution(value: int) -> tuple[int, int]:
     power = value & 0x7F
     if value & 0x80:
         return (POWER_OF_TWO, min(power, 62)) if power else (TIMES, 10**9)
-    return (
-        (TIMES, 10 ** (9 - power))
-        if power <= 9
-        else (DIVIDED, 10 ** min(power - 9, 18))
-    )
+    return (TIMES, 10 ** (9 - power)) if power <= 9 else (DIVIDED, 10 ** min(power - 9, 18))
 
 
 def _options(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:

@@ -52,7 +52,8 @@ from pathlib import Path
 from ringtap.collectors.base import Context
 from ringtap.collectors.packets import PacketsCollector
 folder, tools, times, peer = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3]), sys.argv[4]
-made = [PacketsCollector(Context(folder / tool, 1.0, options={"interface": "eth0", "tool": tool, "filter": "tcp"})) for tool in tools]
+wanted = {"interface": "eth0", "filter": "tcp"}  # no neighbour discovery, which comes at any time
+made = [PacketsCollector(Context(folder / tool, 1.0, options=wanted | {"tool": tool})) for tool in tools]
 checks = [one.check() for one in made]
 server = socket.create_server(("10.9.0.1", 5001))
 for one in made:

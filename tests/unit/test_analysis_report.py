@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ringtap.analysis import thesis
-from ringtap.analysis.checks import check
-from ringtap.analysis.measured import of_sweep
+from ringtap.analysis.report.checks import check
+from ringtap.analysis.report.measured import of_sweep
 from ringtap.cli import main
 from ringtap.models import PROFILES
 from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_job, write_sweep

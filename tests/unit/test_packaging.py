@@ -45,7 +45,7 @@ def test_sdist_to_wheel_installs_elsewhere_and_every_module_imports(tmp_path: Pa
         "for name in names: importlib.import_module(name)\n"
         "from pathlib import Path\n"
         "home = Path(ringtap.__file__).parent\n"
-        "data = ['py.typed', 'analysis/templates/report.html.j2', 'examples/demo.toml']\n"
+        "data = ['py.typed', 'analysis/report/templates/report.html.j2', 'examples/demo.toml']\n"
         "assert all((home / name).is_file() for name in data)\n"
         "print(len(names))\n"
     )

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.traffic_plan import burst_windows, read_plan
+from ringtap.analysis.traffic.plan import burst_windows, read_plan
 from ringtap.cli import main
 from ringtap.records import Field, RecordWriter
 from ringtap.trafficgen.flowlog import NO_SOURCE, SENT_FIELDS, STATES

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from ringtap.analysis import thesis
 from ringtap.analysis.canvas import Drawn, Sheet, label, line_handle, sheet
-from ringtap.analysis.figure_parts import (
+from ringtap.analysis.report.figure_parts import (
     Place,
     Setting,
     curve,

@@ -12,11 +12,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ringtap.analysis import thesis
 from ringtap.analysis.canvas import Drawn, Sheet, label, line_handle, sheet
-from ringtap.analysis.figure_parts import Setting, name_of, plain_ticks, words
 from ringtap.analysis.points import Point
+from ringtap.analysis.report.figure_parts import Setting, name_of, plain_ticks, words
+from ringtap.analysis.report.tails import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import FAINT, INK, Look, looks, title_of
-from ringtap.analysis.tails import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 
 _STEPS = 200  # a distribution of more iterations is drawn at this many heights, and as many in its longest 2 %
 _BAR = "with its 95 % interval as a bar; one that ends at the longest iteration has no upper end."

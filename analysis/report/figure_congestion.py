@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ringtap.analysis.canvas import Drawn, Sheet, label, line_handle, sheet
-from ringtap.analysis.figure_parts import Setting, load_axis, name_of, words
+from ringtap.analysis.report.figure_parts import Setting, load_axis, name_of, words
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import FAINT, INK, Look, looks
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis import traffic_measures as measures
 from ringtap.analysis.canvas import Drawn
-from ringtap.analysis.traffic_figures import plan_figure, rates_figure, trace_figure
-from ringtap.analysis.traffic_log import Sent, read_sent
-from ringtap.analysis.traffic_plan import Plan, Windows, burst_windows, read_plan
-from ringtap.analysis.traffic_rates import Rates, instantaneous, shown_span_ns, window_ns
-from ringtap.analysis.traffic_wire import Passed, from_capture, from_log, from_nic
+from ringtap.analysis.traffic import measures
+from ringtap.analysis.traffic.figures import plan_figure, rates_figure, trace_figure
+from ringtap.analysis.traffic.log import Sent, read_sent
+from ringtap.analysis.traffic.plan import Plan, Windows, burst_windows, read_plan
+from ringtap.analysis.traffic.rates import Rates, instantaneous, shown_span_ns, window_ns
+from ringtap.analysis.traffic.wire import Passed, from_capture, from_log, from_nic
 from ringtap.errors import UsageError
 from ringtap.records import FORMAT as RECORDS
 

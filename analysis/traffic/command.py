@@ -44,7 +44,7 @@ def _verify(options: argparse.Namespace) -> int:
     if line_rate_bps is not None and line_rate_bps <= 0:
         raise UsageError("--line-rate must be above 0")
     with needs_report_extra():
-        from ringtap.analysis.traffic_verify import Asked, verify, write
+        from ringtap.analysis.traffic.verify import Asked, verify, write
     nic = None if options.nic is None else (options.nic, options.interface)
     asked = Asked(options.plan, options.sent, options.capture, nic, options.baseline, options.compare, line_rate_bps)
     found = verify(asked)

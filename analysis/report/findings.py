@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringtap.analysis.checks import Check
 from ringtap.analysis.compare import ALPHA, Estimate
-from ringtap.analysis.kinds import Pair
+from ringtap.analysis.report.checks import Check
+from ringtap.analysis.report.kinds import Pair
+from ringtap.analysis.report.tails import HEAVY_SHARE, LEVEL, Tails
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import title_of
-from ringtap.analysis.tails import HEAVY_SHARE, LEVEL, Tails
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringtap.analysis.environment import environment
+from ringtap.analysis.report.environment import environment
+from ringtap.analysis.report.sweep_csv import read_table
 from ringtap.analysis.runs import SweepRun, open_run
 from ringtap.analysis.series import Series, analyse
-from ringtap.analysis.sweep_csv import read_table
 from ringtap.errors import UsageError
 from ringtap.records import read_json_lines
 
@@ -27,7 +27,7 @@ class Measured:
         scale: full-size rate over the rate of the testbed.
         info: run.json; empty for a table.
         plan: the plan as resolved, or what of one a table tells.
-        environment: as `ringtap.analysis.environment.environment`.
+        environment: as `ringtap.analysis.report.environment.environment`.
         not_collected: list of ``{what, why}``.
         torn: torn last records dropped, by file.
         rejected: windows that were measured again.
@@ -78,7 +78,7 @@ def of_table(path: Path, capacity_gbps: float, workers: int | None) -> Measured:
     """Read a table of iteration times and analyse it.
 
     Raises:
-        UsageError: as `ringtap.analysis.sweep_csv.read_table`.
+        UsageError: as `ringtap.analysis.report.sweep_csv.read_table`.
     """
     table = read_table(path, capacity_gbps, workers)
     models = {

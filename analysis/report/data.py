@@ -9,13 +9,13 @@ from typing import Any
 
 import ringtap
 from ringtap.analysis import thesis
-from ringtap.analysis.checks import check
-from ringtap.analysis.findings import findings, paragraph
-from ringtap.analysis.kinds import compare_kinds
-from ringtap.analysis.measured import Measured
+from ringtap.analysis.report.checks import check
+from ringtap.analysis.report.findings import findings, paragraph
+from ringtap.analysis.report.kinds import compare_kinds
+from ringtap.analysis.report.measured import Measured
+from ringtap.analysis.report.tails import Tails, mean_interval
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import title_of
-from ringtap.analysis.tails import Tails, mean_interval
 from ringtap.units import format_rate
 
 REPORT_SCHEMA = 2
@@ -26,7 +26,7 @@ def collect(measured: Measured, tails: Sequence[Tails]) -> dict[str, Any]:
 
     Args:
         measured: the series and what is known of them.
-        tails: what `ringtap.analysis.tails.tails` says of each.
+        tails: what `ringtap.analysis.report.tails.tails` says of each.
     """
     info, plan, series = measured.info, measured.plan, measured.series
     checks, pairs = check(info, series), compare_kinds(series)

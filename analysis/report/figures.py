@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ringtap.analysis.canvas import Drawn, styled
-from ringtap.analysis.figure_congestion import congestion_points
-from ringtap.analysis.figure_load import iteration_times, rescaled_times, traffic_kinds
-from ringtap.analysis.figure_parts import Setting
-from ringtap.analysis.figure_tails import distributions, spread_and_growth, transports
+from ringtap.analysis.report.figure_congestion import congestion_points
+from ringtap.analysis.report.figure_load import iteration_times, rescaled_times, traffic_kinds
+from ringtap.analysis.report.figure_parts import Setting
+from ringtap.analysis.report.figure_tails import distributions, spread_and_growth, transports
+from ringtap.analysis.report.tails import Tails
 from ringtap.analysis.series import Series
-from ringtap.analysis.tails import Tails
 
 # those of a report, in its order: the ones that a later report no longer has are removed
 NAMES = (
@@ -30,7 +30,7 @@ def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, fol
 
     Args:
         series: the series, all of one capacity.
-        found: what `ringtap.analysis.tails.tails` says of each.
+        found: what `ringtap.analysis.report.tails.tails` says of each.
         setting: capacity and scale.
         folder: where PNG, SVG and CSV of each go.
 

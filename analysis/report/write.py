@@ -12,13 +12,15 @@ from typing import Any
 
 import jinja2
 
-from ringtap.analysis import figures, points, report_data
+from ringtap.analysis import points
 from ringtap.analysis.canvas import Drawn
-from ringtap.analysis.figure_parts import Setting
-from ringtap.analysis.measured import Measured
-from ringtap.analysis.page_figures import data_uri, page_figures
+from ringtap.analysis.report import data as report_data
+from ringtap.analysis.report import figures
+from ringtap.analysis.report.figure_parts import Setting
+from ringtap.analysis.report.measured import Measured
+from ringtap.analysis.report.page_figures import data_uri, page_figures
+from ringtap.analysis.report.tails import tails
 from ringtap.analysis.style import plain, title_of
-from ringtap.analysis.tails import tails
 from ringtap.errors import UsageError
 from ringtap.units import format_rate, format_size
 
@@ -44,7 +46,7 @@ def write_report(measured: Measured, folder: Path | None = None) -> Written:
     """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
 
     Args:
-        measured: what `ringtap.analysis.measured.of_sweep` or `of_table` made of one.
+        measured: what `ringtap.analysis.report.measured.of_sweep` or `of_table` made of one.
         folder: made if missing; without it ``report/`` in the sweep, ``<table>-report`` here for a table.
 
     Raises:

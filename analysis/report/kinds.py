@@ -8,9 +8,9 @@ from typing import Any
 
 from ringtap.analysis.compare import MIN_VALUES, Comparison, compare, correct_together
 from ringtap.analysis.points import Point
+from ringtap.analysis.report.tails import HEAVY_SHARE, LIGHT_SHARE, nearest_point
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import title_of
-from ringtap.analysis.tails import HEAVY_SHARE, LIGHT_SHARE, nearest_point
 
 
 @dataclass(frozen=True)

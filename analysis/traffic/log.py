@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.traffic_plan import Flags, Integers, Numbers
+from ringtap.analysis.traffic.plan import Flags, Integers, Numbers
 from ringtap.errors import UsageError
 from ringtap.records import RecordFile, open_records
 

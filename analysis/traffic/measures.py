@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.traffic_log import CLASS_BYTES, FAILED, FINISHED, UNFINISHED, Sent
-from ringtap.analysis.traffic_plan import Flags, Integers, Numbers, Plan, Windows
-from ringtap.analysis.traffic_wire import Passed
+from ringtap.analysis.traffic.log import CLASS_BYTES, FAILED, FINISHED, UNFINISHED, Sent
+from ringtap.analysis.traffic.plan import Flags, Integers, Numbers, Plan, Windows
+from ringtap.analysis.traffic.wire import Passed
 
 BIN_NS = 100_000_000
 MISSED_NS = 1_000_000

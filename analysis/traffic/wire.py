@@ -13,8 +13,8 @@ import numpy as np
 from ringtap.analysis.pcap.read import scan_packets
 from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs import read_records
-from ringtap.analysis.traffic_log import Sent
-from ringtap.analysis.traffic_plan import Integers, Numbers
+from ringtap.analysis.traffic.log import Sent
+from ringtap.analysis.traffic.plan import Integers, Numbers
 from ringtap.errors import UsageError
 from ringtap.wire import HEADER_BYTES
 

@@ -45,8 +45,8 @@ def report(options: argparse.Namespace) -> int:
     if options.workers is not None and options.workers < 2:
         raise UsageError(f"--workers {options.workers}: a ring has two at least")
     with needs_report_extra():
-        from ringtap.analysis.measured import of_sweep, of_table
-        from ringtap.analysis.report import write_report
+        from ringtap.analysis.report.measured import of_sweep, of_table
+        from ringtap.analysis.report.write import write_report
     folder = None if options.output is None else _free(Path(options.output), options.force)
     table = source.is_file() and source.name != "run.json"
     measured = of_table(source, capacity_gbps, options.workers) if table else of_sweep(source)

@@ -1,0 +1,1 @@
+"""Cross traffic as it was planned, sent and captured."""

@@ -195,7 +195,7 @@ def _frequent(distance: Numbers, total: int) -> Numbers:
     place = np.floor(np.log(distance) / np.log1p(TOLERANCE / 2)).astype(np.int64)
     place -= place.min()
     count = np.bincount(place)
-    often = np.convolve(count, [0.5, 1.0, 0.5], mode="same")
+    often = np.convolve(count, [0.5, 1.0, 0.5])[1:-1]
     chosen = [one for one in np.argsort(-often, kind="stable")[:_CANDIDATES_EACH] if count[one] > 0]
     return np.array([np.median(distance[np.abs(place - one) <= 1]) for one in chosen])
 

@@ -100,7 +100,7 @@ def sort_out(streams: Streams) -> Sorted:
         if rhythm is not None and rhythm.confidence >= LEAST_CONFIDENCE:
             clear[stream] = rhythm
     found = [_training(streams, {stream: clear[stream] for stream in group}) for group in _groups(clear)]
-    both_ways = [training for training in found if _exchanges(training)]
+    both_ways = [training for training in found if _exchanges([member.stream for member in training.major])]
     one_way = [training for training in found if training.one_way]
     for candidates in (both_ways, one_way):
         if candidates:
@@ -142,6 +142,8 @@ def _groups(rhythms: dict[Stream, Rhythm]) -> list[list[Stream]]:
 
 def _together(a: Integers, b: Integers) -> bool:
     """Whether two sequences of starts pair up, one to one, at a lag that stays the same."""
+    if min(len(a), len(b)) < _MATCHED * max(len(a), len(b)):
+        return False
     begin, end = max(a[0], b[0]), min(a[-1], b[-1])
     period = float(np.median(np.diff(a)))
     a = a[(a >= begin - _NEAR * period) & (a <= end + _NEAR * period)]
@@ -150,7 +152,7 @@ def _together(a: Integers, b: Integers) -> bool:
         return False
     lag = nearest(b, a) - a
     usual = np.median(lag)
-    return bool((np.abs(lag - usual) <= _NEAR * period / 2).mean() >= _MATCHED and abs(usual) <= _NEAR * period)
+    return bool((np.abs(lag - usual) <= _CLOSE * period).mean() >= _MATCHED and abs(usual) <= _NEAR * period)
 
 
 def nearest(values: Integers, to: Integers) -> Integers:
@@ -160,24 +162,26 @@ def nearest(values: Integers, to: Integers) -> Integers:
     return np.where(to - below <= above - to, below, above)
 
 
-def _exchanges(training: Training) -> bool:
+def _exchanges(streams: Sequence[Stream]) -> bool:
     """Whether a host both sends and receives gradients: traffic that goes one way is no collective."""
-    major = [member.stream for member in training.major]
-    return bool({stream.source for stream in major} & {stream.destination for stream in major})
+    return bool({stream.source for stream in streams} & {stream.destination for stream in streams})
 
 
 def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
     """The job that some streams with one rhythm make, with those that share its iterations."""
     largest = max(rhythm.volume for rhythm in rhythms.values())
     major = [stream for stream, rhythm in rhythms.items() if rhythm.volume >= MAJOR_SHARE * largest]
-    reference = max(major, key=lambda one: (round(rhythms[one].found_share, 2), len(rhythms[one].starts), one.total))
+    reference = max(major, key=lambda one: (round(rhythms[one].found_share, 1), rhythms[one].volume, one.total))
     rhythm = rhythms[reference]
     period = float(np.median(np.diff(rhythm.starts)))
     starts = _common_starts(rhythm.starts, [rhythms[stream].starts for stream in major], period)
     volumes = {stream: one.volume for stream, one in rhythms.items()}
     hosts = {host for stream in major for host in (stream.source, stream.destination)}
+    # where the other direction is among those without a clear rhythm, its host may not be known yet
+    complete = _exchanges(major)
     for stream in streams.streams:
-        if stream not in rhythms and {stream.source, stream.destination} & hosts:
+        ends = {stream.source, stream.destination}
+        if stream not in rhythms and (ends <= hosts if complete else ends & hosts):
             volume = _shared_volume(stream, starts, rhythm)
             if volume is not None:
                 volumes[stream] = volume
@@ -212,7 +216,8 @@ def _shared_volume(stream: Stream, starts: Integers, rhythm: Rhythm) -> float | 
         return None
     volumes = np.bincount(place[inside], stream.payload[inside], len(edges) - 1)
     median = float(np.median(volumes))
-    if median <= 0 or float(np.median(np.abs(volumes - median))) > _SAME_BYTES * median:
+    # a sender of constant rate moves more in a slow iteration
+    if median <= 0 or float((np.abs(volumes - median) <= _SAME_BYTES * median).mean()) < _MATCHED:
         return None
     quiet = max(int(rhythm.silence_bins * 0.6), 1)
     at_end = starts[np.clip(np.searchsorted(starts, stream.bins, side="right"), 0, len(starts) - 1)]

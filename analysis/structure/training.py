@@ -174,7 +174,7 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
     reference = max(major, key=lambda one: (round(rhythms[one].found_share, 1), rhythms[one].volume, one.total))
     rhythm = rhythms[reference]
     period = float(np.median(np.diff(rhythm.starts)))
-    starts = _common_starts(rhythm.starts, [rhythms[stream].starts for stream in major], period)
+    starts, shared = _common_starts(rhythm.starts, [rhythms[stream].starts for stream in major], period)
     volumes = {stream: one.volume for stream, one in rhythms.items()}
     hosts = {host for stream in major for host in (stream.source, stream.destination)}
     # where the other direction is among those without a clear rhythm, its host may not be known yet
@@ -192,18 +192,25 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
     members.sort(key=lambda member: -member.volume)
     first = next(member for member in members if member.stream is reference)
     one_way = not any(stream.answered for stream in rhythms)
-    return Training(tuple(members), starts, rhythm.found, first, one_way)
+    return Training(tuple(members), starts, rhythm.found[shared], first, one_way)
 
 
-def _common_starts(reference: Integers, of_streams: Sequence[Integers], period: float) -> Integers:
-    """Where the first stream of each iteration begins; streams that are far from the others do not count."""
+def _common_starts(reference: Integers, of_streams: Sequence[Integers], period: float) -> tuple[Integers, slice]:
+    """Where the first stream of each iteration begins; streams that are far from the others do not count.
+
+    Returns:
+        The starts, and which of the reference's they are: not those at either end that most streams do not have, as
+        where parameters were broadcast before the first iteration.
+    """
     each = np.array([nearest(starts, reference) for starts in of_streams])
     near = np.abs(each - reference) <= _NEAR * period
     middle = np.median(np.where(near, each, reference), axis=0)
     with_others = near & (np.abs(each - middle) <= _CLOSE * period)
     first = np.where(with_others, each, np.iinfo(np.int64).max).min(axis=0)
     found: Integers = np.where(with_others.any(axis=0), first, reference)
-    return found
+    most = np.flatnonzero(near.sum(axis=0) > len(of_streams) / 2)
+    shared = slice(int(most[0]), int(most[-1]) + 1)
+    return found[shared], shared
 
 
 def _shared_volume(stream: Stream, starts: Integers, rhythm: Rhythm) -> float | None:

@@ -47,7 +47,8 @@ def _first(found: Structure) -> list[str]:
     reasons = f", for {'; '.join(period.reasons)}" if period.reasons else ""
     lines = [f"A training job: {_shape(found)}, {count}; {sure}{reasons}."]
     volume = found.volume
-    sends = f"A worker sends {format_size(volume.worker_bytes)} an iteration"
+    who = "All ranks together send" if found.shape.name == shapes.ONE_HOST else "A worker sends"
+    sends = f"{who} {format_size(volume.worker_bytes)} an iteration"
     if volume.parameters is not None and volume.collective is not None:
         most, least = volume.parameters, volume.parameters_least
         lines.append(f"{sends}: with {_COLLECTIVES[volume.collective]} {least:,} to {most:,} parameters of 32 bit.")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.job.sockets import socket_log
 from ringtap.analysis.pcap import read_captures
+from ringtap.analysis.pcap.read import Progress
+from ringtap.analysis.pcap.words import notes as notes_of
 from ringtap.analysis.structure.rhythm import Integers
 from ringtap.analysis.structure.steps import check_against_steps
 from ringtap.analysis.structure.streams import Vantage, streams_of
@@ -20,12 +22,24 @@ from ringtap.errors import UsageError
 _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where packets were captured: a file, or a node of a run with its clock and addresses."""
+
+    name: str
+    files: Sequence[Path]
+    to_reference: Callable[[Integers], Integers] | None = None
+    addresses: frozenset[str] = frozenset()
+    lost: str = ""
+
+
 def read_structure(
     *paths: str | Path,
     bin_s: float = 0.001,
     hosts: Mapping[str, Sequence[str]] | None = None,
     words: str | None = None,
     cache: bool = True,
+    progress: Progress | None = None,
 ) -> Structure:
     """The structure of training traffic in captures.
 
@@ -36,55 +50,67 @@ def read_structure(
         hosts: name to addresses of hosts that have several, or shall have a name.
         words: a filter in tcpdump's language; the rest of the traffic is left out.
         cache: whether the scans of the captures are kept beside them, for the next time.
+        progress: told the bytes read of each capture, and the bytes there are.
 
     Raises:
         UsageError: not captures, or nothing in them that could be training.
         MeasurementError: there is no training in them; says what there was instead.
     """
-    places = [Path(path) for path in paths]
-    folders = [path for path in places if path.is_dir()]
-    if folders and len(places) > 1:
+    named = [Path(path) for path in paths]
+    if not named:
+        raise UsageError("name at least one capture file or a run directory")
+    folders = [path for path in named if path.is_dir()]
+    if folders and len(named) > 1:
         raise UsageError(f"{folders[0]} is a run directory: name it alone, or capture files without it")
     job = open_job(folders[0]) if folders else None
+    places = [_Place(str(path), [path]) for path in named] if job is None else _places_of(job)
+    vantages: list[Vantage] = []
+    notes: list[str] = []
+    warnings = [place.lost for place in places if place.lost]
+    without: list[UsageError] = []
+    for place in places:
+        try:
+            traffic = read_captures(place.files, bin_s=bin_s, cache=cache, progress=progress)
+        except UsageError as error:
+            if job is None:
+                raise
+            without.append(error)
+            warnings.append(f"{place.name} is left out: {error}")
+            continue
+        notes += [f"{place.name}: {note}" for note in notes_of(traffic)]
+        try:
+            chosen = traffic.select(words) if words else traffic
+        except UsageError as error:
+            without.append(error)
+            continue
+        vantages.append(Vantage(place.name, chosen, place.to_reference, place.addresses))
+    if not vantages:
+        raise without[0]
     names = {address: name for name, addresses in (hosts or {}).items() for address in addresses}
-    vantages = _of_run(job, bin_s, words, cache) if job is not None else _of_files(places, bin_s, words, cache)
-    found = find_structure(streams_of(vantages, names))
-    if job is not None:
-        found = replace(found, steps=check_against_steps(job, found.boundaries_ns))
-    return found
+    found = replace(find_structure(streams_of(vantages, names)), warnings=tuple(warnings), notes=tuple(notes))
+    return found if job is None else replace(found, steps=check_against_steps(job, found.boundaries_ns))
 
 
-def _of_files(paths: Sequence[Path], bin_s: float, words: str | None, cache: bool) -> list[Vantage]:
-    if not paths:
-        raise UsageError("name at least one capture file or a run directory")
-    return [_vantage(str(path), [path], bin_s, words, cache) for path in paths]
-
-
-def _of_run(job: Job, bin_s: float, words: str | None, cache: bool) -> list[Vantage]:
-    vantages = []
+def _places_of(job: Job) -> list[_Place]:
+    """The nodes of a run that captured."""
+    places = []
     for name, logs in job.nodes.items():
         files = [logs.path / each for each in logs.names("packets/*.pcap*")]
         if files:
-            clock = logs.clock.to_reference
-            vantages.append(_vantage(name, files, bin_s, words, cache, clock, own_addresses(logs)))
-    if not vantages:
+            places.append(_Place(name, files, logs.clock.to_reference, own_addresses(logs), _lost(logs)))
+    if not places:
         raise UsageError(
             f"{job.path} has no packets of any node: record them with 'ringtap run --collect default,packets'"
         )
-    return vantages
+    return places
 
 
-def _vantage(
-    name: str,
-    files: Sequence[Path],
-    bin_s: float,
-    words: str | None,
-    cache: bool,
-    to_reference: Callable[[Integers], Integers] | None = None,
-    addresses: frozenset[str] = frozenset(),
-) -> Vantage:
-    traffic = read_captures(files, bin_s=bin_s, cache=cache)
-    return Vantage(name, traffic.select(words) if words else traffic, to_reference, addresses)
+def _lost(logs: NodeLogs) -> str:
+    """A sentence where the node's capture is known to lack packets."""
+    about = logs.json("packets/packets.json")
+    counts = [about.get(name) for name in ("dropped_by_kernel", "dropped_by_interface")]
+    lost = sum(count for count in counts if isinstance(count, int))
+    return f"the capture of {logs.name} lost {lost:,} packets: volumes are too small there" if lost else ""
 
 
 def own_addresses(logs: NodeLogs) -> frozenset[str]:

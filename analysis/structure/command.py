@@ -51,6 +51,7 @@ def _structure(options: argparse.Namespace) -> int:
     if options.output is not None and options.output.is_dir() and any(options.output.iterdir()) and not options.force:
         raise UsageError(f"{options.output} is not empty: name another folder, or add --force to overwrite")
     try:
+        from ringtap.analysis.pcap.progress import Bar
         from ringtap.analysis.structure.captures import read_structure
         from ringtap.analysis.structure.words import describe
 
@@ -60,7 +61,10 @@ def _structure(options: argparse.Namespace) -> int:
         if (error.name or "").startswith("ringtap"):
             raise
         raise UsageError(f"{error.name} is not installed here: pip install 'ringtap[report]'") from error
-    found = read_structure(*options.paths, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache)
+    with Bar() as bar:
+        found = read_structure(
+            *options.paths, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache, progress=bar
+        )
     paths = write(found, options.output, options.average) if options.output is not None else []
     if options.json:
         print(json.dumps(found.to_json(), allow_nan=False))

@@ -40,6 +40,8 @@ class Structure:
         roles: the three flows of figures 3-10 and 3-11.
         roles_missing: a sentence on those of them that are not there.
         steps: errors against step logs; None without.
+        warnings: what of the captures is missing, a sentence each.
+        notes: what was unusual in them, likewise.
     """
 
     streams: Streams
@@ -53,6 +55,8 @@ class Structure:
     roles: tuple[flows.Role, ...]
     roles_missing: str
     steps: StepCheck | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def boundaries_ns(self) -> Integers:
@@ -145,6 +149,7 @@ class Structure:
             {name: None if value is pd.NA else value for name, value in zip(columns, row, strict=True)}
             for row in table.itertuples(index=False, name=None)
         ]
+        item |= {"warnings": list(self.warnings), "notes": list(self.notes)}
         item["other_exchanges"] = list(self.sorted.rivals)
         item["steps"] = None if self.steps is None else self.steps.to_json()
         return item

@@ -30,6 +30,7 @@ def describe(found: Structure) -> list[str]:
         ("Other traffic", _others(found)),
         ("Against the step log", _steps(found)),
         ("Not to be seen", _unseen(found)),
+        ("Mind", _mind(found)),
     )
     lines: list[str] = []
     for title, text in sections:
@@ -186,3 +187,9 @@ def _unseen(found: Structure) -> list[str]:
     if found.training.one_way:
         lines.append("Only one direction of each connection was captured.")
     return lines
+
+
+def _mind(found: Structure) -> list[str]:
+    count = len(found.notes)
+    remarks = f"{count} remark{'s' * (count > 1)} on the captures: 'notes' in --json, or ringtap flows"
+    return [*found.warnings, *([remarks] if count else [])]

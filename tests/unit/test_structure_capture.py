@@ -1,7 +1,11 @@
 """The structure of a real capture: a ring of three hosts on the testbed under cross traffic, beside its step log."""
 
 import dataclasses
+import gzip
 import json
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -249,3 +253,57 @@ def test_what_goes_wrong_is_one_sentence(
     assert said in captured.err
     assert captured.err.startswith("ringtap: ")
     assert captured.err.count("\n") == 1
+
+
+def test_a_run_s_clocks_names_losses_and_step_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run directory of two nodes: one's clock is 7 s ahead, a third node's capture is empty."""
+    run = tmp_path / "run"
+    whole = gzip.decompress(RING.read_bytes())
+    for name, address in (("alpha", S0), ("beta", S1), ("gamma", S2)):
+        packets = run / "nodes" / name / "packets"
+        packets.mkdir(parents=True)
+        ahead_s = 7 if name == "beta" else 0
+        content = shifted(whole, address, ahead_s) if name != "gamma" else whole[:24]
+        (packets / "eth0-0.pcap").write_bytes(content)
+        (packets / "packets.json").write_text(json.dumps({"dropped_by_kernel": 5 if name == "alpha" else 0}))
+        clock = run / "nodes" / name / "clock"
+        clock.mkdir()
+        fit = {"from_ns": 0, "t0_ns": 0, "offset_ns": ahead_s * 10**9, "drift_ppm": 0.0, "error_ns": 1000.0}
+        (clock / "clock.json").write_text(json.dumps({"reference": "alpha", "fit": fit, "segments": [fit]}))
+    (run / "run.json").write_text(json.dumps({"schema": 1, "kind": "job", "status": "complete"}))
+    assert cli.main(["structure", str(run), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["places"] == ["alpha", "beta"]
+    assert any("alpha lost 5 packets" in line for line in data["warnings"])
+    assert any(line.startswith("gamma is left out:") for line in data["warnings"])
+    assert data["steps"] is None
+    # both ends of S1 > S0 were captured, on clocks 7 s apart: once, and at the time of the reference
+    assert data["shape"]["hosts"] == [S0, S2, S1]
+    late_us = (np.array(data["boundaries_ns"]) - EPOCH_NS) / 1e3 - np.array(COMMUNICATION_US)[
+        : len(data["boundaries_ns"])
+    ]
+    assert np.median(np.abs(late_us)) < 1500
+
+
+def shifted(capture: bytes, address: str, ahead_s: int) -> bytes:
+    """The packets of one address, by a clock that is ahead (little-endian pcap of Ethernet and IPv4)."""
+    wanted = bytes(map(int, address.split(".")))
+    parts, at = [capture[:24]], 24
+    while at < len(capture):
+        seconds, fraction, kept, length = struct.unpack_from("<IIII", capture, at)
+        frame = capture[at + 16 : at + 16 + kept]
+        if wanted in (frame[26:30], frame[30:34]):
+            parts += [struct.pack("<IIII", seconds + ahead_s, fraction, kept, length), frame]
+        at += 16 + kept
+    return b"".join(parts)
+
+
+def test_the_worked_notebook_runs_and_finds_the_ring() -> None:
+    script = ROOT / "examples" / "notebook_flows.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "15,177 packets" in done.stdout
+    assert f"ring of {S1} > S0 > {S2}" in done.stdout
+    assert "29,823 to 30,432 parameters" in done.stdout
+    assert "160.0 kB by equation 3.1: +1.4%" in done.stdout
+    assert "t = A*exp(B/(C-BW)^n), C = 25 Gbit/s, 6 points" in done.stdout

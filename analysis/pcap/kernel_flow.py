@@ -1,7 +1,8 @@
 """Kernels of the flow table: which flow a packet belongs to.
 
-The table maps the 5-tuple as it stands in the packet to the flow, so that both directions are found at once; keys are
-spread by multiplication (Knuth, The Art of Computer Programming 3, 6.4) and probed in a row.
+The table maps the 5-tuple as it stands in the packet to the flow, so that both directions are found at once, and is
+probed in a row. Keys are spread by products of halves that secrets were added to (NH: Black et al., UMAC, CRYPTO 1999),
+so that no capture can be made whose flows all fall on one slot.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ringtap.analysis.pcap.kernel_state import (
     N_OVER_LIMIT,
     NO_BIN,
     ROWS,
+    SECRETS,
     SLOT_MASK,
     SLOT_SHIFT,
     SLOTS,
@@ -33,7 +35,8 @@ _ROW = CONVERSATION.itemsize
 _A, _B = offsets(CONVERSATION, "a", "b")
 _A_PORT, _B_PORT = offsets(CONVERSATION, "a_port", "b_port")
 _RTT_MIN, _HANDSHAKE, _FIRST_NS, _LAST_NS = offsets(CONVERSATION, "rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
-_MIX, _MIX_REST = -7046029254386353131, -4417276706812531889  # odd, of high entropy
+_MIX = -7046029254386353131  # odd, of high entropy
+_LOW = 0xFFFFFFFF
 
 
 @inlined
@@ -61,23 +64,30 @@ def add(address: int, value: int) -> None:
 
 
 @inlined
-def spread(addresses: int, rest: int) -> int:
+def _secret(state: int, half: int, number: int) -> int:
+    return ((half & _LOW) + get(state, SECRETS + number)) & _LOW
+
+
+@inlined
+def _paired(state: int, one: int, two: int) -> int:
+    """Hash of two words, by four secrets."""
+    first = times(_secret(state, one, 0), _secret(state, one >> 32, 1))
+    mixed = first ^ times(_secret(state, two, 2), _secret(state, two >> 32, 3))
+    return times(mixed ^ ((mixed >> 32) & _LOW), _MIX)
+
+
+@inlined
+def spread(state: int, addresses: int, rest: int) -> int:
     """Hash of a key."""
-    mixed = times(addresses, _MIX) ^ times(rest, _MIX_REST)
-    mixed = times(mixed ^ ((mixed >> 32) & 0xFFFFFFFF), _MIX)
-    return mixed ^ ((mixed >> 32) & 0xFFFFFFFF)
+    mixed = _paired(state, addresses, rest)
+    return mixed ^ ((mixed >> 32) & _LOW)
 
 
 @inlined
-def _half(at: int) -> int:
-    mixed = times(load64(at) ^ times(load64(at + 8), _MIX_REST), _MIX)
-    return mixed ^ ((mixed >> 29) & 0x7FFFFFFFF)
-
-
-@inlined
-def key6(source: int, destination: int) -> int:
+def key6(state: int, source: int, destination: int) -> int:
     """What stands for two IPv6 addresses in a key; who finds it compares the addresses themselves."""
-    return times(_half(source), 3) ^ _half(destination)
+    half = _paired(state, load64(source), load64(source + 8))
+    return times(half, 3) ^ _paired(state, load64(destination), load64(destination + 8))
 
 
 @inlined
@@ -107,7 +117,7 @@ def row_of(state: int, flow: int) -> int:
 def _find(state: int, addresses: int, rest: int, source: int, destination: int) -> int:
     """Address of the slot that holds a key, or of the free one where it belongs."""
     slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
-    index = spread(addresses, rest) & mask
+    index = spread(state, addresses, rest) & mask
     while True:
         slot = slots + (index << SLOT_SHIFT)
         flow = load64(slot + K_FLOW)
@@ -150,7 +160,7 @@ def _grow(state: int) -> None:
         if load8(row + 3) == 4:
             addresses = (load64(row + _A) & 0xFFFFFFFF) | load64(row + _B) << 32
         else:
-            addresses = key6(row + _A, row + _B)
+            addresses = key6(state, row + _A, row + _B)
         slot = _find(state, addresses, rest, row + _A, row + _B)
         _write_slot(slot, addresses, rest, number * 2)
 
@@ -196,7 +206,7 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
 def _new_flow(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
     """The flow of a key that has no slot: the way back of a conversation that is there, or a new conversation."""
     swapped4 = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
-    back = swapped4 if (rest >> 56) == 4 else key6(destination, source)
+    back = swapped4 if (rest >> 56) == 4 else key6(state, destination, source)
     reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + K_FLOW)
     if reverse:
         flow = (reverse - 1) ^ 1
@@ -226,7 +236,7 @@ def flow_of4(state: int, at: int, rest: int, time_ns: int) -> int:
 @inlined
 def flow_of6(state: int, at: int, rest: int, time_ns: int) -> int:
     """The flow of a packet whose IPv6 addresses lie at an address."""
-    return flow_of(state, key6(at, at + 16), rest, at, at + 16, time_ns)
+    return flow_of(state, key6(state, at, at + 16), rest, at, at + 16, time_ns)
 
 
 @inlined

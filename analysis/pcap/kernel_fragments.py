@@ -1,13 +1,13 @@
 """Kernels of IP fragments: later ones belong to the flow of their first, which alone holds the ports.
 
 A small table of the latest first fragments by addresses, identification and protocol; a new one takes the place of an
-old one that falls on its slot.
+old one that falls on its slot. Its hash has no secrets: which ones are forgotten must not change from scan to scan.
 """
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernel_flow import get, spread
-from ringtap.analysis.pcap.kernel_memory import kernel, load64, store64
+from ringtap.analysis.pcap.kernel_flow import get
+from ringtap.analysis.pcap.kernel_memory import inlined, kernel, load64, store64, times
 from ringtap.analysis.pcap.kernel_state import (
     F_ADDRESSES,
     F_FLOW,
@@ -19,10 +19,27 @@ from ringtap.analysis.pcap.kernel_state import (
     FRAGMENTS,
 )
 
+_MIX, _MIX_REST = -7046029254386353131, -4417276706812531889  # odd, of high entropy
+
+
+@inlined
+def _mixed(one: int, two: int) -> int:
+    mixed = times(one ^ times(two, _MIX_REST), _MIX)
+    return mixed ^ ((mixed >> 32) & 0xFFFFFFFF)
+
+
+@inlined
+def between(addresses: int, family: int) -> int:
+    """What stands here for the addresses of a packet, which lie one behind the other."""
+    if family == 4:
+        return load64(addresses)
+    source = _mixed(load64(addresses), load64(addresses + 8))
+    return times(source, 3) ^ _mixed(load64(addresses + 16), load64(addresses + 24))
+
 
 @kernel
 def _slot(state: int, addresses: int, identity: int) -> int:
-    return get(state, FRAGMENTS) + ((spread(addresses, identity) & (FRAGMENT_SLOTS - 1)) << FRAGMENT_SHIFT)
+    return get(state, FRAGMENTS) + ((_mixed(addresses, identity) & (FRAGMENT_SLOTS - 1)) << FRAGMENT_SHIFT)
 
 
 @kernel

@@ -100,8 +100,8 @@ def extended_bytes(opcode: int) -> int:
 def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_ns: int) -> int:
     """Row of a queue pair; -1 if there are too many."""
     size = 4 if family == 4 else 16
-    key = load64(addresses) if family == 4 else key6(addresses, addresses + 16)
-    index = spread(key, queue_pair) & (QUEUE_PAIR_SLOT_COUNT - 1)
+    key = load64(addresses) if family == 4 else key6(state, addresses, addresses + 16)
+    index = spread(state, key, queue_pair) & (QUEUE_PAIR_SLOT_COUNT - 1)
     while True:
         slot = get(state, QUEUE_PAIR_SLOTS) + 4 * index
         number = load32(slot) - 1

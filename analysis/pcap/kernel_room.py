@@ -5,6 +5,7 @@ It is reserved for as many conversations as there may be; the system gives it pa
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from typing import Any, BinaryIO
@@ -56,6 +57,7 @@ class Room:
         self.state[ks.CONVERSATIONS] = self.conversations.ctypes.data
         self.state[ks.QUEUE_PAIRS] = self.queue_pairs.ctypes.data
         self.state[ks.INTERFACES] = self._interfaces.ctypes.data
+        self.state[ks.SECRETS : ks.SECRETS + 4] = np.frombuffer(os.urandom(16), np.uint32)
         self.state[ks.MOST_ROWS] = MOST_CONVERSATIONS
         self.state[ks.SLOT_MASK] = ks.FIRST_SLOTS - 1
         self.state[ks.BIN_NS] = bin_ns

@@ -25,6 +25,7 @@ QUEUE_PAIR_SLOTS = 15
 PACKETS_AT = 16  # where the next row of layout.PACKET goes; 0: none are wanted
 PACKETS_END = 17
 IS_END = 18  # the stream ends with the block
+SECRETS = 32  # four numbers below 2^32, drawn for each scan: no capture can be made whose keys fall together
 
 # --- what the kernels keep ----------------------------------------------------------------------------------------
 SLOT_MASK = 20  # slots in use less one; a power of two

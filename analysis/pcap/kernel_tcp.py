@@ -319,6 +319,7 @@ def tcp(
     if flags & (_SYN | _RST):
         _opening_or_reset(state, flow, work, header, kept, flags, time_ns)
         if flags & _RST:
+            add(work + D_SEGMENTS, 1 if payload else 0)
             return
     other = work ^ 128
     if flags & _ACK:

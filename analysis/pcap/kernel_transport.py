@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernel_cells import account
-from ringtap.analysis.pcap.kernel_flow import add, count, flow_of4, flow_of6, key6, rest_of
-from ringtap.analysis.pcap.kernel_fragments import flow_of_first, remember_first
+from ringtap.analysis.pcap.kernel_flow import add, count, flow_of4, flow_of6, rest_of
+from ringtap.analysis.pcap.kernel_fragments import between, flow_of_first, remember_first
 from ringtap.analysis.pcap.kernel_memory import (
     inlined,
     kernel,
     load8,
     load32,
-    load64,
     swapped16,
 )
 from ringtap.analysis.pcap.kernel_roce import extended_bytes, roce
@@ -129,7 +128,7 @@ def transport(
     Returns:
         Offset of an Ethernet frame inside; 0 without one.
     """
-    key = load64(addresses) if family == 4 else key6(addresses, addresses + 16)
+    key = between(addresses, family)
     if not first:
         flow = flow_of_first(state, key, identity, time_ns)
         if flow < 0:

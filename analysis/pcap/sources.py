@@ -25,8 +25,8 @@ BLOCK_BYTES = 1 << 18
 
 _UNPACKED_BYTES = 1 << 20
 _BLOCKS_AHEAD = 4
-# One byte of zstd can stand for 32 KiB: what is given to it at once bounds what comes back, to 128 MiB at worst
-_ZSTD_BYTES = 1 << 12
+# One byte of zstd can stand for 32 KiB: what is given to it at once bounds what comes back, to 32 MiB at worst
+_ZSTD_BYTES = 1 << 10
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
 _CAPTURES = (b"\xd4\xc3\xb2\xa1", b"\xa1\xb2\xc3\xd4", b"\x4d\x3c\xb2\xa1", b"\xa1\xb2\x3c\x4d", b"\x0a\x0d\x0d\x0a")

@@ -59,10 +59,11 @@ by_hosts = training.rates(by="hosts", what="payload", bin_s=0.1)
 print(by_hosts.groupby(["source", "destination"])["rate_bps"].max().div(1e6).round(1).to_string())
 
 # instantaneous injection rate of one flow, as a moving average of 30 bins (as the thesis's figure 3-10)
-flows = training.flows()
-most = flows["payload"].idxmax()
-injected_bps = training.injection_rate([int(most)], window=30)
-print(f"{flows.loc[most, 'source']} > {flows.loc[most, 'destination']}: {injected_bps.max() / 1e6:.1f} Mbit/s at most")
+flows = training.flows().sort_values("payload", ascending=False)
+number = flows.index.to_list()[0]
+injected_bps = training.injection_rate([number], window=30)
+source, destination = flows["source"].iloc[0], flows["destination"].iloc[0]
+print(f"{source} > {destination}: {injected_bps.max() / 1e6:.1f} Mbit/s at most")
 
 # %% [markdown]
 # ## The job, from its packets alone
@@ -75,9 +76,8 @@ found = read_structure(HERE / "ring.pcap.gz", hosts={"S0": ["10.77.0.1", "10.78.
 period, volume = found.period, found.volume
 print(f"{found.shape.name} of {' > '.join(found.shape.hosts)}")
 print(f"{period.iterations} iterations, {period.mean_s * 1e3:.1f} ms on average: {period.verdict}")
-print(
-    f"{volume.worker_bytes / 1e3:.1f} kB a worker and iteration, {volume.parameters_least:,} to {volume.parameters:,} parameters"
-)
+print(f"{volume.worker_bytes / 1e3:.1f} kB a worker and iteration")
+print(f"{volume.parameters_least:,} to {volume.parameters:,} parameters")
 print(found.iterations[["iteration_s", "communication_s", "silence_s", "bytes"]].describe().round(4).to_string())
 print(found.peaks.pivot_table(index="scale_s", columns="host", values="peak_to_mean").round(2).to_string())
 print(found.flow_rates.to_string(index=False))

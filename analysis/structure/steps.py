@@ -9,11 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.structure.training import nearest
 
 Integers = npt.NDArray[np.int64]
-
-_MATCHED = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,25 +58,27 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
     if len(table) < 2:
         return None
     ends = table["end_ns"].to_numpy(np.int64)
-    place = np.searchsorted(ends, boundaries_ns)
+    iterations, begins = _communication_begins(job)
+    if len(begins) > 1:
+        # a rank may begin before the last one has ended the step before
+        near = np.abs(begins[None, :] - boundaries_ns[:, None]).argmin(axis=1)
+        place, logged = iterations[near], begins[near]
+    else:
+        place = np.searchsorted(ends, boundaries_ns)
+        logged = ends[np.minimum(place, len(ends) - 1)]
     inside = (place < len(ends)) & (boundaries_ns >= int(table["start_ns"].iloc[0]))
-    place, boundaries = place[inside], boundaries_ns[inside]
-    first = np.unique(place, return_index=True)[1]
-    used, at = place[first], boundaries[first]
+    place, logged, boundaries = place[inside], logged[inside], boundaries_ns[inside]
+    used, first = np.unique(place, return_index=True)
     if len(used) < 2:
         return None
+    at, logged = boundaries[first], logged[first]
     steps = int(used[-1] - used[0])
     log_s = float(ends[used[-1]] - ends[used[0]]) / 1e9 / steps
     packets_s = float(at[-1] - at[0]) / 1e9 / max(len(place) - 1, 1)
-    begins = _communication_begins(job)
     median_s = p95_s = None
-    logged = ends[used]
     if len(begins) > 1:
-        logged = nearest(begins, at)
         lag = (at - logged) / 1e9
-        lag = lag[np.abs(lag) < _MATCHED * log_s]
-        if len(lag):
-            median_s, p95_s = float(np.median(lag)), float(np.quantile(np.abs(lag), 0.95))
+        median_s, p95_s = float(np.median(lag)), float(np.quantile(np.abs(lag), 0.95))
     errors = np.abs(np.diff(at) - np.diff(logged))[np.diff(used) == 1] / 1e9
     clocks = [node.clock.error_ns for node in job.nodes.values()]
     known = [error for error in clocks if error is not None]
@@ -97,22 +96,23 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
     )
 
 
-def _communication_begins(job: Job) -> Integers:
-    """When the first rank began to communicate in each iteration, by DDP's own log."""
-    rows = job.work.rank_iterations[["iteration", "node", "begin_ns", "end_ns"]]
-    found = []
+def _communication_begins(job: Job) -> tuple[Integers, Integers]:
+    """When the first rank began to communicate, by DDP's own log: numbers of iterations, and times."""
+    rows = job.work.rank_iterations[["iteration", "node", "end_ns"]]
+    found = [np.empty((0, 2), np.int64)]
     for node, logs in job.nodes.items():
+        mine = rows[rows["node"] == node].sort_values("end_ns")
+        ends, iterations = mine["end_ns"].to_numpy(np.int64), mine["iteration"].to_numpy(np.int64)
         for name in logs.names("steps/*.ddp.rec"):
             records = logs.records(name)
             if records is None or "comm_start_ns" not in (records[1].dtype.names or ()):
                 continue
             times = np.unique(np.asarray(records[1]["comm_start_ns"], np.int64))
             times = logs.clock.to_reference(times[times > 0])
-            ends = np.sort(rows.loc[rows["node"] == node, "end_ns"].to_numpy(np.int64))
             place = np.searchsorted(ends, times)
-            found.append(np.column_stack((place, times))[place < len(ends)])
-    if not found:
-        return np.empty(0, np.int64)
+            known = place < len(ends)
+            found.append(np.column_stack((iterations[place[known]], times[known])))
     pairs = np.concatenate(found)
     pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-    return np.asarray(pairs[np.unique(pairs[:, 0], return_index=True)[1], 1], np.int64)
+    first = np.unique(pairs[:, 0], return_index=True)[1]
+    return pairs[first, 0], pairs[first, 1]

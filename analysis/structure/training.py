@@ -171,10 +171,10 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
     """The job that some streams with one rhythm make, with those that share its iterations."""
     largest = max(rhythm.volume for rhythm in rhythms.values())
     major = [stream for stream, rhythm in rhythms.items() if rhythm.volume >= MAJOR_SHARE * largest]
-    reference = max(major, key=lambda one: (round(rhythms[one].found_share, 1), rhythms[one].volume, one.total))
+    reference = max(major, key=lambda one: (round(rhythms[one].found_share, 2), rhythms[one].volume, one.total))
     rhythm = rhythms[reference]
     period = float(np.median(np.diff(rhythm.starts)))
-    starts, shared = _common_starts(rhythm.starts, [rhythms[stream].starts for stream in major], period)
+    starts, found, shared = _common_starts(rhythm, [rhythms[stream] for stream in major], period)
     volumes = {stream: one.volume for stream, one in rhythms.items()}
     hosts = {host for stream in major for host in (stream.source, stream.destination)}
     # where the other direction is among those without a clear rhythm, its host may not be known yet
@@ -182,7 +182,7 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
     for stream in streams.streams:
         ends = {stream.source, stream.destination}
         if stream not in rhythms and (ends <= hosts if complete else ends & hosts):
-            volume = _shared_volume(stream, starts, rhythm)
+            volume = _shared_volume(stream, starts[shared], rhythm)
             if volume is not None:
                 volumes[stream] = volume
     members = [
@@ -192,25 +192,30 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
     members.sort(key=lambda member: -member.volume)
     first = next(member for member in members if member.stream is reference)
     one_way = not any(stream.answered for stream in rhythms)
-    return Training(tuple(members), starts, rhythm.found[shared], first, one_way)
+    return Training(tuple(members), starts[shared], found[shared], first, one_way)
 
 
-def _common_starts(reference: Integers, of_streams: Sequence[Integers], period: float) -> tuple[Integers, slice]:
+def _common_starts(
+    reference: Rhythm, of_streams: Sequence[Rhythm], period: float
+) -> tuple[Integers, npt.NDArray[np.bool_], slice]:
     """Where the first stream of each iteration begins; streams that are far from the others do not count.
 
     Returns:
-        The starts, and which of the reference's they are: not those at either end that most streams do not have, as
-        where parameters were broadcast before the first iteration.
+        Starts near those of the reference, whether any stream had a silence there, and which of them are shared: not
+        those at either end that most streams do not have, as where parameters were broadcast before the iterations.
     """
-    each = np.array([nearest(starts, reference) for starts in of_streams])
-    near = np.abs(each - reference) <= _NEAR * period
-    middle = np.median(np.where(near, each, reference), axis=0)
-    with_others = near & (np.abs(each - middle) <= _CLOSE * period)
-    first = np.where(with_others, each, np.iinfo(np.int64).max).min(axis=0)
-    found: Integers = np.where(with_others.any(axis=0), first, reference)
+    at = reference.starts
+    each = np.array([nearest(rhythm.starts[rhythm.found], at) for rhythm in of_streams])
+    near = np.abs(each - at) <= _NEAR * period
+    found = np.asarray(near.any(axis=0))
+    middle = np.array(
+        [np.median(column[mine]) if mine.any() else 0 for column, mine in zip(each.T, near.T, strict=True)]
+    )
+    close = near & (np.abs(each - middle) <= _CLOSE * period)
+    close |= near & ~close.any(axis=0)
+    first = np.where(close, each, np.iinfo(np.int64).max).min(axis=0)
     most = np.flatnonzero(near.sum(axis=0) > len(of_streams) / 2)
-    shared = slice(int(most[0]), int(most[-1]) + 1)
-    return found[shared], shared
+    return np.where(found, first, at), found, slice(int(most[0]), int(most[-1]) + 1)
 
 
 def _shared_volume(stream: Stream, starts: Integers, rhythm: Rhythm) -> float | None:

@@ -5,16 +5,15 @@ What it finds is no matter of a test: how fast a machine is today would make a t
 
 import json
 import math
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.testbed.benchmark_runs import benchmark, interrupt, quick
+
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-TRAFFIC = [sys.executable, str(Path(__file__).resolve().parents[2] / "benchmarks" / "traffic.py")]
+TRAFFIC = benchmark("traffic")
 KEYS = [
     "one_stream_vs_iperf3_z",
     "n_streams_vs_iperf3",
@@ -25,51 +24,23 @@ KEYS = [
     "new_flows_per_s",
     "plan_million_rss_mb",
 ]
-# --quick promises a minute on two cores of its own; a test shares them with whatever else the machine does meanwhile
-BUDGET_S = 60 + 60
 
 
 def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
-    raw, markdown = tmp_path / "raw.json", tmp_path / "tables.md"
-    begun_s = time.monotonic()
-    done = subprocess.run(
-        [*TRAFFIC, "--quick", "-o", str(raw), "--markdown", str(markdown)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=BUDGET_S + 60,
-        cwd=tmp_path,
-    )
-    took_s = time.monotonic() - begun_s
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures, results, tables = quick("traffic", tmp_path)
     assert list(figures) == KEYS
     for key, value in figures.items():
         assert isinstance(value, (int, float)), (key, value)
         assert math.isfinite(value), (key, value)
         assert value > 0, (key, value)
-    assert took_s < BUDGET_S, done.stderr
-
-    results = json.loads(raw.read_text())
-    assert results["figures"] == figures
-    assert not results["failures"]
     assert results["samples"]["concurrent flows"][0]["open_at_once"] == 10_000
-    text = markdown.read_text()
-    assert results["machine"]["kernel"] in text
-    assert "| loaded |" in text
+    assert results["machine"]["kernel"] in tables
+    assert "| loaded |" in tables
 
 
 def test_interrupted_it_ends_at_once() -> None:
     """The fixture sees to it that servers, clients and namespaces are gone."""
-    process = subprocess.Popen([*TRAFFIC, "--only", "throughput"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    while b"throughput" not in process.stderr.readline():
-        pass
-    time.sleep(1)  # into a transfer
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert process.returncode == 130, errors
-    assert output == b""
+    interrupt("traffic", "--only", "throughput", at="throughput", after_s=1)  # into a transfer
 
 
 def test_without_privilege_it_still_has_a_veth_pair(tmp_path: Path) -> None:

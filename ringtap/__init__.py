@@ -6,18 +6,20 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CongestionModel", "FitResult", "Traffic", "__version__", "open_run", "read_captures", "step"]
+__all__ = ["CongestionModel", "FitResult", "Traffic", "__version__", "open_run", "read_captures", "read_structure", "step"]
 
 if TYPE_CHECKING:
     from ringtap.analysis.fit import CongestionModel, FitResult
     from ringtap.analysis.pcap import Traffic, read_captures
     from ringtap.analysis.runs import open_run
+    from ringtap.analysis.structure import read_structure
 
 _LAZY = {
     "CongestionModel": "ringtap.analysis.fit",
     "FitResult": "ringtap.analysis.fit",
     "Traffic": "ringtap.analysis.pcap",
     "read_captures": "ringtap.analysis.pcap",
+    "read_structure": "ringtap.analysis.structure",
     "open_run": "ringtap.analysis.runs",
 }
 

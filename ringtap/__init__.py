@@ -6,7 +6,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CongestionModel", "FitResult", "Traffic", "__version__", "open_run", "read_captures", "read_structure", "step"]
+__all__ = [
+    "CongestionModel",
+    "FitResult",
+    "Traffic",
+    "__version__",
+    "open_run",
+    "read_captures",
+    "read_structure",
+    "step",
+]
 
 if TYPE_CHECKING:
     from ringtap.analysis.fit import CongestionModel, FitResult

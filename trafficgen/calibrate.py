@@ -28,7 +28,7 @@ _PATIENCE_S = 5.0
 _SLEEP_NS = 1_000_000
 _SLEEPS = 2000
 _STREAM_NS = 700_000_000
-_ROUNDS, _CLEARLY = 2, 1.1
+_ROUNDS, CLEARLY = 2, 1.1
 _SMALL_NS = 1_000_000_000
 _FLOW_BYTES = 1000
 _KEPT_OFFERED, _NEW_OFFERED = 40_000, 12_000  # flows a second: more than there will be, and not so many as to choke
@@ -57,7 +57,7 @@ def calibrate(say: Any = lambda _: None) -> Calibration:
             for name, before in methods.items():
                 methods[name] = max(before, bench.stream_bps(name))
         # The difference has to be more than one moment's luck
-        method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > _CLEARLY * methods["send"] else "send"
+        method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > CLEARLY * methods["send"] else "send"
         sleeps: Tally = crew.listen(_PATIENCE_S)
         spin_ns = int(min(_MOST_SPIN_NS, max(_LEAST_SPIN_NS, sleeps.quantile(0.99) or 0)))
         bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns))

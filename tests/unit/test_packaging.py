@@ -53,7 +53,7 @@ def test_sdist_to_wheel_installs_elsewhere_and_every_module_imports(tmp_path: Pa
     environment = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 40
+    assert int(done.stdout.splitlines()[-1]) > 40  # the worked notebook prints, too
 
 
 def test_help_needs_nothing_but_the_standard_library() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.trafficgen.calibrate import CLEARLY
 from ringtap.trafficgen.calibration import Calibration, save, this_host
 from ringtap.trafficgen.flow import Flow
 from tests.unit.traffic_processes import MS, plan_of, serving, traffic
@@ -30,7 +31,9 @@ def test_calibrate_measures_this_host_and_keeps_it(tmp_path: Path) -> None:
     assert found["host"] == this_host()
     assert found["measured_unix_s"] == pytest.approx(time.time(), abs=60)
     assert set(found["methods_bps"]) == {"send", "sendfile"}
-    assert found["ceiling_bps"] == max(found["methods_bps"].values()) == found["methods_bps"][found["method"]]
+    assert found["ceiling_bps"] == found["methods_bps"][found["method"]]
+    # sendfile has to be clearly the faster one to be taken
+    assert found["ceiling_bps"] * CLEARLY >= max(found["methods_bps"].values())
     # A processor of this century moves 0.1 to 1000 Gbit/s of memory and starts 100 to a million flows a second
     assert all(1e8 < rate < 1e12 for rate in found["methods_bps"].values())
     assert 100 < found["new_flows_per_s"] < 1e6

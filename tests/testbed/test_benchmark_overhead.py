@@ -21,7 +21,7 @@ KEYS = {
 
 
 def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
-    figures, results, tables = quick("overhead", tmp_path, "--pairs", "3")
+    figures, results, tables = quick("overhead", tmp_path)
     assert set(figures) == KEYS
     low, high = figures["iteration_overhead_ci_pct"]
     assert low <= figures["iteration_overhead_pct"] <= high

@@ -27,7 +27,7 @@ KEYS = [
 
 
 def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
-    figures, results, tables = quick("traffic", tmp_path, "--repeats", "1")
+    figures, results, tables = quick("traffic", tmp_path)
     assert list(figures) == KEYS
     for key, value in figures.items():
         assert isinstance(value, (int, float)), (key, value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +38,24 @@ def tables(bench: Bench) -> list[Table]:
     return [table for table in made if table.rows]
 
 
-def as_text(machine: dict[str, Any], bench: Bench, made: list[Table] | None = None) -> str:
-    """For a terminal; the tables are those of the traffic benchmark unless others are given."""
+def write(
+    bench: Bench, machine: dict[str, Any], options: argparse.Namespace, figures: dict[str, Any], made: list[Table]
+) -> None:
+    """Every sample to the file of -o, the tables to that of --markdown and to the terminal, the figures last."""
+    if options.output:
+        raw: dict[str, Any] = {"machine": machine, "settings": vars(bench.settings), "samples": bench.samples}
+        raw |= {"figures": figures, "notes": bench.notes, "failures": bench.failures}
+        options.output.write_text(json.dumps(raw, indent=1) + "\n")
+    if options.markdown:
+        options.markdown.write_text(_as_markdown(machine, bench, made))
+    print(_as_text(machine, bench, made))
+    print()
+    print(json.dumps(figures), flush=True)
+
+
+def _as_text(machine: dict[str, Any], bench: Bench, made: list[Table]) -> str:
     parts = [_machine(machine)]
-    for table in tables(bench) if made is None else made:
+    for table in made:
         lines = [[cell.strip("*").replace("`", "") for cell in line] for line in (table.head, *table.rows)]
         widths = [max(len(line[place]) for line in lines) for place in range(len(table.head))]
         padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
@@ -47,10 +63,9 @@ def as_text(machine: dict[str, Any], bench: Bench, made: list[Table] | None = No
     return "\n\n".join(parts + _sentences(bench))
 
 
-def as_markdown(machine: dict[str, Any], bench: Bench, made: list[Table] | None = None) -> str:
-    """For the docs."""
+def _as_markdown(machine: dict[str, Any], bench: Bench, made: list[Table]) -> str:
     parts = [_machine(machine)]
-    for table in tables(bench) if made is None else made:
+    for table in made:
         lines = [table.head, ["---"] * len(table.head), *table.rows]
         parts.append("\n".join([f"{table.title}:", "", *(f"| {' | '.join(line)} |" for line in lines)]))
     return "\n\n".join(parts + _sentences(bench)) + "\n"

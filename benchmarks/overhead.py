@@ -6,12 +6,10 @@ python benchmarks/overhead.py [--quick] [-o FILE] [--markdown FILE]
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import _overhead_agent
@@ -22,7 +20,7 @@ from _machine import CpuTimes, describe
 from _namespaces import make_routes
 from _overhead_report import last_line, tables
 from _processes import Processes
-from _report import as_markdown, as_text
+from _report import write
 
 MEASURES = ("agent", "import", "jobs")
 _QUICK_LIMIT_S = 55.0
@@ -40,7 +38,7 @@ def main() -> int:
         bench.notes += [sentence] if sentence else []
         _measure(bench, options.only or list(MEASURES))
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
-    _write(bench, machine, options)
+    write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
     return 1 if bench.failures else 0
 
 
@@ -77,19 +75,6 @@ def _measure(bench: Bench, chosen: list[str]) -> None:
         if (time.monotonic() - begun_s) * _CAUTION > bench.left_s():
             bench.notes.append(f"The time of --quick allowed {turn + 1} turns of imports and jobs.")
             return
-
-
-def _write(bench: Bench, machine: dict[str, object], options: argparse.Namespace) -> None:
-    figures = last_line(bench.samples)
-    if options.output:
-        raw: dict[str, Any] = {"machine": machine, "samples": bench.samples, "figures": figures}
-        options.output.write_text(json.dumps(raw | {"notes": bench.notes, "failures": bench.failures}, indent=1) + "\n")
-    made = tables(bench.samples)
-    if options.markdown:
-        options.markdown.write_text(as_markdown(machine, bench, made))
-    print(as_text(machine, bench, made))
-    print()
-    print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

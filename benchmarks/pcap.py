@@ -6,13 +6,11 @@ python benchmarks/pcap.py [--quick] [-o FILE] [--markdown FILE]
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 from _context import Bench, Settings
@@ -34,7 +32,7 @@ from _pcap_tools import (
     run_tshark,
 )
 from _processes import Ended, Processes
-from _report import as_markdown, as_text
+from _report import write
 
 _QUICK_LIMIT_S = 50.0
 _CAUTION = 1.2  # a round may take longer than the longest one so far
@@ -64,7 +62,7 @@ def main() -> int:
         bench = Bench(settings, processes, [], [], Path(folder))
         _measure(bench)
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
-    _write(bench, machine, options)
+    write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
     return 1 if bench.failures else 0
 
 
@@ -143,19 +141,6 @@ def _sample(bench: Bench, tool: str, files: Sequence[File], on: str, turn: int, 
         figures["cpu_s"] = ended.cpu_s
         figures["packets_per_s"] = packets / ended.wall_s
         figures["peak_rss_mb"] = ended.peak_rss_bytes / 1e6
-
-
-def _write(bench: Bench, machine: dict[str, object], options: argparse.Namespace) -> None:
-    figures = last_line(bench.samples)
-    if options.output:
-        raw: dict[str, Any] = {"machine": machine, "samples": bench.samples, "figures": figures}
-        options.output.write_text(json.dumps(raw | {"notes": bench.notes, "failures": bench.failures}, indent=1) + "\n")
-    made = tables(bench.samples)
-    if options.markdown:
-        options.markdown.write_text(as_markdown(machine, bench, made))
-    print(as_text(machine, bench, made))
-    print()
-    print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,9 @@ python benchmarks/traffic.py [--quick] [--peer NAME=PATH] [-o FILE] [--markdown 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
 import _flows
@@ -25,7 +23,7 @@ from _machine import CpuTimes, describe
 from _namespaces import make_routes
 from _peers import find_peers
 from _processes import Processes
-from _report import as_markdown, as_text
+from _report import tables, write
 from _throughput import Throughput
 
 MEASURES = ("plans", "throughput", "load", "lateness", "flows", "wire")
@@ -46,7 +44,7 @@ def main() -> int:
             bench.notes.append("iperf3 is not installed, so the ratios to it are null.")
         _measure(bench, options.only or list(MEASURES))
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
-    _write(bench, machine, options)
+    write(bench, machine, options, last_line(bench.samples, bench.settings.streams[0]), tables(bench))
     return 1 if bench.failures else 0
 
 
@@ -126,19 +124,6 @@ def _repeat_throughput(bench: Bench, rounds: list[Throughput]) -> None:
             )
             return
         turn.round()
-
-
-def _write(bench: Bench, machine: dict[str, object], options: argparse.Namespace) -> None:
-    figures = last_line(bench.samples, bench.settings.streams[0])
-    if options.output:
-        raw: dict[str, Any] = {"machine": machine, "settings": vars(bench.settings), "samples": bench.samples}
-        raw |= {"figures": figures, "notes": bench.notes, "failures": bench.failures}
-        options.output.write_text(json.dumps(raw, indent=1) + "\n")
-    if options.markdown:
-        options.markdown.write_text(as_markdown(machine, bench))
-    print(as_text(machine, bench))
-    print()
-    print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

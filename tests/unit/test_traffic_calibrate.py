@@ -32,8 +32,8 @@ def test_calibrate_measures_this_host_and_keeps_it(tmp_path: Path) -> None:
     assert found["measured_unix_s"] == pytest.approx(time.time(), abs=60)
     assert set(found["methods_bps"]) == {"send", "sendfile"}
     assert found["ceiling_bps"] == found["methods_bps"][found["method"]]
-    # sendfile has to be clearly the faster one to be taken
-    assert found["ceiling_bps"] * CLEARLY >= max(found["methods_bps"].values())
+    clearly = found["methods_bps"]["sendfile"] > CLEARLY * found["methods_bps"]["send"]
+    assert found["method"] == ("sendfile" if clearly else "send")
     # A processor of this century moves 0.1 to 1000 Gbit/s of memory and starts 100 to a million flows a second
     assert all(1e8 < rate < 1e12 for rate in found["methods_bps"].values())
     assert 100 < found["new_flows_per_s"] < 1e6

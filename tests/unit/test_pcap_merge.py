@@ -5,7 +5,7 @@ import pytest
 
 from ringtap.analysis.pcap import merge as merging
 from ringtap.analysis.pcap.merge import merge
-from ringtap.analysis.pcap.packets import packet_table
+from ringtap.analysis.pcap.read import scan_packets
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.errors import UsageError
 from tests.unit.capture_makers import (
@@ -139,9 +139,7 @@ def test_single_packets_of_several_files(tmp_path):
     paths = [tmp_path / "a.pcap", tmp_path / "b.pcap"]
     paths[0].write_bytes(classic(PACKETS[1::2]))
     paths[1].write_bytes(classic(PACKETS[::2]))
-    table = packet_table(paths)
+    table = merge([scan_packets(path) for path in paths])
     assert table.packets["time_ns"].tolist() == [one.time_ns for one in PACKETS]
     sums = np.bincount(table.packets["flow"], table.packets["bytes"], minlength=2 * len(table.conversations))
     assert np.array_equal(sums, table.conversations["bytes"].reshape(-1))
-    with pytest.raises(UsageError, match="more than 50 packets"):
-        packet_table(paths, limit=50)

@@ -7,7 +7,7 @@ from typing import Any
 
 from _figures import Bar, Samples, median, select
 from _overhead_pairs import RATES, import_cost_ms, overhead_pct
-from _report import Table
+from _report import Table, bars_table
 
 _HERTZ = {"100ms": "default (10 Hz)", "10ms": "100 Hz", "1ms": "1 kHz"}
 _NONE = "-"
@@ -57,17 +57,11 @@ def _rounded(value: float | None) -> float | None:
 
 def tables(samples: Samples) -> list[Table]:
     """Every table that there are samples for."""
-    return [table for table in (_bars(samples), _jobs(samples), _agent(samples), _imports(samples)) if table.rows]
-
-
-def _bars(samples: Samples) -> Table:
-    values = last_line(samples)
-    rows = []
-    for bar in BARS:
-        value = values[bar.key]
-        held = _NONE if value is None else "yes" if bar.holds(value) else "**no**"
-        rows.append([bar.words, bar.bar, _number(value), held])
-    return Table("Bars", ["figure", "bar", "measured", "held"], rows)
+    return [
+        table
+        for table in (bars_table(BARS, last_line(samples)), _jobs(samples), _agent(samples), _imports(samples))
+        if table.rows
+    ]
 
 
 def _jobs(samples: Samples) -> Table:

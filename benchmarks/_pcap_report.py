@@ -7,7 +7,7 @@ from typing import Any
 
 from _figures import Bar, Samples, median, select
 from _pcap_tools import DPKT, RINGTAP, SCAPY, TCPDUMP, TSHARK_FIELDS, TSHARK_TABLE
-from _report import Table
+from _report import Table, bars_table, number
 
 BARS = (
     Bar("vs_tcpdump", "packets a second over those of `tcpdump -r FILE -w /dev/null`", "≥ 1", lambda x: x >= 1),
@@ -60,17 +60,7 @@ def _rounded(value: float | None) -> float | None:
 
 def tables(samples: Samples) -> list[Table]:
     """Every table that there are samples for."""
-    return [table for table in (_bars(samples), _readers(samples)) if table.rows]
-
-
-def _bars(samples: Samples) -> Table:
-    values = last_line(samples)
-    rows = []
-    for bar in BARS:
-        value = values[bar.key]
-        held = _NONE if value is None else "yes" if bar.holds(value) else "**no**"
-        rows.append([bar.words, bar.bar, _number(value), held])
-    return Table("Bars", ["figure", "bar", "measured", "held"], rows)
+    return [table for table in (bars_table(BARS, last_line(samples)), _readers(samples)) if table.rows]
 
 
 def _readers(samples: Samples) -> Table:
@@ -82,16 +72,10 @@ def _readers(samples: Samples) -> Table:
         some = select(samples, "read", tool=tool, cores=cores, files=files, packets=packets)
         rates = sorted(one["packets_per_s"] / 1e6 for one in some)
         middle = median(some, "packets_per_s") or 0
-        against = _NONE if tool == RINGTAP else _number(_paired(samples) if tool == TCPDUMP else (ours or 0) / middle)
+        against = _NONE if tool == RINGTAP else number(_paired(samples) if tool == TCPDUMP else (ours or 0) / middle)
         read = f"{packets / 1e6:g} M" + (f" in {files} files" if files > 1 else "")
         spread = f"{rates[0]:.3g} to {rates[-1]:.3g}"
-        figures = [_number(median(some, key)) for key in ("seconds", "peak_rss_mb")]
+        figures = [number(median(some, key)) for key in ("seconds", "peak_rss_mb")]
         rows.append([tool, cores, read, f"{middle / 1e6:.3g}", spread, *figures, against, str(len(some))])
     head = ["tool", "cores", "packets", "M packets/s", "least to most", "s", "peak MB", "ringtap over it", "samples"]
     return Table("Readers of captures, cold processes", head, rows)
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return _NONE
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from _context import Bench
-from _figures import BARS, Samples, last_line, load_error_pct, median, ratio, select
+from _figures import BARS, Bar, Samples, last_line, load_error_pct, median, ratio, select
 from _throughput import RINGTAP
 
 _NONE = "-"
@@ -26,7 +27,7 @@ class Table:
 def tables(bench: Bench) -> list[Table]:
     """Every table that there are samples for."""
     samples, streams = bench.samples, bench.settings.streams[0]
-    made = [_bars(samples, streams)]
+    made = [bars_table(BARS, last_line(samples, streams))]
     made += [_throughput(bench, route.name, count) for route in bench.routes for count in (1, *bench.settings.streams)]
     made += [
         _load(samples, bench.settings.load_s),
@@ -84,13 +85,13 @@ def _sentences(bench: Bench) -> list[str]:
     return ["\n".join(f"- {words}" for words in said) for said in (bench.notes, bench.failures) if said]
 
 
-def _bars(samples: Samples, streams: int) -> Table:
-    values = last_line(samples, streams)
+def bars_table(bars: Sequence[Bar], values: dict[str, Any]) -> Table:
+    """Figures beside the bars that they have to clear."""
     rows = []
-    for bar in BARS:
+    for bar in bars:
         value = values[bar.key]
         held = _NONE if value is None else "yes" if bar.holds(value) else "**no**"
-        rows.append([bar.words, bar.bar, _number(value), held])
+        rows.append([bar.words, bar.bar, number(value), held])
     return Table("Bars", ["figure", "bar", "measured", "held"], rows)
 
 
@@ -101,9 +102,9 @@ def _throughput(bench: Bench, route: str, streams: int) -> Table:
         if taken:
             gbits = sorted(sample["goodput_bps"] / 1e9 for sample in taken)
             middle = (median(taken, "goodput_bps") or 0) / 1e9
-            against = _NONE if tool == RINGTAP else _number(ratio(bench.samples, route, streams, tool))
+            against = _NONE if tool == RINGTAP else number(ratio(bench.samples, route, streams, tool))
             spread = f"{gbits[0]:.3g} to {gbits[-1]:.3g}"
-            cpu = _number(median(taken, "cpu_s_per_gb"))
+            cpu = number(median(taken, "cpu_s_per_gb"))
             rows.append([tool, f"{middle:.3g}", spread, cpu, against, str(len(taken)), _stolen(taken)])
     title = f"Goodput over {route}, {streams} stream{'s' if streams > 1 else ''}, {bench.settings.bulk_s:g} s each"
     head = ["tool", "Gbit/s", "least to most", "CPU s/GB", "ringtap over it", "samples", "stolen %"]
@@ -116,7 +117,7 @@ def _load(samples: Samples, length_s: float) -> Table:
     for tool, kind, share in sorted(cases, key=lambda case: (case[0] != RINGTAP, case)):
         taken = select(samples, "load", tool=tool, kind=kind, share=share)
         planned, achieved = ((median(taken, key) or 0) / 1e9 for key in ("planned_bps", "achieved_bps"))
-        error = _number(load_error_pct(samples, tool, kind, share))
+        error = number(load_error_pct(samples, tool, kind, share))
         rows.append(
             [tool, kind, f"{share:.0%}", f"{planned:.4g}", f"{achieved:.4g}", error, str(len(taken)), _stolen(taken)]
         )
@@ -130,7 +131,7 @@ def _lateness(samples: Samples) -> Table:
     for core in ("idle", "loaded"):
         taken = select(samples, "lateness", core=core)
         if taken:
-            late = [_number(median(taken, key)) for key in ("p50_us", "p90_us", "p99_us", "max_us", "missed_slots")]
+            late = [number(median(taken, key)) for key in ("p50_us", "p90_us", "p99_us", "max_us", "missed_slots")]
             rows.append([core, *late, str(len(taken)), _stolen(taken)])
     title = "Lateness of 1000 small flows a second beside bulk flows, µs"
     return Table(title, ["launcher's core", "p50", "p90", "p99", "most", "missed slots", "samples", "stolen %"], rows)
@@ -141,7 +142,7 @@ def _rates(samples: Samples) -> Table:
     cases = {(sample["route"], sample["connections"]) for sample in samples.get("flow rate", [])}
     for route, connections in sorted(cases):
         taken = select(samples, "flow rate", route=route, connections=connections)
-        cells = [_number(median(taken, key)) for key in ("offered_per_s", "flows_per_s", "finished", "planned")]
+        cells = [number(median(taken, key)) for key in ("offered_per_s", "flows_per_s", "finished", "planned")]
         rows.append([route, connections, *cells, str(len(taken)), _stolen(taken)])
     head = ["route", "connections", "offered a second", "done a second", "finished", "of", "samples", "stolen %"]
     return Table("Flows of 1 kB, one worker", head, rows)
@@ -168,7 +169,7 @@ def _wire(samples: Samples) -> Table:
         load = f"{(median(taken, 'load_bps') or 0) / 1e9:.3g}"
         for part in ("burst", "quiet"):
             cells = [_percent(median(taken, f"{part}_{key}")) for key in _WIRE]
-            lost = _number(median(taken, "lost_packets"))
+            lost = number(median(taken, "lost_packets"))
             rows.append([f"{share:.0%}", load, part, *cells, lost, str(len(taken)), _stolen(taken)])
     head = ["share", "Gbit/s", "part", *_WIRE.values(), "not captured", "samples", "stolen %"]
     return Table(
@@ -185,14 +186,15 @@ _WIRE = {
 
 
 def _percent(share: float | None) -> str:
-    return _NONE if share is None else _number(share * 100)
+    return _NONE if share is None else number(share * 100)
 
 
 def _stolen(taken: list[dict[str, Any]]) -> str:
     return f"{median(taken, 'stolen_pct') or 0:.1f}"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A cell: three digits that count, thousands whole."""
     if value is None:
         return _NONE
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

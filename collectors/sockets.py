@@ -16,7 +16,7 @@ from ringtap.collectors import sockets_layout as layout
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.netlink import DUMP, SOCK_DIAG, NetlinkSocket, aligned, is_done, message_at, request
 from ringtap.collectors.socket_owners import SocketOwners
-from ringtap.collectors.sockets_table import APART, SocketTable
+from ringtap.collectors.sockets_table import APART, BUSY_NS, SocketTable
 from ringtap.records import HoldingRecordWriter
 
 _DUMP_EVERY_NS = 300_000_000
@@ -70,6 +70,7 @@ class SocketsCollector:
             "every_s": self.every_s,
             "dump_every_s": max(self.every_s, _DUMP_EVERY_NS / 1e9),
             "asked_by_name_most": _ASKED_MOST,
+            "asked_by_name_s": BUSY_NS / 1e9,
             "kernel_tcp_info_bytes": info_bytes,
             "absent": layout.absent_fields(info_bytes),
         }

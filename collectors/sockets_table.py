@@ -17,7 +17,7 @@ _CARRIED = struct.Struct("<QQ")  # bytes_acked, bytes_received
 _CARRIED_AT = 120  # in what a record holds after the identity
 _BUSY_BYTES = 16_384  # a connection that carried so much within two seconds counts as busy
 _WITHIN_NS = 2_000_000_000
-_BUSY_NS = 10_000_000_000  # so long after; an iteration may take that long
+BUSY_NS = 10_000_000_000  # so long after; an iteration may take that long
 
 _Row = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
 
@@ -197,7 +197,7 @@ class SocketTable:
         carried = sum(_CARRIED.unpack_from(self._known[identity], _CARRIED_AT))
         begun_ns, before = self._since.setdefault(identity, (now_ns, carried))
         if carried - before >= _BUSY_BYTES:
-            self._busy[identity] = (now_ns + _BUSY_NS, (carried - before) / max(1, now_ns - begun_ns))
+            self._busy[identity] = (now_ns + BUSY_NS, (carried - before) / max(1, now_ns - begun_ns))
             self._since[identity] = (now_ns, carried)
         elif now_ns - begun_ns > _WITHIN_NS:
             self._since[identity] = (now_ns, carried)

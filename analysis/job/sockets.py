@@ -75,6 +75,8 @@ class SocketLog:
         self._period_ns = round(self.every_s * 1e9)
         seldom_s = file.about.get("dump_every_s")
         self._seldom_ns = round(seldom_s * 1e9) if isinstance(seldom_s, int | float) else self._period_ns
+        busy_s = file.about.get("asked_by_name_s")
+        self._busy_ns = round(busy_s * 1e9) if isinstance(busy_s, int | float) else np.iinfo(np.int64).max
         self.sockets = self._identify()
         self._first_ns = int(records["t_ns"][0]) if len(records) else 0
 
@@ -127,13 +129,14 @@ class SocketLog:
 
         A socket that is not in a sample had not changed, so it grew since the sample before its record. Where it is not
         known when that was taken, growth that took more than two periods to show up happened in the last one.
-        Connections that carry little are not in every sample: they grew within the longer period at which all are
-        asked. What a socket had moved before the log began does not count; of one that came later everything does.
+        Connections that carried little so far are not in every sample: they grew within the longer period at which
+        all are asked. What a socket had moved before the log began does not count; of one that came later everything
+        does.
         """
         cookies = self.sockets["cookie"].to_numpy()
         if not len(cookies):
             return
-        least_gap_ns = np.full(len(cookies), np.iinfo(np.int64).max)
+        often_ns = np.zeros(len(cookies), np.int64)
         samples = _Samples(self._first_ns, self._period_ns, self._rounds_ns)
         carried = np.asarray(self._records[:0])
         for whole in self._chunks():
@@ -147,24 +150,29 @@ class SocketLog:
             if not len(order):
                 continue
             joined, before, end = joined[order], before[order], end[order]
-            yield self._grown(joined, before, end, least_gap_ns)
+            yield self._grown(joined, before, end, often_ns)
             carried = joined[np.append(end[1:] != end[:-1], True)]
 
-    def _grown(self, joined: Records, before: Integers, end: Integers, least_gap_ns: Integers) -> Growth:
-        """Differences of records that are sorted by socket and time; ``before`` is 0 for those of an earlier chunk."""
+    def _grown(self, joined: Records, before: Integers, end: Integers, often_ns: Integers) -> Growth:
+        """Differences of records that are sorted by socket and time; ``before`` is 0 for those of an earlier chunk.
+
+        ``often_ns`` has the last time that each socket was in two samples in a row, and is brought up to date.
+        """
         t_ns = np.asarray(joined["t_ns"], np.int64)
         follows = np.append(False, end[1:] == end[:-1])
         # a socket's first record: history where the log begins with it, else new since the sample before
         fresh = ~follows & (before > 0) & (t_ns > self._first_ns + self._period_ns // 2)
         rows = np.flatnonzero(follows | fresh)
         at_ns, own_before = t_ns[rows], np.where(follows[rows], t_ns[rows - 1], 0)
-        np.minimum.at(least_gap_ns, end[rows], at_ns - own_before)
         begin = np.maximum(before[rows], own_before)
         if self._rounds_ns is None:
             begin = np.where(at_ns - begin > 2 * self._period_ns, at_ns - self._period_ns, begin)
         if self._seldom_ns > self._period_ns:
-            seldom = least_gap_ns[end[rows]] > self._seldom_ns // 2
-            begin = np.where(seldom, np.maximum(own_before, at_ns - self._seldom_ns), begin)
+            since_ns = _last_before(end[rows], at_ns, at_ns - own_before <= self._seldom_ns // 2, often_ns)
+            unasked = (at_ns - own_before > self._seldom_ns // 2) & (
+                (since_ns == 0) | (at_ns - since_ns > self._busy_ns)
+            )
+            begin = np.where(unasked, np.maximum(own_before, at_ns - self._seldom_ns), begin)
         begin = np.minimum(begin, at_ns - 1)
         amounts = {}
         for name in COUNTERS:
@@ -172,6 +180,19 @@ class SocketLog:
             step = values[rows] - np.where(follows[rows], values[rows - 1], 0)
             amounts[name] = np.maximum(step, 0).astype(np.float64)
         return Growth(end[rows], begin, at_ns, amounts)
+
+
+def _last_before(group: Integers, at_ns: Integers, marked: npt.NDArray[np.bool_], last_ns: Integers) -> Integers:
+    """For each row the time of the last marked one before it in its group; rows are sorted by group, then time.
+
+    ``last_ns`` has each group's last mark before these rows, 0 for none, and gets the last one within them.
+    """
+    marks = np.maximum.accumulate(np.where(marked, np.arange(len(group)), -1))
+    before = np.append(-1, marks[:-1])
+    same = (before >= 0) & (group[before] == group)
+    found: Integers = np.where(same, at_ns[before], last_ns[group])
+    np.maximum.at(last_ns, group[marked], at_ns[marked])
+    return found
 
 
 class _Samples:

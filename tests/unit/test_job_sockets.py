@@ -244,6 +244,39 @@ def test_connections_that_carry_little_are_asked_seldom(tmp_path):
     assert all(row[2] - row[1] == 10 for row in rows if row[0] == 0)
 
 
+@pytest.mark.parametrize("first_ms", [0, 400])
+def test_a_connection_that_becomes_busy_grew_since_all_were_asked_before(tmp_path, first_ms):
+    """Known with little, or new, and busy from 150 ms on; found so when all are asked, at 400 ms."""
+    node = new_node(tmp_path)
+    old, new = one(), one(2, 1001)
+    records = []
+    for t_ms in range(0, 500, 10):
+        old.counters["bytes_acked"] = t_ms
+        records.append(old.record(START_NS + t_ms * MS))
+        if t_ms in range(first_ms, 100, 100) or t_ms >= 400:
+            new.counters["bytes_acked"] = max(0, 1000 * (t_ms - 150))
+            records.append(new.record(START_NS + t_ms * MS))
+    node.sockets(records, 0.01, {}, dump_every_s=0.3)
+    rows = [row for row in grown(node) if row[0] == 1]
+    assert rows[0] == (1, 100.0, 400.0, 250_000.0)
+    assert all(row[2] - row[1] == 10 for row in rows[1:])
+
+
+def test_a_busy_connection_that_paused_is_asked_in_every_sample_for_a_while(tmp_path):
+    node = new_node(tmp_path)
+    old, pausing = one(), one(2, 1001)
+    records = []
+    for t_ms in range(0, 3000, 10):
+        old.counters["bytes_acked"] = t_ms
+        records.append(old.record(START_NS + t_ms * MS))
+        if t_ms in (0, 10, 20, 400, 2900):
+            pausing.counters["bytes_acked"] = t_ms
+            records.append(pausing.record(START_NS + t_ms * MS))
+    node.sockets(records, 0.01, {}, dump_every_s=0.3, asked_by_name_s=1.0)
+    rows = [row for row in grown(node) if row[0] == 1]
+    assert [row[1:3] for row in rows] == [(0.0, 10.0), (10.0, 20.0), (390.0, 400.0), (2600.0, 2900.0)]
+
+
 def test_times_of_samples_are_taken_from_the_interfaces_log(tmp_path):
     """A socket that did not change while other samples were taken did not grow then."""
     node = new_node(tmp_path)

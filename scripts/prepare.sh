@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the environment that make demo and make test run in: sh scripts/prepare.sh FOLDER
-# With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment; tshark.
+# With "tests" as second word it adds what make test alone needs: Horovod, compiled once, in that environment; tshark,
+# Slurm, sshd and shellcheck.
 # System tools are installed where this is root on Debian or Ubuntu; elsewhere one line says what to install.
 set -eu
 folder=$1
@@ -16,7 +17,10 @@ python=${PYTHON:-python3}
 missing=""
 case $part in
 environment) tools="ip:iproute2 tc:iproute2 iperf3:iperf3 tcpdump:tcpdump" ;;
-tests) tools="c++:g++ make:make tshark:tshark capinfos:wireshark-common" ;;
+tests)
+    tools="c++:g++ make:make tshark:tshark capinfos:wireshark-common shellcheck:shellcheck"
+    tools="$tools slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge sshd:openssh-server ssh:openssh-client"
+    ;;
 *)
     echo "prepare.sh FOLDER [tests]; $part is neither" >&2
     exit 2
@@ -35,6 +39,13 @@ if [ -n "${missing% }" ]; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
         echo "Installing $missing" >&2
         apt-get update -qq
+        # the tests start servers of their own: no service is to come up with its package
+        policy=/usr/sbin/policy-rc.d
+        if [ ! -e "$policy" ]; then
+            trap 'rm -f "$policy"' EXIT
+            printf '#!/bin/sh\nexit 101\n' >"$policy"
+            chmod 755 "$policy"
+        fi
         # two of them ask: iperf3 whether to start a service, tshark whether others may capture; both take no
         # shellcheck disable=SC2086
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing

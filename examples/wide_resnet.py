@@ -1,9 +1,11 @@
 """Trains a Wide ResNet on FashionMNIST, data-parallel: a job that truly learns.
 
-An ordinary PyTorch DistributedDataParallel script for CPUs (gloo) and CUDA devices (NCCL). The data are the four IDX
-files of FashionMNIST (or MNIST) in ``--data``; without that option a set of the same shape is generated from the seed.
+An ordinary PyTorch DistributedDataParallel script for CPUs (gloo) and CUDA devices (NCCL); with ``--horovod`` the same
+training under Horovod. The data are the four IDX files of FashionMNIST (or MNIST) in ``--data``; without that option a
+set of the same shape is generated from the seed.
 
     torchrun --nproc-per-node 2 wide_resnet.py --epochs 5 --images 3000 --depth 10 --width 1
+    horovodrun -np 2 --gloo python wide_resnet.py --horovod --epochs 5 --images 3000 --depth 10 --width 1
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,27 +174,88 @@ def build_model(depth: int, width: int) -> Any:
 # ---- training
 
 
-@dataclass(frozen=True)
 class Group:
-    """This process's place in the job, and the device it computes on."""
+    """This process's place in a job of DistributedDataParallel (NCCL with CUDA, else gloo), and its device.
 
-    rank: int
-    world_size: int
-    device: Any
+    Without a launcher's variables it is a job of a single process.
+    """
+
+    def __init__(self) -> None:
+        self.device = own_device()
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        if "RANK" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def distribute(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The model and its optimizer, with gradients averaged over the ranks."""
+        shared = DistributedDataParallel(model)
+        return shared, make_optimizer(shared.parameters())
+
+    def all_reduce(self, values: Any) -> Any:
+        """Sums over the ranks."""
+        dist.all_reduce(values)
+        return values
+
+    def largest(self, value: float) -> float:
+        """The largest of the ranks' values."""
+        found = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return float(found.item())
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        dist.barrier()
+
+    def leave(self) -> None:
+        """End the group, after everything that holds it."""
+        gc.collect()  # the model, which holds the group: otherwise its threads may outlive the interpreter and abort
+        dist.destroy_process_group()
 
 
-def join_group() -> Group:
-    """Join the job's process group (NCCL with CUDA, else gloo), or make one of a single process."""
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    backend = "nccl" if cuda else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return Group(dist.get_rank(), dist.get_world_size(), device)
+class HorovodGroup(Group):
+    """The same under Horovod."""
+
+    def __init__(self) -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        self._hvd = hvd
+        self.device = own_device(hvd.local_rank())
+        self.rank, self.world_size = hvd.rank(), hvd.size()
+
+    def distribute(self, model: Any, make_optimizer: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The model and its optimizer, with gradients averaged over the ranks."""
+        self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        named = model.named_parameters()
+        return model, self._hvd.DistributedOptimizer(make_optimizer(model.parameters()), named_parameters=named)
+
+    def all_reduce(self, values: Any) -> Any:
+        """Sums over the ranks."""
+        return self._hvd.allreduce(values, op=self._hvd.Sum)
+
+    def largest(self, value: float) -> float:
+        """The largest of the ranks' values."""
+        return max(self._hvd.allgather_object(value))
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self._hvd.barrier()
+
+    def leave(self) -> None:
+        """End the group."""
+        self._hvd.shutdown()
+
+
+def own_device(local_rank: int | None = None) -> Any:
+    """The device this rank computes on: its own CUDA device, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def train_epoch(model: Any, loader: Any, optimizer: Any, device: Any) -> int:
@@ -207,33 +271,30 @@ def train_epoch(model: Any, loader: Any, optimizer: Any, device: Any) -> int:
     return seen
 
 
-def validate(model: Any, loader: Any, device: Any) -> tuple[float, float]:
+def validate(model: Any, loader: Any, group: Group) -> tuple[float, float]:
     """Mean loss and accuracy over every rank's share of the validation pictures."""
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, pictures
+    sums = torch.zeros(3, dtype=torch.float64, device=group.device)  # loss, correct, pictures
     with torch.no_grad():
         for pictures, labels in loader:
-            classes = labels.to(device)
-            scores = model(pictures.to(device))
+            classes = labels.to(group.device)
+            scores = model(pictures.to(group.device))
             sums[0] += cross_entropy(scores, classes, reduction="sum")
             sums[1] += (scores.argmax(1) == classes).sum()
             sums[2] += len(labels)
-    dist.all_reduce(sums)
-    loss, correct, count = sums.tolist()
+    loss, correct, count = group.all_reduce(sums).tolist()
     return loss / count, correct / count
 
 
-def time_all_reduce(values: int, device: Any) -> float:
+def time_all_reduce(values: int, group: Group) -> float:
     """Seconds that one all-reduce of ``values`` 32-bit numbers takes at the slowest rank, nothing else going on."""
-    buffer = torch.zeros(values, device=device)
-    dist.barrier()  # so that waiting for a late rank does not count as communication
+    buffer = torch.zeros(values, device=group.device)
+    group.barrier()  # so that waiting for a late rank does not count as communication
     start_s = time.perf_counter()
-    dist.all_reduce(buffer)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    took_s = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=device)
-    dist.all_reduce(took_s, op=dist.ReduceOp.MAX)
-    return float(took_s.item())
+    group.all_reduce(buffer)
+    if group.device.type == "cuda":
+        torch.cuda.synchronize(group.device)
+    return group.largest(time.perf_counter() - start_s)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -250,6 +311,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--patience", type=int, default=2, help="epochs in a row that must reach it")
     parser.add_argument("--workers", type=int, default=0, help="loader processes a rank")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--horovod", action="store_true", help="average gradients with Horovod instead of DDP")
     options = parser.parse_args(argv)
     if options.depth < 10 or (options.depth - 4) % 6:
         parser.error("--depth must be 10, 16, 22, 28, ...")
@@ -289,11 +351,9 @@ def run(options: argparse.Namespace, group: Group) -> None:
     loader, sampler, validation = make_loaders(options, group)
     torch.manual_seed(options.seed)
     plain = build_model(options.depth, options.width).to(group.device)
-    model = DistributedDataParallel(plain)
-    parameters = sum(weight.numel() for weight in model.parameters())
-    optimizer = torch.optim.SGD(
-        model.parameters(), options.learning_rate, momentum=0.9, weight_decay=5e-4, nesterov=True
-    )
+    parameters = sum(weight.numel() for weight in plain.parameters())
+    descent = partial(torch.optim.SGD, lr=options.learning_rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    model, optimizer = group.distribute(plain, descent)
     if group.rank == 0:
         name = f"WRN-{options.depth}-{options.width}"
         print(f"Model: {name}, {parameters} parameters, {group.world_size} ranks on {group.device.type}", flush=True)
@@ -302,10 +362,10 @@ def run(options: argparse.Namespace, group: Group) -> None:
         sampler.set_epoch(epoch)
         start_s = time.perf_counter()
         images = train_epoch(model, loader, optimizer, group.device) * group.world_size
-        loss, accuracy = validate(model, validation, group.device)
+        loss, accuracy = validate(model, validation, group)
         epoch_s = time.perf_counter() - start_s
         cumulative_s += epoch_s
-        all_reduce_s = time_all_reduce(parameters, group.device)
+        all_reduce_s = time_all_reduce(parameters, group)
         reached = reached + 1 if accuracy >= options.target_accuracy else 0
         if group.rank == 0:
             print(
@@ -324,13 +384,12 @@ def run(options: argparse.Namespace, group: Group) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the job."""
     options = parse_arguments(argv)
-    group = join_group()
+    group = HorovodGroup() if options.horovod else Group()
     try:
         run(options, group)
     except DataError as error:
         raise SystemExit(f"wide_resnet.py: {error}") from error
-    gc.collect()  # the model, which holds the group: otherwise its threads may outlive the interpreter and abort
-    dist.destroy_process_group()
+    group.leave()
 
 
 if __name__ == "__main__":

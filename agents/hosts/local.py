@@ -1,4 +1,4 @@
-"""Starting processes on the hosts of a testbed, and ending exactly those again."""
+"""This machine as the host of a measurement, and what hosts that share its files and processes have in common."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringtap.agents.lab.topology import LabSpec
+from ringtap.agents.hosts.base import HostProcess
+from ringtap.errors import MeasurementError
 
 _STOP_TIMEOUT_S = 10.0
-RINGTAP = (sys.executable, "-m", "ringtap.cli")
 
 
-class HostProcess:
-    """A process on a host: its handle, its name, the file its words go to and, where it has one, that of its report."""
+class LocalProcess:
+    """A process that this one has started: its handle, its name and the files its words go to."""
 
     def __init__(
         self, name: str, command: list[str], log: Path, environment: Mapping[str, str], report: Path | None = None
@@ -61,12 +61,35 @@ class HostProcess:
         return " | ".join(line.strip() for line in text[-lines:] if line.strip()) or "no output"
 
 
-class LabHosts:
-    """The hosts of a testbed as places to run things."""
+class LocalHosts:
+    """This machine, under one name or several.
 
-    def __init__(self, spec: LabSpec) -> None:
-        self.spec = spec
-        self._processes: list[HostProcess] = []
+    Args:
+        names: the hosts.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._processes: list[LocalProcess] = []
+
+    def _enter(self, host: str) -> list[str]:  # noqa: ARG002
+        """What a command is put behind to run on a host."""
+        return []
+
+    def ringtap(self, host: str) -> list[str]:
+        """The command that is ringtap on a host."""
+        return [self.python(host), "-m", "ringtap.cli"]
+
+    def python(self, host: str) -> str:  # noqa: ARG002
+        """The Python interpreter on a host that has ringtap."""
+        return sys.executable
+
+    def path(self, host: str, path: Path) -> str:  # noqa: ARG002
+        """The same path: files are shared."""
+        return str(path)
+
+    def publish(self, run: Path) -> None:
+        """Nothing to do: files are shared."""
 
     def start(
         self,
@@ -77,14 +100,35 @@ class LabHosts:
         *,
         environment: Mapping[str, str] | None = None,
         report: Path | None = None,
-    ) -> HostProcess:
+    ) -> LocalProcess:
         """Start a command on a host; what it says is appended to log, its standard output to report where given."""
-        enter = [sys.executable, "-m", "ringtap.agents.lab.enter", self.spec.name, host]
-        process = HostProcess(
-            f"{name} on {host}", enter + command, log, dict(os.environ) | dict(environment or {}), report
-        )
+        variables = dict(os.environ) | dict(environment or {})
+        process = LocalProcess(f"{name} on {host}", self._enter(host) + command, log, variables, report)
         self._processes.append(process)
         return process
+
+    def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+        """A short command's answer.
+
+        Raises:
+            MeasurementError: there is none in time.
+        """
+        try:
+            return subprocess.run(
+                self._enter(host) + command, capture_output=True, text=True, check=False, timeout=timeout_s
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise MeasurementError(f"{host} gives no answer to {command[0]}: {error}") from error
+
+    def put(self, host: str, local: Path) -> None:
+        """Nothing to do: files are shared."""
+
+    def gather(self, run: Path) -> None:
+        """Nothing to do: files are shared."""
+
+    def lost(self) -> dict[str, str]:
+        """None: this machine lives as long as whoever asks."""
+        return {}
 
     def stop_all(self) -> None:
         """End everything started here, the newest first."""
@@ -94,6 +138,10 @@ class LabHosts:
         for process in running:
             process.stop()
         self._processes.clear()
+
+    def close(self) -> None:
+        """End everything."""
+        self.stop_all()
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
         """Whether a server process comes to listen on a TCP port of a host within so many seconds."""
@@ -106,8 +154,6 @@ class LabHosts:
 
     def _listens(self, host: str, port: int) -> bool:
         """Look the listening sockets up in /proc: asking by a connection would reach the server as a client."""
-        enter = [sys.executable, "-m", "ringtap.agents.lab.enter", self.spec.name, host]
-        tables = ["cat", "/proc/net/tcp", "/proc/net/tcp6"]
-        done = subprocess.run([*enter, *tables], capture_output=True, text=True, check=False)
-        rows = (line.split() for line in done.stdout.splitlines())
+        tables = self.ask(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout
+        rows = (line.split() for line in tables.splitlines())
         return any(len(row) > 3 and row[3] == "0A" and row[1].endswith(f":{port:04X}") for row in rows)

@@ -1,0 +1,113 @@
+"""What the hosts of a measurement can do, however they are reached."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class HostProcess(Protocol):
+    """A process on a host.
+
+    Attributes:
+        name: what it is and where, for messages.
+        log: file on this machine that what it says on standard error (and on standard output, unless that has a file
+            of its own) is in while it runs.
+    """
+
+    name: str
+    log: Path
+
+    def exit_code(self) -> int | None:
+        """Exit code, None while it runs; below 0 the signal that ended it. Its output is complete once there is one."""
+
+    def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal without waiting."""
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ask it to end, make it end after 10 s; returns its exit code."""
+
+    def last_words(self, lines: int = 3) -> str:
+        """The end of its output, on one line."""
+
+
+class Hosts(Protocol):
+    """The hosts of a measurement as places to run things.
+
+    Attributes:
+        names: the hosts.
+    """
+
+    names: tuple[str, ...]
+
+    def ringtap(self, host: str) -> list[str]:
+        """The command that is ringtap on a host."""
+
+    def python(self, host: str) -> str:
+        """The Python interpreter on a host that has ringtap."""
+
+    def path(self, host: str, path: Path) -> str:
+        """Where a path below a published run directory lies on a host: the same where files are shared."""
+
+    def publish(self, run: Path) -> None:
+        """Make a freshly made run directory known on every host; nothing to do where files are shared.
+
+        Raises:
+            MeasurementError: a host does not take it.
+        """
+
+    def start(
+        self,
+        host: str,
+        name: str,
+        command: list[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        report: Path | None = None,
+    ) -> HostProcess:
+        """Start a command on a host; what it says is appended to log, its standard output to report where given.
+
+        Args:
+            host: where.
+            name: what it is, for messages.
+            command: the command and its arguments.
+            log: file on this machine for its standard error.
+            environment: variables beside those that the host has.
+            report: file on this machine for its standard output; None: the log.
+
+        Raises:
+            MeasurementError: the host is lost.
+        """
+
+    def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+        """A short command's answer.
+
+        Raises:
+            MeasurementError: the host gives none in time.
+        """
+
+    def put(self, host: str, local: Path) -> None:
+        """Copy a file below a published run directory to where `path` says.
+
+        Raises:
+            MeasurementError: the host does not take it.
+        """
+
+    def gather(self, run: Path) -> None:
+        """See that all the hosts have written below a published run directory is here; lost hosts are left out."""
+
+    def lost(self) -> dict[str, str]:
+        """The hosts known to be lost, and why."""
+
+    def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
+        """Whether a server process comes to listen on a TCP port of a host within so many seconds."""
+
+    def stop_all(self) -> None:
+        """End everything started here, the newest first; a lost host is no error."""
+
+    def close(self) -> None:
+        """End everything, leave the hosts, and remove what was put on them. A lost host is no error."""

@@ -1,0 +1,58 @@
+"""Every file name of a submission, in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class SubmitPaths:
+    """The files that a submission adds to its run directory.
+
+    Args:
+        run: the run directory; made absolute, links in it are kept.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run.absolute()
+
+    @property
+    def folder(self) -> Path:
+        """Where all of it lies, and where sbatch is called."""
+        return self.run / "submit"
+
+    @property
+    def script(self) -> Path:
+        """The batch script."""
+        return self.folder / "job.sh"
+
+    @property
+    def request(self) -> Path:
+        """What was asked for, and the ids that Slurm gave it (request.json)."""
+        return self.folder / "request.json"
+
+    def output(self, job: str) -> Path:
+        """What the script, its steps and Slurm itself say; ``job`` as in `state`."""
+        return self.folder / f"{job}.out"
+
+    @property
+    def states(self) -> Path:
+        """The folder of the jobs' own accounts."""
+        return self.folder / "state"
+
+    def state(self, job: str) -> Path:
+        """A job's own account: lines of ``<seconds since 1970> <word> [<text>]``.
+
+        Args:
+            job: the job's id, for a task of an array ``<array's id>_<index>``.
+        """
+        return self.states / job
+
+    @property
+    def results(self) -> Path:
+        """What was kept of the nodes' own disks, a folder a node."""
+        return self.run / "results"
+
+    @property
+    def parts(self) -> Path:
+        """The run directories of a plan's series."""
+        return self.run / "parts"

@@ -1,0 +1,241 @@
+"""What a submission asks Slurm for, and whether a site can give it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.slurm.sites import Nodes, Site
+
+# sbatch's own names of what `Resources` asks for
+DIRECTIVES = (
+    "job-name",
+    "account",
+    "time",
+    "nodes",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "gpus-per-node",
+    "mem",
+    "output",
+    "signal",
+)
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?"
+    r"|(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)|(?P<only_m>\d+)(?::(?P<only_s>\d+))?)"
+)
+_MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
+_ACCOUNT_VARIABLES = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a job is to get; None leaves it to the site.
+
+    Attributes:
+        nodes: how many.
+        tasks_per_node: processes that Slurm starts on each: one a rank, or one launcher.
+        cpus_per_task: cores of each.
+        gpus_per_node: a number, or a type and a number: ``4``, ``h100:4``.
+        mem: memory of a node, as Slurm writes it.
+        time: the time limit, as Slurm writes it.
+        account: whom it is charged to.
+        job_name: as squeue shows it.
+        stop_before_s: how long before the time limit the job is asked to stop.
+        sbatch: further directives, as after ``#SBATCH``.
+        drop: directives to leave out, by name.
+    """
+
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int | None = None
+    gpus_per_node: str | None = None
+    mem: str | None = None
+    time: str | None = None
+    account: str | None = None
+    job_name: str = "ringtap"
+    stop_before_s: int = 120
+    sbatch: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the job's Python comes from.
+
+    Attributes:
+        python: an interpreter that has ringtap; None where an environment is made on every node.
+        modules: further modules to load; one takes the place of the site's module of the same name.
+        requirement: a requirements file for the environment made on every node.
+        wheels: a folder of wheels for it (``ringtap bundle``).
+    """
+
+    python: str | None
+    modules: tuple[str, ...] = ()
+    requirement: Path | None = None
+    wheels: Path | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command to submit.
+
+    Attributes:
+        command: what each task runs.
+        folder: where it runs.
+        resources: what it gets.
+        environment: where its Python comes from.
+        collect: as ``ringtap run --collect`` takes it.
+        every: as ``ringtap run --every`` takes it.
+        keep: patterns of what is copied from $SLURM_TMPDIR of every node at the end.
+        horovod: whether the ranks are given Horovod's variables.
+    """
+
+    command: tuple[str, ...]
+    folder: Path
+    resources: Resources
+    environment: Environment
+    collect: str = "default"
+    every: str = "100ms"
+    keep: tuple[str, ...] = ()
+    horovod: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """For request.json."""
+        item: dict[str, Any] = asdict(self)
+        item["folder"] = str(self.folder)
+        for name in ("requirement", "wheels"):
+            path = item["environment"][name]
+            item["environment"][name] = None if path is None else str(path)
+        return item
+
+
+def parse_time_s(text: str) -> int:
+    """Seconds of a time limit as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--time {text!r} is not a time: write it as Slurm does, for example 30 (minutes), 3:00:00, 1-12"
+        )
+    part = {name: int(value or 0) for name, value in match.groupdict().items()}
+    hours = part["days"] * 24 + part["hours"] + part["h"]
+    return (
+        hours * 3600
+        + (part["minutes"] + part["m"] + part["only_m"]) * 60
+        + part["seconds"]
+        + part["s"]
+        + part["only_s"]
+    )
+
+
+def check_resources(resources: Resources, site: Site, environment: Mapping[str, str]) -> Resources:
+    """See that a site can give what is asked for; returns it with the type of GPU filled in.
+
+    Args:
+        resources: what is asked for.
+        site: the site.
+        environment: the user's environment: an account may be set there.
+
+    Raises:
+        UsageError: it cannot; one sentence says what is wrong.
+    """
+    _check_numbers(resources)
+    _check_directives(resources)
+    given = {"account": resources.account or any(environment.get(name) for name in _ACCOUNT_VARIABLES)}
+    given["time"] = resources.time
+    for name in site.requires:
+        if name not in resources.drop and not given.get(name):
+            raise UsageError(f"{site.name} wants a job to have --{name}: add it{_account_hint(name, site)}")
+    _check_time(resources, site)
+    gpus, kind = _gpus(resources, site)
+    cores = resources.tasks_per_node * (resources.cpus_per_task or 1)
+    kinds = [kind] if kind else list(site.nodes)
+    if kinds and cores > max(entry.cores for entry in kinds):
+        most = max(entry.cores for entry in kinds)
+        what = f"a node of {site.name} with {kind.gpu}" if kind and kind.gpu else f"a node of {site.name}"
+        raise UsageError(f"{cores} cores a node are asked for, and {what} has {most}")
+    values = {**resources.__dict__, "gpus_per_node": gpus}
+    return Resources(**values)
+
+
+def _account_hint(name: str, site: Site) -> str:
+    return (
+        " (yours are listed by: sshare -U)"
+        if name == "account"
+        else f" (at most {site.longest_job})" * bool(site.longest_job)
+    )
+
+
+def _check_numbers(resources: Resources) -> None:
+    for name in ("nodes", "tasks_per_node", "cpus_per_task"):
+        value = getattr(resources, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value} is not a number from 1 on")
+    if resources.mem is not None and not _MEMORY.fullmatch(resources.mem):
+        raise UsageError(f"--mem {resources.mem!r} is not a size: write it as Slurm does, for example 64G")
+
+
+def _check_directives(resources: Resources) -> None:
+    for name in resources.drop:
+        if name not in DIRECTIVES:
+            near = difflib.get_close_matches(name, DIRECTIVES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(DIRECTIVES)}"
+            raise UsageError(f"--drop {name!r} is no directive that ringtap writes: {hint}")
+    texts = {"--job-name": (resources.job_name,), "--account": (resources.account or "",), "--sbatch": resources.sbatch}
+    for option, words in texts.items():
+        for word in words:
+            if not word.isprintable():
+                raise UsageError(f"{option} {word!r} has a character that a line of a batch script cannot hold")
+    for text in resources.sbatch:
+        if not text.lstrip("-").strip():
+            raise UsageError(
+                f"--sbatch {text!r} is no directive: write it as after #SBATCH, for example partition=debug"
+            )
+
+
+def _check_time(resources: Resources, site: Site) -> None:
+    if resources.stop_before_s < 0:
+        raise UsageError("--stop-before takes a time from 0 on")
+    if resources.time is None or "time" in resources.drop:
+        return
+    limit_s = parse_time_s(resources.time)
+    if site.longest_job and limit_s > parse_time_s(site.longest_job):
+        raise UsageError(f"--time {resources.time} is longer than {site.name} allows: {site.longest_job} at most")
+    if limit_s <= resources.stop_before_s:
+        raise UsageError(
+            f"--time {resources.time} leaves nothing before the stop {resources.stop_before_s} s ahead of it: "
+            "ask for more time, or give a shorter --stop-before"
+        )
+
+
+def _gpus(resources: Resources, site: Site) -> tuple[str | None, Nodes | None]:
+    """The GPUs a node with their type, and the kind of node that has them."""
+    text = resources.gpus_per_node
+    if text is None:
+        return None, None
+    name, _, number = text.rpartition(":")
+    if not number.isdigit() or int(number) < 1:
+        raise UsageError(f"--gpus-per-node {text!r} is not understood: a number, or a type and a number, as h100:4")
+    kinds = [kind for kind in site.nodes if kind.gpu and name in ("", kind.gpu)]
+    if not kinds:
+        if name and site.gpu_types and "." not in name:  # parts of GPUs have long names with a point: Slurm knows them
+            near = difflib.get_close_matches(name, site.gpu_types, 1) or site.gpu_types
+            raise UsageError(f"{site.name} has no GPUs of type {name!r}: did you mean {' or '.join(near)}?")
+        if site.nodes and not site.gpu_types:
+            raise UsageError(f"{site.name} has no GPUs")
+        return text, None
+    count = int(number)
+    fitting = [kind for kind in kinds if count in kind.gpus]
+    if not fitting:
+        has = "; ".join(f"{kind.gpu}: {' or '.join(map(str, kind.gpus))}" for kind in kinds)
+        raise UsageError(f"--gpus-per-node {text} is not what a job gets on a node of {site.name} ({has})")
+    return f"{fitting[0].gpu}:{count}", fitting[0]

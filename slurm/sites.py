@@ -1,0 +1,179 @@
+"""What is known of a cluster: site profiles, as TOML files (docs/sites.md)."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ringtap.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SHIPPED = Path(__file__).parent / "sites"
+_BASES = ("alliance",)  # what several profiles have in common: no site of its own
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """One kind of node.
+
+    Attributes:
+        count: how many there are.
+        cores: of one node.
+        memory: that a job can have on one node, as Slurm writes it.
+        gpu: type of its GPUs, as ``--gpus-per-node`` takes it; empty without.
+        gpus: how many of them a job may ask for on one node.
+    """
+
+    count: int
+    cores: int
+    memory: str
+    gpu: str = ""
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster.
+
+    Attributes:
+        name: as in ``--site`` and ``$CC_CLUSTER``.
+        about: one line for people.
+        fabric: the network between the nodes.
+        internet: whether compute nodes reach the internet; None where it is not known.
+        submit_from: where to submit from.
+        modules: loaded first, in this order.
+        make_environment: the command that makes a Python environment, without the folder's name.
+        architecture: of the compute nodes, as wheels name it.
+        wheelhouse: packages that ``pip install --no-index`` finds there by itself.
+        read_only: folders that jobs cannot write to; may begin with a variable.
+        shared_file_systems: types of file systems that all nodes see; empty where that is not known.
+        interface: the network interface for Gloo's and NCCL's TCP connections; empty for their own choice.
+        requires: options that a job must have.
+        longest_job: the longest time limit, as Slurm writes it; empty where it is not known.
+        nodes: kinds of nodes.
+        sources: where all this was read, and how old that was.
+        unverified: what could not be confirmed, a sentence each.
+    """
+
+    name: str
+    about: str = ""
+    fabric: str = ""
+    internet: bool | None = None
+    submit_from: str = ""
+    modules: tuple[str, ...] = ()
+    make_environment: str = "python3 -m venv"
+    architecture: str = "x86_64"
+    wheelhouse: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()
+    shared_file_systems: tuple[str, ...] = ()
+    interface: str = ""
+    requires: tuple[str, ...] = ()
+    longest_job: str = ""
+    nodes: tuple[Nodes, ...] = field(default=())
+    sources: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types of GPUs it has."""
+        return tuple(dict.fromkeys(kind.gpu for kind in self.nodes if kind.gpu))
+
+
+def user_folder(environment: Mapping[str, str]) -> Path:
+    """Where users keep profiles of their own."""
+    return Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtap" / "sites"
+
+
+def site_names(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The names that ``--site`` knows, users' own ones first."""
+    found = [path.stem for folder in (user_folder(environment), SHIPPED) for path in sorted(folder.glob("*.toml"))]
+    return [name for name in dict.fromkeys(found) if name not in _BASES]
+
+
+def load_site(name: str | None, environment: Mapping[str, str] = os.environ) -> Site:
+    """Read a site's profile.
+
+    Args:
+        name: a site's name, or the path of a profile (it ends in ``.toml``); None for the site that ``$CC_CLUSTER``
+            names, or else ``generic``.
+        environment: the environment.
+
+    Raises:
+        UsageError: no such site, or a profile that is wrong; the sentence has the nearest right name.
+    """
+    known = site_names(environment)
+    if name is None:
+        here = environment.get("CC_CLUSTER", "").lower()
+        name = here if here in known else "generic"
+    if name.endswith(".toml"):
+        return _read(Path(name), environment)
+    if name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), known, 1)
+        raise UsageError(
+            f"there is no site {name!r}: " + (f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}")
+        )
+    return _read(_find(name.lower(), environment), environment)
+
+
+def _find(name: str, environment: Mapping[str, str]) -> Path:
+    own = user_folder(environment) / f"{name}.toml"
+    return own if own.is_file() else SHIPPED / f"{name}.toml"
+
+
+def _read(path: Path, environment: Mapping[str, str]) -> Site:
+    try:
+        items = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"the site profile {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"the site profile {path} is not TOML: {error}") from error
+    base = items.pop("base", None)
+    if base is None:
+        site = Site(path.stem)
+    elif isinstance(base, str) and base != path.stem and _find(base, environment).is_file():
+        site = _read(_find(base, environment), environment)
+    else:
+        raise UsageError(f"the site profile {path} builds on {base!r}, which is no profile")
+    items.setdefault("name", path.stem)
+    kinds = items.pop("nodes", None)
+    changes = _checked(Site, items, path)
+    # what a base could not confirm stays so, whatever else is added
+    changes["unverified"] = (*site.unverified, *changes.get("unverified", ()))
+    changes["sources"] = (*site.sources, *changes.get("sources", ()))
+    if kinds is not None:
+        if not isinstance(kinds, list) or not all(isinstance(kind, dict) for kind in kinds):
+            raise UsageError(f"{path}: nodes is an array of tables: [[nodes]]")
+        changes["nodes"] = tuple(Nodes(**_checked(Nodes, kind, path)) for kind in kinds)
+    return replace(site, **changes)
+
+
+def _checked(of: type[Site] | type[Nodes], items: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The items as a dataclass takes them; wrong keys and types are refused."""
+    hints, values = get_type_hints(of), {}
+    for key, value in items.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, 1)
+            raise UsageError(f"{path}: there is no key {key!r}" + (f": did you mean {near[0]}?" if near else ""))
+        hint = hints[key]
+        given = tuple(value) if isinstance(value, list) else value
+        if hint in (tuple[str, ...], tuple[int, ...]):
+            member = str if hint == tuple[str, ...] else int
+            right = isinstance(given, tuple) and all(type(entry) is member for entry in given)
+        else:
+            right = type(given) is (bool if key == "internet" else hint)
+        if not right:
+            raise UsageError(f"{path}: {key} = {value!r} is not what this key takes (docs/sites.md)")
+        values[key] = given
+    missing = [item.name for item in fields(of) if item.default is MISSING and item.name not in values]
+    if missing:
+        raise UsageError(f"{path}: {missing[0]} is missing")
+    return values

@@ -1,0 +1,24 @@
+"""One Slurm for all tests of this folder; each finds it idle."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm of four nodes; the folders of all tests are on its shared file system."""
+    with SlurmCluster(tmp_path_factory.getbasetemp() / "slurm") as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def mended(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leaves the next test a cluster at rest."""
+    if "unchanged_machine" in request.fixturenames:  # compared after the mending
+        request.getfixturevalue("unchanged_machine")
+    yield
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").mend()

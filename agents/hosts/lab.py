@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from ringtap.agents.hosts.local import LocalHosts
+from ringtap.agents.hosts.served import SERVANT, ServedHosts
 from ringtap.agents.lab.topology import LabSpec
 
 
-class LabHosts(LocalHosts):
-    """The hosts of a testbed as places to run things.
+class LabHosts(ServedHosts):
+    """The hosts of a testbed as places to run things; its switch is one, too.
 
     Args:
         spec: the testbed, which stands.
@@ -19,5 +19,7 @@ class LabHosts(LocalHosts):
         super().__init__(spec.hosts)
         self.spec = spec
 
-    def _enter(self, host: str) -> list[str]:
-        return [sys.executable, "-m", "ringtap.agents.lab.enter", self.spec.name, host]
+    def command(self, host: str) -> list[str]:
+        """A servant in the host's namespaces."""
+        enter = [sys.executable, "-m", "ringtap.agents.lab.enter", self.spec.name, host]
+        return [*enter, sys.executable, *SERVANT]

@@ -1,0 +1,189 @@
+"""The way from the controller to its servant on one host: a child process that carries frames."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import count
+from typing import Any, NamedTuple
+
+import ringtap
+from ringtap.agents.hosts import frames
+from ringtap.errors import MeasurementError
+
+_NOISE_BYTES = 1 << 20
+_CLOSE_S = 5.0
+
+Answer = dict[str, Any]
+
+
+class Call(NamedTuple):
+    """A request: its number, and the answer, whose exception is the host's loss."""
+
+    number: int
+    answer: Future[Answer]
+
+
+class Channel:
+    """A host that is being reached, is reached, or is lost.
+
+    Args:
+        host: its name.
+        command: what carries standard input and output to ``python -m ringtap.agents.hosts.servant`` on it.
+        connect_s: how long that may take.
+        sink: takes what the host sends of its files, on this channel's own thread.
+        explain: makes a reason for the loss out of what the command said at last and a general one.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        command: list[str],
+        connect_s: float,
+        sink: Callable[[str, Answer, bytes], None],
+        explain: Callable[[str, str, str], str],
+    ) -> None:
+        self.host, self._sink, self._explain = host, sink, explain
+        self._connect_s = connect_s
+        self._numbers = count(1)
+        self._answers: dict[int, Future[Answer]] = {}
+        self._lock, self._write_lock = threading.Lock(), threading.Lock()
+        self.lost = ""
+        self.facts: Future[Answer] = Future()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115
+        # A session of its own: a Ctrl-C at the terminal is for the controller, which ends things in order.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, start_new_session=True
+        )
+        self._thread = threading.Thread(target=self._listen, name=f"host {host}", daemon=True)
+        self._thread.start()
+
+    def tell(self, item: Answer, data: bytes = b"") -> None:
+        """Send a frame; to a lost host it goes nowhere."""
+        assert self._process.stdin is not None
+        with self._write_lock, contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(frames.pack(item, data))
+            self._process.stdin.flush()
+
+    def request(self, item: Answer, data: bytes = b"") -> Call:
+        """Send a frame that is answered."""
+        call = Call(next(self._numbers), Future())
+        with self._lock:
+            if self.lost:
+                call.answer.set_exception(self._loss())
+                return call
+            self._answers[call.number] = call.answer
+        self.tell(item | {"id": call.number}, data)
+        return call
+
+    def _loss(self) -> MeasurementError:
+        return MeasurementError(f"{self.host} is lost: {self.lost}")
+
+    def _listen(self) -> None:
+        """Take in what the host says until it says no more."""
+        why = ""
+        try:
+            rest = self._await_marker()
+            unpacker = frames.Unpacker()
+            while rest:
+                for item, data in unpacker.feed(rest):
+                    self._take(item, data)
+                rest = self._read(frames.SILENT_S)
+        except TimeoutError as error:
+            why = str(error)
+        except ValueError as error:
+            why = f"it said what cannot be understood ({error})"
+        self._end(why)
+
+    def _read(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise TimeoutError(f"not a word from it for {seconds:.0f} s")
+        return os.read(self._process.stdout.fileno(), 1 << 18)
+
+    def _await_marker(self) -> bytes:
+        """Skip what a login shell says first; returns what has come after the servant's first line."""
+        data, deadline_s = b"", time.monotonic() + self._connect_s
+        while True:
+            before, marker, line = data.partition(frames.MARKER)
+            if marker and b"\n" in line:
+                line, _, rest = line.partition(b"\n")
+                self.facts.set_result(_facts(line))
+                return rest or self._read(frames.SILENT_S)
+            if len(before) > _NOISE_BYTES:
+                raise ValueError("only noise")
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"no connection within {self._connect_s:.0f} s")
+            with contextlib.suppress(TimeoutError):
+                piece = self._read(left_s)
+                if not piece:
+                    raise ValueError("it ended without a word")
+                data += piece
+
+    def _take(self, item: Answer, data: bytes) -> None:
+        if item["op"] == "file":
+            self._sink(self.host, item, data)
+        elif item["op"] != "beat":
+            with self._lock:
+                answer = self._answers.pop(item["id"], None)
+            if answer is not None:
+                answer.set_result(item)
+
+    def _end(self, why: str) -> None:
+        """The host is lost, or left."""
+        if why:
+            self._process.kill()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._words.seek(0)
+        said = self._words.read().decode(errors="replace")
+        lost = self._explain(self.host, said, why)
+        with self._lock:
+            self.lost = lost
+            waiting, self._answers = list(self._answers.values()), {}
+        for answer in (self.facts, *waiting):
+            if not answer.done():
+                answer.set_exception(self._loss())
+
+    def hang_up(self) -> None:
+        """Let the servant go: it ends what may still run there."""
+        assert self._process.stdin is not None
+        with self._write_lock, contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Leave the host."""
+        self.hang_up()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            self._process.kill()
+            self._thread.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._words.close()
+
+
+def _facts(line: bytes) -> Answer:
+    """What the servant says of itself.
+
+    Raises:
+        ValueError: it is not of this version.
+    """
+    facts: Answer = json.loads(line)
+    if facts.get("protocol") != frames.PROTOCOL or facts.get("ringtap") != ringtap.__version__:
+        raise ValueError(
+            f"it has ringtap {facts.get('ringtap')}, this machine {ringtap.__version__}: install the same on both"
+        )
+    return facts

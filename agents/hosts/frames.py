@@ -1,0 +1,63 @@
+"""What goes between the controller and its servant on a host: a line of JSON, then the bytes that it announces.
+
+Lines, because srun hands its step's output on line by line.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+PROTOCOL = 1
+# what comes before it is noise: the words of a login shell's start-up files
+MARKER = b"\0ringtap-host "
+# both sides say something this often
+BEAT_S = 3.0
+# so long without a word and a host counts as lost
+SILENT_S = 12.0
+# so long without a word and a servant takes its controller for dead: it ends what it has started
+ORPHAN_S = 30.0
+CHUNK_BYTES = 1 << 18
+_LONGEST_LINE = 64 << 20
+
+Frame = tuple[dict[str, Any], bytes]
+
+
+def pack(item: dict[str, Any], data: bytes = b"") -> bytes:
+    """A frame as it goes over the wire."""
+    if data:
+        item = item | {"bytes": len(data)}
+    return json.dumps(item, separators=(",", ":")).encode() + b"\n" + data
+
+
+class Unpacker:
+    """Takes in bytes as they come and gives out whole frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._item: dict[str, Any] | None = None
+
+    def feed(self, piece: bytes) -> list[Frame]:
+        """The frames that these bytes complete.
+
+        Raises:
+            ValueError: this is no frame.
+        """
+        self._data += piece
+        found: list[Frame] = []
+        while True:
+            if self._item is None:
+                end = self._data.find(b"\n")
+                if end < 0:
+                    if len(self._data) > _LONGEST_LINE:
+                        raise ValueError("a line without end")
+                    return found
+                self._item = json.loads(self._data[:end])
+                del self._data[: end + 1]
+            assert self._item is not None
+            size = int(self._item.get("bytes", 0))
+            if len(self._data) < size:
+                return found
+            found.append((self._item, bytes(self._data[:size])))
+            del self._data[:size]
+            self._item = None

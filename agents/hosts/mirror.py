@@ -1,0 +1,132 @@
+"""On a host: what has been written in its folders since it was last looked at, as frames for the controller.
+
+Files of a run either grow or, as ``*.json`` does, are replaced as a whole. A new file is sent under a temporary name
+until the size that it had is there, so a reader on the other side sees a replaced file whole, too. What the host
+deletes is kept on the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ringtap.agents.hosts.frames import CHUNK_BYTES, Frame
+
+
+class _Tracked:
+    """A file and how much of it has been sent."""
+
+    def __init__(self, key: str, name: str, path: str) -> None:
+        self._key, self._name, self._path = key, name, path
+        self._identity: tuple[int, ...] = ()
+        self._sent = 0
+        self._whole_at: int | None = None  # size at which a new file is complete; None once it is
+
+    def look(self, found: os.stat_result) -> bool:
+        """Whether there is anything to send; a file that is another one than before is sent anew."""
+        identity: tuple[int, ...] = (found.st_ino,)
+        if self._path.endswith(".json"):  # the inode of the version before the last is given out again
+            identity = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if identity != self._identity or found.st_size < self._sent:
+            self._identity, self._sent, self._whole_at = identity, 0, found.st_size
+        return self._whole_at is not None or found.st_size > self._sent
+
+    def frames(self) -> Iterator[Frame]:
+        """What is new, chunk by chunk, up to the present size."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:  # gone again
+            return
+        try:
+            found = os.fstat(fd)
+            if not self.look(found):
+                return
+            if self._whole_at is not None:
+                self._whole_at = found.st_size
+            identity = self._identity
+            while identity == self._identity and (self._sent < found.st_size or self._whole_at is not None):
+                data = os.pread(fd, min(CHUNK_BYTES, found.st_size - self._sent), self._sent)
+                if not data and self._sent < found.st_size:  # cut off meanwhile
+                    return
+                yield self._chunk(data, stat.S_IMODE(found.st_mode))
+        finally:
+            os.close(fd)
+
+    def _chunk(self, data: bytes, mode: int) -> Frame:
+        at, self._sent = self._sent, self._sent + len(data)
+        item = {"op": "file", "key": self._key, "name": self._name, "at": at}
+        if self._whole_at is not None:
+            item |= {"new": True, "mode": mode}
+            if self._sent >= self._whole_at:
+                item["whole"], self._whole_at = True, None
+        return item, data
+
+
+class Mirror:
+    """The folders and files of a host that the controller wants to have."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+        self._files: dict[str, str] = {}
+        self._tracked: dict[str, _Tracked] = {}
+        self._foreign: set[str] = set()
+
+    def add_folder(self, key: str, path: str) -> None:
+        """Follow everything below ``path/nodes``."""
+        self._folders[key] = path
+
+    def add_file(self, key: str, path: str) -> None:
+        """Follow one file."""
+        self._files[key] = path
+
+    def remove(self, path: str) -> None:
+        """Follow a folder no more."""
+        self._folders = {key: folder for key, folder in self._folders.items() if folder != path}
+        inside = path + "/"
+        self._tracked = {name: entry for name, entry in self._tracked.items() if not name.startswith(inside)}
+        self._foreign = {name for name in self._foreign if not name.startswith(inside)}
+
+    def exclude(self, path: str) -> None:
+        """A file that has come from the controller is not sent back."""
+        self._foreign.add(path)
+
+    def round(self) -> Iterator[Frame]:
+        """Everything that was written before this began."""
+        for key, path in list(self._files.items()):
+            yield from self._file(key, "", path)
+        for key, folder in list(self._folders.items()):
+            for path in list(_files_below(f"{folder}/nodes")):
+                if path not in self._foreign:
+                    yield from self._file(key, os.path.relpath(path, folder), path)
+
+    def catch_up(self, paths: list[str]) -> Iterator[Frame]:
+        """What is new in these files, as far as they are followed."""
+        for path in paths:
+            for key, file in self._files.items():
+                if file == path:
+                    yield from self._file(key, "", path)
+            for key, folder in self._folders.items():
+                if path.startswith(f"{folder}/nodes/"):
+                    yield from self._file(key, os.path.relpath(path, folder), path)
+
+    def _file(self, key: str, name: str, path: str) -> Iterator[Frame]:
+        with contextlib.suppress(OSError):
+            found = Path(path).lstat()
+            tracked = self._tracked.setdefault(path, _Tracked(key, name, path))
+            if stat.S_ISREG(found.st_mode) and tracked.look(found):
+                yield from tracked.frames()
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Every regular file; names that begin with a dot are on their way to becoming others."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry.path

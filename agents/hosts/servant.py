@@ -1,0 +1,233 @@
+"""The controller's servant on a host: ``python -m ringtap.agents.hosts.servant [FOLDER]``.
+
+It starts and signals commands, sends back what is written in the run's folders, and writes what it is sent. It speaks
+frames on its standard input and output. It ends with its input, or when the controller has not been heard of for
+30 s, and nothing that it has started outlives it by more than a few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import selectors
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ringtap
+from ringtap.agents.hosts import frames
+from ringtap.agents.hosts.children import Children
+from ringtap.agents.hosts.frames import Frame
+from ringtap.agents.hosts.mirror import Mirror
+
+_TURN_S = 0.05
+_ROUND_S = 0.5
+# looking through the folders takes a twentieth of a core at most
+_ROUND_SHARE = 20
+_WAITING_BYTES = 1 << 20
+
+
+class Servant:
+    """Serves one controller."""
+
+    def __init__(self) -> None:
+        self._children, self._mirror = Children(), Mirror()
+        self._unpacker = frames.Unpacker()
+        self._out = bytearray()
+        self._round: Iterator[Frame] | None = None
+        self._due: list[dict[str, Any]] = []  # goes out when this round is over
+        self._next: list[dict[str, Any]] = []  # when the next one is
+        self._next_s = 0.0
+        self._heard_s = self._said_s = time.monotonic()
+        self._over = False
+        self._made: list[Path] = []
+        self._wake, self._waker = os.pipe()
+
+    def serve(self) -> None:
+        """Work until the controller goes."""
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self._end)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for fd in (self._wake, self._waker):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+        facts = {"protocol": frames.PROTOCOL, "ringtap": ringtap.__version__, "workdir": f"/tmp/ringtap-{_user()}"}
+        self._out += frames.MARKER + json.dumps(facts).encode() + b"\n"
+        selector = selectors.DefaultSelector()
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(self._wake, selectors.EVENT_READ)
+        writing = False
+        try:
+            while not self._over:
+                if writing != bool(self._out):
+                    writing = not writing
+                    (selector.register(1, selectors.EVENT_WRITE) if writing else selector.unregister(1))
+                ready = {key.fd for key, _ in selector.select(0 if self._can_send() else _TURN_S)}
+                if self._wake in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake, 4096)
+                if 0 in ready:
+                    self._read()
+                if 1 in ready:
+                    self._write()
+                self._tick()
+        finally:
+            self._children.end_all()
+
+    def _end(self, *_: object) -> None:
+        self._over = True
+
+    def _read(self) -> None:
+        try:
+            piece = os.read(0, 1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self._over = True
+            return
+        self._heard_s = time.monotonic()
+        for item, data in self._unpacker.feed(piece):
+            self._take(item, data)
+
+    def _write(self) -> None:
+        try:
+            del self._out[: os.write(1, self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody listens any more
+            self._over = True
+
+    def _say(self, item: dict[str, Any], data: bytes = b"") -> None:
+        self._out += frames.pack(item, data)
+
+    def _can_send(self) -> bool:
+        return self._round is not None and len(self._out) < _WAITING_BYTES
+
+    def _tick(self) -> None:
+        """News of processes and files, and a sign of life."""
+        now_s = time.monotonic()
+        if now_s - self._heard_s > frames.ORPHAN_S:
+            self._over = True
+        if now_s - self._said_s > frames.BEAT_S:
+            self._said_s = now_s
+            self._say({"op": "beat"})
+        for item in self._children.ended():
+            for frame in self._mirror.catch_up(item.pop("files", [])):
+                self._say(*frame)
+            self._say(item)
+        if self._round is None and (self._next or now_s >= self._next_s):
+            self._due, self._next = self._next, []
+            self._round, self._began_s = self._mirror.round(), now_s
+        while self._can_send():
+            frame = next(self._round, None) if self._round else None
+            if frame is None:
+                self._round = None
+                ended_s = time.monotonic()
+                self._next_s = ended_s + max(_ROUND_S, _ROUND_SHARE * (ended_s - self._began_s))
+                for item in self._due:
+                    self._say(item)
+                return
+            self._say(*frame)
+
+    def _take(self, item: dict[str, Any], data: bytes) -> None:
+        """Do what a frame asks for; what goes wrong is told, and the rest goes on."""
+        op = item["op"]
+        try:
+            if op == "start":
+                self._children.start(item)
+            elif op == "ask":
+                self._children.question(item)
+            elif op in ("signal", "kill"):
+                if child := self._children.get(item["of"]):
+                    child.kill() if op == "kill" else child.signal(item["number"])
+            elif op == "sync":
+                self._next.append({"op": "done", "id": item["id"]})
+            elif op == "put":
+                self._put(item, data)
+            elif op == "make":
+                self._make_private(item["workdir"], item["path"])
+                self._mirror.add_folder(item["key"], item["path"])
+                self._done(item)
+            elif op == "follow":
+                self._mirror.add_file(item["key"], item["path"])
+                self._make_private(item["workdir"], str(Path(item["path"]).parent))
+            elif op == "remove":
+                self._mirror.remove(item["path"])
+                shutil.rmtree(item["path"], ignore_errors=True)
+                for folder in self._made:
+                    with contextlib.suppress(OSError):  # others' runs may be in there
+                        folder.rmdir()
+                self._done(item)
+            elif op == "listens":
+                self._done(item, listens=_listens(item["port"]))
+        except OSError as error:
+            why = f"{error.filename or item.get('path', '')}: {error.strerror}"
+            self._done(item, why=why)
+
+    def _done(self, item: dict[str, Any], **more: object) -> None:
+        if "id" in item:
+            self._say({"op": "done", "id": item["id"], **more})
+
+    def _make_private(self, workdir: str, path: str) -> None:
+        """Make a folder for this user alone; a working folder that is another's is refused."""
+        base = Path(workdir)
+        if not base.exists():
+            base.mkdir(mode=0o700, parents=True)
+            self._made.append(base)
+        if base.lstat().st_uid != os.geteuid() or base.is_symlink():
+            raise PermissionError(1, "it is another user's", workdir)
+        Path(path).mkdir(mode=0o700, exist_ok=True)
+
+    def _put(self, item: dict[str, Any], data: bytes) -> None:
+        """Write a file that the controller sends, under a temporary name until it is whole."""
+        path = Path(item["path"])
+        temporary = path.with_name(f".{path.name}.put")
+        if item["at"] == 0:
+            self._mirror.exclude(item["path"])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            os.close(os.open(temporary, flags, item["mode"]))
+        with temporary.open("r+b") as file:
+            file.seek(item["at"])
+            file.write(data)
+        if item["whole"]:
+            temporary.replace(path)
+            self._done(item)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        return str(os.geteuid())
+
+
+def _listens(port: int) -> bool:
+    """Whether somebody listens on a TCP port: asking by a connection would reach the server as a client."""
+    rows: list[list[str]] = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            rows += [line.split() for line in Path(table).read_text().splitlines()]
+    return any(len(row) > 3 and row[3] == "0A" and row[1].endswith(f":{port:04X}") for row in rows)
+
+
+def main() -> int:
+    """Serve on standard input and output; the argument, if any, is the folder that commands start in."""
+    for folder in sys.argv[1:]:
+        os.chdir(folder)
+    Servant().serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Hosts that are each served by a servant of ours (servant.py), whatever carries its words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+
+from ringtap.agents.hosts import frames
+from ringtap.agents.hosts.base import HostProcess
+from ringtap.agents.hosts.channel import Answer, Channel
+from ringtap.errors import MeasurementError
+
+_STOP_TIMEOUT_S = 10.0
+_TAIL_BYTES = 4096
+_PORT_POLL_S = 0.05
+LOST_CODE = 255  # as ssh says it
+SERVANT = ("-m", "ringtap.agents.hosts.servant")
+
+
+class ServedProcess:
+    """A command that a servant has started."""
+
+    def __init__(self, name: str, log: Path, channel: Channel, item: Answer) -> None:
+        self.name, self.log = name, log
+        self._channel = channel
+        self._number, self._end = channel.request(item)
+
+    def exit_code(self) -> int | None:
+        """Exit code, None while it runs; below 0 the signal that ended it, 255 where its host is lost."""
+        if not self._end.done():
+            return None
+        return LOST_CODE if self._end.exception() else int(self._end.result()["code"])
+
+    def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal without waiting."""
+        if not self._end.done():
+            self._channel.tell({"op": "signal", "of": self._number, "number": int(number)})
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ask it to end, make it end after 10 s; returns its exit code."""
+        self.ask_to_stop(number)
+        return self.wait_or_kill(_STOP_TIMEOUT_S)
+
+    def wait_or_kill(self, seconds: float) -> int:
+        """Wait so long for its end, then make it end; returns its exit code."""
+        if not self._wait(max(0.0, seconds)):
+            self._channel.tell({"op": "kill", "of": self._number})
+            self._wait(frames.SILENT_S + _STOP_TIMEOUT_S)  # the host may be about to count as lost
+        code = self.exit_code()
+        return LOST_CODE if code is None else code
+
+    def _wait(self, seconds: float) -> bool:
+        with contextlib.suppress(FutureTimeoutError, MeasurementError):
+            self._end.result(seconds)
+        return self._end.done()
+
+    def last_words(self, lines: int = 3) -> str:
+        """The end of its output, on one line; where its host is lost, why."""
+        if self._end.done() and (loss := self._end.exception()):
+            return str(loss)
+        text = ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:] if line.strip()) or "no output"
+
+
+class ServedHosts:
+    """Hosts that share the files of this machine.
+
+    Args:
+        names: the hosts.
+    """
+
+    connect_s = 30.0
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._channels: dict[str, Channel] = {}
+        self._processes: list[ServedProcess] = []
+        self._closed = threading.Event()
+        self._lost: dict[str, str] = {}
+
+    # what the realisations differ in
+
+    def command(self, host: str) -> list[str]:
+        """What starts a servant on a host and carries its standard input and output."""
+        raise NotImplementedError
+
+    def explain(self, host: str, said: str, why: str) -> str:  # noqa: ARG002
+        """Why a host is lost.
+
+        Args:
+            host: the host.
+            said: what the carrying command has said on standard error.
+            why: what was noticed here; empty where the command has ended by itself.
+        """
+        words = [line.strip() for line in said.splitlines() if line.strip()]
+        return " - ".join([why or "its servant ended", *words[-1:]])
+
+    def receive(self, host: str, item: Answer, data: bytes) -> None:
+        """Take a file's chunk from a host; none comes where files are shared."""
+
+    def log_path(self, host: str, log: Path) -> str:  # noqa: ARG002
+        """Where a command on a host has to write for its words to be in a file here."""
+        return str(log.absolute())
+
+    # the interface of base.Hosts
+
+    def python(self, host: str) -> str:  # noqa: ARG002
+        """The Python interpreter on a host that has ringtap."""
+        return sys.executable
+
+    def ringtap(self, host: str) -> list[str]:
+        """The command that is ringtap on a host."""
+        return [self.python(host), "-m", "ringtap.cli"]
+
+    def path(self, host: str, path: Path) -> str:  # noqa: ARG002
+        """The same path: files are shared."""
+        return str(path)
+
+    def publish(self, run: Path) -> None:
+        """Nothing to do: files are shared."""
+
+    def put(self, host: str, local: Path) -> None:
+        """Nothing to do: files are shared."""
+
+    def gather(self, run: Path) -> None:
+        """Nothing to do: files are shared."""
+
+    def start(
+        self,
+        host: str,
+        name: str,
+        command: list[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        report: Path | None = None,
+    ) -> ServedProcess:
+        """Start a command on a host; what it says is appended to log, its standard output to report where given.
+
+        Raises:
+            MeasurementError: the host is lost.
+        """
+        channel = self.channel(host)
+        if channel.lost:
+            raise MeasurementError(f"{name} cannot be started: {host} is lost: {channel.lost}")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        item = {"op": "start", "argv": command, "environment": dict(environment or {})}
+        item |= {"log": self.log_path(host, log), "report": self.log_path(host, report) if report else ""}
+        process = ServedProcess(f"{name} on {host}", log, channel, item)
+        self._processes.append(process)
+        return process
+
+    def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+        """A short command's answer.
+
+        Raises:
+            MeasurementError: the host gives none in time.
+        """
+        channel = self.channel(host)
+        call = channel.request({"op": "ask", "argv": command})
+        try:
+            answer = call.answer.result(timeout_s)
+        except FutureTimeoutError:
+            channel.tell({"op": "kill", "of": call.number})
+            raise MeasurementError(f"{host} has not answered {command[0]} within {timeout_s:g} s") from None
+        return subprocess.CompletedProcess(command, answer["code"], answer["out"], answer["err"])
+
+    def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
+        """Whether a server process comes to listen on a TCP port of a host within so many seconds."""
+        deadline_s = time.monotonic() + seconds
+        with contextlib.suppress(MeasurementError, FutureTimeoutError):
+            while (left_s := deadline_s - time.monotonic()) > 0 and process.exit_code() is None:
+                call = self.channel(host).request({"op": "listens", "port": port})
+                if call.answer.result(left_s)["listens"]:
+                    return True
+                time.sleep(_PORT_POLL_S)
+        return False
+
+    def lost(self) -> dict[str, str]:
+        """The hosts known to be lost, and why."""
+        if not self._closed.is_set():
+            self._lost = {host: channel.lost for host, channel in self._channels.items() if channel.lost}
+        return self._lost
+
+    def stop_all(self) -> None:
+        """End everything started here, the newest first; a lost host is no error."""
+        running = [process for process in reversed(self._processes) if process.exit_code() is None]
+        for process in running:
+            process.ask_to_stop()
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        for process in running:
+            process.wait_or_kill(deadline_s - time.monotonic())
+        self._processes.clear()
+
+    def close(self) -> None:
+        """End everything and leave the hosts. A lost host is no error."""
+        self.stop_all()
+        self.lost()
+        self._closed.set()
+        for channel in self._channels.values():
+            channel.hang_up()
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    def channel(self, host: str) -> Channel:
+        """The way to a host, made when it is first needed.
+
+        Raises:
+            UsageError: there is no such host.
+        """
+        if host not in self._channels:
+            if self._closed.is_set():
+                raise MeasurementError(f"{host} has been left")
+            command = self.command(host)
+            if not self._channels:
+                threading.Thread(target=self._beat, name="hosts", daemon=True).start()
+            self._channels[host] = Channel(host, command, self.connect_s, self.receive, self.explain)
+        return self._channels[host]
+
+    def _beat(self) -> None:
+        """Tell the servants that this process lives, until it leaves them or does not live."""
+        while not self._closed.wait(frames.BEAT_S):
+            for channel in list(self._channels.values()):
+                channel.tell({"op": "beat"})

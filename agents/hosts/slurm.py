@@ -1,0 +1,82 @@
+"""Nodes of the Slurm allocation that this process runs in, each by one step of it; files are shared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from shutil import which
+
+from ringtap.agents.hosts.served import SERVANT, ServedHosts
+from ringtap.errors import UsageError
+
+_ASK_S = 5.0
+# of the batch step's own shape: they would be taken for wishes of the step to be started
+_SHAPE = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+
+
+def allocated_nodes() -> list[str]:
+    """Nodes of the allocation that this process runs in, in Slurm's order.
+
+    Raises:
+        UsageError: it runs in none, or Slurm's tools are missing.
+    """
+    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not nodes or not os.environ.get("SLURM_JOB_ID"):
+        raise UsageError(
+            'reach = "slurm" works inside of a Slurm job: submit it (ringtap submit), or take an allocation with salloc'
+        )
+    for tool in ("srun", "scontrol"):
+        if not which(tool):
+            raise UsageError(f"{tool} is not found on PATH: load the site's Slurm module")
+    return _scontrol("show", "hostnames", nodes).split()
+
+
+class SlurmHosts(ServedHosts):
+    """Nodes of the allocation that this process runs in.
+
+    Args:
+        nodes: node of each host.
+        pythons: interpreter of each host that is not this one's.
+
+    Raises:
+        UsageError: this is no allocation, or a node is not in it.
+    """
+
+    connect_s = 90.0  # a busy controller starts steps late
+
+    def __init__(self, nodes: Mapping[str, str], pythons: Mapping[str, str] | None = None) -> None:
+        super().__init__(tuple(nodes))
+        self._nodes, self._pythons = dict(nodes), dict(pythons or {})
+        allocated = allocated_nodes()
+        for host, node in nodes.items():
+            if node not in allocated:
+                raise UsageError(f"node {node} of {host} is not in this allocation, which has {', '.join(allocated)}")
+
+    def command(self, host: str) -> list[str]:
+        """A step beside all others, with all of the node's cores and without a share of its memory to itself."""
+        shape = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={self._nodes[host]}", "--mem=0", "--quiet"]
+        unset = [word for name in _SHAPE for word in ("-u", name)]
+        return ["env", *unset, "srun", *shape, self.python(host), *SERVANT]
+
+    def python(self, host: str) -> str:
+        """The Python interpreter on a host that has ringtap."""
+        return self._pythons.get(host, sys.executable)
+
+    def explain(self, host: str, said: str, why: str) -> str:
+        """Why a host is lost, with srun's last word and what Slurm calls the node."""
+        reason = super().explain(host, said, why)
+        node = self._nodes[host]
+        words = _scontrol("--oneliner", "show", "node", node).split()
+        states = [word.partition("=")[2] for word in words if word.startswith("State=")]
+        return f"{reason} (Slurm calls {node} {states[0]})" if states else reason
+
+
+def _scontrol(*words: str) -> str:
+    """What scontrol answers; nothing where it gives no answer."""
+    try:
+        done = subprocess.run(["scontrol", *words], capture_output=True, text=True, check=False, timeout=_ASK_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

@@ -1,0 +1,270 @@
+"""Servers that are reached by the system's own OpenSSH, and that share no files with this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+
+from ringtap.agents.hosts import frames
+from ringtap.agents.hosts.channel import Answer, Channel
+from ringtap.agents.hosts.receiver import Receiver
+from ringtap.agents.hosts.served import SERVANT, ServedHosts
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.rundir import read_json
+
+_CONNECT_S = 10
+_ANSWER_S = 20.0
+_LONGEST_NAME = 200  # bytes
+# the user's configuration stays in force; what would ask, or take the connection for something else, is off
+_OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": _CONNECT_S,
+    "ServerAliveInterval": 3,  # ends ssh where this process has been killed and the host has gone, too
+    "ServerAliveCountMax": 4,
+    "ClearAllForwardings": "yes",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+}
+
+
+@dataclass(frozen=True)
+class SshHost:
+    """A server.
+
+    Attributes:
+        name: its name in the run.
+        destination: what ssh(1) takes: a host, ``user@host`` or a name of the user's configuration.
+        python: an interpreter there that has ringtap.
+        workdir: folder there for the files of runs; empty: ``/tmp/ringtap-<user>``.
+    """
+
+    name: str
+    destination: str
+    python: str = sys.executable
+    workdir: str = ""
+
+
+class SshHosts(ServedHosts):
+    """Servers, each over one connection; what they write below a run directory comes here while it grows.
+
+    Args:
+        hosts: the servers.
+        config: a configuration file for ssh in the place of the user's.
+
+    Raises:
+        UsageError: one of them cannot be reached, or has no ringtap of this version.
+    """
+
+    connect_s = _CONNECT_S + 20.0
+
+    def __init__(self, hosts: Sequence[SshHost], *, config: Path | None = None) -> None:
+        super().__init__([host.name for host in hosts])
+        if not which("ssh"):
+            raise UsageError("ssh is not installed on this machine: install an OpenSSH client")
+        for host in hosts:
+            if host.workdir and not host.workdir.startswith("/"):
+                raise UsageError(f"workdir {host.workdir!r} of {host.name} is no absolute path")
+        self._hosts = {host.name: host for host in hosts}
+        self._config = ["-F", str(config)] if config else []
+        self._receiver = Receiver(self._spread)
+        self._runs: dict[Path, str] = {}  # run directories here and their folders' names there
+        self._words: dict[tuple[str, Path], str] = {}  # files outside of run directories
+        self._workdirs: dict[str, str] = {}
+        self._token = secrets.token_hex(3)
+        try:
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> None:
+        """Reach all hosts at once."""
+        for host in self.names:
+            self.channel(host)
+        failures = []
+        for host in self.names:
+            try:
+                facts = self.channel(host).facts.result()
+                self._workdirs[host] = self._hosts[host].workdir or str(facts["workdir"])
+            except MeasurementError:
+                failures.append(f"{host} cannot be used over ssh: {self.channel(host).lost}")
+        if failures:
+            raise UsageError("; ".join(failures))
+
+    def command(self, host: str) -> list[str]:
+        """The ssh command of a host: no words of the plan's reach the shell there but the interpreter's path."""
+        target = self._hosts[host]
+        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+        # from / on: a folder named ringtap in the home would be taken for the package
+        servant = f'cd /; exec {shlex.quote(target.python)} {shlex.join(SERVANT)} "$HOME"'
+        return ["ssh", "-T", *self._config, *options, "--", target.destination, servant]
+
+    def explain(self, host: str, said: str, why: str) -> str:
+        """Why a host is lost, with ssh's own last word, and how to try by hand."""
+        words = [line.strip() for line in said.splitlines() if line.strip()]
+        reason = " - ".join([why or "its connection ended", *words[-1:]])
+        if host in self._workdirs:
+            return reason
+        return f"{reason} (try: ssh {shlex.quote(self._hosts[host].destination)} true)"
+
+    def python(self, host: str) -> str:
+        """The Python interpreter on a host that has ringtap."""
+        return self._hosts[host].python
+
+    def path(self, host: str, path: Path) -> str:
+        """Where a path below a published run directory lies on a host.
+
+        Raises:
+            UsageError: it is below none.
+        """
+        found = self._remote(host, path)
+        if found is None:
+            raise UsageError(f"{path} is below no run directory that {host} knows of")
+        return found
+
+    def _remote(self, host: str, path: Path) -> str | None:
+        path = path.absolute()
+        for run, name in self._runs.items():
+            if path.is_relative_to(run):
+                return str(Path(self._workdirs[host], name, path.relative_to(run)))
+        return None
+
+    def log_path(self, host: str, log: Path) -> str:
+        """Where a command on a host has to write for its words to be in a file here."""
+        log = log.absolute()
+        found = self._remote(host, log)
+        if found is not None and any(log.is_relative_to(run / "nodes") for run in self._runs):
+            return found
+        if (host, log) not in self._words:
+            key = f"{self._token}-words-{len(self._words)}"
+            self._words[host, log] = str(Path(self._workdirs[host], f"words-{self._token}", key))
+            self._receiver.expect(key, log)
+            place = {"workdir": self._workdirs[host], "path": self._words[host, log]}
+            self.channel(host).tell({"op": "follow", "key": key, **place})
+        return self._words[host, log]
+
+    def receive(self, host: str, item: Answer, data: bytes) -> None:
+        """Write what a host sends of its files."""
+        self._receiver.take(host, item, data)
+
+    def publish(self, run: Path) -> None:
+        """Make a freshly made run directory known on every host.
+
+        Raises:
+            MeasurementError: a host does not take it.
+        """
+        run = run.absolute()
+        key = f"{os.fsdecode(os.fsencode(run.name)[:_LONGEST_NAME])}-{self._token}-{len(self._runs)}"
+        self._runs[run] = key
+        self._receiver.expect(key, run, self._reference(run))
+        waiting = []
+        for host in self.names:
+            place = {"workdir": self._workdirs[host], "path": self.path(host, run), "key": key}
+            waiting.append((host, self.channel(host).request({"op": "make", **place}).answer))
+            for name in ("run.json", "reference"):
+                if (run / name).exists():
+                    waiting.append((host, self._send(host, run / name)))
+        for host, answer in waiting:
+            _accepted(host, answer)
+
+    def _reference(self, run: Path) -> str:
+        """The node whose clock is the run's: where nobody has named one, the first host, as they cannot elect one."""
+        named = read_json(run / "run.json").get("reference")
+        path = run / "reference"
+        if not named and not path.exists():
+            path.write_text(f"{self.names[0]}\n")
+        return str(named or path.read_text().strip())
+
+    def put(self, host: str, local: Path) -> None:
+        """Copy a file below a published run directory to where `path` says.
+
+        Raises:
+            MeasurementError: the host does not take it.
+        """
+        _accepted(host, self._send(host, local))
+
+    def _send(self, host: str, local: Path) -> Future[Answer]:
+        mode = stat.S_IMODE(local.stat().st_mode)
+        with local.open("rb") as file:
+            *pieces, (last, data) = _pieces(self.path(host, local), file.read(), mode)
+        for item, piece in pieces:
+            self.channel(host).tell(item, piece)
+        return self.channel(host).request(last, data).answer
+
+    def _spread(self, key: str, name: str, content: bytes, source: str, target: str | None) -> None:
+        """Pass a file that a host has written on to those that have to see it."""
+        for host in self.names:
+            if host != source and target in (None, host):
+                for item, piece in _pieces(str(Path(self._workdirs[host], key, name)), content, 0o600):
+                    self.channel(host).tell(item, piece)
+
+    def gather(self, run: Path) -> None:
+        """See that everything the hosts have written below a published run directory is here; lost hosts are left out.
+
+        Raises:
+            MeasurementError: it could not be written here.
+        """
+        del run  # a host's files come in one stream, in order
+        waiting = [channel.request({"op": "sync"}).answer for channel in self._live()]
+        for answer in waiting:
+            with suppress(MeasurementError):
+                answer.result()
+        if self._receiver.failures:
+            raise MeasurementError("; ".join(f"{host}: {why}" for host, why in self._receiver.failures.items()))
+
+    def _live(self) -> Iterator[Channel]:
+        return (self.channel(host) for host in self.names if not self.channel(host).lost)
+
+    def close(self) -> None:
+        """End everything, bring the last of it here, and remove what was put on the hosts.
+
+        Where not everything came here, as from a lost host, the files stay on the host. A lost host is no error.
+        """
+        with suppress(MeasurementError):
+            self.stop_all()
+            self.gather(Path())
+            waiting = []
+            for host in self._workdirs:
+                names = [*self._runs.values(), *([f"words-{self._token}"] if self._words else [])]
+                for name in names:
+                    item = {"op": "remove", "path": str(Path(self._workdirs[host], name))}
+                    waiting.append(self.channel(host).request(item).answer)
+            for answer in waiting:
+                with suppress(MeasurementError, FutureTimeoutError):
+                    answer.result(_ANSWER_S)
+        super().close()
+
+
+def _pieces(path: str, content: bytes, mode: int) -> list[tuple[Answer, bytes]]:
+    """The frames that write a file on a host."""
+    found = []
+    for at in range(0, max(1, len(content)), frames.CHUNK_BYTES):
+        piece = content[at : at + frames.CHUNK_BYTES]
+        whole = at + len(piece) >= len(content)
+        found.append(({"op": "put", "path": path, "at": at, "mode": mode, "whole": whole}, piece))
+    return found
+
+
+def _accepted(host: str, answer: Future[Answer]) -> None:
+    """Wait until a host has done what it was asked.
+
+    Raises:
+        MeasurementError: it has not, or is lost.
+    """
+    try:
+        why = answer.result(_ANSWER_S).get("why", "")
+    except FutureTimeoutError:
+        why = f"no answer within {_ANSWER_S:g} s"
+    if why:
+        raise MeasurementError(f"{host} does not take the run's files: {why}")

@@ -63,8 +63,9 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the points and the time they will take, measure nothing"
     )
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep in DIR")
-    parser.add_argument("--force", action="store_true", help="measure loads beyond this host's calibration too")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep in DIR, if there is one")
+    parser.add_argument("--series", default="", metavar="NAME", help="measure this series alone: MODEL-TRAFFIC")
+    parser.add_argument("--force", action="store_true", help="measure loads beyond the sender's calibration too")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(handler=_sweep)
 
@@ -112,13 +113,14 @@ def _sweep(options: argparse.Namespace) -> int:
     import json
 
     from ringtap.agents.estimate import estimate, print_estimate
-    from ringtap.agents.sweep import run_sweep
+    from ringtap.agents.sweep import check_series, run_sweep
     from ringtap.plan import load_plan
     from ringtap.rundir import new_name
 
     plan = load_plan(options.plan)
+    check_series(plan, options.series)
     if options.dry_run:
-        points = estimate(plan)
+        points = estimate(plan, options.series)
         if options.json:
             print(json.dumps({"points": points, "duration_s": round(sum(point["duration_s"] for point in points), 1)}))
         else:
@@ -127,7 +129,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.resume and not options.output:
         raise UsageError("--resume needs the sweep's folder: -o DIR")
     path = options.output or Path("runs") / new_name(plan.name)
-    summary = run_sweep(plan, path, resume=options.resume, force=options.force)
+    summary = run_sweep(plan, path, resume=options.resume, force=options.force, only=options.series)
     if options.json:
         print(json.dumps(summary))
     else:

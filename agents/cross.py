@@ -1,4 +1,4 @@
-"""Cross traffic of a sweep: the receiver, and one sender a load step, on the testbed's hosts."""
+"""Cross traffic of a sweep: the receiver, and one sender a load step, on two of its hosts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import secrets
 import zlib
 from pathlib import Path
 
-from ringtap.agents.hosts import RINGTAP, HostProcess, LabHosts
+from ringtap.agents.hosts import HostProcess, Hosts
+from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
 from ringtap.trafficgen import iperf3
 from ringtap.trafficgen.planfile import write_plan
 from ringtap.trafficgen.plans import FlowPlan, PlanSpec
 
-IPERF_PORT = 5201
-FLOW_PORT = 5001
 # iperf3 paces by whole blocks: its own 128 kB would be bursts of 4 ms at 250 Mbit/s
 IPERF_BLOCK_BYTES = 131_072
 LEAST_BLOCK_BYTES = 1448
@@ -28,73 +27,86 @@ class CrossTraffic:
         plan: the sweep.
         kind: ``iperf``, ``consistent`` or ``burst``.
         hosts: where processes run.
-        cross_from: sending host.
-        cross_to: receiving host.
-        run_folder: the job run directory that plans and logs go to.
+        stage: who sends to whom, and how much at most.
+        run: the job run directory that plans and logs go to, published.
     """
 
-    def __init__(
-        self, plan: SweepPlan, kind: str, hosts: LabHosts, cross_from: str, cross_to: str, run_folder: Path
-    ) -> None:
-        self._plan, self.kind, self._hosts = plan, kind, hosts
-        self._from, self._to = cross_from, cross_to
-        self._sent = run_folder / "nodes" / cross_from / "sent"
-        self._received = run_folder / "nodes" / cross_to / "received"
+    def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, run: Path) -> None:
+        self._plan, self.kind, self._hosts, self._stage = plan, kind, hosts, stage
+        self._from, self._to = stage.roles.cross_from, stage.roles.cross_to
+        self._sent = run / "nodes" / self._from / "sent"
+        self._received = run / "nodes" / self._to / "received"
         self._token = secrets.token_hex(8)  # of this run's sender and receiver
+        self._port = 0
         self._sender: HostProcess | None = None
         self._report = self._sent
 
     def start_receiver(self) -> None:
-        """Start the receiving side and wait until it listens.
+        """Start the receiving side and wait until it listens; nothing to do where the plan has no cross traffic.
 
         Raises:
             MeasurementError: it does not come up.
         """
-        address = self._hosts.spec.cross_ip(self._to)
-        self._received.mkdir(parents=True, exist_ok=True)
+        if not self._to:
+            return
+        address = self._stage.cross[self._to]
+        self._port = free_port(self._hosts, self._to, address)
         if self.kind == "iperf":
-            port, command = IPERF_PORT, iperf3.server_argv(iperf3.find_iperf3(), IPERF_PORT, address)
+            command = iperf3.server_argv(self._stage.iperf3[self._to], self._port, address)
         else:
-            port = FLOW_PORT
-            log = ["--log", str(self._received / "flows.rec"), "--token", self._token]
-            command = [*RINGTAP, "traffic", "serve", "--bind", f"{address}:{port}", *log]
+            log = ["--log", self._hosts.path(self._to, self._received / "flows.rec"), "--token", self._token]
+            command = [*self._hosts.ringtap(self._to), "traffic", "serve", "--bind", f"{address}:{self._port}", *log]
         server = self._hosts.start(self._to, f"{self.kind} receiver", command, self._received / "receiver.log")
-        if not self._hosts.wait_for_port(self._to, port, server):
+        if not self._hosts.wait_for_port(self._to, self._port, server):
             server.stop()
-            raise MeasurementError(f"the {server.name} does not listen on port {port}: {server.last_words()}")
+            raise MeasurementError(f"the {server.name} does not listen on port {self._port}: {server.last_words()}")
 
     def start_sender(self, load_bps: float, name: str, longest_s: float) -> None:
         """Start sending.
 
         Args:
-            load_bps: load asked for: payload, bits per second, at the testbed's scale.
+            load_bps: load asked for: payload, bits per second, at the links' own scale.
             name: name of the step, for its files.
-            longest_s: how long it may have to go on.
+            longest_s: how long it may have to go on; it ends by itself then, whoever is left to end it.
+
+        Raises:
+            UsageError: more than the plan allows to load.
+            MeasurementError: the host is lost.
         """
-        address = self._hosts.spec.cross_ip(self._to)
-        source = self._hosts.spec.cross_ip(self._from)
+        most_bps = self._stage.most_load_bps
+        if most_bps and load_bps > most_bps:
+            raise UsageError(f"{load_bps:.0f} bit/s are more than the plan's most_load of {most_bps} bit/s")
         self._sent.mkdir(parents=True, exist_ok=True)
-        if self.kind == "iperf":
-            streams = self._plan.iperf_streams
-            block_bytes = max(LEAST_BLOCK_BYTES, round(IPERF_BLOCK_BYTES / self._plan.scale))
-            command = iperf3.client_argv(
-                iperf3.find_iperf3(),
-                address,
-                IPERF_PORT,
-                load_bps,
-                longest_s,
-                streams=streams,
-                bind=source,
-                block_bytes=block_bytes,
-            )
-        else:
-            plan_path = self._sent / f"{name}.plan"
-            write_plan(self._flow_plan(load_bps, name, longest_s, f"{address}:{FLOW_PORT}"), plan_path)
-            record = ["--log", str(self._sent / f"{name}.rec"), "--json", "--token", self._token]
-            record += ["--line-rate", f"{self._plan.capacity_bps}bit"]
-            command = [*RINGTAP, "traffic", "send", str(plan_path), "--source", source, *record]
+        command = self._iperf(load_bps, longest_s) if self.kind == "iperf" else self._flows(load_bps, name, longest_s)
         log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
         self._sender = self._hosts.start(self._from, f"{self.kind} sender", command, log, report=self._report)
+
+    def _iperf(self, load_bps: float, longest_s: float) -> list[str]:
+        streams, most_bps = self._plan.iperf_streams, self._stage.most_load_bps
+        command = iperf3.client_argv(
+            self._stage.iperf3[self._from],
+            self._stage.cross[self._to],
+            self._port,
+            load_bps,
+            longest_s,
+            streams=streams,
+            bind=self._stage.cross[self._from],
+            block_bytes=max(LEAST_BLOCK_BYTES, round(IPERF_BLOCK_BYTES / self._plan.scale)),
+        )
+        # the kernel's own pacing, which what iperf3 makes up for after a pause is bound by, too
+        return [*command, "--fq-rate", str(round(most_bps / streams))] if most_bps else command
+
+    def _flows(self, load_bps: float, name: str, longest_s: float) -> list[str]:
+        destination, most_bps = f"{self._stage.cross[self._to]}:{self._port}", self._stage.most_load_bps
+        path = self._sent / f"{name}.plan"
+        write_plan(self._flow_plan(load_bps, name, longest_s, destination), path)
+        self._hosts.put(self._from, path)
+        log = self._hosts.path(self._from, self._sent / f"{name}.rec")
+        record = ["--log", log, "--json", "--token", self._token, "--line-rate", f"{self._plan.capacity_bps}bit"]
+        record += ["--pacing", f"{most_bps}bit"] if most_bps else []
+        plan = self._hosts.path(self._from, path)
+        source = self._stage.cross[self._from]
+        return [*self._hosts.ringtap(self._from), "traffic", "send", plan, "--source", source, *record]
 
     def _flow_plan(self, load_bps: float, name: str, longest_s: float, destination: str) -> FlowPlan:
         if self.kind not in ("consistent", "burst"):
@@ -131,3 +143,17 @@ class CrossTraffic:
         if self._sender is not None:
             self._sender.stop()
             self._sender = None
+
+
+def free_port(hosts: Hosts, host: str, address: str, count: int = 1) -> int:
+    """The first of so many TCP ports in a row that are free at an address of a host.
+
+    Raises:
+        MeasurementError: there are none, or the host gives no answer.
+    """
+    code = f"from ringtap.agents.host_facts import free_port\nprint(free_port({address!r}, {count}))"
+    done = hosts.ask(host, [hosts.python(host), "-c", code])
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise MeasurementError(f"host {host} has no free port at {address}: {words}")
+    return int(done.stdout)

@@ -7,9 +7,10 @@ from typing import Any
 
 from ringtap.agents.lab.topology import LabSpec, Roles, thesis_roles
 from ringtap.plan import Model, SweepPlan
+from ringtap.plan_cluster import Cluster
 from ringtap.units import format_duration, format_rate
 
-LAB_UP_S = 4.0
+STAGE_UP_S = 4.0
 PRECHECK_S = 6.0
 JOB_START_S = 10.0
 _HEADER_SHARE = 1448 / 1514
@@ -21,7 +22,8 @@ def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
     Raises:
         UsageError: a name or size that no testbed can have.
     """
-    testbed = plan.testbed
+    testbed = plan.topology
+    assert not isinstance(testbed, Cluster)
     if testbed.configuration == "custom":
         hosts, roles = testbed.hosts, Roles("custom", testbed.workers, testbed.cross_from, testbed.cross_to)
     else:
@@ -41,8 +43,10 @@ def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
 
 def resolved(plan: SweepPlan) -> dict[str, Any]:
     """The plan as run.json keeps it: hosts and roles of the named configurations filled in."""
-    spec, roles = layout(plan)
     item: dict[str, Any] = json.loads(json.dumps(plan.to_json()))
+    if isinstance(plan.topology, Cluster):
+        return item
+    spec, roles = layout(plan)
     item["topology"] |= {"hosts": list(spec.hosts), "workers": list(roles.workers)}
     item["topology"] |= {"cross_from": roles.cross_from, "cross_to": roles.cross_to}
     return item
@@ -53,13 +57,22 @@ def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
 
     The compute time, or what the rest of the link needs for a ring all-reduce (eq. 3.1).
     """
-    workers = len(layout(plan)[1].workers)
+    workers = len(plan.topology.workers) if isinstance(plan.topology, Cluster) else len(layout(plan)[1].workers)
     volume_bits = 2 * (workers - 1) / workers * model.parameters / plan.scale * 32
     return max(model.compute_s, model.compute_s / 3 + volume_bits / (plan.capacity_bps * _HEADER_SHARE * (1 - load)))
 
 
-def estimate(plan: SweepPlan) -> list[dict[str, Any]]:
+def series_names(plan: SweepPlan) -> list[str]:
+    """The series of a sweep, in the order in which they are measured."""
+    return [f"{model.name}-{kind}" for model in plan.models for kind in plan.traffic]
+
+
+def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
     """Every point of a sweep with the seconds it is expected to take.
+
+    Args:
+        plan: the sweep.
+        only: one of its series; empty: all.
 
     Returns:
         A list of ``{series, requested_bps, load, duration_s}`` in the plan's order; start-up times are counted in the
@@ -69,13 +82,15 @@ def estimate(plan: SweepPlan) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     for model in plan.models:
         for kind in plan.traffic:
+            if only not in ("", f"{model.name}-{kind}"):
+                continue
             for number, load in enumerate(plan.loads):
                 enough_s = max(window.min_s, window.min_iterations * iteration_s(plan, model, load))
                 seconds = window.settle_s + min(window.max_s, enough_s)
                 if number == 0:
                     seconds += JOB_START_S + window.warmup_iterations * iteration_s(plan, model, 0.0)
                 if not points:
-                    seconds += LAB_UP_S + PRECHECK_S * len(plan.traffic)
+                    seconds += STAGE_UP_S + PRECHECK_S * (1 if only else len(plan.traffic))
                 requested_bps = round(load * plan.capacity_bps)
                 item = {"series": f"{model.name}-{kind}", "load": load, "requested_bps": requested_bps}
                 points.append(item | {"duration_s": round(seconds, 1)})

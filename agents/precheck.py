@@ -1,27 +1,29 @@
-"""Before a sweep: are its flows within what this host can send, and can the generator, alone, load the bottleneck?
+"""Before a sweep: are its flows within what the sending host can do, and can the generator, alone, load the bottleneck?
 
 The thesis asks for 22 of 25 Gbit/s of the latter.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ringtap.agents.calibrated import calibrated
 from ringtap.agents.cross import CrossTraffic
-from ringtap.agents.hosts import RINGTAP, LabHosts
-from ringtap.agents.lab.topology import LabSpec, Roles
-from ringtap.errors import UsageError
+from ringtap.agents.hosts import Hosts
+from ringtap.agents.reach import check_lost
+from ringtap.agents.stage import Stage
+from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
+from ringtap.plan_cluster import Cluster
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory
-from ringtap.trafficgen.calibrate import calibrate
-from ringtap.trafficgen.calibration import load, save, usual_path
+from ringtap.trafficgen.calibration import Calibration
 from ringtap.trafficgen.sizes import WEB_SEARCH
 from ringtap.units import format_rate
 from ringtap.wire import frame_bytes
@@ -29,25 +31,28 @@ from ringtap.wire import frame_bytes
 REQUIRED_SHARE = 0.88
 _WARM_UP_S = 1.0
 _WINDOW_S = 3.0
+_CALIBRATION_S = 60.0
 
 
-def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Hold the plan's flows against this host's calibration, which is made if there is none.
+def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: Hosts | None) -> dict[str, Any] | None:
+    """Hold the plan's flows against the sending host's calibration, which is made if there is none.
+
+    Args:
+        plan: the sweep.
+        force: warn only.
+        say: takes a line for the user.
+        hosts: those of the plan's cluster; None where this machine is the testbed.
 
     Returns:
         The calibration, or None when the plan has no flows of ours.
 
     Raises:
         UsageError: some load is beyond it, and ``force`` is not set.
+        MeasurementError: the host cannot be calibrated.
     """
-    if not set(plan.traffic) & {"consistent", "burst"}:
+    if not set(plan.traffic) & {"consistent", "burst"} or not max(plan.loads):
         return None
-    calibration = load()
-    if calibration is None:
-        say("Calibrating this host's traffic generator, once; takes 10 s")
-        calibration = calibrate()
-        with suppress(UsageError):  # a home that cannot be written costs another 10 s the next time, no more
-            save(calibration, usual_path())
+    calibration = calibrated(say) if hosts is None else _calibration_of(hosts, plan.topology.cross_from, say)
     most_bps = max(plan.loads) * plan.capacity_bps
     beyond = calibration.exceeded_by(most_bps, most_bps / 8 / (WEB_SEARCH.mean_bytes / plan.scale), False)
     if beyond and not force:
@@ -57,47 +62,80 @@ def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None]) -> dict
     return asdict(calibration)
 
 
-def check_generator(plan: SweepPlan, kind: str, spec: LabSpec, roles: Roles, path: Path) -> dict[str, Any]:
-    """Send one kind of cross traffic at the bottleneck's full rate, without a job, and count what comes through.
+def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Calibration:
+    say(f"Asking {host} what its traffic generator can do; takes 10 s the first time")
+    done = hosts.ask(host, [hosts.python(host), "-m", "ringtap.agents.calibrated"], _CALIBRATION_S)
+    try:
+        return Calibration(**json.loads(done.stdout))
+    except ValueError as error:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise MeasurementError(f"host {host} could not be calibrated: {words}") from error
+
+
+def most_bps(plan: SweepPlan) -> float:
+    """What the generator has to reach alone: all of a testbed's links; of a real one what the plan asks for at most."""
+    if isinstance(plan.topology, Cluster):
+        return max(plan.loads) * plan.capacity_bps
+    return float(plan.capacity_bps)
+
+
+def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, path: Path) -> dict[str, Any]:
+    """Send one kind of cross traffic at the highest rate, without a job, and count what comes through.
 
     Returns:
         ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok}``; rates as the link's limit
         counts them.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", one_clock=True)
-    hosts = LabHosts(spec)
-    cross = CrossTraffic(plan, kind, hosts, roles.cross_from, roles.cross_to, path)
-    counter = roles.bottleneck()["total"]
+    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", **stage.clock())
+    hosts.publish(path)
+    cross = CrossTraffic(plan, kind, hosts, stage, path)
+    requested_bps = most_bps(plan)
+    node = stage.timekeeper
     try:
-        log = run.node(counter["node"]) / "log" / "job.out"
-        record = ["--collect", "nic", "--every", "10ms", "--join", str(path), "--node", counter["node"]]
-        hosts.start(counter["node"], "recorder", [*RINGTAP, "capture", *record], log)
+        log = run.node(node) / "log" / "job.out"
+        record = ["--collect", "nic", "--every", "10ms", "--join", hosts.path(node, path), "--node", node]
+        hosts.start(node, "recorder", [*hosts.ringtap(node), "capture", *record], log)
         cross.start_receiver()
-        cross.start_sender(plan.capacity_bps, "full", _WARM_UP_S + _WINDOW_S + 10)
+        cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10)
         time.sleep(_WARM_UP_S)
         start_ns = time.time_ns()
         time.sleep(_WINDOW_S)
         end_ns = time.time_ns()
+        check_lost(hosts)
         cross.check()
     finally:
         cross.stop_sender()
         hosts.stop_all()
-    reached_bps = _rate_bps(run, counter, spec.mtu, start_ns, end_ns)
+        hosts.gather(path)
+    mtu, counters = stage.bottleneck["mtu"], stage.bottleneck["total"]
+    reached_bps = sum(_rate_bps(run, counter, mtu, start_ns, end_ns) for counter in counters)
     run.finish("complete", f"reached {format_rate(reached_bps)}")
+    required = REQUIRED_SHARE * requested_bps / plan.capacity_bps
+    result = {"kind": kind, "requested_bps": round(requested_bps), "reached_bps": round(reached_bps)}
     share = reached_bps / plan.capacity_bps
-    result = {"kind": kind, "requested_bps": plan.capacity_bps, "reached_bps": round(reached_bps)}
     return result | {
         "share_of_capacity": round(share, 4),
-        "required_share": REQUIRED_SHARE,
-        "ok": share >= REQUIRED_SHARE,
+        "required_share": round(required, 4),
+        "ok": share >= required,
     }
 
 
 def _rate_bps(run: RunDirectory, counter: dict[str, str], mtu: int, start_ns: int, end_ns: int) -> float:
-    """Mean rate of an interface counter between two times, as frames on the wire."""
-    records = open_records(run.node(counter["node"]) / "nic" / "nic.rec")
+    """Mean rate of an interface counter between two times, as frames on the wire.
+
+    Raises:
+        MeasurementError: its recorder left nothing of that time.
+    """
+    path = run.path / "nodes" / counter["node"] / "nic" / "nic.rec"
+    if not path.exists():
+        raise MeasurementError(
+            f"the recorder on {counter['node']} left no interface counters: see its log beside {path}"
+        )
+    records = open_records(path)
     names = [field.name for field in records.fields]
     columns = [names.index(f"{counter['nic']}.{counter['direction']}_{unit}") for unit in ("bytes", "packets")]
     rows = [row for row in records.tail() if start_ns <= row[0] <= end_ns]
+    if len(rows) < 2:
+        raise MeasurementError(f"the recorder on {counter['node']} counted nothing while the generator was checked")
     size_bytes, packets = (rows[-1][column] - rows[0][column] for column in columns)
     return frame_bytes(size_bytes, packets, mtu) * 8e9 / float(rows[-1][0] - rows[0][0])

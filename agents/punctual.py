@@ -26,6 +26,8 @@ def late_share(log: Path, start_ns: int, end_ns: int) -> float:
         start_ns: start of the window (CLOCK_REALTIME).
         end_ns: its end.
     """
+    if not log.exists():  # none has come from the host yet
+        return 1.0
     records = open_records(log)
     period_ns = float(records.about["every_s"]) * 1e9
     # the newest samples are enough: the window has only just closed

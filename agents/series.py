@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.cross import CrossTraffic
-from ringtap.agents.hosts import RINGTAP, HostProcess, LabHosts
-from ringtap.agents.lab.topology import SWITCH, TRAINING_NIC, Roles
+from ringtap.agents.cross import CrossTraffic, free_port
+from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.punctual import MOST_LATE_SHARE, late_share
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.agents.reach import check_lost
+from ringtap.agents.stage import Stage
+from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Window
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory
 
-MASTER_PORT = 29400
 _POLL_S = 0.05
-
-
-def find_frameworks(models: Sequence[Model]) -> None:
-    """See that what the models need is installed.
-
-    Raises:
-        UsageError: Horovod is not.
-    """
-    if any(model.framework == "horovod" for model in models) and not find_spec("horovod"):
-        raise UsageError(
-            f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
-            "build it with scripts/build_horovod.py --install (docs/horovod.md)"
-        )
+_MASTER_PORTS = 2  # torch's, and beside it Horovod's
 
 
 @dataclass(frozen=True)
@@ -77,18 +63,18 @@ class Series:
     Args:
         plan: the sweep.
         model: the training job.
-        roles: who trains and who disturbs.
         hosts: where processes run.
-        run: the job run directory, freshly made.
+        stage: who trains and who disturbs.
+        run: the job run directory, freshly made and published.
         cross: the cross traffic.
     """
 
     def __init__(
-        self, plan: SweepPlan, model: Model, roles: Roles, hosts: LabHosts, run: RunDirectory, cross: CrossTraffic
+        self, plan: SweepPlan, model: Model, hosts: Hosts, stage: Stage, run: RunDirectory, cross: CrossTraffic
     ) -> None:
-        self._plan, self._model, self._roles = plan, model, roles
-        self._hosts, self._run, self._cross = hosts, run, cross
-        self._watcher = StepWatcher(run, roles.workers)
+        self._plan, self._model, self._workers = plan, model, stage.roles.workers
+        self._hosts, self._stage, self._run, self._cross = hosts, stage, run, cross
+        self._watcher = StepWatcher(run, self._workers)
         self._jobs: list[HostProcess] = []
         self._recorders: list[HostProcess] = []
 
@@ -98,33 +84,35 @@ class Series:
         Raises:
             MeasurementError: something did not come up.
         """
-        for host in (SWITCH, *(host for host in self._hosts.spec.hosts if host not in self._roles.workers)):
-            self._recorders.append(self._start_agent(host, [], {}))
+        for host in self._stage.recorded:
+            if host not in self._workers:
+                self._recorders.append(self._start_agent(host, [], {}))
         self._cross.start_receiver()
-        for rank, host in enumerate(self._roles.workers):
-            self._jobs.append(self._start_agent(host, self._job_command(), self._job_environment(rank)))
+        first = self._workers[0]
+        port = free_port(self._hosts, first, self._stage.training[first], _MASTER_PORTS)
+        for rank, host in enumerate(self._workers):
+            self._jobs.append(self._start_agent(host, self._job_command(host), self._job_environment(rank, port)))
         self._wait_for_warm_up()
 
     def _start_agent(self, host: str, command: list[str], environment: dict[str, str]) -> HostProcess:
         # every 10 ms for the punctuality check (agents/punctual.py)
-        record = ["--collect", "nic,steps", "--every", "10ms", "--join", str(self._run.path), "--node", host]
+        path = self._hosts.path(host, self._run.path)
+        record = ["--collect", "nic,steps", "--every", "10ms", "--join", path, "--node", host]
         verb = ["run" if command else "capture", *record]
         log = self._run.node(host) / "log" / "job.out"
         name = self._model.title if command else "recorder"
-        wrapped = [*RINGTAP, *verb, *(["--", *command] if command else [])]
+        wrapped = [*self._hosts.ringtap(host), *verb, *(["--", *command] if command else [])]
         return self._hosts.start(host, name, wrapped, log, environment=environment)
 
-    def _job_command(self) -> list[str]:
-        from ringtap import examples
-
-        folder = Path(examples.__file__).resolve().parent
-        command = list(self._model.command) or self._scale_model(folder)
+    def _job_command(self, host: str) -> list[str]:
+        python = self._hosts.python(host)
+        command = list(self._model.command) or [python, *self._scale_model()]
         if self._model.framework == "horovod":  # its variables are made from torchrun's on each host
-            return [sys.executable, str(folder / "horovod_rank.py"), *command]
+            return [python, "-m", "ringtap.examples.horovod_rank", *command]
         return command
 
-    def _scale_model(self, folder: Path) -> list[str]:
-        script = folder / ("horovod_model.py" if self._model.framework == "horovod" else "scale_model.py")
+    def _scale_model(self) -> list[str]:
+        module = "ringtap.examples." + ("horovod_model" if self._model.framework == "horovod" else "scale_model")
         scale, model = self._plan.scale, self._model
         options = {
             "--parameters": round(model.parameters / scale),
@@ -132,19 +120,20 @@ class Series:
             "--layers": model.layers,
             "--compute-s": model.compute_s,
         }
-        return [sys.executable, str(script), *(str(word) for option in options.items() for word in option)]
+        return ["-m", module, *(str(word) for option in options.items() for word in option)]
 
-    def _job_environment(self, rank: int) -> dict[str, str]:
-        """What torchrun would set, with one process a host."""
-        size = str(len(self._roles.workers))
+    def _job_environment(self, rank: int, port: int) -> dict[str, str]:
+        """What torchrun would set, with one process a host, and the interface that the traffic has to take."""
+        size, interface = str(len(self._workers)), self._stage.interface[self._workers[rank]]
         return {
             "RANK": str(rank),
             "LOCAL_RANK": "0",
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": self._hosts.spec.training_ip(self._roles.workers[0]),
-            "MASTER_PORT": str(MASTER_PORT),
-            "GLOO_SOCKET_IFNAME": TRAINING_NIC,
+            "MASTER_ADDR": self._stage.training[self._workers[0]],
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": f"={interface}",  # without the sign any interface whose name begins so
             "OMP_NUM_THREADS": "1",
         }
 
@@ -162,7 +151,8 @@ class Series:
             time.sleep(_POLL_S)
 
     def _check(self) -> None:
-        """See that the job, the recorders and the sender live."""
+        """See that the hosts, the job, the recorders and the sender live."""
+        check_lost(self._hosts)
         for process in (*self._jobs, *self._recorders):
             code = process.exit_code()
             if code is not None:
@@ -206,7 +196,7 @@ class Series:
             start_ns, end_ns, iterations = self._window(window, tick)
         finally:
             self._cross.stop_sender()
-        recorder = self._run.path / "nodes" / SWITCH / "nic" / "nic.rec"
+        recorder = self._run.path / "nodes" / self._stage.timekeeper / "nic" / "nic.rec"
         return {
             "series": f"{self._model.name}-{self._cross.kind}",
             "model": self._model.name,
@@ -249,3 +239,4 @@ class Series:
         for job in self._jobs:
             job.ask_to_stop(signal.SIGTERM)
         self._hosts.stop_all()
+        self._hosts.gather(self._run.path)

@@ -1,37 +1,70 @@
-"""The conductor: builds the testbed, checks the generators, runs every series, keeps what was measured."""
+"""The conductor: sets the stage, checks the generators, runs every series, keeps what was measured."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import random
+import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtap.agents.cross import CrossTraffic
-from ringtap.agents.estimate import estimate, layout, resolved
-from ringtap.agents.hosts import LabHosts
+from ringtap.agents.estimate import estimate, layout, resolved, series_names
+from ringtap.agents.hosts import Hosts, LabHosts
 from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab, rate_warnings
-from ringtap.agents.precheck import REQUIRED_SHARE, check_generator, check_host
+from ringtap.agents.precheck import check_generator, check_host
 from ringtap.agents.progress import Progress
-from ringtap.agents.series import Series, Step, find_frameworks
+from ringtap.agents.reach import LostHostError, losses_named, reached
+from ringtap.agents.roll_call import call_roll, cluster_stage, needs_iperf3
+from ringtap.agents.series import Series, Step
+from ringtap.agents.stage import Stage, lab_stage
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.plan import Model, SweepPlan
+from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.trafficgen import iperf3
 
 PRECHECK_TRIES = 3  # a busy moment of the machine is not the generator's
-NOT_COLLECTED = [
-    {"what": "packets", "why": "not asked for: the bottleneck is counted at its interfaces"},
-    {"what": "sockets", "why": "not asked for: a sweep records interfaces and steps"},
-    {"what": "host load", "why": "not asked for: a sweep records interfaces and steps"},
-    {"what": "GPU", "why": "the scale model has none: compute time is slept"},
-    {"what": "RDMA", "why": "the testbed's links carry TCP only"},
-]
+_NOT_ASKED = "not asked for: a sweep records interfaces and steps"
+_NOT_COLLECTED = {
+    "packets": "not asked for: the bottleneck is counted at its interfaces",
+    "sockets": _NOT_ASKED,
+    "host load": _NOT_ASKED,
+    "GPU": _NOT_ASKED,
+    "RDMA": _NOT_ASKED,
+}
+_NOT_ON_A_TESTBED = {
+    "GPU": "the scale model has none: compute time is slept",
+    "RDMA": "the testbed's links carry TCP only",
+}
+
+
+class Ground(NamedTuple):
+    """What a sweep stands on."""
+
+    hosts: Hosts
+    stage: Stage
+
+
+class _Todo(NamedTuple):
+    """A series and the steps of it that are to be measured."""
+
+    model: Model
+    kind: str
+    steps: list[Step]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name}-{self.kind}"
 
 
 class Conductor:
@@ -40,24 +73,28 @@ class Conductor:
     Args:
         plan: what to measure.
         run: the sweep's run directory.
+        ground: the hosts of the plan's cluster; None: the plan's testbed, which is built.
+        only: the one series to measure; empty: all.
     """
 
-    def __init__(self, plan: SweepPlan, run: RunDirectory) -> None:
-        self._plan, self._run = plan, run
-        spec, self._roles = layout(plan)
-        self._spec = replace(spec, name=f"sw{os.getpid() % 10**8:08d}")
+    def __init__(self, plan: SweepPlan, run: RunDirectory, ground: Ground | None, only: str = "") -> None:
+        self._plan, self._run, self._ground, self._only = plan, run, ground, only
         self._points = run.path / "points.jsonl"
 
-    def _done(self) -> set[tuple[str, int]]:
-        """Series and step of every point measured so far."""
-        return {(item["series"], item["step"]) for item in read_json_lines(self._points)[0]}
-
-    def _todo(self, model: Model, kind: str) -> list[Step]:
-        steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
-        if self._plan.random_order:
-            random.Random(f"{self._plan.seed} {model.name} {kind}").shuffle(steps)
-        done = self._done()
-        return [step for step in steps if (f"{model.name}-{kind}", step.index) not in done]
+    def _todo(self) -> list[_Todo]:
+        """The points that are not there yet, by series."""
+        done = {(item["series"], item["step"]) for item in read_json_lines(self._points)[0]}
+        found = []
+        for model in self._plan.models:
+            for kind in self._plan.traffic:
+                steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
+                if self._plan.random_order:
+                    random.Random(f"{self._plan.seed} {model.name} {kind}").shuffle(steps)
+                one = _Todo(model, kind, steps)
+                left = [step for step in steps if (one.name, step.index) not in done]
+                if left and self._only in ("", one.name):
+                    found.append(one._replace(steps=left))
+        return found
 
     def conduct(self) -> None:
         """Measure every point that is not there yet.
@@ -65,48 +102,51 @@ class Conductor:
         Raises:
             MeasurementError: the testbed, a generator, a job or a host failed.
         """
+        todo = self._todo()
+        if not todo:
+            return
         expected_s = {(point["series"], point["load"]): point["duration_s"] for point in estimate(self._plan)}
-        todo = [(model, kind, self._todo(model, kind)) for model in self._plan.models for kind in self._plan.traffic]
-        todo = [(model, kind, steps) for model, kind, steps in todo if steps]
-        total_s = sum(expected_s[f"{model.name}-{kind}", step.load] for model, kind, steps in todo for step in steps)
-        progress = Progress(total_s)
+        progress = Progress(sum(expected_s[one.name, step.load] for one in todo for step in one.steps))
+        set_up: AbstractContextManager[Ground] = nullcontext(self._ground) if self._ground else self._testbed(progress)
         try:
-            with Lab(self._spec) as lab:
-                self._note_lab(lab, progress)
-                for kind in self._plan.traffic:
-                    self._precheck(kind, progress)
-                for model, kind, steps in todo:
-                    self._series(model, kind, steps, expected_s, progress)
+            with set_up as ground, losses_named(ground.hosts):
+                self._run.info["bottleneck"] = ground.stage.bottleneck
+                self._run.save()
+                if ground.stage.roles.cross_to:
+                    for kind in dict.fromkeys(one.kind for one in todo):
+                        self._precheck(ground, kind, progress)
+                for one in todo:
+                    self._series(ground, one, expected_s, progress)
         finally:
             progress.close()
 
-    def _note_lab(self, lab: Lab, progress: Progress) -> None:
-        links = lab.state.links
-        self._run.info |= {
-            "lab": {"spec": self._spec.to_json(), "links": links},
-            "bottleneck": self._roles.bottleneck(),
-        }
-        self._run.save()
-        least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
-        progress.say(f"Testbed up: {len(links)} link directions give {least:.1f} to {most:.1f} Mbit/s")
-        for warning in rate_warnings(links):
-            progress.say(f"warning: {warning} (is this machine busy?)")
+    @contextmanager
+    def _testbed(self, progress: Progress) -> Iterator[Ground]:
+        spec, roles = layout(self._plan)
+        spec = replace(spec, name=f"sw{os.getpid() % 10**8:08d}")
+        with Lab(spec) as lab:
+            links = lab.state.links
+            self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
+            least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
+            progress.say(f"Testbed up: {len(links)} link directions give {least:.1f} to {most:.1f} Mbit/s")
+            for warning in rate_warnings(links):
+                progress.say(f"warning: {warning} (is this machine busy?)")
+            yield Ground(LabHosts(spec), lab_stage(spec, roles, shutil.which("iperf3") or ""))
 
-    def _precheck(self, kind: str, progress: Progress) -> None:
+    def _precheck(self, ground: Ground, kind: str, progress: Progress) -> None:
         """See that a generator alone can load the bottleneck; the result is kept in run.json."""
         for _ in range(PRECHECK_TRIES):
-            result = check_generator(self._plan, kind, self._spec, self._roles, self._attempt("precheck", kind))
+            result = check_generator(self._plan, kind, ground.hosts, ground.stage, self._attempt("precheck", kind))
             if result["ok"]:
                 break
-        self._run.info["precheck"] = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind] + [
-            result
-        ]
+        others = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind]
+        self._run.info["precheck"] = [*others, result]
         self._run.save()
         progress.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck")
         if not result["ok"]:
             raise MeasurementError(
                 f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, "
-                f"{REQUIRED_SHARE:.0%} are needed: is this machine busy?"
+                f"{result['required_share']:.0%} are needed: are its hosts busy, or its links?"
             )
 
     def _attempt(self, first: str, second: str) -> Path:
@@ -117,24 +157,25 @@ class Conductor:
         return path
 
     def _series(
-        self, model: Model, kind: str, steps: list[Step], expected_s: dict[tuple[str, float], float], progress: Progress
+        self, ground: Ground, todo: _Todo, expected_s: dict[tuple[str, float], float], progress: Progress
     ) -> None:
-        name = f"{model.name}-{kind}"
-        path = self._attempt(model.name, kind)
-        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, one_clock=True)
-        hosts = LabHosts(self._spec)
-        cross = CrossTraffic(self._plan, kind, hosts, self._roles.cross_from, self._roles.cross_to, path)
-        series = Series(self._plan, model, self._roles, hosts, run, cross)
+        name, (hosts, stage) = todo.name, ground
+        path = self._attempt(todo.model.name, todo.kind)
+        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, **stage.clock())
+        hosts.publish(path)
+        cross = CrossTraffic(self._plan, todo.kind, hosts, stage, path)
+        series = Series(self._plan, todo.model, hosts, stage, run, cross)
         points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / "rejected.jsonl")
         try:
             progress.tick(f"{name}: starting the job", 0.0)
-            series.start()
-            for point, keep in series.measure(steps, lambda seconds: progress.tick(name, seconds)):
-                (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
-                if keep:
-                    progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
-                else:
-                    progress.say(f"{name}: measured again, {point['late_share']:.1%} of the samples came late")
+            with losses_named(hosts):
+                series.start()
+                for point, keep in series.measure(todo.steps, lambda seconds: progress.tick(name, seconds)):
+                    (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
+                    if keep:
+                        progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
+                    else:
+                        progress.say(f"{name}: measured again, {point['late_share']:.1%} of the samples came late")
             run.info["status"] = "complete"
         except BaseException as error:
             run.info |= {"status": "partial", "why": str(error) or type(error).__name__}
@@ -155,7 +196,7 @@ def _line(plan: SweepPlan, point: dict[str, Any]) -> str:
 
 
 def _open(plan: SweepPlan, path: Path, resume: bool) -> RunDirectory:
-    if not resume:
+    if not resume or not (path / "run.json").exists():
         return RunDirectory.create(path, "sweep", sys.argv, plan.seed, plan=resolved(plan))
     run = RunDirectory.open(path)
     before, now = run.info.get("plan") or {}, resolved(plan)
@@ -167,14 +208,62 @@ def _open(plan: SweepPlan, path: Path, resume: bool) -> RunDirectory:
     return run
 
 
-def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = False) -> dict[str, Any]:
+@contextmanager
+def _kept(run: RunDirectory) -> Iterator[None]:
+    """However the measurement within ends, run.json says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.finish("partial", "interrupted")
+        print(
+            f"Kept what was measured in {run.path}; go on with: ringtap sweep … -o {run.path} --resume", file=sys.stderr
+        )
+        raise
+    except RingtapError as error:
+        count = len(read_json_lines(run.path / "points.jsonl")[0])
+        run.finish("partial" if count or isinstance(error, LostHostError) else "failed", str(error))
+        raise
+    run.finish("complete")
+
+
+def _check_machine(plan: SweepPlan) -> None:
+    """See that a testbed's sweep has what it needs on this machine, before anything starts.
+
+    Raises:
+        UsageError: it has not.
+    """
+    layout(plan)
+    if needs_iperf3(plan):
+        iperf3.find_iperf3()
+    if any(model.framework == "horovod" for model in plan.models) and not find_spec("horovod"):
+        raise UsageError(
+            f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
+            "build it with scripts/build_horovod.py --install (docs/horovod.md)"
+        )
+
+
+def check_series(plan: SweepPlan, only: str) -> None:
+    """See that a plan has a series.
+
+    Raises:
+        UsageError: it has not.
+    """
+    names = series_names(plan)
+    if only and only not in names:
+        near = difflib.get_close_matches(only, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+        raise UsageError(f"--series {only} is no series of this plan; {hint}")
+
+
+def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = False, only: str = "") -> dict[str, Any]:
     """Measure a sweep into a run directory.
 
     Args:
         plan: what to measure.
         path: the run directory to make, or to go on with.
-        resume: keep the points that are there and measure the rest.
-        force: measure loads beyond what this host's traffic generator is calibrated for.
+        resume: keep the points that are there and measure the rest; all of them where there is no run yet.
+        force: measure loads beyond what the sender's traffic generator is calibrated for.
+        only: the one series to measure; empty: all.
 
     Returns:
         ``{path, status, points, duration_s}``.
@@ -183,30 +272,27 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
         UsageError: a tool is missing, the folder is in use or cannot be written, another plan was measured there.
         MeasurementError: the measurement failed; what was measured is kept, and can be resumed.
     """
-    layout(plan)
-    if "iperf" in plan.traffic:
-        iperf3.find_iperf3()
-    find_frameworks(plan.models)
-    calibration = check_host(plan, force, lambda words: print(words, file=sys.stderr, flush=True))
-    run = _open(plan, path, resume)
-    run.info |= {"not_collected": NOT_COLLECTED, "calibration": calibration}
-    begin_s = time.monotonic()
-    settings = (
-        f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}"
-    )
-    print(settings, file=sys.stderr)
-    try:
-        with termination_as_interrupt():
-            Conductor(plan, run).conduct()
-    except KeyboardInterrupt:
-        run.finish("partial", "interrupted")
-        print(f"Kept what was measured in {path}; go on with: ringtap sweep … -o {path} --resume", file=sys.stderr)
-        raise
-    except RingtapError as error:
-        count = len(read_json_lines(path / "points.jsonl")[0])
-        run.finish("partial" if count else "failed", str(error))
-        raise
-    run.finish("complete")
+    check_series(plan, only)
+    begin_s, ground, missing = time.monotonic(), None, _NOT_COLLECTED
+
+    def say(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    with termination_as_interrupt(), ExitStack() as stack:
+        if isinstance(plan.topology, Cluster):
+            hosts = stack.enter_context(reached(plan.topology))
+            ground = Ground(hosts, cluster_stage(plan, call_roll(plan, hosts)))
+            say(f"{len(hosts.names)} hosts by {plan.topology.reach}: {', '.join(hosts.names)}")
+        else:
+            _check_machine(plan)
+            missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
+        calibration = check_host(plan, force, say, ground.hosts if ground else None)
+        run = _open(plan, path, resume)
+        run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
+        run.info["calibration"] = calibration
+        say(f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}")
+        with _kept(run):
+            Conductor(plan, run, ground, only).conduct()
     count = len(read_json_lines(path / "points.jsonl")[0])
     return {
         "path": str(path),

@@ -154,11 +154,11 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
     inside = times[(times["start_ns"] >= start) & (times["end_ns"] <= end)]["iteration_s"].to_numpy(dtype=np.float64)
     if not len(inside):
         reasons.append("no iteration of all ranks lies within the window")
-    mtu = int(sweep.plan.get("topology", {}).get("mtu", ETHERNET_MTU))
+    bottleneck = sweep.info.get("bottleneck", {})
+    mtu = int(bottleneck.get("mtu") or sweep.plan.get("topology", {}).get("mtu", ETHERNET_MTU))
 
     def rate(name: str) -> float | None:
-        counters = sweep.info.get("bottleneck", {}).get(name)
-        found = _rate(job, window["directory"], counters, mtu, (start, end), logs)
+        found = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
         if isinstance(found, str):
             reasons.append(f"{name} traffic: {found}")
             return None
@@ -204,10 +204,13 @@ def _rate(
     window_ns: tuple[int, int],
     logs: dict[tuple[str, str], CounterLog | None],
 ) -> float | str:
-    """Mean rate in bit/s on the wire behind one or several interface counters in a window, or why there is none."""
+    """Mean rate in bit/s on the wire behind some interface counters in a window, or why there is none.
+
+    No counters at all, an empty list, are those of traffic that nobody sent.
+    """
     if isinstance(counters, dict):
         counters = [counters]
-    if not counters:
+    if counters is None:
         return "run.json names no counter for it"
     start_ns, end_ns = window_ns
     if end_ns <= start_ns:

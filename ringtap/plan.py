@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES
+from ringtap.plan_cluster import Cluster, read_cluster
+from ringtap.plan_table import PlanTables, Table
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 FRAMEWORKS = ("ddp", "horovod")
@@ -66,6 +61,10 @@ class Testbed:
     congestion_control: str = "cubic"
     offload_segments: int = 4
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
 
 @dataclass(frozen=True)
 class Window:
@@ -107,20 +106,20 @@ class Burst:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep: models x traffic kinds x loads, on a testbed.
+    """A sweep: models x traffic kinds x loads, on a testbed or a cluster.
 
     Attributes:
         name: slug of the sweep.
         seed: of everything random.
-        scale: how many times smaller than full size the testbed is.
-        capacity_bps: rate of the links as built.
+        scale: how many times smaller than full size jobs, flows and links are.
+        capacity_bps: rate that the links have.
         loads: cross traffic asked for, as shares of the capacity; 0 is the point without it. Repeats are replicates.
         random_order: whether each series takes its loads in random order.
         models: the training jobs.
         traffic: kinds of cross traffic.
         iperf_streams: parallel streams of the iperf kind.
         burst: shape of the burst kind.
-        testbed: the testbed.
+        topology: the testbed to build, or the cluster to go to.
         window: when a point counts as measured.
     """
 
@@ -133,85 +132,13 @@ class SweepPlan:
     models: tuple[Model, ...]
     traffic: tuple[str, ...]
     iperf_streams: int
-    testbed: Testbed
+    topology: Testbed | Cluster
     window: Window = field(default_factory=Window)
     burst: Burst = field(default_factory=Burst)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, with the names docs/run-directory.md gives."""
-        item = asdict(self)
-        item["topology"] = item.pop("testbed")
-        return item
-
-
-class _Table:
-    """One table of the plan file, taken apart key by key; knows the line of each key for its errors."""
-
-    def __init__(self, path: Path, name: str, items: dict[str, Any], first_line: int, lines: list[str]) -> None:
-        self._path, self._name, self._items, self._first_line, self._lines = path, name, items, first_line, lines
-        self._known: list[str] = []
-
-    def _line(self, key: str) -> int:
-        for number in range(self._first_line, len(self._lines) + 1):
-            if re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", self._lines[number - 1]):
-                return number
-        return self._first_line
-
-    def fail(self, key: str, reason: str) -> NoReturn:
-        """Refuse a key's value."""
-        raise UsageError(f"{self._path} line {self._line(key)}: {self._name}.{key} {reason}")
-
-    def take(
-        self, key: str, kind: type | tuple[type, ...], default: Any, check: Callable[[Any], bool], rule: str
-    ) -> Any:
-        """Value of a key, of a type and within a rule; ``...`` as default means the key must be there."""
-        self._known.append(key)
-        if key not in self._items:
-            if default is ...:
-                self.fail(key, "is missing")
-            return default
-        value = self._items[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or not check(value):
-            self.fail(key, f"= {value!r} is not {rule}")
-        return value
-
-    def number(self, key: str, default: Any, least: float, most: float) -> float:
-        """A number within bounds."""
-        rule = f"a number from {least:g} to {most:g}"
-        return float(self.take(key, (int, float), default, lambda value: least <= value <= most, rule))
-
-    def integer(self, key: str, default: Any, least: int, most: int) -> int:
-        """An integer within bounds."""
-        rule = f"a whole number from {least} to {most}"
-        return int(self.take(key, int, default, lambda value: least <= value <= most, rule))
-
-    def text(self, key: str, default: Any, choices: tuple[str, ...] = ()) -> str:
-        """A string, one of the choices where there are any; for a wrong one the nearest is named."""
-        rule = f"one of {', '.join(choices)}" if choices else "a text"
-        near = difflib.get_close_matches(str(self._items.get(key, "")).lower(), choices, 1)
-        rule += f"; did you mean {near[0]}?" if near else ""
-        return str(self.take(key, str, default, lambda value: not choices or value in choices, rule))
-
-    def texts(self, key: str, default: Any) -> tuple[str, ...]:
-        """A list of strings."""
-        rule = "a list of texts"
-        return tuple(self.take(key, list, default, lambda value: all(isinstance(one, str) for one in value), rule))
-
-    def quantity(self, key: str, default: str, parse: Callable[[str], float]) -> float:
-        """A rate, size or duration with its unit."""
-        text = self.text(key, default)
-        try:
-            return parse(text)
-        except UsageError as error:
-            self.fail(key, f"= {text!r} is not understood: {error}")
-
-    def finish(self) -> None:
-        """Refuse keys nobody asked for, naming the nearest right one."""
-        for key in self._items:
-            if key not in self._known:
-                near = difflib.get_close_matches(key, self._known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self._known)}"
-                self.fail(key, f"is not a key of this table; {hint}")
+        return asdict(self) | {"topology": self.topology.to_json()}
 
 
 def load_plan(path: Path) -> SweepPlan:
@@ -220,98 +147,74 @@ def load_plan(path: Path) -> SweepPlan:
     Raises:
         UsageError: unreadable, not TOML, a wrong key or value (with its line and the nearest right key).
     """
-    try:
-        text = path.read_text()
-        root = tomllib.loads(text)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from error
-    lines = text.splitlines() or [""]
-    tables = {"sweep": dict, "testbed": dict, "window": dict, "burst": dict, "models": list}
-    top = _Table(path, "plan", root, 1, lines)
-    for name, kind in tables.items():
-        top.take(name, kind, ... if name in ("sweep", "models") else {}, lambda _: True, "a table")
-    for key in root:
-        if key not in tables:
-            near = difflib.get_close_matches(key, tables, 1)
-            line = next((n for n, one in enumerate(lines, 1) if re.match(rf"\s*\[*\s*{re.escape(key)}\b", one)), 1)
-            hint = f"did you mean [{near[0]}]?" if near else f"known: {', '.join(tables)}"
-            raise UsageError(f"{path} line {line}: [{key}] is not a table of a plan; {hint}")
-
-    def table(name: str, items: dict[str, Any], count: int = 0) -> _Table:
-        heads = [n for n, one in enumerate(lines, 1) if re.match(rf"\s*\[+\s*{name}\s*\]", one)]
-        return _Table(path, name, items, heads[count] if count < len(heads) else 1, lines)
-
-    sweep = table("sweep", root["sweep"])
-    scale = sweep.number("scale", 100.0, 1, 100_000)
-    models = [
-        _model(table("models", item, count)) for count, item in enumerate(root["models"]) if isinstance(item, dict)
-    ]
-    if not models or len(models) != len(root["models"]):
-        raise UsageError(f"{path}: models must be tables: write [[models]] before each")
+    file = PlanTables(path, {"sweep", "testbed", "cluster", "window", "burst"}, {"models", "hosts"})
+    sweep, is_real = file.one("sweep", needed=True), file.has("cluster")
+    if is_real and file.has("testbed"):
+        raise UsageError(f"{file.one('testbed').where()}: a plan has a [testbed] or a [cluster]: take one of them out")
+    if file.has("hosts") and not is_real:
+        raise UsageError(f"{file.each('hosts')[0].where()}: [[hosts]] needs a [cluster], which says who does what")
+    models = tuple(_model(one) for one in file.each("models", needed=True))
     if len({model.name for model in models}) != len(models):
         raise UsageError(f"{path}: two models have the same name")
-    return _sweep(
-        sweep,
-        scale,
-        tuple(models),
-        _testbed(table("testbed", root.get("testbed", {}))),
-        _window(table("window", root.get("window", {}))),
-        _burst(table("burst", root.get("burst", {}))),
-    )
-
-
-def _sweep(
-    sweep: _Table, scale: float, models: tuple[Model, ...], testbed: Testbed, window: Window, burst: Burst
-) -> SweepPlan:
-    loads = sweep.take(
-        "loads",
-        list,
-        ...,
-        lambda value: bool(value) and all(_is_number(one) for one in value),
-        "a list of shares of the capacity",
-    )
-    for load in loads:
-        if not 0 <= load < 1:
-            sweep.fail("loads", f"holds {load}: a load is a share of the capacity, from 0 to below 1")
-    traffic = sweep.texts("traffic", ["iperf", "consistent"])
-    for kind in traffic:
-        if kind not in TRAFFIC_KINDS:
-            near = difflib.get_close_matches(kind, TRAFFIC_KINDS, 1)
-            sweep.fail(
-                "traffic",
-                f"holds {kind!r}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(TRAFFIC_KINDS)}"),
-            )
+    burst = _burst(file.one("burst"))
+    loads, traffic = _loads(sweep), _traffic(sweep)
+    scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
+    full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
+    capacity_bps = round(full_bps if is_real else full_bps / scale)  # a real link has the rate that it has
+    # within a burst the link is asked for more, up to all that it can carry
+    peak = min(max(loads) * (burst.height if "burst" in traffic else 1.0), 1.0)
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
         seed=sweep.integer("seed", 1, 0, 2**31),
         scale=scale,
-        capacity_bps=round(sweep.quantity("capacity", "25gbit", parse_rate_bps) / scale),
-        loads=tuple(float(load) for load in loads),
+        capacity_bps=capacity_bps,
+        loads=loads,
         random_order=sweep.text("order", "as-written", ("as-written", "random")) == "random",
         models=models,
         traffic=traffic,
         iperf_streams=sweep.integer("iperf_streams", 2, 1, 64),
-        testbed=testbed,
-        window=window,
+        topology=(
+            read_cluster(file.one("cluster"), file.each("hosts"), round(peak * capacity_bps))
+            if is_real
+            else _testbed(file.one("testbed"))
+        ),
+        window=_window(file.one("window"), retries=0 if is_real else 2),
         burst=burst,
     )
     sweep.finish()
     return plan
 
 
+def _loads(sweep: Table) -> tuple[float, ...]:
+    rule = "a list of shares of the capacity"
+    loads = sweep.take("loads", list, ..., lambda value: bool(value) and all(_is_number(one) for one in value), rule)
+    for load in loads:
+        if not 0 <= load < 1:
+            sweep.fail("loads", f"holds {load}: a load is a share of the capacity, from 0 to below 1")
+    return tuple(float(load) for load in loads)
+
+
+def _traffic(sweep: Table) -> tuple[str, ...]:
+    traffic = sweep.texts("traffic", ["iperf", "consistent"])
+    for kind in traffic:
+        if kind not in TRAFFIC_KINDS:
+            near = difflib.get_close_matches(kind, TRAFFIC_KINDS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(TRAFFIC_KINDS)}"
+            sweep.fail("traffic", f"holds {kind!r}; {hint}")
+    return traffic
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _model(table: _Table) -> Model:
+def _model(table: Table) -> Model:
     name = table.text("name", ...)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
         table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
     profile = PROFILES.get(name)
     command = table.texts("command", [])
-    if profile is None and not command and "compute" not in table._items:
+    if profile is None and not command and not table.has("compute"):
         near = difflib.get_close_matches(name, PROFILES, 1)
         hint = f"did you mean {near[0]}?" if near else f"profiles: {', '.join(PROFILES)}"
         table.fail("name", f"= {name!r} is no profile; {hint} Or give parameters and compute, or a command")
@@ -332,7 +235,7 @@ def _model(table: _Table) -> Model:
     return model
 
 
-def _testbed(table: _Table) -> Testbed:
+def _testbed(table: Table) -> Testbed:
     testbed = Testbed(
         configuration=table.text("configuration", "B", ("A", "B", "custom")),
         hosts=table.texts("hosts", []),
@@ -369,14 +272,14 @@ def _testbed(table: _Table) -> Testbed:
     return testbed
 
 
-def _window(table: _Table) -> Window:
+def _window(table: Table, retries: int) -> Window:
     window = Window(
         warmup_iterations=table.integer("warmup_iterations", 5, 0, 10_000),
         settle_s=table.quantity("settle", "3s", parse_duration_s),
         min_s=table.quantity("min_time", "10s", parse_duration_s),
         min_iterations=table.integer("min_iterations", 20, 2, 1_000_000),
         max_s=table.quantity("max_time", "30s", parse_duration_s),
-        retries=table.integer("retries", 2, 0, 100),
+        retries=table.integer("retries", retries, 0, 100),
         start_timeout_s=table.quantity("start_timeout", "120s", parse_duration_s),
     )
     table.finish()
@@ -385,7 +288,7 @@ def _window(table: _Table) -> Window:
     return window
 
 
-def _burst(table: _Table) -> Burst:
+def _burst(table: Table) -> Burst:
     burst = Burst(
         height=table.number("height", 3.0, 1.0, 1000.0),
         length_s=table.quantity("length", "1ms", parse_duration_s),

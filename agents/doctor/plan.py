@@ -1,66 +1,92 @@
-"""The doctor on every host of a plan: the plan's testbed is built, and each host asked in turn."""
+"""The doctor on every host of a plan: a testbed is built, a cluster gone to, and each host asked in turn."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ringtap.agents.doctor.checks import Question
 from ringtap.agents.estimate import layout
+from ringtap.agents.hosts import Hosts, LabHosts
 from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab
-from ringtap.errors import MeasurementError
-from ringtap.plan import load_plan
+from ringtap.agents.reach import reached
+from ringtap.agents.roll_call import call_roll, cluster_stage, needs_iperf3
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.plan import SweepPlan, load_plan
+from ringtap.plan_cluster import Cluster
 
 _HOST_S = 20.0
 
 
 def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) -> dict[str, Any]:
-    """Build the plan's testbed, ask every host, take the testbed down.
+    """Ask every host of a plan.
 
     Returns:
-        ``plan``, ``recordable`` (every worker can be recorded, and the plan's tools are there), ``missing`` (tools of
-        the plan that are not there) and ``hosts``, a list of what `doctor.diagnose` returns, in the plan's order.
+        ``plan``, ``recordable`` (every worker can be recorded, and nothing else keeps the plan from running),
+        ``missing`` (tools of the plan that are not there), ``problems`` (what else keeps it from running, a sentence
+        each) and ``hosts``, a list of what `doctor.diagnose` returns, in the plan's order; a host with a problem of
+        its own is left out.
 
     Raises:
         UsageError: a plan that is wrong, or no testbed can be built here.
         MeasurementError: a host gave no answer.
     """
     plan = load_plan(path)
-    spec, roles = layout(plan)
-    spec = replace(spec, name=f"dr{os.getpid() % 10**8:08d}")
-    hosts = []
-    with termination_as_interrupt(), Lab(spec, verify=False):
-        for host in spec.hosts:
-            say(f"asking {host}")
-            hosts.append(_ask(spec.name, host, question))
-    missing = ["iperf3"] if "iperf" in plan.traffic and shutil.which("iperf3") is None else []
-    workers = [item for item in hosts if item["host"] in roles.workers]
+    workers, problems, silent = plan.topology.workers, [], set()
+    with termination_as_interrupt(), _hosts_of(plan) as hosts:
+        if isinstance(plan.topology, Cluster):
+            say(f"calling {', '.join(hosts.names)}")
+            answers = call_roll(plan, hosts)
+            problems = [problem for answer in answers for problem in answer.problems]
+            silent = {answer.host for answer in answers if not answer.facts}
+            if not problems:
+                try:
+                    cluster_stage(plan, answers)
+                except UsageError as error:
+                    problems = [str(error)]
+        else:
+            workers = layout(plan)[1].workers
+        found = []
+        for host in hosts.names:
+            if host not in silent:
+                say(f"asking {host}")
+                found.append(_ask(hosts, host, question, shared=not isinstance(plan.topology, Cluster)))
+    missing = []
+    if not isinstance(plan.topology, Cluster) and needs_iperf3(plan) and shutil.which("iperf3") is None:
+        missing = ["iperf3"]
+    recordable = {item["host"] for item in found if item["recordable"]}
     return {
         "plan": plan.name,
-        "recordable": not missing and all(item["recordable"] for item in workers),
+        "recordable": not missing and not problems and recordable >= set(workers),
         "missing": missing,
-        "hosts": hosts,
+        "problems": problems,
+        "hosts": found,
     }
 
 
-def _ask(lab: str, host: str, question: Question) -> dict[str, Any]:
-    enter = [sys.executable, "-m", "ringtap.agents.lab.enter", lab, host]
-    command = [sys.executable, "-m", "ringtap.cli", "doctor", "--json", "-o", str(question.runs)]
+@contextmanager
+def _hosts_of(plan: SweepPlan) -> Iterator[Hosts]:
+    if isinstance(plan.topology, Cluster):
+        with reached(plan.topology) as hosts:
+            yield hosts
+        return
+    spec = replace(layout(plan)[0], name=f"dr{os.getpid() % 10**8:08d}")
+    with Lab(spec, verify=False):
+        yield LabHosts(spec)
+
+
+def _ask(hosts: Hosts, host: str, question: Question, *, shared: bool) -> dict[str, Any]:
+    """A host's own diagnosis; of the folder for runs only where hosts share it."""
+    command = [*hosts.ringtap(host), "doctor", "--json", *(["-o", str(question.runs)] if shared else [])]
     command += ["--python", question.python] if question.python else []
-    try:
-        done = subprocess.run(
-            enter + command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_HOST_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise MeasurementError(f"host {host} gave no answer within {_HOST_S:g} s") from error
+    done = hosts.ask(host, command, _HOST_S)
     try:
         item = json.loads(done.stdout)
     except ValueError as error:

@@ -117,7 +117,7 @@ class Roles:
             total = {"node": SWITCH, "nic": LabSpec.port(self.cross_from), "direction": "rx"}
         else:
             total = {"node": SWITCH, "nic": LabSpec.port(self.cross_to), "direction": "tx"}
-        return {"cross": cross, "total": total}
+        return {"cross": cross, "total": [total]}
 
 
 def thesis_roles(configuration: str) -> tuple[tuple[str, ...], Roles]:

@@ -39,7 +39,7 @@ def test_configuration_a_bottleneck_is_the_senders_uplink(tmp_path: Path) -> Non
     roles = layout(plan)[1]
     assert len(roles.workers) == 4
     assert (roles.cross_from, roles.cross_to) == ("S0", "S3")
-    assert roles.bottleneck()["total"] == {"node": "switch", "nic": "to-S0", "direction": "rx"}
+    assert roles.bottleneck()["total"] == [{"node": "switch", "nic": "to-S0", "direction": "rx"}]
 
 
 def test_a_custom_testbed_and_an_own_model(tmp_path: Path) -> None:

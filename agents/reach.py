@@ -1,0 +1,85 @@
+"""Reaching the hosts of a cluster, and telling a host that was lost from a job that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from ringtap.agents.hosts import Hosts, LocalHosts
+from ringtap.errors import MeasurementError
+from ringtap.plan_cluster import Cluster
+
+_ANSWER_S = 10.0
+_AT_ONCE = 8
+
+
+class LostHostError(MeasurementError):
+    """A host of the measurement is lost."""
+
+
+def check_lost(hosts: Hosts) -> None:
+    """See that no host is known to be lost.
+
+    Raises:
+        LostHostError: one is.
+    """
+    if lost := hosts.lost():
+        raise LostHostError("; ".join(f"host {name} was lost: {why}" for name, why in lost.items()))
+
+
+@contextmanager
+def losses_named(hosts: Hosts) -> Iterator[None]:
+    """Where the measurement fails within because a host is lost, have that be the reason.
+
+    A job's other ranks notice the loss of one at once, its connection perhaps much later: so every host is asked.
+
+    Raises:
+        LostHostError: the measurement failed, and a host is lost.
+    """
+    try:
+        yield
+    except LostHostError:
+        raise
+    except MeasurementError as error:
+        lost = hosts.lost() or _silent(hosts)
+        if lost:
+            whys = "; ".join(f"host {name} was lost: {why}" for name, why in lost.items())
+            raise LostHostError(f"{whys} ({error})") from error
+        raise
+
+
+def _silent(hosts: Hosts) -> dict[str, str]:
+    """The hosts that give no answer now."""
+
+    def why(host: str) -> str:
+        try:
+            hosts.ask(host, ["true"], _ANSWER_S)
+        except MeasurementError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = dict(zip(hosts.names, pool.map(why, hosts.names), strict=True))
+    return {host: words for host, words in found.items() if words}
+
+
+@contextmanager
+def reached(cluster: Cluster) -> Iterator[Hosts]:
+    """The hosts of a cluster for as long as the block lasts; everything started on them ends with it.
+
+    Raises:
+        MeasurementError: a host cannot be reached.
+        UsageError: ssh or Slurm's commands are not here, or this is no allocation.
+    """
+    hosts = _connect(cluster)
+    try:
+        yield hosts
+    finally:
+        hosts.close()
+
+
+def _connect(cluster: Cluster) -> Hosts:
+    if cluster.reach == "local":
+        return LocalHosts([host.name for host in cluster.hosts])
+    raise NotImplementedError

@@ -1,0 +1,215 @@
+"""The roll call of a cluster's hosts: each is asked what it has, and what is wrong is said before anything starts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ringtap
+from ringtap.agents.hosts import Hosts
+from ringtap.agents.lab.topology import Roles
+from ringtap.agents.stage import Stage
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.plan import SweepPlan
+from ringtap.plan_cluster import Cluster, ClusterHost
+
+# Windows are set by the workers' clocks and their counters read by the receiver's: what they are apart must be short
+# against the settling time
+MOST_APART_S = 0.2
+_ANSWER_S = 30.0
+_AT_ONCE = 8
+# Says what is wrong in words of its own where ringtap is missing or another one: its modules may not be there
+_ASK = """\
+import json, sys
+try:
+    import ringtap
+    version = ringtap.__version__
+except ImportError as error:
+    print(json.dumps({"without": str(error)}))
+    sys.exit()
+if version != sys.argv[1]:
+    print(json.dumps({"version": version}))
+    sys.exit()
+from ringtap.agents.host_facts import host_facts
+print(json.dumps(host_facts()))
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host answered.
+
+    Attributes:
+        host: its name.
+        facts: as `ringtap.agents.host_facts.host_facts` gives them; empty where there was no answer of use.
+        problems: why the sweep cannot run on it, a sentence each.
+        apart_s: how far its clock is ahead of this machine's: the least and the most that it can be.
+    """
+
+    host: str
+    facts: dict[str, Any]
+    problems: tuple[str, ...]
+    apart_s: tuple[float, float] = (0.0, 0.0)
+
+
+def call_roll(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
+    """Ask every host of a plan's cluster, some at a time; in the plan's order."""
+    cluster = plan.topology
+    assert isinstance(cluster, Cluster)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda host: _call(plan, host, hosts), cluster.hosts))
+
+
+def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
+    name, program = host.name, hosts.python(host.name)
+    before_ns = time.time_ns()
+    try:
+        done = hosts.ask(name, [program, "-c", _ASK, ringtap.__version__], _ANSWER_S)
+    except MeasurementError as error:
+        return Answer(name, {}, (str(error),))
+    after_ns = time.time_ns()
+    try:
+        facts = json.loads(done.stdout)
+    except ValueError:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        return Answer(name, {}, (f"host {name}: {program} is no Python that works there ({words}): {_REMEDY}",))
+    if "without" in facts:
+        return Answer(name, {}, (f"host {name}: {program} has no ringtap ({facts['without']}): {_REMEDY}",))
+    if "version" in facts:
+        other = f"host {name} has ringtap {facts['version']} in {program}, this machine {ringtap.__version__}"
+        return Answer(name, {}, (f"{other}: install the same version on both",))
+    apart_s = ((facts["t_ns"] - after_ns) / 1e9, (facts["t_ns"] - before_ns) / 1e9)
+    problems = [*_clock_problems(name, apart_s), *_address_problems(host, facts), *_tool_problems(plan, name, facts)]
+    return Answer(name, facts, tuple(problems), apart_s)
+
+
+_REMEDY = "install ringtap there, or name the interpreter that has it as python under its [[hosts]]"
+
+
+def _clock_problems(name: str, apart_s: tuple[float, float]) -> list[str]:
+    least, most = apart_s
+    if least <= MOST_APART_S and most >= -MOST_APART_S:
+        return []
+    by_s, way = (least, "ahead of") if least > 0 else (-most, "behind")
+    return [f"the clock of host {name} is {by_s:.1f} s {way} this machine's: let chrony or ntpd set both"]
+
+
+def _address_problems(host: ClusterHost, facts: dict[str, Any]) -> list[str]:
+    nics = facts["interfaces"]
+    if host.interface and host.interface not in nics:
+        return [f"host {host.name} has no interface {host.interface}: it has {', '.join(sorted(nics))}"]
+    if not host.training and not nics[host.interface]["addresses"]:
+        return [f"interface {host.interface} of host {host.name} has no IPv4 address: give training and cross"]
+    found = []
+    for key, address in {"training": host.training, "cross": host.cross}.items():
+        if address and not _interface_of(address, facts):
+            own = sorted(one for nic in nics.values() for one in nic["addresses"])
+            found.append(f"host {host.name} does not have its {key} address {address}: it has {', '.join(own)}")
+    if not found and host.interface and host.training and _interface_of(host.training, facts) != host.interface:
+        on = _interface_of(host.training, facts)
+        found.append(f"the training address {host.training} of host {host.name} is on {on}, not on {host.interface}")
+    return found
+
+
+def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[str]:
+    cluster, found = plan.topology, []
+    if needs_iperf3(plan) and name in (cluster.cross_from, cluster.cross_to) and not facts["iperf3"]:
+        found.append(f"host {name} has no iperf3 on its PATH: install it there, or plan no iperf traffic")
+    if name in cluster.workers:
+        if any(not model.command for model in plan.models) and "torch" not in facts["modules"]:
+            found.append(f"host {name} has no torch for the scale model: install ringtap[demo] there")
+        if any(model.framework == "horovod" for model in plan.models) and "horovod" not in facts["modules"]:
+            found.append(f"host {name} has no Horovod: build it there with scripts/build_horovod.py (docs/horovod.md)")
+    return found
+
+
+def needs_iperf3(plan: SweepPlan) -> bool:
+    """Whether a plan sends with iperf3."""
+    return "iperf" in plan.traffic and max(plan.loads) > 0
+
+
+def _interface_of(address: str, facts: dict[str, Any]) -> str:
+    return next((name for name, nic in facts["interfaces"].items() if address in nic["addresses"]), "")
+
+
+def cluster_stage(plan: SweepPlan, answers: Sequence[Answer]) -> Stage:
+    """The stage that a cluster is, from what its hosts answered.
+
+    Raises:
+        UsageError: a host cannot take part, or the cross traffic could not be told from the training.
+    """
+    cluster = plan.topology
+    assert isinstance(cluster, Cluster)
+    problems = [problem for answer in answers for problem in answer.problems]
+    if problems:
+        raise UsageError("; ".join(problems))
+    facts = {answer.host: answer.facts for answer in answers}
+    places = {host.name: _place(host, facts[host.name]) for host in cluster.hosts}
+    roles = Roles("custom", cluster.workers, cluster.cross_from, cluster.cross_to)
+    counters = _counters(roles, places, facts)
+    at = counters["total"][0]
+    mtu = int(facts[at["node"]]["interfaces"][at["nic"]]["mtu"])
+    return Stage(
+        roles=roles,
+        recorded=tuple(host.name for host in cluster.hosts),
+        training={name: place.training for name, place in places.items()},
+        cross={name: place.cross for name, place in places.items()},
+        interface={name: places[name].training_nic for name in cluster.workers},
+        bottleneck=counters | {"mtu": mtu},
+        one_clock=len({one["boot_id"] for one in facts.values()}) == 1,
+        iperf3={name: one["iperf3"] for name, one in facts.items()},
+        most_load_bps=cluster.most_load_bps,
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A host's two addresses and the interfaces that have them."""
+
+    training: str
+    cross: str
+    training_nic: str
+    cross_nic: str
+
+
+def _place(host: ClusterHost, facts: dict[str, Any]) -> _Place:
+    training = host.training or facts["interfaces"][host.interface]["addresses"][0]
+    cross = host.cross or training
+    return _Place(training, cross, _interface_of(training, facts), _interface_of(cross, facts))
+
+
+def _counters(roles: Roles, places: dict[str, _Place], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The interface counters of the bottleneck.
+
+    All that the receiver takes in, or, where the sender trains too, all that it sends. The cross traffic among it is
+    what one end counts on an interface that carries nothing else.
+
+    Raises:
+        UsageError: there is no such interface.
+    """
+    if not roles.cross_to:
+        worker = roles.workers[0]
+        return {"cross": [], "total": [_counter(worker, places[worker].training_nic, "rx")]}
+    sender, receiver = roles.cross_from, roles.cross_to
+    at, direction = (sender, "tx") if sender in roles.workers else (receiver, "rx")
+    nics = dict.fromkeys((places[at].training_nic, places[at].cross_nic))
+    # a VLAN's frames are counted by the interface it stands on, too
+    standing = [nic for nic in nics if not set(facts[at]["interfaces"][nic]["below"]) & set(nics)]
+    total = [_counter(at, nic, direction) for nic in standing]
+    for host, way in ((receiver, "rx"), (sender, "tx")):
+        place = places[host]
+        training = (place.training_nic, *facts[host]["interfaces"][place.training_nic]["below"])
+        if host not in roles.workers or place.cross_nic not in training:
+            return {"cross": [_counter(host, place.cross_nic, way)], "total": total}
+    raise UsageError(
+        f"{sender} and {receiver} both train, and by the interface that carries their cross traffic: it could not be "
+        "told from the training; give one of them a cross address on an interface of its own, such as a VLAN"
+    )
+
+
+def _counter(node: str, nic: str, direction: str) -> dict[str, str]:
+    return {"node": node, "nic": nic, "direction": direction}

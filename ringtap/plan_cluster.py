@@ -1,0 +1,170 @@
+"""The hosts of a sweep that are real: the plan's [cluster] and [[hosts]] (docs/clusters.md)."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ringtap.plan_table import Table
+from ringtap.units import format_rate, parse_rate_bps
+
+REACHES = ("ssh", "slurm", "local")
+OPT_IN = "i_may_load_these_links"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class ClusterHost:
+    """A host of a cluster; what is empty is found out on the host.
+
+    Attributes:
+        name: in the plan and in the run.
+        ssh: the host as ssh(1) takes it, where hosts are reached by ssh.
+        node: the node of the allocation, where they are Slurm's; empty: any.
+        training: address of the training traffic.
+        cross: address of the cross traffic.
+        interface: interface of the training traffic.
+        python: interpreter that has ringtap; empty: by the path of the one that runs the sweep.
+    """
+
+    name: str
+    ssh: str
+    node: str
+    training: str
+    cross: str
+    interface: str
+    python: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The hosts that a sweep runs on, and who does what.
+
+    Attributes:
+        reach: ``ssh``, ``slurm`` (the allocation that the sweep runs in) or ``local``.
+        hosts: the hosts.
+        workers: names of those that train, rank 0 first.
+        cross_from: the one that sends cross traffic; empty where the plan has none.
+        cross_to: the one that receives it, likewise.
+        may_load: whether the user says that these links may be loaded.
+        most_load_bps: what the cross traffic may come to at most; 0 where the plan has none.
+    """
+
+    reach: str
+    hosts: tuple[ClusterHost, ...]
+    workers: tuple[str, ...]
+    cross_from: str
+    cross_to: str
+    may_load: bool
+    most_load_bps: int
+
+    def host(self, name: str) -> ClusterHost:
+        """A host by its name."""
+        return next(host for host in self.hosts if host.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; ``hosts`` are the names, as those of a testbed are."""
+        names = [host.name for host in self.hosts]
+        return asdict(self) | {"hosts": names, "machines": [asdict(host) for host in self.hosts]}
+
+
+def read_cluster(table: Table, hosts: Sequence[Table], asked_bps: int) -> Cluster:
+    """Take [cluster] and [[hosts]] apart.
+
+    Args:
+        table: the plan's [cluster].
+        hosts: its [[hosts]].
+        asked_bps: the most that any step of the plan sends at a time; 0 for a plan without cross traffic.
+
+    Raises:
+        UsageError: a wrong key or value, with its line; cross traffic that the plan does not allow itself.
+    """
+    reach = table.text("reach", ..., REACHES)
+    if not hosts:
+        table.fail("reach", "has no hosts to reach: list each with its addresses under [[hosts]]")
+    found = tuple(_host(one, reach) for one in hosts)
+    names = [host.name for host in found]
+    for number, one in enumerate(hosts):
+        if names[number] in names[:number]:
+            one.fail("name", f"= {names[number]!r} is the name of a host above, too")
+    workers = table.texts("workers", ...)
+    cross_from, cross_to = table.text("cross_from", ""), table.text("cross_to", "")
+    may_load = bool(table.take(OPT_IN, bool, False, lambda _: True, "true or false"))
+    most_load_bps = int(table.quantity("most_load", "0bit", parse_rate_bps))
+    table.finish()
+    if not workers:
+        table.fail("workers", "names nobody: at least one host trains")
+    if len(set(workers)) != len(workers):
+        table.fail("workers", "names a host twice: one rank a host")
+    for key, named in (("workers", workers), ("cross_from", (cross_from,)), ("cross_to", (cross_to,))):
+        for name in named:
+            if name and name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+                table.fail(key, f"names {name!r}, which is no [[hosts]] entry; {hint}")
+    if asked_bps:
+        _check_cross_traffic(table, (cross_from, cross_to), may_load, (most_load_bps, asked_bps))
+    return Cluster(reach, found, workers, cross_from, cross_to, may_load, most_load_bps)
+
+
+def _check_cross_traffic(table: Table, pair: tuple[str, str], may_load: bool, rates_bps: tuple[int, int]) -> None:
+    """Refuse cross traffic that nobody has allowed, or more of it than was allowed."""
+    most_bps, asked_bps = rates_bps
+    if not may_load:
+        table.fail(
+            OPT_IN,
+            "is not true, but the plan's loads send cross traffic: others may use these links, so say "
+            f"{OPT_IN} = true if you may load them, or plan loads = [0]",
+        )
+    if not most_bps:
+        table.fail("most_load", 'is missing: say what the cross traffic may come to at most, for example "5gbit"')
+    if asked_bps > most_bps:
+        table.fail(
+            "most_load",
+            f"= {format_rate(most_bps)} is less than the plan's cross traffic asks for ({format_rate(asked_bps)}): "
+            "lower the loads (within bursts they count burst.height times), or raise it",
+        )
+    for key, name in zip(("cross_from", "cross_to"), pair, strict=True):
+        if not name:
+            table.fail(key, "is missing: name the host")
+    if pair[0] == pair[1]:
+        table.fail("cross_to", "is the sender of the cross traffic itself")
+
+
+def _host(table: Table, reach: str) -> ClusterHost:
+    name = table.text("name", ...)
+    if not _NAME.fullmatch(name):
+        table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
+    for key, only in (("ssh", "ssh"), ("node", "slurm")):
+        if table.has(key) and reach != only:
+            table.fail(key, f'is for reach = "{only}"; this plan\'s is "{reach}"')
+    interface = table.text("interface", "")
+    if not table.has("training") and not (reach == "slurm" and interface):
+        instead = ' (or the "interface" that has it)' if reach == "slurm" else ""
+        table.fail("training", f"is missing: give the address of the training traffic{instead}")
+    training = _address(table, "training")
+    host = ClusterHost(
+        name=name,
+        ssh=table.text("ssh", name if reach == "ssh" else ""),
+        node=table.text("node", ""),
+        training=training,
+        cross=_address(table, "cross") or training,
+        interface=interface,
+        python=table.text("python", ""),
+    )
+    if host.ssh.startswith("-"):
+        table.fail("ssh", f"= {host.ssh!r} would be an option to ssh, not a host")
+    table.finish()
+    return host
+
+
+def _address(table: Table, key: str) -> str:
+    text = table.text(key, "")
+    try:
+        return str(ipaddress.IPv4Address(text)) if text else ""
+    except ValueError:
+        table.fail(key, f"= {text!r} is no IPv4 address")

@@ -1,0 +1,163 @@
+"""A table of a plan file, taken apart key by key; what is wrong is refused with its line (docs/plan.md)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ringtap.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class Table:
+    """One table of the plan file, taken apart key by key; knows the line of each key for its errors."""
+
+    def __init__(self, path: Path, name: str, items: dict[str, Any], first_line: int, lines: list[str]) -> None:
+        self._path, self._name, self._items, self._first_line, self._lines = path, name, items, first_line, lines
+        self._known: list[str] = []
+
+    def _line(self, key: str) -> int:
+        for number in range(self._first_line, len(self._lines) + 1):
+            if re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", self._lines[number - 1]):
+                return number
+        return self._first_line
+
+    def where(self) -> str:
+        """File and line of the table's heading."""
+        return f"{self._path} line {self._first_line}"
+
+    def has(self, key: str) -> bool:
+        """Whether the plan gives a key."""
+        return key in self._items
+
+    def fail(self, key: str, reason: str) -> NoReturn:
+        """Refuse a key's value."""
+        raise UsageError(f"{self._path} line {self._line(key)}: {self._name}.{key} {reason}")
+
+    def take(
+        self, key: str, kind: type | tuple[type, ...], default: Any, check: Callable[[Any], bool], rule: str
+    ) -> Any:
+        """Value of a key, of a type and within a rule; ``...`` as default means the key must be there."""
+        self._known.append(key)
+        if key not in self._items:
+            if default is ...:
+                self.fail(key, "is missing")
+            return default
+        value = self._items[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or not check(value):
+            self.fail(key, f"= {value!r} is not {rule}")
+        return value
+
+    def number(self, key: str, default: Any, least: float, most: float) -> float:
+        """A number within bounds."""
+        rule = f"a number from {least:g} to {most:g}"
+        return float(self.take(key, (int, float), default, lambda value: least <= value <= most, rule))
+
+    def integer(self, key: str, default: Any, least: int, most: int) -> int:
+        """An integer within bounds."""
+        rule = f"a whole number from {least} to {most}"
+        return int(self.take(key, int, default, lambda value: least <= value <= most, rule))
+
+    def text(self, key: str, default: Any, choices: tuple[str, ...] = ()) -> str:
+        """A string, one of the choices where there are any; for a wrong one the nearest is named."""
+        rule = f"one of {', '.join(choices)}" if choices else "a text"
+        near = difflib.get_close_matches(str(self._items.get(key, "")).lower(), choices, 1)
+        rule += f"; did you mean {near[0]}?" if near else ""
+        return str(self.take(key, str, default, lambda value: not choices or value in choices, rule))
+
+    def texts(self, key: str, default: Any) -> tuple[str, ...]:
+        """A list of strings."""
+        rule = "a list of texts"
+        return tuple(self.take(key, list, default, lambda value: all(isinstance(one, str) for one in value), rule))
+
+    def quantity(self, key: str, default: Any, parse: Callable[[str], float]) -> float:
+        """A rate, size or duration with its unit."""
+        text = self.text(key, default)
+        try:
+            return parse(text)
+        except UsageError as error:
+            self.fail(key, f"= {text!r} is not understood: {error}")
+
+    def finish(self) -> None:
+        """Refuse keys nobody asked for, naming the nearest right one."""
+        for key in self._items:
+            if key not in self._known:
+                near = difflib.get_close_matches(key, self._known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self._known)}"
+                self.fail(key, f"is not a key of this table; {hint}")
+
+
+class PlanTables:
+    """A plan file as its tables.
+
+    Args:
+        path: the file.
+        single: names of the tables that come once.
+        repeated: names of those that come as often as needed, each under ``[[name]]``.
+
+    Raises:
+        UsageError: unreadable, not TOML, or with a table that no plan has.
+    """
+
+    def __init__(self, path: Path, single: set[str], repeated: set[str]) -> None:
+        self._path = path
+        try:
+            text = path.read_text()
+            self._root = tomllib.loads(text)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is not TOML: {error}") from error
+        self._lines = text.splitlines() or [""]
+        known = sorted(single | repeated)
+        for key, value in self._root.items():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean [{near[0]}]?" if near else f"known: {', '.join(known)}"
+                raise UsageError(f"{path} line {self._line(key)}: [{key}] is not a table of a plan; {hint}")
+            if key in single and not isinstance(value, dict):
+                raise UsageError(f"{path} line {self._line(key)}: {key} must be a table: write [{key}] before its keys")
+            if key in repeated and not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
+                raise UsageError(f"{path} line {self._line(key)}: {key} must be tables: write [[{key}]] before each")
+
+    def _line(self, name: str) -> int:
+        for number, line in enumerate(self._lines, 1):
+            if re.match(rf"\s*\[*\s*{re.escape(name)}\b", line):
+                return number
+        return 1
+
+    def has(self, name: str) -> bool:
+        """Whether the plan has a table."""
+        return name in self._root
+
+    def one(self, name: str, *, needed: bool = False) -> Table:
+        """A table that comes once, empty where the plan has none.
+
+        Raises:
+            UsageError: it is needed and not there.
+        """
+        if needed and not self.has(name):
+            raise UsageError(f"{self._path}: [{name}] is missing")
+        return self._table(name, self._root.get(name, {}), 0)
+
+    def each(self, name: str, *, needed: bool = False) -> list[Table]:
+        """The tables of a name, in order.
+
+        Raises:
+            UsageError: one at least is needed and not there.
+        """
+        if needed and not self._root.get(name):
+            raise UsageError(f"{self._path}: [[{name}]] is missing")
+        return [self._table(name, items, count) for count, items in enumerate(self._root.get(name, []))]
+
+    def _table(self, name: str, items: dict[str, Any], count: int) -> Table:
+        heads = [n for n, one in enumerate(self._lines, 1) if re.match(rf"\s*\[+\s*{name}\s*\]", one)]
+        return Table(self._path, name, items, heads[count] if count < len(heads) else 1, self._lines)

@@ -29,7 +29,7 @@ lint: $(VENV)/ready
 	$(BIN)/lint-imports
 
 test: lint $(VENV)/tests
-	$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 -m computes; first=$$?; $(BIN)/python -m pytest -m "not computes" && exit $$first
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

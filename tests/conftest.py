@@ -1,6 +1,7 @@
 """What all tests share: a machine must look the same after a test as before it, and with CI=true nothing is skipped."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +9,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+# Tests that compute and measure nothing: two may run at once (make test), the rest have the machine to themselves.
+COMPUTES = re.compile(
+    r"property/|unit/test_(analysis|core|job|pcap|structure|sweep_csv|thesis)_|unit/test_traffic_(formats|plan|sizes|verify)"
+)
 # only what no test machine can be given
 HARDWARE = ("an mlx5 NIC", "a GPU")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if COMPUTES.match(item.path.relative_to(Path(__file__).parent).as_posix()):
+            item.add_marker("computes")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,7 +18,7 @@ from ringtap.analysis.demand import demand
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SCALE_MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "scale_model.py")
-PARAMETERS, ITERATIONS = 1_383_574, 60
+PARAMETERS, ITERATIONS = 1_383_574, 40
 COLLECT = ["--every", "10ms", "--collect", "default,packets"]
 # gloo puts 48 bytes before each of its messages (gloo/transport/tcp/pair.h: Op::preamble)
 GLOO_MESSAGE_BYTES = 48
@@ -97,7 +97,7 @@ def test_three_ranks_on_three_hosts_under_cross_traffic(tmp_path: Path) -> None:
         try:
             start("S0", *RINGTAP, "traffic", "serve", "--bind", f"{spec.cross_ip('S0')}:5001", "--token", "t")
             plan = tmp_path / "flows.plan"
-            load = ["--kind", "consistent", "--load", "20mbit", "--duration", "40s", "--scale", "100"]
+            load = ["--kind", "consistent", "--load", "20mbit", "--duration", "30s", "--scale", "100"]
             load += ["--to", f"{spec.cross_ip('S0')}:5001"]
             subprocess.run([*RINGTAP, "traffic", "plan", *load, "-o", str(plan)], check=True, capture_output=True)
             jobs = [start_rank(start, spec, rank, run) for rank in range(3)]

@@ -32,7 +32,7 @@ class SubmitPaths:
 
     def output(self, job: str) -> Path:
         """What the script, its steps and Slurm itself say; ``job`` as in `state`."""
-        return self.folder / f"{job}.out"
+        return self.folder / f"slurm-{job}.out"
 
     @property
     def states(self) -> Path:

@@ -18,9 +18,12 @@ HARDWARE = ("an mlx5 NIC", "a GPU")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if COMPUTES.match(item.path.relative_to(Path(__file__).parent).as_posix()):
+    paths = {item: item.path.relative_to(Path(__file__).parent).as_posix() for item in items}
+    for item, path in paths.items():
+        if COMPUTES.match(path):
             item.add_marker("computes")
+    # last: its tests share a cluster, which is to run beside no other test
+    items.sort(key=lambda item: paths[item].startswith("slurm/"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,3 +23,8 @@ class LabHosts(ServedHosts):
         """A servant in the host's namespaces."""
         enter = [sys.executable, "-m", "ringtap.agents.lab.enter", self.spec.name, host]
         return [*enter, sys.executable, *SERVANT]
+
+    def stop_all(self) -> None:
+        """End everything started here, the newest first, and the servants: the testbed may be about to end."""
+        super().stop_all()
+        self.leave()

@@ -86,7 +86,8 @@ class ServedHosts:
         self.names = tuple(names)
         self._channels: dict[str, Channel] = {}
         self._processes: list[ServedProcess] = []
-        self._closed = threading.Event()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._beats: threading.Thread | None = None
         self._lost: dict[str, str] = {}
 
     # what the realisations differ in
@@ -208,26 +209,32 @@ class ServedHosts:
         self.stop_all()
         self.lost()
         self._closed.set()
-        for channel in self._channels.values():
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the servants go; the next command on a host gets another one."""
+        with self._lock:
+            channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
             channel.hang_up()
-        for channel in self._channels.values():
+        for channel in channels:
             channel.close()
-        self._channels.clear()
 
     def channel(self, host: str) -> Channel:
         """The way to a host, made when it is first needed.
 
         Raises:
-            UsageError: there is no such host.
+            MeasurementError: it has been left for good.
         """
-        if host not in self._channels:
-            if self._closed.is_set():
-                raise MeasurementError(f"{host} has been left")
-            command = self.command(host)
-            if not self._channels:
-                threading.Thread(target=self._beat, name="hosts", daemon=True).start()
-            self._channels[host] = Channel(host, command, self.connect_s, self.receive, self.explain)
-        return self._channels[host]
+        with self._lock:
+            if host not in self._channels:
+                if self._closed.is_set():
+                    raise MeasurementError(f"{host} has been left")
+                self._channels[host] = Channel(host, self.command(host), self.connect_s, self.receive, self.explain)
+                if self._beats is None:
+                    self._beats = threading.Thread(target=self._beat, name="hosts", daemon=True)
+                    self._beats.start()
+            return self._channels[host]
 
     def _beat(self) -> None:
         """Tell the servants that this process lives, until it leaves them or does not live."""

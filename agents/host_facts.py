@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import time
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,7 @@ def host_facts() -> dict[str, Any]:
     """The host's facts.
 
     Returns:
-        ``t_ns`` (CLOCK_REALTIME), ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are
+        ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are
         there) and ``interfaces``: by name ``addresses`` (IPv4), ``mtu`` and ``below`` (interfaces it stands on).
     """
     states = psutil.net_if_stats()
@@ -39,7 +38,6 @@ def host_facts() -> dict[str, Any]:
         "iperf3": shutil.which("iperf3") or "",
         "modules": [name for name in MODULES if find_spec(name)],
         "interfaces": interfaces,
-        "t_ns": time.time_ns(),
     }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from ringtap.agents.hosts import Hosts, LocalHosts
-from ringtap.errors import MeasurementError
+from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
+from ringtap.agents.hosts.ssh import SshHost, SshHosts
+from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan_cluster import Cluster
 
 _ANSWER_S = 10.0
@@ -69,8 +72,7 @@ def reached(cluster: Cluster) -> Iterator[Hosts]:
     """The hosts of a cluster for as long as the block lasts; everything started on them ends with it.
 
     Raises:
-        MeasurementError: a host cannot be reached.
-        UsageError: ssh or Slurm's commands are not here, or this is no allocation.
+        UsageError: a host cannot be reached, ssh or Slurm's commands are not here, or this is no allocation.
     """
     hosts = _connect(cluster)
     try:
@@ -82,4 +84,26 @@ def reached(cluster: Cluster) -> Iterator[Hosts]:
 def _connect(cluster: Cluster) -> Hosts:
     if cluster.reach == "local":
         return LocalHosts([host.name for host in cluster.hosts])
-    raise NotImplementedError
+    if cluster.reach == "ssh":
+        own = sys.executable
+        return SshHosts([SshHost(host.name, host.ssh, host.python or own, host.workdir) for host in cluster.hosts])
+    pythons = {host.name: host.python for host in cluster.hosts if host.python}
+    return SlurmHosts(nodes_of(cluster, allocated_nodes()), pythons)
+
+
+def nodes_of(cluster: Cluster, allocated: Sequence[str]) -> dict[str, str]:
+    """The node of each host: the one that the plan pins, else the next of the allocation that no host has.
+
+    Raises:
+        UsageError: the allocation has fewer nodes than the plan hosts.
+    """
+    pinned = {host.node for host in cluster.hosts}
+    free = [node for node in allocated if node not in pinned]
+    open_hosts = [host.name for host in cluster.hosts if not host.node]
+    if len(free) < len(open_hosts):
+        raise UsageError(
+            f"the plan has {len(cluster.hosts)} hosts, but this allocation only has the nodes {', '.join(allocated)}: "
+            f"ask for {len(cluster.hosts)} nodes (--nodes)"
+        )
+    found = dict(zip(open_hosts, free, strict=False))
+    return {host.name: host.node or found[host.name] for host in cluster.hosts}

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import ringtap
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.lab.topology import Roles
 from ringtap.agents.stage import Stage
@@ -20,23 +19,8 @@ from ringtap.plan_cluster import Cluster, ClusterHost
 # Windows are set by the workers' clocks and their counters read by the receiver's: what they are apart must be short
 # against the settling time
 MOST_APART_S = 0.2
-_ANSWER_S = 30.0
+_ANSWER_S = 100.0  # the first answer waits for the connection, which has a time limit of its own
 _AT_ONCE = 8
-# Says what is wrong in words of its own where ringtap is missing or another one: its modules may not be there
-_ASK = """\
-import json, sys
-try:
-    import ringtap
-    version = ringtap.__version__
-except ImportError as error:
-    print(json.dumps({"without": str(error)}))
-    sys.exit()
-if version != sys.argv[1]:
-    print(json.dumps({"version": version}))
-    sys.exit()
-from ringtap.agents.host_facts import host_facts
-print(json.dumps(host_facts()))
-"""
 
 
 @dataclass(frozen=True)
@@ -47,13 +31,11 @@ class Answer:
         host: its name.
         facts: as `ringtap.agents.host_facts.host_facts` gives them; empty where there was no answer of use.
         problems: why the sweep cannot run on it, a sentence each.
-        apart_s: how far its clock is ahead of this machine's: the least and the most that it can be.
     """
 
     host: str
     facts: dict[str, Any]
     problems: tuple[str, ...]
-    apart_s: tuple[float, float] = (0.0, 0.0)
 
 
 def call_roll(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
@@ -65,29 +47,26 @@ def call_roll(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
 
 
 def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
-    name, program = host.name, hosts.python(host.name)
-    before_ns = time.time_ns()
+    name = host.name
     try:
-        done = hosts.ask(name, [program, "-c", _ASK, ringtap.__version__], _ANSWER_S)
+        done = hosts.ask(name, [hosts.python(name), "-m", "ringtap.agents.host_facts"], _ANSWER_S)
+        apart_s = _apart_s(hosts, name)
     except MeasurementError as error:
         return Answer(name, {}, (str(error),))
-    after_ns = time.time_ns()
-    try:
-        facts = json.loads(done.stdout)
-    except ValueError:
+    if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        return Answer(name, {}, (f"host {name}: {program} is no Python that works there ({words}): {_REMEDY}",))
-    if "without" in facts:
-        return Answer(name, {}, (f"host {name}: {program} has no ringtap ({facts['without']}): {_REMEDY}",))
-    if "version" in facts:
-        other = f"host {name} has ringtap {facts['version']} in {program}, this machine {ringtap.__version__}"
-        return Answer(name, {}, (f"{other}: install the same version on both",))
-    apart_s = ((facts["t_ns"] - after_ns) / 1e9, (facts["t_ns"] - before_ns) / 1e9)
+        return Answer(name, {}, (f"host {name}: {hosts.python(name)} cannot say what is there: {words}",))
+    facts = json.loads(done.stdout)
     problems = [*_clock_problems(name, apart_s), *_address_problems(host, facts), *_tool_problems(plan, name, facts)]
-    return Answer(name, facts, tuple(problems), apart_s)
+    return Answer(name, facts, tuple(problems))
 
 
-_REMEDY = "install ringtap there, or name the interpreter that has it as python under its [[hosts]]"
+def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
+    """How far a host's clock is ahead of this machine's: the least and the most that it can be."""
+    before_ns = time.time_ns()
+    done = hosts.ask(host, [hosts.python(host), "-S", "-c", "import time; print(time.time_ns())"])
+    after_ns = time.time_ns()
+    return (int(done.stdout) - after_ns) / 1e9, (int(done.stdout) - before_ns) / 1e9
 
 
 def _clock_problems(name: str, apart_s: tuple[float, float]) -> list[str]:

@@ -225,7 +225,7 @@ def _model(table: Table) -> Model:
         title=table.text("title", profile.title if profile else name),
         parameters=table.integer("parameters", profile.parameters if profile else own, 1, 10**13),
         layers=table.integer("layers", profile.layers if profile else 16, 1, 10_000),
-        compute_s=table.quantity("compute", compute, parse_duration_s),  # type: ignore[arg-type]
+        compute_s=table.quantity("compute", compute, parse_duration_s),
         bucket_bytes=int(table.quantity("bucket", "25MiB", parse_size_bytes)),
         thesis_iteration_s=profile.thesis_iteration_s if profile else None,
         command=command,

@@ -29,6 +29,7 @@ class ClusterHost:
         cross: address of the cross traffic.
         interface: interface of the training traffic.
         python: interpreter that has ringtap; empty: by the path of the one that runs the sweep.
+        workdir: folder for the run's files on a host that is reached by ssh; empty: ``/tmp/ringtap-<user>``.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ClusterHost:
     cross: str
     interface: str
     python: str
+    workdir: str
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def _host(table: Table, reach: str) -> ClusterHost:
     name = table.text("name", ...)
     if not _NAME.fullmatch(name):
         table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
-    for key, only in (("ssh", "ssh"), ("node", "slurm")):
+    for key, only in (("ssh", "ssh"), ("workdir", "ssh"), ("node", "slurm")):
         if table.has(key) and reach != only:
             table.fail(key, f'is for reach = "{only}"; this plan\'s is "{reach}"')
     interface = table.text("interface", "")
@@ -155,7 +157,10 @@ def _host(table: Table, reach: str) -> ClusterHost:
         cross=_address(table, "cross") or training,
         interface=interface,
         python=table.text("python", ""),
+        workdir=table.text("workdir", ""),
     )
+    if host.workdir and not host.workdir.startswith("/"):
+        table.fail("workdir", f"= {host.workdir!r} is no absolute path")
     if host.ssh.startswith("-"):
         table.fail("ssh", f"= {host.ssh!r} would be an option to ssh, not a host")
     table.finish()

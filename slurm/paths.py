@@ -30,6 +30,11 @@ class SubmitPaths:
         """What was asked for, and the ids that Slurm gave it (request.json)."""
         return self.folder / "request.json"
 
+    @property
+    def plan(self) -> Path:
+        """The plan of a sweep, as it was submitted first."""
+        return self.folder / "plan.toml"
+
     def output(self, job: str) -> Path:
         """What the script, its steps and Slurm itself say; ``job`` as in `state`."""
         return self.folder / f"slurm-{job}.out"

@@ -1,0 +1,182 @@
+"""``ringtap submit``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringtap.errors import UsageError
+
+if TYPE_CHECKING:
+    from ringtap.slurm.request import Environment, Resources
+    from ringtap.slurm.sites import Site
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the ``submit`` verb."""
+    parser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        usage="ringtap submit [options] (-- COMMAND | PLAN.toml)",
+        allow_abbrev=False,
+    )
+    parser.add_argument("words", nargs="*", metavar="-- COMMAND | PLAN.toml", help="what to run, or what to measure")
+    parser.add_argument(
+        "--site", metavar="SITE", help="cluster, or a profile's path (default: $CC_CLUSTER where it is known, generic)"
+    )
+    parser.add_argument("--print", action="store_true", help="show the batch script, submit nothing")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="run directory, on a shared file system")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    _add_resources(parser.add_argument_group("what the job gets"))
+    _add_environment(parser.add_argument_group("its Python"))
+    job = parser.add_argument_group("what is recorded, and kept (of a command; a plan says so itself)")
+    job.add_argument("--collect", default="default", metavar="LIST", help="as of ringtap run (default: default)")
+    job.add_argument("--every", default="100ms", metavar="TIME", help="as of ringtap run (default: 100ms)")
+    job.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="files below $SLURM_TMPDIR to copy to DIR/results/<node> at the end; may be repeated",
+    )
+    job.add_argument("--horovod", action="store_true", help="give each rank Horovod's variables (Gloo, no ssh)")
+    parser.set_defaults(handler=_submit)
+
+
+def _add_resources(group: Any) -> None:
+    group.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
+    group.add_argument("--tasks-per-node", type=int, default=1, metavar="N", help="tasks a node (default: 1)")
+    group.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of a task")
+    group.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs a node, as 4 or h100:4")
+    group.add_argument("--mem", metavar="SIZE", help="memory a node, as Slurm writes it: 64G")
+    group.add_argument("--time", metavar="TIME", help="time limit, as Slurm writes it: 30 (minutes), 3:00:00, 1-12")
+    group.add_argument("--account", metavar="NAME", help="account to charge")
+    group.add_argument("--job-name", metavar="NAME", help="as squeue shows it (default: what is run)")
+    group.add_argument(
+        "--stop-before", default="120s", metavar="TIME", help="stop the job so long before the limit (default: 120s)"
+    )
+    group.add_argument(
+        "--sbatch", action="append", default=[], metavar="TEXT", help="a further directive: partition=debug; repeatable"
+    )
+    group.add_argument(
+        "--drop", action="append", default=[], metavar="NAME", help="a directive to leave out: mem; repeatable"
+    )
+
+
+def _add_environment(group: Any) -> None:
+    group.add_argument(
+        "--python", metavar="PATH", help="interpreter with ringtap, on a shared file system (default: this)"
+    )
+    group.add_argument("--module", action="append", default=[], metavar="NAME", help="load this module too; repeatable")
+    group.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="make an environment on each node, from the site's wheels and these"
+    )
+    group.add_argument("--requirement", type=Path, metavar="FILE", help="... with what this requirements file names")
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from ringtap.slurm.request import check_resources
+    from ringtap.slurm.sites import load_site
+
+    words: list[str] = options.words
+    plan = Path(words[0]) if len(words) == 1 and words[0].endswith(".toml") else None
+    if not words:
+        raise UsageError("nothing to submit: ringtap submit -- COMMAND, or ringtap submit PLAN.toml")
+    site = load_site(options.site)
+    name = plan.stem if plan else Path(words[0]).name
+    resources = check_resources(_resources(options, name), site, os.environ)
+    environment = _environment(options)
+    if plan:
+        from ringtap.slurm.plans import submit_plan
+
+        return submit_plan(plan, options, site, resources, environment)
+    return _submit_command(options, site, resources, environment)
+
+
+def _resources(options: argparse.Namespace, name: str) -> Resources:
+    from ringtap.slurm.request import Resources
+    from ringtap.units import parse_duration_s
+
+    return Resources(
+        nodes=options.nodes,
+        tasks_per_node=options.tasks_per_node,
+        cpus_per_task=options.cpus_per_task,
+        gpus_per_node=options.gpus_per_node,
+        mem=options.mem,
+        time=options.time,
+        account=options.account,
+        job_name=options.job_name if options.job_name is not None else f"ringtap-{name}",
+        stop_before_s=round(parse_duration_s(options.stop_before)),
+        sbatch=tuple(options.sbatch),
+        drop=tuple(options.drop),
+    )
+
+
+def _environment(options: argparse.Namespace) -> Environment:
+    from ringtap.slurm.request import Environment
+
+    offline = options.wheels is not None or options.requirement is not None
+    if offline and options.python is not None:
+        raise UsageError("--python names an environment, --wheels and --requirement make one: give one of them")
+    python = None if offline else os.path.abspath(options.python or sys.executable)  # noqa: PTH100 (keeps links)
+    absolute = [None if path is None else path.absolute() for path in (options.requirement, options.wheels)]
+    return Environment(python, tuple(options.module), *absolute)
+
+
+def _submit_command(options: argparse.Namespace, site: Site, resources: Resources, environment: Environment) -> int:
+    from ringtap.rundir import new_name
+    from ringtap.slurm.paths import SubmitPaths
+    from ringtap.slurm.request import Request
+    from ringtap.slurm.script import command_script
+    from ringtap.slurm.submit import check_files, check_place, read_only_place, submit_command
+
+    request = Request(
+        command=tuple(options.words),
+        folder=Path.cwd(),
+        resources=resources,
+        environment=environment,
+        collect=options.collect,
+        every=options.every,
+        keep=tuple(options.keep),
+        horovod=options.horovod,
+    )
+    check_files(request)
+    path = options.output or Path("runs") / new_name(Path(request.command[0]).name)
+    paths = SubmitPaths(path)
+    if options.print:
+        sys.stdout.buffer.write(command_script(request, site, paths).encode(errors="surrogateescape"))
+        return 0
+    doubts = check_place(paths.run, site)
+    if read_only_place(request.folder, site, os.environ):
+        doubts.append(f"the job runs in {request.folder}, which is read-only on the nodes of {site.name}")
+    print(f"ringtap: site={site.name} run={path} {settings_line(resources, environment)}", file=sys.stderr)
+    for doubt in doubts:
+        print(f"ringtap: {doubt}", file=sys.stderr)
+    job = submit_command(request, site, path)
+    if options.json:
+        print(json.dumps({"job": job, "run": str(paths.run), "script": str(paths.script), "site": site.name}))
+    else:
+        print(f"Submitted job {job}")
+        print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {path}")
+    return 0
+
+
+def settings_line(resources: Resources, environment: Environment) -> str:
+    """What a job gets, for the user, as one line."""
+    items = {
+        "nodes": resources.nodes,
+        "tasks-per-node": resources.tasks_per_node,
+        "cpus-per-task": resources.cpus_per_task,
+        "gpus-per-node": resources.gpus_per_node,
+        "mem": resources.mem,
+        "time": resources.time,
+        "account": resources.account,
+        "stop-before": f"{resources.stop_before_s}s",
+        "python": environment.python or "made on each node",
+    }
+    return " ".join(f"{name}={value}" for name, value in items.items() if value is not None)

@@ -1,0 +1,195 @@
+"""Submission: the run directory and what lies in it before the job begins, and the call of sbatch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ringtap.agents.node.settings import parse_settings
+from ringtap.errors import UsageError
+from ringtap.rundir import RunDirectory, write_json
+from ringtap.slurm.paths import SubmitPaths
+from ringtap.slurm.request import Request
+from ringtap.slurm.run_file import WAITING
+from ringtap.slurm.script import command_script
+from ringtap.slurm.sites import Site
+
+# File systems that one machine has to itself
+_OWN = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
+# What sbatch takes from the environment before what the script says
+_OVERRIDING = ("ACCOUNT", "GPUS_PER_NODE", "JOB_NAME", "MEM_PER_NODE", "NO_REQUEUE", "REQUEUE", "SIGNAL", "TIMELIMIT")
+_OUTPUT_VARIABLES = ("SBATCH_OUTPUT", "SBATCH_ERROR")
+_SBATCH_TIMEOUT_S = 120.0
+
+
+def check_place(path: Path, site: Site, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """See that all nodes can write to a folder; returns what is doubtful, a sentence each.
+
+    Args:
+        path: the folder, which need not exist.
+        site: the site.
+        environment: the user's environment.
+
+    Raises:
+        UsageError: they certainly cannot.
+    """
+    blocked = read_only_place(path, site, environment)
+    if blocked:
+        raise UsageError(
+            f"jobs cannot write to {path}: {blocked} is read-only on the nodes of {site.name}; use -o $SCRATCH/…"
+        )
+    kind = file_system(path)
+    if site.shared_file_systems and kind not in site.shared_file_systems and kind in _OWN:
+        raise UsageError(
+            f"{path} is on this machine's own disk ({kind}), which the nodes do not see: name a shared one, -o DIR"
+        )
+    if not site.shared_file_systems and kind in ("tmpfs", "ramfs"):
+        return [f"{path} is in this machine's memory ({kind}): do the nodes see it?"]
+    return []
+
+
+def read_only_place(path: Path, site: Site, environment: Mapping[str, str]) -> str:
+    """The entry of a site's read-only folders that a path is in; empty where it is in none."""
+    real = Path(os.path.realpath(path))
+    for entry in site.read_only:
+        name, _, rest = entry.removeprefix("$").partition("/")
+        folder = entry if entry.startswith("/") else environment.get(name, "") + ("/" + rest if rest else "")
+        if folder.startswith("/") and real.is_relative_to(os.path.realpath(folder)):
+            return entry
+    return ""
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that a path is on, or would be; empty where the kernel does not say."""
+    place = Path(os.path.realpath(path))
+    while not place.exists():
+        place = place.parent
+    device = place.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        fields, _, kind = line.partition(" - ")
+        if fields.split()[2] == wanted:
+            return kind.split()[0]
+    return ""
+
+
+def check_files(request: Request) -> None:
+    """See that the files are there that the job will need.
+
+    Raises:
+        UsageError: one is not; the sentence names it.
+    """
+    environment = request.environment
+    parse_settings(request.collect, request.every, {})
+    python = environment.python
+    if python is not None and not (Path(python).is_file() and os.access(python, os.X_OK)):
+        raise UsageError(f"--python {python} is no interpreter")
+    if environment.requirement is not None and not environment.requirement.is_file():
+        raise UsageError(f"--requirement {environment.requirement} is no file")
+    if environment.wheels is not None and not any(environment.wheels.glob("ringtap-*.whl")):
+        raise UsageError(f"--wheels {environment.wheels} has no wheel of ringtap: make one with ringtap bundle -o DIR")
+    for pattern in request.keep:
+        if not pattern or pattern.startswith("/") or ".." in Path(pattern).parts:
+            raise UsageError(f"--keep {pattern!r} is not below $SLURM_TMPDIR: write it relative to that, as '*.pt'")
+
+
+def submit_command(request: Request, site: Site, path: Path) -> str:
+    """Make the run directory and hand the job to Slurm; returns the job's id.
+
+    Args:
+        request: the command and what it asks for, checked.
+        site: the site.
+        path: the run directory to make.
+
+    Raises:
+        UsageError: the folder is in use, there is no sbatch, or it refuses; nothing is left behind then.
+    """
+    sbatch = find_sbatch()
+    paths = SubmitPaths(path)
+    settings = parse_settings(request.collect, request.every, {})
+    run = RunDirectory.create(paths.run, "job", sys.argv, 0, settings=settings.to_json(), reference="")
+    try:
+        run.info["why"] = WAITING
+        run.save()
+        job = hand_over(sbatch, paths, command_script(request, site, paths), {"site": site.name, **request.to_json()})
+    except (UsageError, OSError):
+        shutil.rmtree(paths.folder, ignore_errors=True)
+        (paths.run / "run.json").unlink(missing_ok=True)
+        paths.run.rmdir()
+        raise
+    return job
+
+
+def find_sbatch() -> str:
+    """The path of sbatch.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = shutil.which("sbatch")
+    if found is None:
+        raise UsageError(
+            "there is no sbatch here: submit from a login node of the cluster, or look at the script with --print"
+        )
+    return found
+
+
+def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, Any]) -> str:
+    """Write the script and request.json and submit them; returns the id of the job, or of the array.
+
+    Args:
+        sbatch: its path.
+        paths: where they go.
+        script: the batch script.
+        request: what was asked for, for request.json; ``jobs``, the ids of all submissions so far, is added to.
+
+    Raises:
+        UsageError: sbatch refuses, in its own words.
+    """
+    paths.states.mkdir(parents=True, exist_ok=True)
+    with paths.script.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        file.write(script)
+    # from the script's folder, where Slurm puts its output; its name needs no quoting then
+    try:
+        done = subprocess.run(
+            [sbatch, "--parsable", paths.script.name],
+            cwd=paths.folder,
+            env=clean_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SBATCH_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(
+            f"sbatch did not answer within {_SBATCH_TIMEOUT_S:.0f} s: is Slurm's controller up?"
+        ) from error
+    said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode != 0:
+        raise UsageError(f"sbatch refuses: {'; '.join(said) or f'exit code {done.returncode}'}")
+    for line in said:
+        print(f"sbatch: {line}", file=sys.stderr)
+    job = done.stdout.strip().partition(";")[0]
+    jobs = [*request.get("jobs", ()), {"id": job, "submitted_ns": time.time_ns()}]
+    write_json(paths.request, request | {"jobs": jobs})
+    return job
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for sbatch: the job gets it too, and what is set in it has precedence over the script."""
+    dropped = {f"SBATCH_{name}" for name in _OVERRIDING} | set(_OUTPUT_VARIABLES)
+    if "SLURM_JOB_ID" in environment:  # submitted from within a job: that one's sizes are not for this one
+        dropped |= {name for name in environment if name.startswith("SLURM_") and name != "SLURM_CONF"}
+    return {name: value for name, value in environment.items() if name not in dropped}

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.job.logs import NodeLogs
-from ringtap.analysis.job.sockets import COUNTERS, SocketLog, socket_log
-from ringtap.analysis.job.spread import Borders, Integers, Numbers, add_up, shares
+from ringtap.analysis.job.moved import AMOUNTS, moved_on, sockets_of
+from ringtap.analysis.job.nodes import each_node
+from ringtap.analysis.job.sockets import COUNTERS
+from ringtap.analysis.job.spread import Borders, Integers, Numbers
+from ringtap.analysis.workers import ALONE, Workers
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 CLASSES = (TRAINING, CROSS, OTHER)
@@ -26,7 +30,6 @@ CROSS_PORTS = (5201, 5001)
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\bringtap(?:\.cli)? traffic\b|\bringtap\.trafficgen\b")
 # more flows times iterations than this are kept by kind of flow only
 MOST_CELLS = 4_000_000
-AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked")
 _END = ["from", "from_port", "to", "to_port"]
 _FLOW_COLUMNS = [
     *("class", "why", "from_node", *_END[:2], "from_rank", "to_node", *_END[2:], "to_rank", "local", "measured_at"),
@@ -70,36 +73,35 @@ class Traffic:
         return np.where(self.covered_by_all, amounts.sum(axis=0), np.nan)
 
 
-def measure(nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], bins: int) -> Traffic:
+def measure(
+    nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], bins: int, workers: Workers = ALONE
+) -> Traffic:
     """Find the flows of a run and what each moved.
 
     Args:
         nodes: the nodes' logs.
         borders: the iterations' borders by each node's clock.
         bins: number of bins.
+        workers: who reads the nodes' logs.
     """
-    logs = {name: log for name, node in nodes.items() if (log := socket_log(node)) is not None and len(log.sockets)}
-    ends = _ends(nodes, logs)
+    found = {name: known for name, known in each_node(workers, nodes, sockets_of) if known is not None}
+    ends = _ends({name: known.sockets for name, known in found.items()})
     flows = _directed(ends)
     flows["class"], flows["why"] = _classify(flows, CrossTraffic.of(nodes))
     flows["group"] = _group(flows, bins)
     groups = flows.drop_duplicates("group").sort_values("group", ignore_index=True)
-    amounts, totals = _spread(ends, flows, logs, borders, len(groups), bins)
+    logged = {name: nodes[name] for name in found}
+    amounts, totals, covered = _spread(workers, ends, flows, logged, borders, len(groups), bins)
     flows = flows.join(totals)
-    every_s = max((log.every_s for log in logs.values()), default=None)
-    covered = {name: nodes[name].covers("sockets/sockets.rec", borders[name]) for name in sorted(logs)}
-    return Traffic(flows.reindex(columns=_FLOW_COLUMNS), groups, amounts, every_s, sorted(logs), covered)
+    every_s = max((known.every_s for known in found.values()), default=None)
+    return Traffic(flows.reindex(columns=_FLOW_COLUMNS), groups, amounts, every_s, sorted(found), covered)
 
 
-def _ends(nodes: Mapping[str, NodeLogs], logs: Mapping[str, SocketLog]) -> pd.DataFrame:
+def _ends(parts: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The sockets of all nodes, each with its owner and, where it was seen, its peer (``peer``, a row of this)."""
     columns = ["cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns"]
     columns += ["closed", "rtt_us", "min_rtt_us", "node", "number", "rank", "command"]
-    parts = []
-    for name, log in logs.items():
-        table = log.sockets.assign(node=name, number=np.arange(len(log.sockets)))
-        parts.append(table.join(_owners(nodes[name]), on="inode"))
-    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+    table = pd.concat(parts.values(), ignore_index=True) if parts else pd.DataFrame(columns=columns)
     table["rank"] = table["rank"].astype("Int64")
     table["scope"] = table["node"].where(_is_loopback(table["local"]), "")
     mine, theirs = ["local", "local_port", "remote", "remote_port"], ["remote", "remote_port", "local", "local_port"]
@@ -113,16 +115,6 @@ def _ends(nodes: Mapping[str, NodeLogs], logs: Mapping[str, SocketLog]) -> pd.Da
 def _is_loopback(addresses: pd.Series[Any]) -> pd.Series[bool]:
     known = {text: ipaddress.ip_address(text).is_loopback for text in addresses.unique()}
     return addresses.map(known).astype(bool)
-
-
-def _owners(node: NodeLogs) -> pd.DataFrame:
-    """Rank and command of each inode; where several processes had a socket, the one that is a rank."""
-    lines = node.lines("sockets/owners.jsonl")
-    table = pd.DataFrame(lines, columns=["inode", "rank", "command"]).dropna(subset="inode")
-    table["rank"] = pd.to_numeric(table["rank"], errors="coerce").astype("Int64")
-    table["command"] = [" ".join(map(str, c)) if isinstance(c, list) else str(c) for c in table["command"]]
-    table = table.sort_values("rank", kind="stable", na_position="last").drop_duplicates("inode")
-    return table.astype({"inode": "int64"}).set_index("inode")
 
 
 def _directed(ends: pd.DataFrame) -> pd.DataFrame:
@@ -219,43 +211,32 @@ def _group(flows: pd.DataFrame, bins: int) -> Integers:
 
 
 def _spread(
+    workers: Workers,
     ends: pd.DataFrame,
     flows: pd.DataFrame,
-    logs: Mapping[str, SocketLog],
+    logged: Mapping[str, NodeLogs],
     borders: Mapping[str, Borders],
     groups: int,
     bins: int,
-) -> tuple[dict[str, Numbers], pd.DataFrame]:
-    """What each group moved in each bin, and what each flow moved in all."""
+) -> tuple[dict[str, Numbers], pd.DataFrame, dict[str, npt.NDArray[np.bool_]]]:
+    """What each group moved in each bin, what each flow moved in all, and the bins that each node's log covers."""
     amounts = {name: np.zeros((groups, bins)) for name in AMOUNTS}
     sums = {name: np.zeros(len(ends)) for name in COUNTERS}
     sent = flows[flows["measured_at"] == "sender"].set_index("end")["group"]
     received = flows[flows["measured_at"] == "receiver"].set_index("end")["group"]
-    out_of = sent.reindex(ends.index, fill_value=-1).to_numpy()
-    into = received.reindex(ends.index, fill_value=-1).to_numpy()
-    for name, log in logs.items():
-        rows = ends.index[ends["node"] == name].to_numpy()
-        for grown in log.growth():
-            end = rows[grown.end]
-            for counter in COUNTERS:
-                sums[counter] += np.bincount(end, grown.amounts[counter], len(ends))
-            if not bins:
-                continue
-            span, place, share = shares(grown.begin_ns, grown.end_ns, borders[name].edges_ns)
-            part = {counter: grown.amounts[counter][span] * share for counter in COUNTERS}
-            moved = {
-                "payload_bytes": part["bytes_acked"],
-                "retransmitted_bytes": part["bytes_retrans"],
-                "retransmissions": part["total_retrans"],
-                "ce_marked": part["delivered_ce"],
-            }
-            for amount, values in moved.items():
-                amounts[amount] += add_up(out_of[end[span]], place, values, groups, bins)
-            backwards = into[end[span]]
-            keep = backwards >= 0
-            values = part["bytes_received"][keep]
-            amounts["payload_bytes"] += add_up(backwards[keep], place[keep], values, groups, bins)
-    return amounts, _totals(flows, sums)
+    # a node's rows are together
+    begins = np.flatnonzero((ends["node"] != ends["node"].shift()).to_numpy(bool)).tolist()
+    sides = [side.reindex(ends.index, fill_value=-1).to_numpy(np.int64) for side in (sent, received)]
+    out_of, into = ([side[at:to] for at, to in pairwise([*begins, len(ends)])] for side in sides)
+    covered = {}
+    found = each_node(workers, logged, moved_on, [borders[name] for name in logged], out_of, into)
+    for begin, (name, moved) in zip(begins, found, strict=True):
+        covered[name] = moved.covered
+        for counter, grown in moved.sums.items():
+            sums[counter][begin : begin + len(grown)] = grown
+        for amount, binned in moved.amounts.items():
+            amounts[amount][moved.groups] += binned
+    return amounts, _totals(flows, sums), {name: covered[name] for name in sorted(covered)}
 
 
 def _totals(flows: pd.DataFrame, sums: dict[str, Numbers]) -> pd.DataFrame:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ringtap.analysis.job import wires
 from ringtap.analysis.job.logs import NodeLogs, Wide
+from ringtap.analysis.job.packets import Packets, read_packets
 from ringtap.analysis.job.spread import Borders, Integers, Numbers, add_up, largest_in, shares, unwrapped_growth
 from ringtap.analysis.runs import Records
 from ringtap.records import RecordFile
@@ -36,6 +39,30 @@ COLUMNS = {
     "memory_available_bytes": "least memory available",
     "gpu_utilization_pct": "mean over the GPUs",
 }
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a node saw beside its sockets.
+
+    Attributes:
+        table: as `node_table`.
+        cores: as `rank_cores`.
+        counted: its interfaces' counters; None: not recorded.
+        packets: its captures; None: it has none.
+    """
+
+    table: pd.DataFrame
+    cores: dict[int, Numbers]
+    counted: wires.Counted | None
+    packets: Packets | None
+
+
+def look(node: NodeLogs, borders: Borders) -> Seen:
+    """Read all that a node recorded beside its sockets; ``borders`` by the node's clock."""
+    packets = read_packets(node, borders)
+    counted = wires.count(node, borders)
+    return Seen(node_table(node, borders), rank_cores(node, borders), counted, packets)
 
 
 def node_table(node: NodeLogs, borders: Borders) -> pd.DataFrame:

@@ -12,8 +12,10 @@ import pandas as pd
 
 from ringtap.analysis.job import flows, host, iterations, wires
 from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job.nodes import each_node
 from ringtap.analysis.job.spread import Borders, Numbers
 from ringtap.analysis.runs import JobRun, SweepRun, open_run
+from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import UsageError
 
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
@@ -32,8 +34,9 @@ class Job:
         nodes: the nodes' logs by name.
     """
 
-    def __init__(self, run: JobRun) -> None:
+    def __init__(self, run: JobRun, workers: Workers = ALONE) -> None:
         self.run = run
+        self._workers = workers
         self.path = run.path
         folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
         self.nodes: Mapping[str, NodeLogs] = {path.name: NodeLogs(path) for path in folders}
@@ -80,16 +83,23 @@ class Job:
     @cached_property
     def traffic(self) -> flows.Traffic:
         """What the sockets moved."""
-        return flows.measure(self.nodes, self.borders_at, self.borders.bins)
+        return flows.measure(self.nodes, self.borders_at, self.borders.bins, self._workers)
+
+    @cached_property
+    def _seen(self) -> Mapping[str, host.Seen]:
+        """What the nodes' own counters and captures show, by node."""
+        return dict(each_node(self._workers, self.nodes, host.look, self.borders_at.values()))
 
     @cached_property
     def counted(self) -> wires.Wires:
         """What interfaces and captures counted beside the sockets."""
-        return wires.measure(self.nodes, self.borders_at, self.traffic, self.borders.bins)
+        counted = {name: seen.counted for name, seen in self._seen.items()}
+        captured = {name: seen.packets for name, seen in self._seen.items() if seen.packets is not None}
+        return wires.measure(self.nodes, counted, captured, self.traffic, self.borders.bins)
 
     @cached_property
     def _node_tables(self) -> dict[str, pd.DataFrame]:
-        return {name: host.node_table(node, self.borders_at[name]) for name, node in self.nodes.items()}
+        return {name: seen.table for name, seen in self._seen.items()}
 
     def _pick(self, amounts: Numbers) -> Numbers:
         """Of numbers by bin, those of the iterations."""
@@ -151,19 +161,18 @@ class Job:
         table = self.work.rank_iterations.copy()
         for name in ("sent_bytes", "retransmissions", "cpu_cores"):
             table[name] = pd.Series(np.nan, index=table.index, dtype="Float64")
-        cores = {name: host.rank_cores(node, self.borders_at[name]) for name, node in self.nodes.items()}
         groups, amounts = self.traffic.groups, self.traffic.amounts
-        for rank, node in table[["rank", "node"]].drop_duplicates().itertuples(index=False):
-            rows = table.index[(table["rank"] == rank) & (table["node"] == node)]
-            number = table.loc[rows, "iteration"].to_numpy(np.int64)
-            bins = self.borders.bin_of[number]
-            if node in self.traffic.nodes:
-                mine = ((groups["from_rank"] == rank) & (groups["class"] == flows.TRAINING)).fillna(False)
+        training = groups[(groups["class"] == flows.TRAINING)]
+        flows_of = training.groupby("from_rank").groups  # labels of the groups are their rows
+        for (rank, node), rows in table.groupby(["rank", "node"]).groups.items():
+            bins = self.borders.bin_of[table.loc[rows, "iteration"].to_numpy(np.int64)]
+            if node in self.traffic.covered:
+                mine = np.asarray(flows_of.get(rank, ()), np.int64)
                 covered = self.traffic.covered[str(node)]
                 for name, source in (("sent_bytes", "payload_bytes"), ("retransmissions", "retransmissions")):
-                    moved = np.where(covered, amounts[source][mine.to_numpy(bool)].sum(axis=0), np.nan)
+                    moved = np.where(covered, amounts[source][mine].sum(axis=0), np.nan)
                     table.loc[rows, name] = moved[bins]
-            busy = cores[str(node)].get(int(rank))
+            busy = self._seen[str(node)].cores.get(int(rank))
             if busy is not None:
                 table.loc[rows, "cpu_cores"] = busy[bins]
         return table
@@ -208,17 +217,22 @@ class Job:
         ``nic_payload_bytes`` (less 66 B of headers a packet, 86 B for IPv6), ``socket_bytes`` (payload of all sockets;
         sent ones with what was sent again), ``packet_payload_bytes`` and ``packet_bytes`` (captured).
         """
-        parts = []
-        count = len(self.work.iterations)
-        for wire in self.counted.wires:
-            part = {"iteration": np.arange(count) if count else np.array([-1])[: self.borders.bins]}
-            rows = pd.DataFrame(part).assign(node=wire.node, path=wire.path, direction=wire.direction)
-            rows["interfaces"] = ",".join(wire.interfaces)
-            for name, amounts in wire.amounts.items():
-                rows[name] = np.nan if amounts is None else self._pick(amounts)
-            parts.append(rows)
-        columns = ["iteration", "node", "path", "direction", "interfaces", *wires.COLUMNS]
-        table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+        count, found = len(self.work.iterations), self.counted.wires
+        numbers = np.arange(count) if count else np.array([-1])[: self.borders.bins]
+        said = {
+            "iteration": np.tile(numbers, len(found)),
+            **{name: [getattr(wire, name) for wire in found] for name in ("node", "path", "direction")},
+            "interfaces": [",".join(wire.interfaces) for wire in found],
+        }
+        columns: dict[str, Any] = {
+            name: np.repeat(np.array(values, object), len(numbers)) if isinstance(values, list) else values
+            for name, values in said.items()
+        }
+        missing = np.full(len(numbers), np.nan)
+        for name in wires.COLUMNS:
+            parts = [missing if wire.amounts[name] is None else self._pick(wire.amounts[name]) for wire in found]
+            columns[name] = np.concatenate([np.empty(0), *parts])
+        table = pd.DataFrame(columns)
         return table.astype(dict.fromkeys(wires.COLUMNS, "Float64"))
 
     @cached_property
@@ -254,8 +268,8 @@ def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
     return np.sum(known, axis=0) if known else None
 
 
-def open_job(path: str | Path) -> Job:
-    """Open a job's run directory, or one of a sweep's series.
+def open_job(path: str | Path, workers: Workers = ALONE) -> Job:
+    """Open a job's run directory, or one of a sweep's series; ``workers`` read its nodes.
 
     Raises:
         UsageError: not a run directory, or that of a whole sweep.
@@ -265,4 +279,4 @@ def open_job(path: str | Path) -> Job:
         series = sorted({str(window["directory"]) for window in run.windows})
         which = f": name one of its series, for example {run.path / series[0]}" if series else " without any series"
         raise UsageError(f"{run.path} is a sweep{which}")
-    return Job(run)
+    return Job(run, workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,6 @@ class SocketLog:
         self._seldom_ns = round(seldom_s * 1e9) if isinstance(seldom_s, int | float) else self._period_ns
         busy_s = file.about.get("asked_by_name_s")
         self._busy_ns = round(busy_s * 1e9) if isinstance(busy_s, int | float) else np.iinfo(np.int64).max
-        self.sockets = self._identify()
         self._first_ns = int(records["t_ns"][0]) if len(records) else 0
 
     def __len__(self) -> int:
@@ -87,42 +87,30 @@ class SocketLog:
         for start in range(0, len(self._records), CHUNK_RECORDS):
             yield np.asarray(self._records[start : start + CHUNK_RECORDS])
 
-    def _identify(self) -> pd.DataFrame:
-        parts, first = [], []
+    @cached_property
+    def _seen(self) -> tuple[dict[str, npt.NDArray[Any]], Records]:
+        """What the records say of each socket that was ever connected, by cookie, and the first record of each."""
+        parts, first = [], [np.asarray(self._records[:0])]
         for chunk in self._chunks():
-            table = pd.DataFrame({name: np.asarray(chunk[name]) for name in ("cookie", "inode", "t_ns", "state")})
-            for name in ("rtt_us", "min_rtt_us"):
-                values = np.asarray(chunk[name], np.float64)
-                table[name] = np.where((values > 0) & (values < _UNKNOWN_US), values, np.nan)
-            table["closed"] = table["state"] == GONE
-            table["connected"] = ~table["state"].isin((LISTEN, GONE))
-            by = table.groupby("cookie", sort=False)
-            parts.append(
-                by.agg(
-                    inode=("inode", "max"),
-                    first_ns=("t_ns", "min"),
-                    last_ns=("t_ns", "max"),
-                    closed=("closed", "any"),
-                    connected=("connected", "any"),
-                    rtt_us=("rtt_us", "median"),
-                    min_rtt_us=("min_rtt_us", "min"),
-                )
-            )
-            _, places = np.unique(np.asarray(chunk["cookie"]), return_index=True)
+            part, places = _by_cookie(chunk)
+            parts.append(part)
             first.append(chunk[places])
-        if not parts:
-            return _addresses(np.asarray(self._records[:0]))
-        whole = (
-            pd.concat(parts)
-            .groupby(level=0)
-            .agg(
-                {"inode": "max", "first_ns": "min", "last_ns": "max", "closed": "any", "connected": "any"}
-                | {"rtt_us": "median", "min_rtt_us": "min"}
-            )
-        )
-        who = _addresses(np.concatenate(first)).drop_duplicates("cookie").set_index("cookie")
-        joined = who.join(whole).reset_index()
-        return joined[joined["connected"]].drop(columns="connected").sort_values("cookie", ignore_index=True)
+        rows = np.concatenate(first)
+        if len(parts) > 1:
+            sums = {"inode": "max", "first_ns": "min", "last_ns": "max", "closed": "any", "connected": "any"}
+            whole = pd.concat(map(pd.DataFrame, parts)).groupby("cookie")
+            joined = whole.agg(sums | {"rtt_us": "median", "min_rtt_us": "min"}).reset_index()
+            parts = [{str(name): joined[name].to_numpy() for name in joined}]
+            rows = rows[np.unique(rows["cookie"], return_index=True)[1]]
+        found = parts[0] if parts else _by_cookie(rows)[0]
+        kept = found.pop("connected")
+        return {name: values[kept] for name, values in found.items()}, rows[kept]
+
+    @cached_property
+    def sockets(self) -> pd.DataFrame:
+        """One row a connection, by cookie."""
+        found, first = self._seen
+        return pd.DataFrame(_addresses(first) | found)
 
     def growth(self) -> Iterator[Growth]:
         """The growth between a socket's successive records, a chunk of records at a time.
@@ -133,7 +121,7 @@ class SocketLog:
         all are asked. What a socket had moved before the log began does not count; of one that came later everything
         does.
         """
-        cookies = self.sockets["cookie"].to_numpy()
+        cookies = self._seen[0]["cookie"]
         if not len(cookies):
             return
         often_ns = np.zeros(len(cookies), np.int64)
@@ -182,6 +170,34 @@ class SocketLog:
         return Growth(end[rows], begin, at_ns, amounts)
 
 
+def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
+    """What records say of each socket, by cookie, and where each one's first record is."""
+    cookies, places, socket_of = np.unique(np.asarray(chunk["cookie"]), return_index=True, return_inverse=True)
+    order = np.argsort(socket_of, kind="stable")
+    begins = np.searchsorted(socket_of[order], np.arange(len(cookies)))
+    state, t_ns = np.asarray(chunk["state"])[order], np.asarray(chunk["t_ns"])[order]
+    table = {
+        "cookie": cookies,
+        "inode": np.maximum.reduceat(np.asarray(chunk["inode"])[order], begins),
+        "first_ns": np.minimum.reduceat(t_ns, begins),
+        "last_ns": np.maximum.reduceat(t_ns, begins),
+        "closed": np.logical_or.reduceat(state == GONE, begins),
+        "connected": np.logical_or.reduceat(~np.isin(state, (LISTEN, GONE)), begins),
+    }
+    ranked, known = _ranked(chunk["rtt_us"], socket_of, begins)
+    table["rtt_us"] = (ranked[begins + np.maximum(known - 1, 0) // 2] + ranked[begins + known // 2]) / 2  # median
+    table["min_rtt_us"] = _ranked(chunk["min_rtt_us"], socket_of, begins)[0][begins]
+    return table, places
+
+
+def _ranked(values: npt.NDArray[Any], group: Integers, begins: Integers) -> tuple[Numbers, Integers]:
+    """Round-trip times by group and size, unknown ones (NaN) last in theirs, and how many of each are known."""
+    times = np.asarray(values, np.float64)
+    times = np.where((times > 0) & (times < _UNKNOWN_US), times, np.nan)
+    ranked: Numbers = times[np.lexsort((times, group))]
+    return ranked, np.add.reduceat(~np.isnan(ranked), begins, dtype=np.int64)
+
+
 def _last_before(group: Integers, at_ns: Integers, marked: npt.NDArray[np.bool_], last_ns: Integers) -> Integers:
     """For each row the time of the last marked one before it in its group; rows are sorted by group, then time.
 
@@ -217,10 +233,10 @@ class _Samples:
         return np.maximum(found, np.where(before < 0, 0, self._rounds_ns[before]))
 
 
-def _addresses(rows: Records) -> pd.DataFrame:
+def _addresses(rows: Records) -> dict[str, Any]:
     """Who a socket connects, as text."""
     family = np.asarray(rows["family"])
-    table = pd.DataFrame({"cookie": np.asarray(rows["cookie"]), "family": family})
+    table: dict[str, Any] = {"cookie": np.asarray(rows["cookie"]), "family": family}
     for side, address, port in (("local", "source", "sport"), ("remote", "destination", "dport")):
         table[side] = _texts(rows[address], family)
         table[f"{side}_port"] = np.ascontiguousarray(rows[port]).view(">u2").astype(np.int64)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTraffic, Traffic
 from ringtap.analysis.job.logs import NodeLogs, Wide
-from ringtap.analysis.job.packets import Packets, own_addresses, read_packets
+from ringtap.analysis.job.packets import Packets, own_addresses
 from ringtap.analysis.job.spread import Borders, Integers, Numbers
 from ringtap.wire import HEADER_BYTES
 
@@ -20,6 +20,7 @@ LOOPBACK, NETWORK = "loopback", "network"
 _IPV6_MORE_BYTES = 20
 # what carries other interfaces' bytes a second time, or none of a job's
 _NOT_WIRES = re.compile(r"(docker|br-|virbr|veth|ifb|dummy|bonding_masters)")
+_WAYS = ((LOOPBACK, "tx"), (NETWORK, "tx"), (NETWORK, "rx"))
 COLUMNS = ("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "packet_payload_bytes", "packet_bytes")
 
 
@@ -58,47 +59,73 @@ class Wires:
     packets: dict[str, Packets]
 
 
-def measure(nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], traffic: Traffic, bins: int) -> Wires:
-    """Count every node's bytes from all sides there are."""
-    captured = {name: found for name, node in nodes.items() if (found := read_packets(node, borders[name])) is not None}
-    wires = []
-    for name, node in nodes.items():
-        counters = node.wide("nic/nic.rec")
-        for path in (LOOPBACK, NETWORK):
-            for direction in ("tx",) if path == LOOPBACK else ("tx", "rx"):
-                wire = _wire(node, counters, borders[name], captured.get(name), traffic, path, direction)
-                if any(amount is not None and np.nansum(amount) > 0 for amount in wire.amounts.values()):
-                    wires.append(wire)
-    return Wires(wires, _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured else {}, captured)
+@dataclass(frozen=True)
+class Counted:
+    """What the interfaces of a node counted.
+
+    Attributes:
+        interfaces: by path, those that carry bytes for the first time.
+        grown: by path, direction and ``bytes`` or ``packets``, one number a bin.
+    """
+
+    interfaces: dict[str, tuple[str, ...]]
+    grown: dict[tuple[str, str, str], Numbers]
 
 
-def _wire(
-    node: NodeLogs,
-    counters: Wide | None,
-    borders: Borders,
-    captured: Packets | None,
+def count(node: NodeLogs, borders: Borders) -> Counted | None:
+    """Read a node's interface counters; None where it has none."""
+    counters = node.wide("nic/nic.rec")
+    if counters is None:
+        return None
+    found: Counted = Counted({}, {})
+    known = _interfaces(counters, node)
+    for path, direction in _WAYS:
+        names = tuple(name for name in known if (name == "lo") == (path == LOOPBACK))
+        found.interfaces[path] = names
+        for what in ("bytes", "packets"):
+            parts = (counters.growth(f"{name}.{direction}_{what}", borders) for name in names)
+            found.grown[path, direction, what] = np.asarray(sum(parts, np.zeros(borders.bins)))
+    return found
+
+
+def measure(
+    nodes: Mapping[str, NodeLogs],
+    counted: Mapping[str, Counted | None],
+    captured: Mapping[str, Packets],
     traffic: Traffic,
-    path: str,
-    direction: str,
-) -> Wire:
-    amounts: dict[str, Numbers | None] = dict.fromkeys(COLUMNS)
-    interfaces: tuple[str, ...] = ()
-    if node.name in traffic.nodes:
-        amounts["socket_bytes"] = _socket_bytes(traffic, node.name, path, direction)
-    if counters is not None:
-        interfaces = tuple(name for name in _interfaces(counters, node) if (name == "lo") == (path == LOOPBACK))
-        grown = [
-            sum((counters.growth(f"{name}.{direction}_{what}", borders) for name in interfaces), np.zeros(borders.bins))
-            for what in ("bytes", "packets")
-        ]
-        amounts["nic_bytes"], amounts["nic_packets"] = grown
-        amounts["nic_payload_bytes"] = np.maximum(grown[0] - _header_bytes(traffic, node.name) * grown[1], 0.0)
-    if captured is not None:
-        rows = _rows(captured, node.name, traffic, path, direction)
-        if len(rows):
-            amounts["packet_payload_bytes"] = captured.amounts["payload_bytes"][rows].sum(axis=0)
-            amounts["packet_bytes"] = captured.amounts["frame_bytes"][rows].sum(axis=0)
-    return Wire(node.name, path, direction, interfaces, amounts)
+    bins: int,
+) -> Wires:
+    """Count every node's bytes from all sides there are.
+
+    Args:
+        nodes: the nodes' logs.
+        counted: what the interfaces of each counted.
+        captured: the captures of those that have some.
+        traffic: what the sockets moved.
+        bins: number of bins.
+    """
+    ways, headers = _Ways(traffic), _header_bytes(traffic)
+    wires = []
+    for name in nodes:
+        for path, direction in _WAYS:
+            amounts: dict[str, Numbers | None] = dict.fromkeys(COLUMNS)
+            if name in traffic.covered:
+                amounts["socket_bytes"] = ways.socket_bytes(name, path, direction)
+            counters = counted[name]
+            if counters is not None:
+                grown = [counters.grown[path, direction, what] for what in ("bytes", "packets")]
+                amounts["nic_bytes"], amounts["nic_packets"] = grown
+                amounts["nic_payload_bytes"] = np.maximum(grown[0] - headers.get(name, HEADER_BYTES) * grown[1], 0.0)
+            if name in captured:
+                rows = _rows(captured[name], name, traffic, path, direction)
+                if len(rows):
+                    amounts["packet_payload_bytes"] = captured[name].amounts["payload_bytes"][rows].sum(axis=0)
+                    amounts["packet_bytes"] = captured[name].amounts["frame_bytes"][rows].sum(axis=0)
+            if any(amount is not None and np.nansum(amount) > 0 for amount in amounts.values()):
+                interfaces = counters.interfaces[path] if counters is not None else ()
+                wires.append(Wire(name, path, direction, interfaces, amounts))
+    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured else {}
+    return Wires(wires, by_class, dict(captured))
 
 
 def _interfaces(counters: Wide, node: NodeLogs) -> list[str]:
@@ -114,29 +141,39 @@ def stacked(node: NodeLogs) -> set[str]:
     return {name for name, link in links.items() if isinstance(link, dict) and link.get("below")}
 
 
-def _socket_bytes(traffic: Traffic, node: str, path: str, direction: str) -> Numbers:
-    """What sockets put on a wire, or took from it: payload, and where it is sent also what is sent again."""
-    groups = traffic.groups
-    local = groups["local"].to_numpy(bool)
-    if path == LOOPBACK:
-        mine = local & (groups["from_node"].fillna(groups["to_node"]) == node).to_numpy(bool)
-    else:
-        side = "from_node" if direction == "tx" else "to_node"
-        mine = ~local & (groups[side] == node).fillna(False).to_numpy(bool)
-    total: Numbers = traffic.amounts["payload_bytes"][mine].sum(axis=0)
-    if direction == "tx":
-        total = total + traffic.amounts["retransmitted_bytes"][mine].sum(axis=0)
-    return np.where(traffic.covered[node], total, np.nan)
+class _Ways:
+    """The ways that a run's flows took, by node."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        groups = traffic.groups
+        local = groups["local"].to_numpy(bool)
+        rows = {
+            (LOOPBACK, "tx"): groups["from_node"].fillna(groups["to_node"])[local],
+            (NETWORK, "tx"): groups["from_node"][~local],
+            (NETWORK, "rx"): groups["to_node"][~local],
+        }
+        # labels of the groups are their rows
+        self._rows = {way: nodes.groupby(nodes).groups for way, nodes in rows.items()}
+
+    def socket_bytes(self, node: str, path: str, direction: str) -> Numbers:
+        """What sockets put on a wire, or took from it: payload, and where it is sent also what is sent again."""
+        mine = np.asarray(self._rows[path, direction].get(node, ()), np.int64)
+        total: Numbers = self._traffic.amounts["payload_bytes"][mine].sum(axis=0)
+        if direction == "tx":
+            total = total + self._traffic.amounts["retransmitted_bytes"][mine].sum(axis=0)
+        return np.where(self._traffic.covered[node], total, np.nan)
 
 
-def _header_bytes(traffic: Traffic, node: str) -> int:
-    """Bytes of a packet's headers: of the address family that moved most."""
-    flows = traffic.flows[(traffic.flows["from_node"] == node) | (traffic.flows["to_node"] == node)]
-    if not len(flows):
-        return HEADER_BYTES
-    six = flows["from"].str.contains(":")
-    moved = flows["payload_bytes"].fillna(0)
-    return HEADER_BYTES + (_IPV6_MORE_BYTES if moved[six].sum() > moved[~six].sum() else 0)
+def _header_bytes(traffic: Traffic) -> dict[str, int]:
+    """Bytes of a packet's headers on each node: of the address family that moved most."""
+    flows = traffic.flows
+    six, moved = flows["from"].str.contains(":").to_numpy(bool), flows["payload_bytes"].fillna(0).to_numpy(np.float64)
+    more = pd.Series(np.where(six, moved, -moved))
+    within = (flows["from_node"] == flows["to_node"]).fillna(False).to_numpy(bool)  # counts once
+    sums = [more.groupby(flows["from_node"]).sum(), more[~within].groupby(flows["to_node"][~within]).sum()]
+    by_node = pd.concat(sums).groupby(level=0).sum()
+    return {str(node): HEADER_BYTES + (_IPV6_MORE_BYTES if total > 0 else 0) for node, total in by_node.items()}
 
 
 def _rows(captured: Packets, node: str, traffic: Traffic, path: str, direction: str) -> Integers:
@@ -151,7 +188,7 @@ def _rows(captured: Packets, node: str, traffic: Traffic, path: str, direction: 
     return np.flatnonzero(~local & table["from" if direction == "tx" else "to"].isin(own))
 
 
-def _by_class(captured: dict[str, Packets], traffic: Traffic, cross: CrossTraffic, bins: int) -> dict[str, Numbers]:
+def _by_class(captured: Mapping[str, Packets], traffic: Traffic, cross: CrossTraffic, bins: int) -> dict[str, Numbers]:
     """Payload of each class of flows; a flow that several nodes captured counts where it was sent, else once."""
     ends = ["from", "from_port", "to", "to_port"]
     known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "class", "from_node"]]

@@ -1,0 +1,36 @@
+"""What is read of every node by itself: work that other processes can do (`ringtap.analysis.workers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.workers import Workers
+
+T = TypeVar("T")
+
+
+def each_node(
+    workers: Workers, nodes: Mapping[str, NodeLogs], read: Callable[..., T], *columns: Iterable[Any]
+) -> Iterator[tuple[str, T]]:
+    """Read every node, in their order; what cannot be read is noted in ``nodes``.
+
+    Args:
+        workers: who reads.
+        nodes: the nodes' logs.
+        read: a function of a module that gets a node's logs, opened anew, and then its own of each of the columns.
+        *columns: one value a node each.
+    """
+    found = workers.each(partial(_read, read), [logs.path for logs in nodes.values()], *columns)
+    for (name, logs), (result, problems, torn) in zip(nodes.items(), found, strict=True):
+        logs.problems += [problem for problem in problems if problem not in logs.problems]
+        logs.torn += torn
+        yield name, result
+
+
+def _read(read: Callable[..., T], path: Path, *arguments: Any) -> tuple[T, list[str], list[str]]:
+    logs = NodeLogs(path)
+    return read(logs, *arguments), logs.problems, logs.torn

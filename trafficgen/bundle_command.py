@@ -41,6 +41,18 @@ def _bundle(options: argparse.Namespace) -> int:
     path: Path = options.output
     if path.exists() and not options.force:
         raise UsageError(f"{path} exists: name another file or add --force")
+    write_archive(path)
+    print(f"Wrote {path} ({format_size(path.stat().st_size)})")
+    print(f"Next: copy it to the nodes, and there: python3 {path.name} serve --bind HOST:PORT --token WORD")
+    return 0
+
+
+def write_archive(path: Path) -> None:
+    """Write the traffic generator as one executable file.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -50,9 +62,6 @@ def _bundle(options: argparse.Namespace) -> int:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    print(f"Wrote {path} ({format_size(path.stat().st_size)})")
-    print(f"Next: copy it to the nodes, and there: python3 {path.name} serve --bind HOST:PORT --token WORD")
-    return 0
 
 
 def _gather(folder: Path) -> None:

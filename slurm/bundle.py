@@ -1,0 +1,180 @@
+"""What a cluster without internet lacks to run ringtap, in one folder."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import ringtap
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.slurm.sites import Site
+from ringtap.trafficgen.bundle_command import write_archive
+
+ARCHIVE = "ringtap-traffic.pyz"
+MANIFEST = "MANIFEST"
+README = "README"
+# What wheels are built for that run on a glibc of 2.28 and newer
+_PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux2010", "manylinux1")
+_OLDEST = 10  # Python 3.10
+_PIP_TIMEOUT_S = 600.0
+_OF_OLDER_PYTHON = re.compile(r"python_version\s*<\s*['\"]3\.(\d+)['\"]")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that has been written.
+
+    Attributes:
+        folder: where.
+        files: what is in it, by name, with each file's SHA-256.
+        from_site: packages that the site's own wheels provide.
+    """
+
+    folder: Path
+    files: dict[str, str]
+    from_site: tuple[str, ...]
+
+
+def write_bundle(python: str, site: Site, folder: Path) -> Bundle:
+    """Gather the wheels that a site lacks, ringtap's own, and the traffic generator.
+
+    Args:
+        python: the version of Python there, as ``3.11``.
+        site: the site; what its wheelhouse has is left out.
+        folder: where; a new or empty folder.
+
+    Raises:
+        UsageError: the version is none, or the folder is in use.
+        MeasurementError: pip cannot get what is needed.
+    """
+    match = re.fullmatch(r"3\.(\d+)", python)
+    if match is None or int(match[1]) < _OLDEST:
+        raise UsageError(f"--python {python!r} is not a version that ringtap runs on: 3.{_OLDEST} or newer, as 3.11")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty: name another folder")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
+        gathered = Path(temporary)
+        own_wheel(gathered)
+        _download(requirements(int(match[1])), python, site, gathered)
+        from_site = []
+        for wheel in sorted(gathered.iterdir()):
+            name = _package(wheel.name)
+            if name in site.wheelhouse:
+                from_site.append(name)
+            else:
+                wheel.replace(folder / wheel.name)
+    write_archive(folder / ARCHIVE)
+    (folder / README).write_text(_readme(python, site, from_site))
+    files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text("".join(f"{digest}  {name}\n" for name, digest in files.items()))
+    return Bundle(folder, files, tuple(from_site))
+
+
+def _readme(python: str, site: Site, from_site: list[str]) -> str:
+    rest = f" ({', '.join(from_site)} from the wheels of {site.name})" if from_site else ""
+    return f"""\
+ringtap {ringtap.__version__} for Python {python} on {site.name}.
+Install{rest}: pip install --no-index --find-links DIR ringtap      DIR: this folder
+In a job: ringtap submit --site {site.name} --wheels DIR -- COMMAND
+The traffic generator alone, with nothing installed: python3 {ARCHIVE} --help
+Check the files: sha256sum --check {MANIFEST}
+"""
+
+
+def requirements(minor: int) -> list[str]:
+    """What ringtap needs without its extras, on Python 3.<minor>."""
+    found = []
+    for line in _distribution().requires or ():
+        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        older = _OF_OLDER_PYTHON.search(marker)
+        if "extra" not in marker and (older is None or minor < int(older[1])):
+            found.append(requirement)
+    return found
+
+
+def _distribution() -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution("ringtap")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UsageError(
+            "ringtap is not installed here, so there is nothing to bundle: pip install it first"
+        ) from error
+
+
+def own_wheel(folder: Path) -> Path:
+    """Write the wheel of the ringtap that runs here, as it is; returns its path.
+
+    From the modules themselves, so that it also works where ringtap was installed and its source is gone.
+    """
+    distribution = _distribution()
+    version, tag = distribution.version, "py3-none-any"
+    about = f"ringtap-{version}.dist-info"
+    path = folder / f"ringtap-{version}-{tag}.whl"
+    texts = {name: distribution.read_text(name) for name in ("METADATA", "entry_points.txt", "top_level.txt")}
+    generator = f"Wheel-Version: 1.0\nGenerator: ringtap {version}\nRoot-Is-Purelib: true\nTag: {tag}\n"
+    contents = {f"{about}/{name}": text.encode() for name, text in texts.items() if text}
+    contents[f"{about}/WHEEL"] = generator.encode()
+    record = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in (*_modules(), *contents.items()):
+            archive.writestr(name, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(content)}\n")
+        archive.writestr(f"{about}/RECORD", "".join([*record, f"{about}/RECORD,,\n"]))
+    return path
+
+
+def _modules(folder: Path = Path(ringtap.__file__).parent, name: str = "ringtap") -> Iterator[tuple[str, bytes]]:
+    """The files of the package by their names in a wheel; in a checkout its rooms are links."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            if path.name != "__pycache__":
+                yield from _modules(path, f"{name}/{path.name}")
+        elif not path.name.startswith("."):
+            yield f"{name}/{path.name}", path.read_bytes()
+
+
+def _download(wanted: list[str], python: str, site: Site, folder: Path) -> None:
+    """Have pip get wheels for another machine's Python, with all that they need."""
+    platforms = [f"--platform={platform}_{site.architecture}" for platform in _PLATFORMS]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
+    try:
+        done = subprocess.run(
+            [*command, f"--dest={folder}", *wanted],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PIP_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MeasurementError(
+            f"pip did not come to an end within {_PIP_TIMEOUT_S:.0f} s: is there an index?"
+        ) from error
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
+        why = said[-1].removeprefix("ERROR: ") if said else f"exit code {done.returncode}"
+        raise MeasurementError(f"pip cannot get {', '.join(wanted)} for Python {python}: {why}")
+
+
+def _package(wheel: str) -> str:
+    """The package that a wheel's file name names, in its normal form."""
+    return re.sub(r"[-_.]+", "-", wheel.partition("-")[0]).lower()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,7 @@
-"""On a host: the processes that the controller has started there, and their end."""
+"""On a host: the processes that the controller has started there, and their end.
+
+A command's end is that of its process group: what it has left behind is asked to end, and made to 3 s later.
+"""
 
 from __future__ import annotations
 
@@ -62,17 +65,19 @@ class Child:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def signal_group(self, number: int) -> None:
-        """Send a signal to the command and whatever it has started, as far as it is in its process group."""
-        if self._process is not None and self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+    def signal_group(self, number: int) -> bool:
+        """Send a signal to the command's process group, which may outlive it; returns whether there is anybody."""
+        if self._process is None:
+            return False
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def kill(self) -> None:
         """End the command, its process group, and everything below it."""
-        if self._process is None or self.poll() is not None:
-            return
-        below = descendants([self._process.pid])
+        below = descendants([self._process.pid]) if self._process and self.poll() is None else []
         self.signal_group(signal.SIGKILL)
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
@@ -89,6 +94,7 @@ class Children:
 
     def __init__(self) -> None:
         self._running: dict[int, Child] = {}
+        self._bereft: list[tuple[float, Child]] = []  # ended, with some of its group left; and until when
         self._questions: set[int] = set()
 
     def start(self, item: dict[str, Any]) -> None:
@@ -116,6 +122,8 @@ class Children:
             if (code := child.poll()) is None:
                 continue
             del self._running[number]
+            if child.signal_group(signal.SIGTERM):
+                self._bereft.append((time.monotonic() + _GRACE_S, child))
             item: dict[str, Any] = {"op": "exit", "id": number, "code": code}
             if number in self._questions:
                 self._questions.remove(number)
@@ -125,16 +133,19 @@ class Children:
                 item["files"] = [child.output.name, child.log.name]
             child.close()
             found.append(item)
+        while self._bereft and time.monotonic() > self._bereft[0][0]:
+            self._bereft.pop(0)[1].kill()
         return found
 
     def end_all(self) -> None:
         """Ask all to end, and make them end a little later."""
-        for child in self._running.values():
+        left = [*self._running.values(), *(child for _, child in self._bereft)]
+        for child in left:
             child.signal_group(signal.SIGTERM)
         deadline_s = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline_s and any(child.poll() is None for child in self._running.values()):
+        while time.monotonic() < deadline_s and any(child.poll() is None or child.signal_group(0) for child in left):
             time.sleep(0.02)
-        for child in self._running.values():
+        for child in left:
             child.kill()
 
 

@@ -129,6 +129,11 @@ class SshServers:
         """The sshd of a host and everything below it."""
         return descendants([self._running[host].pid])
 
+    def sessions(self, host: str) -> list[int]:
+        """What a host's sshd has started."""
+        sshd = next(pid for pid in self.processes(host) if Path(f"/proc/{pid}/comm").read_text() == "sshd\n")
+        return [pid for pid in descendants([sshd]) if pid != sshd]
+
     def kill(self, host: str) -> None:
         """End a host's sshd and everything below it at once."""
         for pid in self.processes(host):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.commands import needs_report_extra
 from ringtap.errors import UsageError
 from ringtap.units import parse_rate_bps
+
+if TYPE_CHECKING:
+    from ringtap.analysis.report.pages import Written
 
 CAPACITY = "25gbit"
 
@@ -18,7 +21,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument(
-        "source", metavar="DIR|TABLE.csv", help="a sweep's run directory, or a table of iteration times"
+        "source",
+        metavar="DIR|TABLE.csv",
+        help="a sweep's or a job's run directory, or a table of iteration times",
     )
     parser.add_argument(
         "-o",
@@ -38,19 +43,15 @@ def report(options: argparse.Namespace) -> int:
     source = Path(options.source)
     if source.is_dir() and (options.capacity or options.workers is not None):
         given = "--capacity" if options.capacity else "--workers"
-        raise UsageError(f"{given} is for a table: the sweep {source} says its own")
+        raise UsageError(f"{given} is for a table: the run {source} says its own")
     capacity_gbps = parse_rate_bps(options.capacity or CAPACITY) / 1e9
     if capacity_gbps <= 0:
         raise UsageError(f"--capacity {options.capacity} is not a positive rate")
     if options.workers is not None and options.workers < 2:
         raise UsageError(f"--workers {options.workers}: a ring has two at least")
-    with needs_report_extra():
-        from ringtap.analysis.report.measured import of_sweep, of_table
-        from ringtap.analysis.report.write import write_report
     folder = None if options.output is None else _free(Path(options.output), options.force)
-    table = source.is_file() and source.name != "run.json"
-    measured = of_table(source, capacity_gbps, options.workers) if table else of_sweep(source)
-    written = write_report(measured, folder)
+    with needs_report_extra():
+        written = _write(source, folder, capacity_gbps, options.workers)
     if options.json:
         print(written.json_path.read_text(encoding="utf-8"), end="")
         return 0
@@ -60,6 +61,24 @@ def report(options: argparse.Namespace) -> int:
     print(f"Wrote {len(written.paths) - 3} files of figures in {written.paths[0].parent / 'figures'}")
     print(f"Next: open {written.paths[0]}", file=sys.stderr)
     return 0
+
+
+def _write(source: Path, folder: Path | None, capacity_gbps: float, workers: int | None) -> Written:
+    """The report of a table, a sweep or a job."""
+    from ringtap.analysis.job.run import Job
+    from ringtap.analysis.job.summary import summarize
+    from ringtap.analysis.report.job_page import write_job_report
+    from ringtap.analysis.report.measured import of_sweep, of_table
+    from ringtap.analysis.report.write import write_report
+    from ringtap.analysis.runs import SweepRun, open_run
+
+    if source.is_file() and source.name != "run.json":
+        return write_report(of_table(source, capacity_gbps, workers), folder)
+    run = open_run(source)
+    if isinstance(run, SweepRun):
+        return write_report(of_sweep(run), folder)
+    job = Job(run)
+    return write_job_report(job, summarize(job), folder)
 
 
 def _free(folder: Path, force: bool) -> Path:

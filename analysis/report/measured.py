@@ -8,9 +8,8 @@ from typing import Any
 
 from ringtap.analysis.report.environment import environment
 from ringtap.analysis.report.sweep_csv import read_table
-from ringtap.analysis.runs import SweepRun, open_run
+from ringtap.analysis.runs import SweepRun
 from ringtap.analysis.series import Series, analyse
-from ringtap.errors import UsageError
 from ringtap.records import read_json_lines
 
 
@@ -47,21 +46,18 @@ class Measured:
     rejected: int = 0
 
 
-def of_sweep(directory: Path) -> Measured:
+def of_sweep(sweep: SweepRun) -> Measured:
     """Measure the points of a sweep and analyse them.
 
     Raises:
-        UsageError: not a sweep, or one that cannot be read.
+        UsageError: one that cannot be read.
     """
-    sweep = open_run(directory)
-    if not isinstance(sweep, SweepRun):
-        raise UsageError(f"{directory} is the run of a single job; a report needs a sweep: ringtap analyze {directory}")
     series, plan, name = analyse(sweep), sweep.plan, sweep.path.resolve().name
     around = environment(sweep)
     return Measured(
         name=str(plan.get("name") or name),
         source=name,
-        folder=directory / "report",
+        folder=sweep.path / "report",
         series=series,
         capacity_gbps=float(plan["capacity_bps"]) * float(plan["scale"]) / 1e9,
         scale=float(plan["scale"]),

@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from ringtap.analysis import points
-from ringtap.analysis.canvas import Drawn
 from ringtap.analysis.report import data as report_data
 from ringtap.analysis.report import figures
 from ringtap.analysis.report.figure_parts import Setting
 from ringtap.analysis.report.measured import Measured
-from ringtap.analysis.report.page_figures import data_uri, page_figures
+from ringtap.analysis.report.pages import Written, publish, render
 from ringtap.analysis.report.tails import tails
-from ringtap.analysis.style import plain, title_of
+from ringtap.analysis.style import plain
 from ringtap.errors import UsageError
-from ringtap.units import format_rate, format_size
 
-TEMPLATES = Path(__file__).parent / "templates"
-
-
-@dataclass(frozen=True)
-class Written:
-    """What `write_report` left behind.
-
-    Attributes:
-        summary: the outcome in a few lines.
-        paths: the files: page, data, points, then those of the figures.
-        json_path: report.json.
-    """
-
-    summary: str
-    paths: list[Path]
-    json_path: Path
+_TABLE = "points.csv"
 
 
 def write_report(measured: Measured, folder: Path | None = None) -> Written:
@@ -63,63 +41,20 @@ def write_report(measured: Measured, folder: Path | None = None) -> Written:
             setting = Setting(measured.capacity_gbps, measured.scale)
             drawn = figures.draw(measured.series, found, setting, new / "figures")
             table = points.table([point for one in measured.series for point in one.points])
-            table.to_csv(new / "points.csv", index=False)
+            table.to_csv(new / _TABLE, index=False)
             text = json.dumps(data, indent=1, allow_nan=False) + "\n"
             (new / "report.json").write_text(text, encoding="utf-8")
-            (new / "report.html").write_text(_page(data, drawn, new), encoding="utf-8")
-            return _published(new, folder, data)
+            page = render("report.html.j2", data, drawn, new, _TABLE)
+            (new / "report.html").write_text(page, encoding="utf-8")
+            return Written(_summary(data), publish(new, folder, _TABLE, figures.NAMES), folder / "report.json")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
-def _published(new: Path, folder: Path, data: dict[str, Any]) -> Written:
-    """Rename the new files into place; figures that this report no longer has go."""
-    (folder / "figures").mkdir(exist_ok=True)
-    names = ["report.html", "report.json", "points.csv"]
-    names += [f"figures/{path.name}" for name in figures.NAMES for path in sorted((new / "figures").glob(f"{name}.*"))]
-    for name in names:
-        (new / name).replace(folder / name)
-    for name in figures.NAMES:
-        for path in (folder / "figures").glob(f"{name}.*"):
-            if f"figures/{path.name}" not in names:
-                path.unlink()
-    shutil.rmtree(new / "figures")
+def _summary(data: dict[str, Any]) -> str:
     run = data["run"]
     lines = [f"{run['name']}: {run['status']}" + (f", {run['why']}" if run["why"] else "")]
     lines += data["headline"]
     failed = [item for item in data["checks"] if item["ok"] is False]
     lines += [f"  not as expected: {item['subject']}: {item['expected']}; {item['found']}" for item in failed]
-    return Written("\n".join(map(plain, lines)), [folder / name for name in names], folder / "report.json")
-
-
-def _page(data: dict[str, Any], drawn: Sequence[Drawn], folder: Path) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"num": _number, "pct": _percent, "rate": _rate, "size": _size, "kind": title_of}
-    images = {one.name: one for one in page_figures(drawn, folder / "figures")}
-    downloads = {
-        "points": data_uri((folder / "points.csv").read_bytes(), "text/csv"),
-        "data": data_uri((folder / "report.json").read_bytes(), "application/json"),
-    }
-    return environment.get_template("report.html.j2").render(data=data, images=images, downloads=downloads)
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def _percent(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value * 100:.{digits}f} %"
-
-
-def _rate(bps: float | None) -> str:
-    return "–" if bps is None else format_rate(bps)
-
-
-def _size(count: float | None) -> str:
-    return "–" if count is None else format_size(count)
+    return "\n".join(map(plain, lines))

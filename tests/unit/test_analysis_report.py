@@ -3,6 +3,7 @@ import csv
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -14,10 +15,13 @@ import pytest
 
 from ringtap.analysis import thesis
 from ringtap.analysis.report.checks import check
+from ringtap.analysis.report.job_figures import NAMES as JOB_FIGURES
 from ringtap.analysis.report.measured import of_sweep
+from ringtap.analysis.runs import SweepRun, open_run
 from ringtap.cli import main
 from ringtap.models import PROFILES
-from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_job, write_sweep
+from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
+from tests.gold.job_run import Truth, write_ddp_job
 
 PAIRS = [("vgg16", "consistent"), ("vgg16", "burst"), ("resnet50", "consistent")]
 
@@ -41,6 +45,12 @@ class Resources(HTMLParser):
 
     def handle_data(self, data):
         (self.scripts if self.tags[-1:] in (["script"], ["style"]) else self.text).append(data)
+
+
+def series_of(path):
+    run = open_run(path)
+    assert isinstance(run, SweepRun)
+    return of_sweep(run).series
 
 
 def page(path):
@@ -136,7 +146,7 @@ def test_text_of_the_machines_stays_text(tmp_path):
 
 
 def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
-    rows = [f"{one.title},{one.traffic},{point.cross_gbps!r},{seconds!r}\n" for one in of_sweep(reported[0]).series
+    rows = [f"{one.title},{one.traffic},{point.cross_gbps!r},{seconds!r}\n" for one in series_of(reported[0])
             for point in one.points for seconds in point.iteration_s.tolist()]  # fmt: skip
     table = tmp_path / "runs.csv"
     table.write_text("model,traffic,bandwidth_gbps,iteration_s\n" + "".join(rows))
@@ -305,7 +315,7 @@ def test_whether_bursts_spread_times_more_is_judged(tmp_path, heavier):
     path = tmp_path / "sweep"
     noise = {"burst": 0.01, "consistent": 0.01} | {heavier: 0.04}
     write_sweep(path, [("vgg16", "consistent"), ("vgg16", "burst")], noise=noise)
-    checks = check({}, of_sweep(path).series)
+    checks = check({}, series_of(path))
     (tails,) = (item for item in checks if item.expected.startswith("burst traffic spreads"))
     assert (tails.subject, tails.ok) == ("vgg16-burst", heavier == "burst")
     assert "over 4 loads" in tails.found  # 12.5 Gbit/s and above
@@ -356,12 +366,41 @@ def test_a_terse_run_description_is_enough(tmp_path):
     assert "Everything that was asked for was recorded" in " ".join(page(path).text)
 
 
-def test_what_is_no_sweep_is_refused_in_one_sentence(tmp_path, capsys):
-    write_job(tmp_path / "job", [0.2], [(2.0, 0.0, 1e6)])
+def test_a_jobs_run_has_a_page_of_its_own(tmp_path, capsys):
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=30))
+    assert main(["report", str(tmp_path / "job")]) == 0
+    assert f"{truth.iteration_ms} ms" in capsys.readouterr().out
+    folder = tmp_path / "job" / "report"
+    data = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)
+    assert data["iterations"]["median_s"] == pytest.approx(truth.iteration_ms / 1000)
+    with (folder / "iterations.csv").open() as stream:
+        assert len(list(csv.DictReader(stream))) == 30
+    parsed = page(tmp_path / "job")
+    drawn = {f"figures/{name}.{kind}" for name in JOB_FIGURES for kind in ("png", "svg")}
+    assert {link for link in parsed.links if not link.startswith(("#", "data:"))} == drawn
+    assert all((folder / name).is_file() for name in drawn)
+    text = " ".join(parsed.text)
+    assert "Slowest rank" in text
+    assert all(row["class"] in text for row in data["flows"]["rows"])
+    sent = [row for row in data["flows"]["rows"] if row["class"] == "training"]
+    assert {(row["from_rank"], row["to_rank"]) for row in sent} <= {(a, b) for a in range(9) for b in range(9)}
+
+
+def test_a_job_without_iterations_or_cut_short_has_a_page(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=6), status="partial")
+    for folder in (tmp_path / "job").glob("nodes/*/steps"):
+        shutil.rmtree(folder)
+    assert main(["report", str(tmp_path / "job")]) == 0
+    text = " ".join(page(tmp_path / "job").text)
+    assert "This run is partial." in text
+    assert "nothing to draw" in text
+    assert not list((tmp_path / "job" / "report" / "figures").iterdir())
+
+
+def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, capsys):
     write_sweep(tmp_path / "new", PAIRS[:1], loads_gbps=(0.0, 8.0), iterations=3)
     edit_info(tmp_path / "new", schema=2)
     for path, says in (
-        (tmp_path / "job", "single job"),
         (tmp_path / "none", "run.json"),
         (tmp_path / "new", "upgrade"),
     ):

@@ -1,0 +1,75 @@
+"""The report of one job: what `ringtap analyze` says of it, with figures, as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.spread import plain as plain_value
+from ringtap.analysis.job.words import describe
+from ringtap.analysis.report.job_figures import NAMES, draw_job
+from ringtap.analysis.report.pages import Written, publish, render
+from ringtap.analysis.style import plain
+from ringtap.errors import UsageError
+
+_TABLE = "iterations.csv"
+_MOST_FLOWS = 25
+_FLOW_COLUMNS = (
+    *("class", "from_node", "from_rank", "to_node", "to_rank"),
+    *("payload_bytes", "bytes_per_iteration", "retransmissions", "rtt_us", "busy_s"),
+)
+
+
+def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = None) -> Written:
+    """Write the report of a job into a folder; an older report there is replaced file by file.
+
+    Args:
+        job: the run.
+        summary: of `ringtap.analysis.job.summary.summarize`.
+        folder: made if missing; without it ``report/`` in the run directory.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    folder = folder or job.path / "report"
+    lines = describe(summary)
+    sections = _sections(lines)
+    headline = [one["text"] for one in sections if one["title"] in ("", "Time", "Slowest rank")]
+    data = summary | {"headline": headline, "sections": sections, "flows": _flows(job), "job_name": job.path.name}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
+            new = Path(name)
+            (new / "figures").mkdir()
+            drawn = draw_job(job, new / "figures")
+            job.iterations.to_csv(new / _TABLE, index=False)
+            (new / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            (new / "report.html").write_text(render("job.html.j2", data, drawn, new, _TABLE), encoding="utf-8")
+            paths = publish(new, folder, _TABLE, NAMES)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    said = "\n".join(plain(line) for text in headline for line in text.splitlines())
+    return Written(said, paths, folder / "report.json")
+
+
+def _sections(lines: list[str]) -> list[dict[str, str]]:
+    """The text of `describe` by its headings; what comes before the first has none."""
+    sections: list[dict[str, Any]] = [{"title": "", "lines": []}]
+    for before, line in zip(["", *lines], lines, strict=False):
+        if line and not line.startswith(" ") and before == "" and sections[-1]["lines"]:
+            sections.append({"title": line, "lines": []})
+        elif line or sections[-1]["lines"]:
+            sections[-1]["lines"].append(line.removeprefix("  "))
+    return [{"title": one["title"], "text": "\n".join(one["lines"]).rstrip()} for one in sections]
+
+
+def _flows(job: Job) -> dict[str, Any]:
+    table = job.flows
+    rows = [
+        {name: plain_value(value) for name, value in zip(_FLOW_COLUMNS, row, strict=True)}
+        for row in table.loc[: _MOST_FLOWS - 1, list(_FLOW_COLUMNS)].itertuples(index=False, name=None)
+    ]
+    return {"count": len(table), "rows": rows}

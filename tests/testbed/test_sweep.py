@@ -1,7 +1,7 @@
 """A small sweep on the real testbed, and everything that can end one early."""
 
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,81 +11,142 @@ from pathlib import Path
 import pytest
 
 from ringtap.records import open_records, read_json_lines
+from tests.testbed.sweeps import SMALL, WORKERS, one_sentence, run, start, status, wait_for
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-RINGTAP = [sys.executable, "-m", "ringtap.cli"]
-PLAN = """\
+# a job of iterations alone: it starts in no time
+MARKS = [sys.executable, "-c", "import ringtap, time\nwhile True: time.sleep(0.05); ringtap.step()"]
+QUICK = f"""\
 [sweep]
-name = "small"
+name = "quick"
 scale = 500
-loads = [0, 0.5]
-traffic = ["consistent"]
+loads = [0, 0.5, 0.5]
+traffic = ["burst"]
 
 [window]
 warmup_iterations = 2
-settle = "500ms"
-min_time = "1500ms"
+settle = "200ms"
+min_time = "1s"
 min_iterations = 5
 max_time = "10s"
 
 [[models]]
-name = "resnet50"
-layers = 8
+name = "marks"
+parameters = 1
+command = {json.dumps(MARKS)}
+"""
+ALONE = """
+[cluster]
+reach = "local"
+workers = ["here"]
+[[hosts]]
+name = "here"
+training = "127.0.0.1"
 """
 
 
-def write_plan(tmp_path: Path, text: str = PLAN) -> Path:
-    path = tmp_path / "small plan.toml"
+def write_plan(tmp_path: Path, text: str = QUICK) -> Path:
+    path = tmp_path / "quick plan.toml"
     path.write_text(text)
     return path
 
 
-def run(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    command = [*RINGTAP, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+def alone(text: str) -> str:
+    """A plan for this machine by itself, without cross traffic."""
+    return text.replace("loads = [0, 0.5, 0.5]", 'loads = [0]\ncapacity = "25gbit"') + ALONE
 
 
-def status(folder: Path) -> tuple[str, str]:
-    info = json.loads((folder / "run.json").read_text())
-    return info["status"], info["why"]
-
-
-def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
-    assert "Traceback" not in done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("ringtap:")]
-    assert len(said) == 1, done.stderr
-    return said[0]
-
-
-def test_from_a_plan_to_a_report(tmp_path: Path) -> None:
-    plan, out = (
-        write_plan(tmp_path, PLAN.replace('["consistent"]', '["consistent", "burst", "iperf"]')),
-        tmp_path / "out dir",
-    )
-    done = run("sweep", plan, "-o", out, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["points"] == 6
-    assert status(out) == ("complete", "")
-    points, torn = read_json_lines(out / "points.jsonl")
+def points(out: Path) -> list[dict[str, object]]:
+    found, torn = read_json_lines(out / "points.jsonl")
     assert torn == 0
-    for point in points:
+    return found
+
+
+def test_from_a_plan_to_a_report(testbed_sweep: Path) -> None:
+    assert status(testbed_sweep) == ("complete", "")
+    found, torn = read_json_lines(testbed_sweep / "points.jsonl")
+    assert torn == 0
+    assert [point["step"] for point in found] == [0, 1]
+    for point in found:
         seconds = (point["window_end_ns"] - point["window_start_ns"]) / 1e9
         assert point["ended"] == "enough"
         assert point["iterations"] >= 5
-        assert seconds >= 1.5
-        # at no load never below the compute time, and with half the link left far from the longest window
-        assert 0.14 < seconds / point["iterations"] < 1.0
-        run_folder = out / point["directory"]
+        assert seconds >= 2.5
+        # never below the compute time, and far from the longest window
+        assert 0.05 < seconds / point["iterations"] < 0.5
+        run_folder = testbed_sweep / point["directory"]
         assert {path.name for path in (run_folder / "nodes").iterdir()} == {"S0", "S1", "S2", "S3", "switch"}
         for node in (run_folder / "nodes").iterdir():
             assert (node / "DONE").exists()
             assert open_records(node / "nic" / "nic.rec").count > 100
-    info = json.loads((out / "run.json").read_text())
-    assert [item["ok"] for item in info["precheck"]] == [True] * 3
+    info = json.loads((testbed_sweep / "run.json").read_text())
+    assert [item["ok"] for item in info["precheck"]] == [True]
+    assert info["precheck"][0]["share_of_capacity"] >= 0.88
     assert len(info["lab"]["links"]) == 8
-    report = run("report", out)
+    assert info["plan"]["topology"]["workers"] == list(WORKERS)
+    report = run("report", testbed_sweep)
     assert report.returncode == 0, report.stderr
-    assert (out / "report" / "report.html").stat().st_size > 10_000
+    assert (testbed_sweep / "report" / "report.html").stat().st_size > 10_000
+
+
+def test_whatever_ends_a_sweep_early_the_next_goes_on(tmp_path: Path) -> None:
+    """In one go, as each part goes on with what the one before has left."""
+    plan, out = write_plan(tmp_path), tmp_path / "out"
+    interrupted_before_any_point(plan, out)
+    interrupted_after_a_point(plan, out)
+    first = points(out)
+    killed_while_sending(plan, out)
+    resumed = run("sweep", plan, "-o", out, "--resume", "--series", "marks-burst")
+    assert resumed.returncode == 0, resumed.stderr
+    found = points(out)
+    assert found[0] == first[0]
+    assert [point["step"] for point in found] == [0, 1, 2]
+    assert [point["directory"] for point in found] == [f"series/marks-burst-{number}" for number in (1, 2, 3)]
+    assert status(out) == ("complete", "")
+    again = run("sweep", plan, "-o", out, "--resume", "--json")
+    assert json.loads(again.stdout)["points"] == 3
+    assert not list(out.glob("series/*-5")), "nothing was left to measure"
+    other = run("sweep", write_plan(tmp_path, QUICK.replace("0.5, 0.5", "0.6, 0.6")), "-o", out, "--resume")
+    assert other.returncode == 2
+    assert "another plan" in one_sentence(other.stderr)
+
+
+def interrupted_before_any_point(plan: Path, out: Path) -> None:
+    process = start("sweep", plan, "-o", out, "--resume")  # nothing is there yet: it begins
+    wait_for(lambda: list(out.glob("series/precheck-*/nodes/S2/sent/full.rec")), process)
+    process.send_signal(signal.SIGTERM)
+    assert_interrupted(process, out)
+    assert points(out) == []
+
+
+def interrupted_after_a_point(plan: Path, out: Path) -> None:
+    process = start("sweep", plan, "-o", out, "--resume")
+    wait_for(lambda: points(out), process)
+    process.send_signal(signal.SIGINT)
+    assert_interrupted(process, out)
+    assert len(points(out)) == 1
+    report = run("report", out)
+    assert report.returncode in (0, 1)
+    assert "Traceback" not in report.stderr
+
+
+def assert_interrupted(process: "subprocess.Popen[str]", out: Path) -> None:
+    errors = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "--resume" in errors
+    assert status(out) == ("partial", "interrupted")
+
+
+def killed_while_sending(plan: Path, out: Path) -> None:
+    process = start("sweep", plan, "-o", out, "--resume")
+    wait_for(lambda: len(points(out)) == 2, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    time.sleep(2)  # the kernel ends what the keeper held
+    assert "record cleared" in run("lab", "down", "--all").stdout
+    for log in out.rglob("*.rec"):  # the sender had only just begun: its log may hold no flow yet, but must read
+        assert open_records(log).count > 0 or log.parent.name in ("sent", "received")
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
@@ -93,78 +154,37 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out" / "data").write_text("mine")
     done = run("sweep", write_plan(tmp_path), "-o", tmp_path / "out")
     assert done.returncode == 2
-    assert "not empty" in one_sentence(done)
+    assert "not empty" in one_sentence(done.stderr)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["data"]
 
 
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     done = run("sweep", write_plan(tmp_path), "-o", "/proc/sweep")
     assert done.returncode == 2
-    assert "/proc/sweep cannot be written" in one_sentence(done)
+    assert "/proc/sweep cannot be written" in one_sentence(done.stderr)
 
 
 def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
     done = run("sweep", write_plan(tmp_path), "-o", tmp_path / "out", "--dry-run", "--json")
-    assert [point["load"] for point in json.loads(done.stdout)["points"]] == [0, 0.5]
+    assert [point["load"] for point in json.loads(done.stdout)["points"]] == [0, 0.5, 0.5]
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_is_partial_and_resumes(tmp_path: Path, number: signal.Signals) -> None:
-    plan, out = write_plan(tmp_path), tmp_path / "out"
-    process = subprocess.Popen([*RINGTAP, "sweep", str(plan), "-o", str(out)], stderr=subprocess.PIPE, text=True)
-    wait_for_points(out, 1, process)
-    process.send_signal(number)
-    stderr = process.communicate(timeout=30)[1]
-    assert process.returncode == 130
-    assert "Traceback" not in stderr
-    assert "--resume" in stderr
-    assert status(out) == ("partial", "interrupted")
-    first = read_json_lines(out / "points.jsonl")[0]
-    assert len(first) == 1
-    report = run("report", out)
-    assert report.returncode in (0, 1)
-    assert "Traceback" not in report.stderr
-    resumed = run("sweep", plan, "-o", out, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    points = read_json_lines(out / "points.jsonl")[0]
-    assert points[0] == first[0]
-    assert [point["step"] for point in points] == [0, 1]
-    assert points[0]["directory"] != points[1]["directory"]
-    assert status(out) == ("complete", "")
+def test_a_series_that_the_plan_has_not_is_refused(tmp_path: Path) -> None:
+    done = run("sweep", write_plan(tmp_path), "-o", tmp_path / "out", "--series", "marks-brust")
+    assert done.returncode == 2
+    assert "did you mean marks-burst?" in one_sentence(done.stderr)
+    assert not (tmp_path / "out").exists()
 
 
-def wait_for_points(out: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 90
-    while len(read_json_lines(out / "points.jsonl")[0]) < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def test_a_killed_sweep_leaves_a_readable_run_and_nothing_else(tmp_path: Path) -> None:
-    plan, out = write_plan(tmp_path), tmp_path / "out"
-    process = subprocess.Popen([*RINGTAP, "sweep", str(plan), "-o", str(out)], stderr=subprocess.DEVNULL, text=True)
-    wait_for_points(out, 1, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    time.sleep(2)  # the kernel ends what the keeper held
-    assert "record cleared" in run("lab", "down", "--all").stdout
-    for log in out.rglob("*.rec"):  # the sender had only just begun: its log may hold no flow yet, but must read
-        assert open_records(log).count > 0 or log.parent.name in ("sent", "received")
-    resumed = run("sweep", plan, "-o", out, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert len(read_json_lines(out / "points.jsonl")[0]) == 2
-
-
-def test_another_plan_does_not_resume(tmp_path: Path) -> None:
-    plan, out = write_plan(tmp_path), tmp_path / "out"
-    done = run("sweep", write_plan(tmp_path, PLAN.replace('"resnet50"', '"resnet50"\ncommand = ["false"]')), "-o", out)
-    assert done.returncode == 1
-    resumed = run("sweep", write_plan(tmp_path, PLAN.replace("[0, 0.5]", "[0, 0.6]")), "-o", out, "--resume")
-    assert resumed.returncode == 2
-    assert "another plan" in one_sentence(resumed)
-    assert plan.exists()
+def test_a_machine_by_itself_without_cross_traffic(tmp_path: Path) -> None:
+    done = run("sweep", write_plan(tmp_path, alone(QUICK)), "-o", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    (point,) = points(tmp_path / "out")
+    assert point["requested_bps"] == 0
+    info = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert info["bottleneck"]["cross"] == []
+    assert "precheck" not in info
 
 
 @pytest.mark.parametrize(
@@ -176,22 +196,18 @@ def test_another_plan_does_not_resume(tmp_path: Path) -> None:
     ],
 )
 def test_a_job_that_fails_or_never_steps_ends_the_sweep(tmp_path: Path, command: list[str], words: str) -> None:
-    import re
-
-    text = PLAN.replace("layers = 8", f"command = {json.dumps(command)}")
-    text = text.replace("[window]", '[window]\nstart_timeout = "4s"')
+    text = alone(QUICK).replace(json.dumps(MARKS), json.dumps(command))
+    text = text.replace("[window]", '[window]\nstart_timeout = "2s"')
     done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out")
     assert done.returncode == 1
-    assert re.search(words, one_sentence(done)), done.stderr
+    assert re.search(words, one_sentence(done.stderr)), done.stderr
     assert status(tmp_path / "out")[0] == "failed"
-    assert read_json_lines(tmp_path / "out" / "points.jsonl")[0] == []
+    assert points(tmp_path / "out") == []
 
 
 def test_a_missing_tool_is_named_before_anything_starts(tmp_path: Path) -> None:
-    text = PLAN.replace('["consistent"]', '["iperf"]')
-    environment = dict(os.environ) | {"PATH": "/nowhere"}
-    command = [*RINGTAP, "sweep", str(write_plan(tmp_path, text)), "-o", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    plan = write_plan(tmp_path, SMALL.format(capacity="25gbit"))
+    done = run("sweep", plan, "-o", tmp_path / "out", environment={"PATH": "/nowhere"})
     assert done.returncode == 2
-    assert "iperf3" in one_sentence(done)
+    assert "iperf3" in one_sentence(done.stderr)
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,73 @@
+"""The small sweep that tests measure, on a testbed and over ssh, and how they run it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+RINGTAP = [sys.executable, "-m", "ringtap.cli"]
+WORKERS = ("S0", "S1", "S3")
+# 50 ms of computing and 33 ms of the empty link an iteration: at this load the link needs more than the computing
+SMALL = """\
+[sweep]
+name = "small"
+scale = 100
+capacity = "{capacity}"
+loads = [0, 0.7]
+traffic = ["iperf"]
+
+[window]
+warmup_iterations = 2
+settle = "500ms"
+min_time = "2500ms"
+min_iterations = 5
+max_time = "10s"
+
+[[models]]
+name = "small"
+parameters = 25_000_000
+compute = "50ms"
+layers = 8
+"""
+
+
+def start(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*RINGTAP, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ) | dict(environment or {}),
+    )
+
+
+def run(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    process = start(*arguments, environment=environment)
+    out, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait until something has come about in a sweep that runs."""
+    deadline_s = time.monotonic() + 90
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def status(out: Path) -> tuple[str, str]:
+    """How a run ended, and why."""
+    info = json.loads((out / "run.json").read_text())
+    return info["status"], info["why"]
+
+
+def one_sentence(errors: str) -> str:
+    """The one sentence of an error."""
+    assert "Traceback" not in errors
+    said = [line for line in errors.splitlines() if line.startswith("ringtap:")]
+    assert len(said) == 1, errors
+    return said[0]

@@ -38,7 +38,7 @@ class Channel:
     Args:
         host: its name.
         command: what carries standard input and output to ``python -m ringtap.agents.hosts.servant`` on it.
-        connect_s: how long that may take.
+        patience_s: how long the connection may take, and how long the host may then be silent.
         sink: takes what the host sends of its files, on this channel's own thread.
         explain: makes a reason for the loss out of what the command said at last and a general one.
     """
@@ -47,12 +47,12 @@ class Channel:
         self,
         host: str,
         command: list[str],
-        connect_s: float,
+        patience_s: tuple[float, float],
         sink: Callable[[str, Answer, bytes], None],
         explain: Callable[[str, str, str], str],
     ) -> None:
         self.host, self._sink, self._explain = host, sink, explain
-        self._connect_s = connect_s
+        self._connect_s, self._silent_s = patience_s
         self._numbers = count(1)
         self._answers: dict[int, Future[Answer]] = {}
         self._lock, self._write_lock = threading.Lock(), threading.Lock()
@@ -96,7 +96,7 @@ class Channel:
             while rest:
                 for item, data in unpacker.feed(rest):
                     self._take(item, data)
-                rest = self._read(frames.SILENT_S)
+                rest = self._read(self._silent_s)
         except TimeoutError as error:
             why = str(error)
         except ValueError as error:
@@ -117,7 +117,7 @@ class Channel:
             if marker and b"\n" in line:
                 line, _, rest = line.partition(b"\n")
                 self.facts.set_result(_facts(line))
-                return rest or self._read(frames.SILENT_S)
+                return rest or self._read(self._silent_s)
             if len(before) > _NOISE_BYTES:
                 raise ValueError("it says other things than ringtap does")
             left_s = deadline_s - time.monotonic()

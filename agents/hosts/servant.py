@@ -43,7 +43,7 @@ class Servant:
         self._round: Iterator[Frame] | None = None
         self._due: list[dict[str, Any]] = []  # goes out when this round is over
         self._next: list[dict[str, Any]] = []  # when the next one is
-        self._next_s = 0.0
+        self._began_s = self._next_s = 0.0
         self._heard_s = self._said_s = time.monotonic()
         self._over = False
         self._made: list[Path] = []
@@ -128,16 +128,20 @@ class Servant:
         if self._round is None and (self._next or now_s >= self._next_s):
             self._due, self._next = self._next, []
             self._round, self._began_s = self._mirror.round(), now_s
-        while self._can_send():
-            frame = next(self._round, None) if self._round else None
-            if frame is None:
-                self._round = None
-                ended_s = time.monotonic()
-                self._next_s = ended_s + max(_ROUND_S, _ROUND_SHARE * (ended_s - self._began_s))
-                for item in self._due:
-                    self._say(item)
-                return
-            self._say(*frame)
+        while self._round is not None and self._can_send():
+            news = next(self._round, None)
+            if news is None:
+                self._end_round()
+            else:
+                self._say(*news)
+
+    def _end_round(self) -> None:
+        """All that was due is on its way: those who waited for it are told."""
+        self._round = None
+        ended_s = time.monotonic()
+        self._next_s = ended_s + max(_ROUND_S, _ROUND_SHARE * (ended_s - self._began_s))
+        for item in self._due:
+            self._say(item)
 
     def _take(self, item: dict[str, Any], data: bytes) -> None:
         """Do what a frame asks for; what goes wrong is told, and the rest goes on."""

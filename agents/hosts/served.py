@@ -81,6 +81,7 @@ class ServedHosts:
     """
 
     connect_s = 30.0
+    silent_s = frames.SILENT_S
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -230,7 +231,8 @@ class ServedHosts:
             if host not in self._channels:
                 if self._closed.is_set():
                     raise MeasurementError(f"{host} has been left")
-                self._channels[host] = Channel(host, self.command(host), self.connect_s, self.receive, self.explain)
+                patience = (self.connect_s, self.silent_s)
+                self._channels[host] = Channel(host, self.command(host), patience, self.receive, self.explain)
                 if self._beats is None:
                     self._beats = threading.Thread(target=self._beat, name="hosts", daemon=True)
                     self._beats.start()

@@ -12,8 +12,9 @@ from ringtap.agents.hosts.served import SERVANT, ServedHosts
 from ringtap.errors import UsageError
 
 _ASK_S = 5.0
-# of the batch step's own shape: they would be taken for wishes of the step to be started
-_SHAPE = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+# of the job's own shape: srun would take them for wishes of the step
+_SHAPE = ("CPUS_PER_TASK", "NTASKS_PER_NODE", "TRES_PER_TASK", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE")
+_STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--export=ALL", "--quiet"]
 
 
 def allocated_nodes() -> list[str]:
@@ -55,10 +56,9 @@ class SlurmHosts(ServedHosts):
                 raise UsageError(f"node {node} of {host} is not in this allocation, which has {', '.join(allocated)}")
 
     def command(self, host: str) -> list[str]:
-        """A step beside all others, with all of the node's cores and without a share of its memory to itself."""
-        shape = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={self._nodes[host]}", "--mem=0", "--quiet"]
-        unset = [word for name in _SHAPE for word in ("-u", name)]
-        return ["env", *unset, "srun", *shape, self.python(host), *SERVANT]
+        """A step beside all others, with all that the job has of the node and nothing of it to itself."""
+        unset = [word for name in _SHAPE for word in ("-u", f"SLURM_{name}")]
+        return ["env", *unset, "srun", *_STEP, f"--nodelist={self._nodes[host]}", self.python(host), *SERVANT]
 
     def python(self, host: str) -> str:
         """The Python interpreter on a host that has ringtap."""

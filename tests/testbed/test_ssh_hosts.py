@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.agents.hosts.base import Hosts
 from ringtap.agents.hosts.frames import SILENT_S
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
 from ringtap.agents.lab.topology import SWITCH, LabSpec
@@ -321,11 +320,3 @@ def test_the_servants_word_is_all_that_counts(servers: SshServers) -> None:
     said = subprocess.run(["ssh", *config], capture_output=True, check=True)
     assert said.stdout == b"Welcome to a busy server; {\n"
     assert b"Nobody may come in here" in said.stderr
-
-
-def take_any(hosts: Hosts) -> Hosts:
-    return hosts
-
-
-def test_hosts_over_ssh_are_hosts(hosts: SshHosts) -> None:
-    assert take_any(hosts).names == ("S0", "S1", "S2")

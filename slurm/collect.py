@@ -1,0 +1,97 @@
+"""Puts the parts of a submitted sweep together: one sweep run directory, whose points name windows in the parts.
+
+Nothing is copied and no part is changed, so a sweep can be collected while its jobs write, and again later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringtap.agents.node.run_end import node_items, not_collected
+from ringtap.rundir import RunDirectory, Status
+from ringtap.slurm.parts import Part, read_parts
+from ringtap.slurm.status import FINAL, Standing, standing, sweep_standing
+
+
+def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
+    """Bring a submitted run to where it stands: a sweep's parts together, a run that its job could not end to its end.
+
+    Returns:
+        How it stands, and what could not be taken over, a sentence each.
+
+    Raises:
+        UsageError: the run was not submitted, or its files are damaged.
+    """
+    if run.info.get("kind") != "sweep":
+        found = standing(run)
+        if found.status in FINAL and (found.status, found.why) != (run.info.get("status"), run.info.get("why")):
+            run.info["not_collected"] = not_collected(node_items(run))
+            run.finish(found.status, found.why)
+        return found, []
+    parts = read_parts(run)
+    found = sweep_standing(run, parts)
+    problems = merge(run, parts)
+    whys = dict.fromkeys(f"{one.series}: {one.why}" for one in found.series if one.status == "stopped")
+    status: Status = found.status if found.status in FINAL else "running"
+    run.finish(status, "" if status == "complete" else "; ".join([found.why, *whys]))
+    return found, problems
+
+
+def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
+    """Write the points of all parts into a sweep's run directory, and what the parts say of their measurement.
+
+    Args:
+        run: the sweep; its ``info`` is changed, run.json is not written.
+        parts: its parts.
+
+    Returns:
+        What could not be taken over, a sentence each.
+    """
+    measured = [part for part in parts if part.points]
+    # a run directory has one description of the bottleneck for all of its points
+    bottleneck = measured[0].info.get("bottleneck") if measured else None
+    taken = [part for part in measured if part.info.get("bottleneck") == bottleneck]
+    _write_lines(run.path / "points.jsonl", (_moved(part, item) for part in taken for item in part.points))
+    _write_lines(run.path / "rejected.jsonl", (_moved(part, item) for part in taken for item in part.rejected))
+    run.info |= {
+        "bottleneck": bottleneck,
+        "precheck": _least(item for part in taken for item in part.info.get("precheck") or []),
+        "calibration": next(filter(None, (part.info.get("calibration") for part in taken)), None),
+        "not_collected": _distinct(item for part in parts for item in part.info.get("not_collected") or []),
+    }
+    return [
+        f"the points of {part.path.name} are left out: its bottleneck was counted at other interfaces than that of "
+        f"{taken[0].path.name}; look at it on its own with ringtap report {part.path}"
+        for part in measured
+        if part not in taken
+    ]
+
+
+def _moved(part: Part, window: dict[str, Any]) -> dict[str, Any]:
+    """A window of a part, as the sweep names it."""
+    return window | {"directory": f"{part.path.parent.name}/{part.path.name}/{window['directory']}"}
+
+
+def _write_lines(path: Path, items: Iterable[dict[str, Any]]) -> None:
+    """Write JSON Lines to a temporary name and rename it: a reader sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    temporary.write_text("".join(json.dumps(item, allow_nan=False) + "\n" for item in items))
+    temporary.replace(path)
+
+
+def _least(prechecks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the checks of each kind of traffic, the one that reached least: it held for all of its series."""
+    found: dict[str, dict[str, Any]] = {}
+    for item in prechecks:
+        kind = str(item.get("kind"))
+        if kind not in found or item["share_of_capacity"] < found[kind]["share_of_capacity"]:
+            found[kind] = item
+    return list(found.values())
+
+
+def _distinct(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({json.dumps(item, sort_keys=True): item for item in items}.values())

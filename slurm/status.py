@@ -1,0 +1,247 @@
+"""How a submitted run stands: from its files, and from one question to Slurm where they leave something open."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringtap.agents.node.run_end import node_items
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.rundir import RunDirectory, Status, read_json
+from ringtap.slurm.accounts import ALIVE, WAITING, Account, Answer, ask_slurm, read_account
+from ringtap.slurm.parts import Part, read_parts
+from ringtap.slurm.paths import SubmitPaths
+
+FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
+
+
+@dataclass(frozen=True)
+class JobStanding:
+    """A job of a submission.
+
+    Attributes:
+        job: its id; of a task of an array ``<array's id>_<index>``.
+        state: ``waiting``, ``running``, ``ended``; ``unknown`` where Slurm could not be asked.
+        why: what there is to say about that.
+        begun_s: when it began (seconds since 1970); None if it has not.
+        exit_code: as its script said it; None where it has not.
+    """
+
+    job: str
+    state: str
+    why: str
+    begun_s: int | None
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class NodeStanding:
+    """A node of a wrapped command's run.
+
+    Attributes:
+        node: its name.
+        status: ``recording``, ``complete``, ``partial``, or ``cut off``: ended before it could say how.
+        why: for the last two.
+        written_s: when it wrote last (seconds since 1970).
+    """
+
+    node: str
+    status: str
+    why: str
+    written_s: int | None
+
+
+@dataclass(frozen=True)
+class SeriesStanding:
+    """A series of a submitted sweep.
+
+    Attributes:
+        index: its place in the plan, and in the job array.
+        series: its name.
+        status: ``complete``, ``waiting``, ``running``, ``unknown`` or ``stopped``: points are missing and no job is
+            there to measure them.
+        why: what there is to say about that.
+        points: how many are measured.
+        missing: loads of the plan without a point, as shares of the capacity.
+        job: id of its last job.
+    """
+
+    index: int
+    series: str
+    status: str
+    why: str
+    points: int
+    missing: tuple[float, ...]
+    job: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A submitted run.
+
+    Attributes:
+        run: its run directory.
+        kind: ``job`` or ``sweep``.
+        status: ``waiting``, ``running``, ``complete``, ``partial``, ``failed``; ``unknown`` where by its files its jobs
+            have not ended and Slurm could not be asked.
+        why: what there is to say about that.
+        jobs: its jobs.
+        nodes: of a wrapped command.
+        series: of a sweep.
+        not_asked: why Slurm could not be asked; empty where it was, or there was nothing to ask.
+    """
+
+    run: str
+    kind: str
+    status: str
+    why: str
+    jobs: tuple[JobStanding, ...]
+    nodes: tuple[NodeStanding, ...] = ()
+    series: tuple[SeriesStanding, ...] = ()
+    not_asked: str = field(default="")
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def standing(run: RunDirectory) -> Standing:
+    """How a submitted run stands; Slurm is asked once, and only where the files leave something open.
+
+    Raises:
+        UsageError: the run was not submitted, or its files are damaged.
+    """
+    paths = SubmitPaths(run.path)
+    if not paths.request.is_file():
+        raise UsageError(f"{run.path} was not submitted by ringtap: it has no {paths.request.relative_to(paths.run)}")
+    if run.info.get("kind") == "sweep":
+        return sweep_standing(run, read_parts(run))
+    return _command_standing(run)
+
+
+def _submitted(paths: SubmitPaths) -> list[str]:
+    """Ids of the jobs of a run in the order of their submission."""
+    return [str(job["id"]) for job in read_json(paths.request).get("jobs") or []]
+
+
+def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
+    """Of a sweep, the id of the last job that was to measure each series, by the series' index."""
+    tasks = read_json(paths.request).get("tasks") or []
+    return {index: f"{job}_{index}" for job, indices in zip(_submitted(paths), tasks, strict=True) for index in indices}
+
+
+def _job_standings(
+    paths: SubmitPaths, jobs: Sequence[str], settled: bool = False
+) -> tuple[dict[str, JobStanding], str]:
+    """The jobs, by id, and why Slurm could not be asked; ``settled``: it need not be."""
+    accounts = {job: read_account(paths, job) for job in jobs}
+    open_ = [job for job, account in accounts.items() if account.exit_code is None]
+    answers: Mapping[str, Answer] = {}
+    not_asked = ""
+    if open_ and not settled:
+        try:
+            answers = ask_slurm(open_)
+        except MeasurementError as error:
+            not_asked = str(error)
+    return {job: _job_standing(account, answers.get(job)) for job, account in accounts.items()}, not_asked
+
+
+def _job_standing(account: Account, answer: Answer | None) -> JobStanding:
+    state, why = "unknown", ""
+    if account.exit_code is not None:
+        state = "ended"
+        why = f"exit code {account.exit_code}" + (f" after {account.stopped}" if account.stopped else "")
+    elif answer is None:
+        why = "it has begun, and has not said that it ended" if account.begun_s else "it has not begun"
+    elif answer.state in WAITING:
+        state, why = "waiting", answer.reason
+    elif answer.state in ALIVE:
+        state, why = "running", f"on {answer.nodes}" if answer.nodes else ""
+    elif answer.state == "FORGOTTEN":
+        state, why = "ended", "Slurm knows of it no more, and it has not said how it ended"
+    else:
+        reason = "" if answer.reason in ("", "NonZeroExitCode") else f" ({answer.reason})"
+        state, why = "ended", f"Slurm ended it: {answer.state}{reason}"
+    return JobStanding(account.job, state, why, account.begun_s, account.exit_code)
+
+
+def _command_standing(run: RunDirectory) -> Standing:
+    paths, info = SubmitPaths(run.path), run.info
+    said, why = str(info.get("status")), str(info.get("why") or "")
+    settled = said != "running"
+    found, not_asked = _job_standings(paths, _submitted(paths), settled)
+    jobs = tuple(found.values())
+    alive = not settled and any(job.state != "ended" for job in jobs)
+    nodes = tuple(_node_standings(run, alive))
+    lost = [node.node for node in nodes if node.status == "cut off"]
+    if alive:
+        said = next(state for state in ("running", "waiting", "unknown") if any(job.state == state for job in jobs))
+        why = "; ".join(job.why for job in jobs if job.why and job.state == said)
+    elif not settled:
+        said, why = "partial", "; ".join(job.why for job in jobs)
+    elif said == "complete" and any(node.status != "complete" for node in nodes):
+        said = "partial"
+    if lost and not alive:
+        cut = f"the recording of {', '.join(lost)} was cut off"
+        why = why if cut in why else "; ".join(filter(None, [why, cut]))
+    return Standing(str(run.path), "job", said, why, jobs, nodes, (), not_asked)
+
+
+def _node_standings(run: RunDirectory, alive: bool) -> list[NodeStanding]:
+    """The nodes that have written anything."""
+    items, found = node_items(run), []
+    for folder in sorted((run.path / "nodes").glob("*/")):
+        item = items.get(folder.name, {})
+        status = str(item.get("status", "running")) if (folder / "DONE").exists() else "cut off"
+        if status == "cut off" and alive:
+            status = "recording"
+        why = str(item.get("why") or "") if status == "partial" else ""
+        found.append(NodeStanding(folder.name, status, why, _last_written_s(folder)))
+    return found
+
+
+def _last_written_s(folder: Path) -> int | None:
+    newest = 0.0
+    for path in folder.glob("*/*"):
+        with contextlib.suppress(OSError):
+            newest = max(newest, path.stat().st_mtime)
+    return int(newest) or None
+
+
+def sweep_standing(run: RunDirectory, parts: Sequence[Part]) -> Standing:
+    """How a submitted sweep stands whose parts are these."""
+    paths = SubmitPaths(run.path)
+    last = _submitted_tasks(paths)
+    missing = [last[part.index] for part in parts if part.missing and part.index in last]
+    found, not_asked = _job_standings(paths, missing)
+    series = tuple(_series_standing(part, found.get(last.get(part.index, "")), last) for part in parts)
+    states = [one.status for one in series]
+    points = sum(one.points for one in series)
+    why = f"{points} of {points + sum(len(one.missing) for one in series)} points"
+    status = next((state for state in ("running", "waiting", "unknown") if state in states), None)
+    if status is None:
+        status = "complete" if set(states) == {"complete"} else "partial" if points else "failed"
+    return Standing(str(run.path), "sweep", status, why, tuple(found.values()), (), series, not_asked)
+
+
+def _series_standing(part: Part, job: JobStanding | None, last: Mapping[int, str]) -> SeriesStanding:
+    status, why = "complete", ""
+    if part.missing and job is None:
+        status, why = "stopped", "it was not submitted"
+    elif part.missing and job is not None:
+        status, why = ("stopped" if job.state == "ended" else job.state), job.why
+        if status == "stopped" and part.info.get("status") in ("partial", "failed"):
+            why = str(part.info.get("why") or why)
+    return SeriesStanding(
+        part.index, part.series, status, why, len(part.points), part.missing, last.get(part.index, "")
+    )
+
+
+def clock(seconds: int) -> str:
+    """A time of day for people, with the date where it is not today's."""
+    moment, today = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M:%S" if moment[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", moment)

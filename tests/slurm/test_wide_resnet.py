@@ -1,0 +1,92 @@
+"""The Wide-ResNet training of several nodes by sbatch, recorded: under DDP, and under Horovod beside it."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtap.analysis.demand import demand
+from ringtap.slurm.paths import SubmitPaths
+from tests.slurm.cluster import ROOT, SlurmCluster
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+RINGTAP = (sys.executable, "-m", "ringtap.cli")
+TRAINING = ("--epochs", "4", "--images", "1024", "--batch", "32", "--depth", "10", "--width", "1")
+TRAINING += ("--target-accuracy", "0.15", "--patience", "2")
+PARAMETERS = 77_562
+EPOCH = re.compile(
+    r"Epoch = (\d+): Cumulative Time = ([\d.]+), Epoch Time = ([\d.]+), Images/sec = ([\d.]+), "
+    r"Validation Loss = ([\d.]+), Validation Accuracy = ([\d.]+)\n"
+    r"Communication Time \(all_reduce\): ([\d.]+) seconds\n"
+)
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: SlurmCluster) -> dict[str, tuple[Path, str]]:
+    """Both trainings at once, on two nodes each: their run directories and what they printed."""
+    found = {}
+    for kind, options in (("ddp", []), ("horovod", ["--horovod"])):
+        words = [*RINGTAP, "submit", "-o", f"wide resnet {kind}", "--account", "def-x", "--nodes", "2", "--time", "10"]
+        words += ["--mem", "1500M"]
+        words += [*options, "--json", "--", "python", str(ROOT / "examples" / "wide_resnet.py"), *options, *TRAINING]
+        done = cluster.run(words, user="alice", env={"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+        found[kind] = json.loads(done.stdout)
+    for item in found.values():
+        ended = cluster.wait(item["job"], timeout=200)
+        assert ended["JobState"] == "COMPLETED", output_of(item)
+    return {kind: (Path(item["run"]), output_of(item)) for kind, item in found.items()}
+
+
+def output_of(item: dict[str, Any]) -> str:
+    return SubmitPaths(Path(item["run"])).output(item["job"]).read_text()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "horovod"])
+def test_it_prints_an_epochs_time_and_that_of_an_all_reduce(kind: str, jobs: dict[str, tuple[Path, str]]) -> None:
+    _, output = jobs[kind]
+    epochs = EPOCH.findall(output)
+    assert [int(epoch[0]) for epoch in epochs] == list(range(1, len(epochs) + 1))
+    assert 2 <= len(epochs) <= 4
+    for _, cumulative, took, rate, loss, accuracy, all_reduce in epochs:
+        assert 0 < float(took) <= float(cumulative) + 0.001
+        assert float(rate) == pytest.approx(1024 / float(took), rel=0.01)  # of times with three digits
+        assert 0 < float(loss) < 10
+        assert 0 < float(accuracy) < 1
+        assert 0 < float(all_reduce) < 5
+    if all(float(epoch[5]) >= 0.15 for epoch in epochs[-2:]):
+        assert f"Early stopping after epoch {len(epochs)}" in output
+
+
+def test_both_libraries_train_alike(jobs: dict[str, tuple[Path, str]]) -> None:
+    """The first epoch's loss: sums of gradients differ in their last digits alone, of which 16 steps make a little."""
+    losses = [float(EPOCH.findall(jobs[kind][1])[0][4]) for kind in ("ddp", "horovod")]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "horovod"])
+def test_the_network_that_could_not_be_seen_is_in_its_report(
+    kind: str, jobs: dict[str, tuple[Path, str]], cluster: SlurmCluster
+) -> None:
+    run, output = jobs[kind]
+    assert json.loads((run / "run.json").read_text())["status"] == "complete"
+    assert all((run / "nodes" / node / "DONE").is_file() for node in cluster.nodes if (run / "nodes" / node).exists())
+    done = cluster.run([*RINGTAP, "report", run], user="alice", timeout=120)
+    assert done.returncode == 0, done.stderr
+    data: dict[str, Any] = json.loads((run / "report" / "report.json").read_text())
+    assert data["run"]["status"] == "complete"
+    assert (data["run"]["ranks"], len(data["run"]["nodes"])) == (2, 2)
+    steps = len(EPOCH.findall(output)) * 1024 // (2 * 32)
+    # DDP tells when the first iteration began; else it is not known, and they are counted from the first step's end
+    assert data["iterations"]["count"] == steps - (kind == "horovod")
+    # equation 3.1: the gradients, and what goes round beside them: a validation and a timed all-reduce an epoch, and
+    # messages that say so, of which Horovod's are more; a small model's share of these is not small
+    asked = demand(PARAMETERS, 2).worker_bytes
+    assert asked < data["demand"]["sent_bytes"] < 1.25 * asked
+    assert {row["from_rank"] for row in data["flows"]["rows"] if row["class"] == "training"} == {0, 1}
+    page = (run / "report" / "report.html").read_text()
+    assert "Who sends to whom" in page
+    assert all(node in page for node in data["run"]["nodes"])

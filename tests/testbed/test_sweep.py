@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -92,10 +91,12 @@ def test_from_a_plan_to_a_report(testbed_sweep: Path) -> None:
 def test_whatever_ends_a_sweep_early_the_next_goes_on(tmp_path: Path) -> None:
     """In one go, as each part goes on with what the one before has left."""
     plan, out = write_plan(tmp_path), tmp_path / "out"
-    interrupted_before_any_point(plan, out)
-    interrupted_after_a_point(plan, out)
+    interrupted(plan, out, signal.SIGTERM)
+    report = run("report", out)
+    assert report.returncode in (0, 1)
+    assert "Traceback" not in report.stderr
     first = points(out)
-    killed_while_sending(plan, out)
+    killed(plan, out)
     resumed = run("sweep", plan, "-o", out, "--resume", "--series", "marks-burst")
     assert resumed.returncode == 0, resumed.stderr
     found = points(out)
@@ -111,34 +112,19 @@ def test_whatever_ends_a_sweep_early_the_next_goes_on(tmp_path: Path) -> None:
     assert "another plan" in one_sentence(other.stderr)
 
 
-def interrupted_before_any_point(plan: Path, out: Path) -> None:
+def interrupted(plan: Path, out: Path, number: signal.Signals) -> None:
     process = start("sweep", plan, "-o", out, "--resume")  # nothing is there yet: it begins
-    wait_for(lambda: list(out.glob("series/precheck-*/nodes/S2/sent/full.rec")), process)
-    process.send_signal(signal.SIGTERM)
-    assert_interrupted(process, out)
-    assert points(out) == []
-
-
-def interrupted_after_a_point(plan: Path, out: Path) -> None:
-    process = start("sweep", plan, "-o", out, "--resume")
     wait_for(lambda: points(out), process)
-    process.send_signal(signal.SIGINT)
-    assert_interrupted(process, out)
-    assert len(points(out)) == 1
-    report = run("report", out)
-    assert report.returncode in (0, 1)
-    assert "Traceback" not in report.stderr
-
-
-def assert_interrupted(process: "subprocess.Popen[str]", out: Path) -> None:
+    process.send_signal(number)
     errors = process.communicate(timeout=30)[1]
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "--resume" in errors
     assert status(out) == ("partial", "interrupted")
+    assert len(points(out)) == 1
 
 
-def killed_while_sending(plan: Path, out: Path) -> None:
+def killed(plan: Path, out: Path) -> None:
     process = start("sweep", plan, "-o", out, "--resume")
     wait_for(lambda: len(points(out)) == 2, process)
     process.send_signal(signal.SIGKILL)
@@ -178,10 +164,11 @@ def test_a_series_that_the_plan_has_not_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_machine_by_itself_without_cross_traffic(tmp_path: Path) -> None:
-    done = run("sweep", write_plan(tmp_path, alone(QUICK)), "-o", tmp_path / "out", "--json")
+    plan = write_plan(tmp_path, alone(QUICK).replace("loads = [0]", "loads = [0, 0]"))
+    interrupted(plan, tmp_path / "out", signal.SIGINT)
+    done = run("sweep", plan, "-o", tmp_path / "out", "--resume", "--json")
     assert done.returncode == 0, done.stderr
-    (point,) = points(tmp_path / "out")
-    assert point["requested_bps"] == 0
+    assert [(point["requested_bps"], point["step"]) for point in points(tmp_path / "out")] == [(0, 0), (0, 1)]
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     assert info["bottleneck"]["cross"] == []
     assert "precheck" not in info

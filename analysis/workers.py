@@ -1,4 +1,4 @@
-"""Who works on files and nodes that do not depend on each other: this process, or others (`ringtap.analysis.dask`)."""
+"""Who works on files and nodes one by one: this process, or others (`ringtap.analysis.scheduler`)."""
 
 from __future__ import annotations
 

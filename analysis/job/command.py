@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ringtap.analysis.scheduler import add_option, workers
 from ringtap.errors import UsageError
 
 # more iterations than this are in the Parquet file only
@@ -20,6 +21,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a job's run directory, or one of a sweep's series")
     parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for the tables (default: RUN/derived)")
+    add_option(parser)
     parser.set_defaults(handler=_analyze)
 
 
@@ -33,19 +35,21 @@ def _analyze(options: argparse.Namespace) -> int:
         raise UsageError(
             "this needs the analysis, which is not installed here: pip install 'ringtap[analysis]'"
         ) from error
-    job = open_job(options.run)
-    folder = options.output or job.path / "derived"
-    sources = derived.fingerprint(job.path)
+    path = open_job(options.run).path
+    folder = options.output or path / "derived"
+    sources = derived.fingerprint(path)
     fresh = derived.is_fresh(folder, sources)
-    data = derived.read_summary(folder) if fresh else summarize(job)
     written: list[Path] = []
-    if not fresh:
-        try:
-            written = derived.write(job, data, folder, sources)
-        except UsageError as error:
-            if options.output is not None:
-                raise
-            print(f"ringtap: no tables are kept: {error}", file=sys.stderr)
+    with workers(None if fresh else options.scheduler) as crew:
+        job = open_job(options.run, crew)
+        data = derived.read_summary(folder) if fresh else summarize(job)
+        if not fresh:
+            try:
+                written = derived.write(job, data, folder, sources)
+            except UsageError as error:
+                if options.output is not None:
+                    raise
+                print(f"ringtap: no tables are kept: {error}", file=sys.stderr)
     if options.json:
         tables = {
             name: derived.read_table(folder, name) if fresh else getattr(job, name)

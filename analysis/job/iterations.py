@@ -11,6 +11,7 @@ import pandas as pd
 
 from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.phases import PHASES, Phases, phases_of
+from ringtap.analysis.job.spread import Integers
 from ringtap.analysis.runs import JobRun, iteration_marks, iterations_of
 
 # The first iteration allocates and finds the order of gradients; after it DDP rebuilds its buckets, in the second.
@@ -49,11 +50,11 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs]) -> Work:
     return Work(iterations, ranks, phases.source, phases.why, phases.gradient_bytes)
 
 
-def _aligned(marks: pd.DataFrame, name: str, nodes: Mapping[str, NodeLogs]) -> pd.Series[Any]:
+def _aligned(marks: pd.DataFrame, name: str, nodes: Mapping[str, NodeLogs]) -> Integers:
     """A column of times on the reference node's clock."""
-    result = marks[name].copy()
-    for node, rows in marks.groupby("node").groups.items():
-        result.loc[rows] = nodes[str(node)].clock.to_reference(marks.loc[rows, name].to_numpy(np.int64))
+    result = marks[name].to_numpy(np.int64).copy()
+    for node, rows in marks.groupby("node").indices.items():
+        result[rows] = nodes[str(node)].clock.to_reference(result[rows])
     return result
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.workers import Workers
+from ringtap.errors import UsageError
 
 T = TypeVar("T")
 
@@ -32,5 +33,7 @@ def each_node(
 
 
 def _read(read: Callable[..., T], path: Path, *arguments: Any) -> tuple[T, list[str], list[str]]:
+    if not path.is_dir():
+        raise UsageError(f"{path} is not there for the workers: they need the file system that it lies on")
     logs = NodeLogs(path)
     return read(logs, *arguments), logs.problems, logs.torn

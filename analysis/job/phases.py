@@ -17,6 +17,7 @@ PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s"
 _COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs"]
 _NONE = "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
 _TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
+_PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def phases_of(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -
 
 def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
     parts, sizes, rebuilt_at, without = [], [], 0, 0
-    for process, rows in marks.groupby("process"):
+    ends_ns = marks["end_ns"].to_numpy(np.int64)
+    for process, rows in marks.groupby("process").indices.items():
         path = run.step_files[int(str(process))]
         logs = nodes[path.parent.parent.name]
         stem = f"steps/{path.name.removesuffix('.rec')}"
@@ -64,15 +66,15 @@ def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Pha
         if found is None or not len(found[1]):
             without += 1
             continue
-        ends = rows["end_ns"].to_numpy(np.int64)
-        parts.append(_ddp_process(found[1], logs, ends).assign(process=process))
+        ends = ends_ns[rows]
+        parts.append(_passes(int(str(process)), found[1], logs, ends))
         changes = logs.lines(f"{stem}.buckets.jsonl")
         sizes.append(_gradient_bytes(changes))
         at_ns = logs.clock.to_reference(np.array([int(line.get("t_ns", 0)) for line in changes], np.int64))
         rebuilt_at = max(rebuilt_at, *_early(np.searchsorted(ends, at_ns)), 0)
     if not parts:
         return Phases(_empty(), "none", _NONE)
-    table = pd.concat(parts, ignore_index=True)
+    table = _by_iteration({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     why = f"{without} of {marks['process'].nunique()} rank processes have no DDP times" if without else ""
     known = [size for size in sizes if size]
     return Phases(table[_COLUMNS], "ddp", why, float(np.median(known)) if known else None, rebuilt_at)
@@ -92,17 +94,25 @@ def _gradient_bytes(changes: list[dict[str, object]]) -> float:
     return sum(last.values())
 
 
-def _ddp_process(records: Records, logs: NodeLogs, ends_ns: Integers) -> pd.DataFrame:
-    """DDP's times of a process, summed over the passes of each of its iterations."""
-    names = records.dtype.names or ()
-    table = pd.DataFrame({name: np.asarray(records[name], np.int64) for name in names})
+def _passes(process: int, records: Records, logs: NodeLogs, ends_ns: Integers) -> dict[str, Integers]:
+    """DDP's records of a process, on the reference clock, each once, with its iteration (``index``)."""
+    table = {name: np.asarray(records[name], np.int64) for name in _PASS}
     # where DDP samples rarely its log repeats the last sample
-    table = table.drop_duplicates(["module", *_TIMES])
+    told = np.column_stack([table["module"], *(table[name] for name in _TIMES)])
+    once = np.sort(np.unique(told, axis=0, return_index=True)[1])
+    table = {name: values[once] for name, values in table.items()}
     for name in _TIMES:
-        table[name] = logs.clock.to_reference(table[name].to_numpy(np.int64))
-    seen_ns = table[list(_TIMES)].to_numpy(np.int64).max(axis=1)
-    table["index"] = np.searchsorted(ends_ns, seen_ns)
-    table = table[(seen_ns > 0) & (table["index"] < len(ends_ns))]
+        table[name] = logs.clock.to_reference(table[name])
+    seen_ns = np.max([table[name] for name in _TIMES], axis=0)
+    index = np.searchsorted(ends_ns, seen_ns)
+    kept = (seen_ns > 0) & (index < len(ends_ns))
+    table = {name: values[kept] for name, values in table.items()}
+    return table | {"index": index[kept], "process": np.full(int(kept.sum()), process)}
+
+
+def _by_iteration(passes: dict[str, Integers]) -> pd.DataFrame:
+    """DDP's times, summed over the passes of each iteration of each process."""
+    table = pd.DataFrame(passes)
     synced = (table["comm_start_ns"] > 0) & (table["comm_end_ns"] >= table["comm_start_ns"])
     synced &= table["comm_start_ns"] >= table["backward_start_ns"]  # else of a pass before: this one did not
     hidden_ns = np.maximum(table["backward_end_ns"], table["comm_start_ns"])
@@ -116,12 +126,13 @@ def _ddp_process(records: Records, logs: NodeLogs, ends_ns: Integers) -> pd.Data
         "exposed_s": exposed.clip(lower=0).where(synced, 0),
         "overlap_s": table["overlap_ns"].where(synced, 0),
     }
+    by = ["process", "index"]
     result = pd.DataFrame({name: values / 1e9 for name, values in seconds.items()})
-    result = result.assign(index=table["index"], syncs=synced.astype(np.int64))
-    sums = result.groupby("index")[[*PHASES, "syncs"]].sum()
-    by = table.groupby("index")
-    sums["ready_ns"] = by["backward_end_ns"].max()
-    sums["forward_start_ns"] = by["forward_start_ns"].min()
+    result = result.assign(syncs=synced.astype(np.int64), **{name: table[name] for name in by})
+    sums = result.groupby(by)[[*PHASES, "syncs"]].sum()
+    within = table.groupby(by)
+    sums["ready_ns"] = within["backward_end_ns"].max()
+    sums["forward_start_ns"] = within["forward_start_ns"].min()
     return sums.reset_index()
 
 

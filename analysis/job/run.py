@@ -39,7 +39,7 @@ class Job:
         self._workers = workers
         self.path = run.path
         folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
-        self.nodes: Mapping[str, NodeLogs] = {path.name: NodeLogs(path) for path in folders}
+        self.nodes: Mapping[str, NodeLogs] = {path.name: NodeLogs(path.absolute()) for path in folders}
 
     @cached_property
     def work(self) -> iterations.Work:

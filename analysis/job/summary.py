@@ -187,9 +187,9 @@ def _congestion(job: Job) -> dict[str, Any]:
 def _nodes(job: Job) -> list[dict[str, Any]]:
     table = job.node_iterations
     rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
-    result = []
+    result, places = [], rows.groupby("node").indices
     for name, node in job.nodes.items():
-        part = rows[rows["node"] == name]
+        part = rows.iloc[places.get(name, [])]
         item = {"node": name, "cpus": plain((node.info.get("before") or {}).get("cpus"))}
         item |= {column: mean_of(part, column) for column in (*_NODE_MEANS, *_INFINIBAND)}
         item["memory_available_bytes"] = plain(part["memory_available_bytes"].min()) if len(part) else None

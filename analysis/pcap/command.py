@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.analysis.scheduler import add_option, workers
 from ringtap.errors import UsageError
 from ringtap.units import format_duration, parse_duration_s
 
@@ -45,6 +46,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--matrix", action="store_true", help="payload from each host to each host")
     parser.add_argument("--no-cache", action="store_true", help="neither use nor leave what an earlier look found")
     parser.add_argument("--force", action="store_true", help="replace tables that are there")
+    add_option(parser)
     parser.set_defaults(handler=_flows)
 
 
@@ -64,8 +66,10 @@ def _flows(options: argparse.Namespace) -> int:
     words = _filter(options)
     # bins that can be made of the usual ones are: a cache then serves all of them
     scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
-    with Bar() as bar:
-        whole = read_captures(options.files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache)
+    with workers(options.scheduler) as crew, Bar() as bar:
+        whole = read_captures(
+            options.files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache, workers=crew
+        )
     traffic = whole if words is None else whole.select(words)
     if options.json:
         _print_json(traffic, words, options.matrix)

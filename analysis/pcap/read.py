@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from ringtap.analysis.pcap.layout import CELL
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.sources import Stream, expand
 from ringtap.analysis.pcap.traffic import Traffic
+from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import MeasurementError, UsageError
 
 Progress = Callable[[int, int | None], None]
@@ -39,6 +41,7 @@ def read_captures(
     offsets_ns: Sequence[int] | None = None,
     progress: Progress | None = None,
     cache: bool = True,
+    workers: Workers = ALONE,
 ) -> Traffic:
     """Read packet captures: pcap and pcapng, plain, gzip or zstd.
 
@@ -52,6 +55,7 @@ def read_captures(
             single files.
         progress: called ten times a second in the calling thread.
         cache: keep what was found beside files of 1 MiB and more, and take it from there.
+        workers: who reads, a file each; this process does so in threads.
 
     Raises:
         UsageError: a file is missing, no capture, or damaged from its start; or there are no packets at all.
@@ -64,7 +68,7 @@ def read_captures(
         raise UsageError(f"bins of {bin_s:g} s are not possible: 1 µs to 1 h")
     if offsets_ns is not None and len(offsets_ns) != len(files):
         raise UsageError(f"there are {len(offsets_ns)} clock offsets for {len(files)} captures: give one for each")
-    parts = _Reading(files, bin_ns, cache).run(progress or _no_progress)
+    parts = _Reading(files, bin_ns, cache, workers).run(progress or _no_progress)
     names = ["standard input" if path is None else str(path) for path in files]
     ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
     order = sorted(range(len(parts)), key=lambda number: parts[number].first_ns - ahead[number])
@@ -86,6 +90,16 @@ def _no_progress(done_bytes: int, total_bytes: int | None) -> None:
 
 def _say(line: str) -> None:
     print(f"ringtap: {line}", file=sys.stderr, flush=True)
+
+
+def scan_file(path: Path, bin_ns: int, cache: bool) -> Scanned | None:
+    """One capture, read for another process; None: it is large, and its cache lies beside it."""
+    (found,) = _Reading([path], bin_ns, cache).run(_no_progress)
+    if cache and len(found.cells) >= _FEW_CELLS and caches.places(path)[0].is_file():
+        kept = caches.load(path, path.stat(), bin_ns)
+        if kept is not None:
+            return None
+    return replace(found, cells=np.asarray(found.cells))
 
 
 def scan_packets(path: Path) -> Scanned:
@@ -120,7 +134,8 @@ class _StoppedError(Exception):
 class _Reading:
     """One call's files, worked on by threads while the calling thread shows progress."""
 
-    def __init__(self, files: Sequence[Path | None], bin_ns: int, cache: bool) -> None:
+    def __init__(self, files: Sequence[Path | None], bin_ns: int, cache: bool, workers: Workers = ALONE) -> None:
+        self._workers = workers
         self._files, self._bin_ns, self._cache = files, bin_ns, cache
         self._found: list[Scanned | None] = [None] * len(files)
         self._sizes = [_size(path) for path in files]
@@ -140,12 +155,35 @@ class _Reading:
         # the largest first, so that no thread is left with it at the end
         todo = [number for number, found in enumerate(self._found) if found is None]
         self._todo = sorted(todo, key=lambda number: self._sizes[number] or 0)
-        if self._todo:
+        if self._todo and self._workers is not ALONE:
+            self._by_workers(progress)
+        elif self._todo:
             compiled.entries(_say)
             self._in_threads(progress)
         if self._error is not None:
             raise self._error
         return [found for found in self._found if found is not None]
+
+    def _by_workers(self, progress: Progress) -> None:
+        order = self._todo[::-1]
+        files = [path for number in order if (path := self._files[number]) is not None]
+        sizes = [size for number in order if (size := self._sizes[number]) is not None]
+        if len(sizes) < len(order):
+            raise UsageError("a pipe is read by this process alone: leave --scheduler out")
+        compiled.entries(_say)  # once, and not by every worker at the same time
+        where = [path.absolute() for path in files]
+        found = self._workers.each(scan_file, where, repeat(self._bin_ns), repeat(self._cache))
+        for done, (number, path) in enumerate(zip(order, files, strict=True), start=1):
+            try:
+                scanned = next(found)
+            except (UsageError, MeasurementError) as error:
+                raise type(error)(str(error).replace(str(path.absolute()), str(path))) from error
+            if scanned is None:
+                scanned = caches.load(path, path.stat(), self._bin_ns)
+            if scanned is None:
+                raise UsageError(f"what a worker left beside {path} cannot be read here: it needs the same ringtap")
+            self._found[number] = scanned if len(self._files) == 1 else _on_disk(scanned)
+            progress(sum(sizes[:done]), sum(sizes))
 
     def _in_threads(self, progress: Progress) -> None:
         total: int | None = 0

@@ -1,0 +1,232 @@
+"""Work done by other processes: those of Dask, on this machine, at an address, or in jobs of Slurm.
+
+What Dask does by itself is left to it: queues, tasks of workers that died, spilling, its own configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ringtap
+from ringtap.analysis.workers import ALONE, Workers
+from ringtap.errors import MeasurementError, UsageError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+T = TypeVar("T")
+_COUNTED = re.compile(r"(local|slurm)(?::([1-9]\d*))?")
+_ADDRESS = re.compile(r"\w+://\S+")
+_INSTALL = "pip install 'ringtap[dask]'"
+_ANSWER_S = 10.0  # for a scheduler to answer, and for its workers to be there
+_LOOK_S = 5.0  # how often it is looked whether any worker is left
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--scheduler``."""
+    parser.add_argument(
+        "--scheduler",
+        metavar="WHO",
+        help="read with Dask: local[:PROCESSES], the address or the file of a scheduler, or slurm[:JOBS]",
+    )
+
+
+@contextlib.contextmanager
+def workers(scheduler: str | None) -> Iterator[Workers]:
+    """Whoever ``--scheduler`` names, until the block ends; None: this process.
+
+    Raises:
+        UsageError: the words make no sense, Dask is not installed, or no scheduler or worker answers.
+        MeasurementError: Slurm takes no job.
+    """
+    if scheduler is None:
+        yield ALONE
+        return
+    try:
+        import dask
+        from distributed.utils import silence_logging_cmgr
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--scheduler needs Dask, which is not installed here: {_INSTALL}") from error
+    counted = _COUNTED.fullmatch(scheduler)
+    if not counted and not _ADDRESS.fullmatch(scheduler) and not Path(scheduler).is_file():
+        raise UsageError(
+            f"--scheduler {scheduler} is neither local, local:N, slurm, slurm:N, an address (tcp://HOST:PORT) nor a "
+            "scheduler's file"
+        )
+    settings: dict[str, Any] = {
+        "distributed.comm.timeouts.connect": f"{_ANSWER_S}s",
+        "distributed.admin.large-graph-warning-threshold": "1TB",
+    }
+    if counted and counted[1] == "local":  # without workers nothing would ever come
+        settings["distributed.scheduler.no-workers-timeout"] = f"{_ANSWER_S}s"
+    with contextlib.ExitStack() as stack:
+        if counted:  # a scheduler of ours, and perhaps workers: nothing of them stays
+            settings["temporary-directory"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtap-dask-"))
+        stack.enter_context(dask.config.set(settings))
+        stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
+        if counted is None:
+            client = _existing(scheduler, stack)
+        elif counted[1] == "local":
+            client = _local(int(counted[2] or len(os.sched_getaffinity(0))), stack)
+        else:
+            client = _slurm(int(counted[2] or 1), stack)
+        yield _Dask(client, scheduler)
+
+
+def _local(count: int, stack: contextlib.ExitStack) -> Client:
+    """Processes of this machine, with one thread each: what they do holds the interpreter's lock, or every core."""
+    from distributed import Client, LocalCluster
+
+    cluster = LocalCluster(
+        n_workers=count,
+        threads_per_worker=1,
+        host="127.0.0.1",
+        dashboard_address=None,
+        silence_logs=logging.CRITICAL,
+        security=_security(),
+    )
+    return stack.enter_context(Client(stack.enter_context(cluster)))
+
+
+def _security() -> Any:
+    """Keys of this one run: whoever reaches a scheduler of Dask runs code as its user, also others of this machine."""
+    from distributed import Security
+
+    try:
+        return Security.temporary()
+    except ImportError as error:
+        raise UsageError(f"--scheduler needs cryptography, which is not installed here: {_INSTALL}") from error
+
+
+def _existing(scheduler: str, stack: contextlib.ExitStack) -> Client:
+    from distributed import Client
+
+    where = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
+    try:
+        client = stack.enter_context(Client(**where, timeout=_ANSWER_S, set_as_default=False))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"no scheduler of Dask answers at {scheduler}: start one with dask scheduler") from error
+    try:
+        client.wait_for_workers(1, timeout=_ANSWER_S)
+    except TimeoutError as error:
+        raise UsageError(
+            f"the scheduler of Dask at {scheduler} has no workers: start some with dask worker {scheduler}"
+        ) from error
+    return client
+
+
+def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
+    """Jobs of Slurm, as ``jobqueue.slurm`` of Dask's configuration describes them."""
+    from distributed import Client
+
+    cluster = stack.enter_context(slurm_cluster())
+    try:
+        cluster.scale(jobs=count)
+        client = stack.enter_context(Client(cluster))
+        print("ringtap: waiting for a worker in a job of Slurm (squeue --me)", file=sys.stderr, flush=True)
+        client.wait_for_workers(1)
+    except (OSError, RuntimeError) as error:
+        said = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise MeasurementError(f"Slurm takes no job of Dask: {said[-1] if said else 'no reason given'}") from error
+    return client
+
+
+def slurm_cluster() -> Any:
+    """A cluster of dask-jobqueue that has no jobs yet.
+
+    Raises:
+        UsageError: it is not installed, or Dask's configuration lacks what a job needs.
+    """
+    import dask
+
+    from ringtap.analysis.pcap.compiled import cache_folder
+
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--scheduler slurm needs dask-jobqueue, which is not installed here: {_INSTALL}") from error
+    shared = dask.config.get("jobqueue.slurm.shared-temp-directory") or cache_folder()
+    Path(shared).mkdir(parents=True, exist_ok=True)  # for the keys: a home is on every node
+    try:
+        return SLURMCluster(
+            security=_security(), shared_temp_directory=str(shared), scheduler_options={"dashboard_address": None}
+        )
+    except ValueError as error:
+        why = " ".join(str(error).split())
+        raise UsageError(f"jobqueue.slurm in Dask's configuration does not describe a job: {why}") from error
+
+
+def _version() -> str:
+    return ringtap.__version__
+
+
+class _Dask:
+    """The workers of a scheduler of Dask.
+
+    Args:
+        client: connected to it.
+        scheduler: what to call it.
+    """
+
+    def __init__(self, client: Client, scheduler: str) -> None:
+        self._client, self._scheduler = client, scheduler
+        others = set(self._call(client.run, _version).values()) - {ringtap.__version__}
+        if others:
+            raise UsageError(
+                f"the workers of {scheduler} have ringtap {', '.join(sorted(others))}, this is {ringtap.__version__}: "
+                "install the same one"
+            )
+
+    def each(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:
+        """As `Workers.each`; what is not asked for any more is given up."""
+        rows = list(zip(*columns, strict=False))  # as map: up to the end of the shortest
+        futures = deque(self._client.map(work, *map(list, zip(*rows, strict=True)), pure=False)) if rows else deque()
+        try:
+            while futures:
+                result = self._call(self._result, futures[0])
+                futures.popleft()
+                yield result
+        finally:
+            if futures and self._client.status == "running":
+                self._client.cancel(list(futures))
+
+    def _result(self, future: Future[T]) -> T:
+        while not future.done():
+            with contextlib.suppress(TimeoutError):
+                return future.result(timeout=_LOOK_S)
+            if self._client.status == "running" and not self._client.scheduler_info()["workers"]:
+                raise MeasurementError(self._gone())
+        return future.result()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call something of Dask's; what goes wrong is one sentence."""
+        from concurrent.futures import CancelledError
+
+        from distributed.comm import CommClosedError
+        from distributed.scheduler import KilledWorker, NoWorkerError
+
+        try:
+            return function(*arguments)
+        except KilledWorker as error:
+            raise MeasurementError(
+                f"workers of {self._scheduler} died over the same work again and again: they may lack memory"
+            ) from error
+        except (CancelledError, CommClosedError, NoWorkerError) as error:
+            raise MeasurementError(self._gone()) from error
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"the workers of {self._scheduler} have no {error.name}: install the same ringtap where they run"
+            ) from error
+
+    def _gone(self) -> str:
+        return f"the workers of {self._scheduler} are gone: start them again, then this command"

@@ -1,0 +1,180 @@
+"""A run directory of many nodes, made from a recorded one of two: every node a copy with its own name, address, rank
+and clock.
+
+As a program (``python _scale_run.py SOURCE TARGET NODES``) it writes one, so that its memory is not that of a reader.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import _checkout  # noqa: F401
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.runs import map_records
+from ringtap.records import RecordFile
+from ringtap.rundir import write_json
+
+_REALTIME_NS = 10**18  # a number of nanoseconds beyond this (2001) is a time of CLOCK_REALTIME, below it a duration
+_SHIFT_NS = 1_000_003  # how far the clock of each node is ahead of that of the node before
+_FIRST_ADDRESS = "10.128.0.1"
+_ALIGN = 64
+SERIES = "scale-consistent-1"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a copy of a recorded node has of its own."""
+
+    number: int
+    name: str
+    reference: str
+    shift_ns: int
+    addresses: dict[bytes, bytes]
+
+    @classmethod
+    def of(cls, number: int, own: list[bytes]) -> Copy:
+        """The number of the copy says everything; neighbours talk to each other as the two recorded nodes did."""
+        pair = number - number % 2
+        addresses = {old: _address(pair + place) for place, old in enumerate(own)}
+        return cls(number, node_name(number), node_name(0), number * _SHIFT_NS, addresses)
+
+
+def node_name(number: int) -> str:
+    """The name of a copied node."""
+    return f"n{number:04d}"
+
+
+def _address(number: int) -> bytes:
+    first = int.from_bytes(socket.inet_aton(_FIRST_ADDRESS), "big")
+    return (first + number).to_bytes(4, "big")
+
+
+Made = tuple[str, bytes]
+
+
+def _records(file: RecordFile, records: npt.NDArray[Any], relative: str) -> Callable[[Copy], Made]:
+    """A log of packed records, whose times, ranks and addresses are a copy's."""
+    with file.path.open("rb") as stream:
+        header = json.loads(stream.readline())
+    times = [field.name for field in file.fields if field.type == "<i8" and field.name.endswith("_ns")]
+    addresses = [field.name for field in file.fields if field.type == "V16"]
+
+    def make(copy: Copy) -> Made:
+        made = np.array(records)
+        for name in times:
+            made[name] += np.where(made[name] > _REALTIME_NS, copy.shift_ns, 0)
+        for name in addresses:
+            raw = np.ascontiguousarray(made[name]).view(np.uint8).reshape(-1, 4)
+            for old, new in copy.addresses.items():
+                raw[(raw == np.frombuffer(old, np.uint8)).all(axis=1)] = np.frombuffer(new, np.uint8)
+            made[name] = raw.reshape(-1, 16).copy().view("V16")[:, 0]
+        line = json.dumps(_changed(header, copy)).encode()
+        line += b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
+        return _renamed(relative, copy), line + made.tobytes()
+
+    return make
+
+
+def _changed(item: Any, copy: Copy, key: str = "") -> Any:
+    """A JSON value with a copy's times, rank and clock."""
+    if isinstance(item, dict):
+        return {name: _changed(value, copy, name) for name, value in item.items()}
+    if isinstance(item, list):
+        return [_changed(value, copy, key) for value in item]
+    if key == "rank" and item is not None:
+        return copy.number
+    if key == "reference":
+        return copy.reference
+    if key == "offset_ns" or (isinstance(item, int) and item > _REALTIME_NS):
+        return item + copy.shift_ns
+    return item
+
+
+def _renamed(relative: str, copy: Copy) -> str:
+    folder, _, name = relative.rpartition("/")
+    if folder == "steps":
+        name = f"rank{copy.number}-{name.partition('-')[2]}"
+    return f"{folder}/{name}" if folder else name
+
+
+def _text(path: Path, relative: str) -> Callable[[Copy], Made]:
+    """A file of JSON, or of JSON lines; anything else stays as it is."""
+    text = path.read_text()
+    if path.suffix == ".json":
+        item = json.loads(text)
+        return lambda copy: (_renamed(relative, copy), json.dumps(_changed(item, copy), indent=1).encode())
+    if path.suffix == ".jsonl":
+        lines = [json.loads(line) for line in text.splitlines()]
+        return lambda copy: (
+            _renamed(relative, copy),
+            b"".join(json.dumps(_changed(line, copy)).encode() + b"\n" for line in lines),
+        )
+    return lambda _: (relative, text.encode())
+
+
+def _files(folder: Path) -> Iterator[Callable[[Copy], Made]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            relative = str(path.relative_to(folder))
+            file, records, _ = map_records(path) if path.suffix == ".rec" else (None, None, 0)
+            yield _text(path, relative) if file is None or records is None else _records(file, records, relative)
+
+
+def _own_address(folder: Path) -> bytes:
+    """The address that most of a node's sockets have on their own side."""
+    _, records, _ = map_records(folder / "sockets" / "sockets.rec")
+    seen, counts = np.unique([bytes(row)[:4] for row in records["source"]], return_counts=True)
+    return bytes(seen[np.argmax(counts)]).ljust(4, b"\0")
+
+
+def multiply(source: Path, target: Path, nodes: int) -> None:
+    """Write a sweep of one series, whose job ran on so many nodes.
+
+    Args:
+        source: a job's run directory with two nodes.
+        target: the sweep's folder, which is made.
+        nodes: how many.
+    """
+    folders = sorted(path for path in (source / "nodes").iterdir() if path.is_dir())
+    own = [_own_address(folder) for folder in folders]
+    recorded = [list(_files(folder)) for folder in folders]
+    job = target / "series" / SERIES
+    for number in range(nodes):
+        copy = Copy.of(number, own)
+        # only the second recorded node's clock was compared with another one
+        for make in recorded[number % 2]:
+            relative, data = make(copy)
+            path = job / "nodes" / copy.name / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    info = json.loads((source / "run.json").read_text())
+    write_json(job / "run.json", info | {"nodes": [node_name(number) for number in range(nodes)]})
+    _sweep(target, job, info, nodes)
+
+
+def _sweep(target: Path, job: Path, info: dict[str, Any], nodes: int) -> None:
+    """What makes a sweep of the job: a plan, and one window from its first record to its last."""
+    _, records, _ = map_records(job / "nodes" / node_name(0) / "nic" / "nic.rec")
+    names = [name for name in records.dtype.names or () if name.endswith(".tx_bytes") and not name.startswith("lo.")]
+    counter = {"node": node_name(0), "nic": names[0].rpartition(".")[0], "direction": "tx"}
+    plan = {"name": f"{nodes} nodes", "scale": 1.0, "capacity_bps": 25e9, "traffic": ["consistent"]}
+    plan["topology"] = {"workers": [node_name(number) for number in range(nodes)]}
+    plan["models"] = [{"name": "scale", "title": "the scale model", "parameters": 1_383_574}]
+    sweep = info | {"kind": "sweep", "plan": plan, "bottleneck": {"cross": counter, "total": counter}}
+    write_json(target / "run.json", sweep)
+    window = {"series": "scale-consistent", "model": "scale", "traffic": "consistent", "requested_bps": 0.0}
+    window |= {"directory": str(job.relative_to(target)), "ended": "time"}
+    window |= {"window_start_ns": int(records["t_ns"][1]), "window_end_ns": int(records["t_ns"][-2])}
+    (target / "points.jsonl").write_text(json.dumps(window) + "\n")
+
+
+if __name__ == "__main__":
+    multiply(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-import sys
+from typing import TYPE_CHECKING, Any
 
 from ringtap.agents.hosts.base import HostProcess, Hosts
-from ringtap.agents.hosts.lab import LabHosts
-from ringtap.agents.hosts.local import LocalHosts
 
-RINGTAP = (sys.executable, "-m", "ringtap.cli")
+if TYPE_CHECKING:
+    from ringtap.agents.hosts.lab import LabHosts
+    from ringtap.agents.hosts.local import LocalHosts
 
-__all__ = ["RINGTAP", "HostProcess", "Hosts", "LabHosts", "LocalHosts"]
+__all__ = ["HostProcess", "Hosts", "LabHosts", "LocalHosts"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what the servant on a host has no use for when it is asked for."""
+    if name == "LabHosts":
+        from ringtap.agents.hosts.lab import LabHosts
+
+        return LabHosts
+    if name == "LocalHosts":
+        from ringtap.agents.hosts.local import LocalHosts
+
+        return LocalHosts
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

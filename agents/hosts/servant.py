@@ -26,7 +26,6 @@ from ringtap.agents.hosts.children import Children
 from ringtap.agents.hosts.frames import Frame
 from ringtap.agents.hosts.mirror import Mirror
 
-_TURN_S = 0.05
 _ROUND_S = 0.5
 # looking through the folders takes a twentieth of a core at most
 _ROUND_SHARE = 20
@@ -61,7 +60,7 @@ class Servant:
         os.set_blocking(1, False)
         facts = {"protocol": frames.PROTOCOL, "ringtap": ringtap.__version__, "workdir": f"/tmp/ringtap-{_user()}"}
         self._out += frames.MARKER + json.dumps(facts).encode() + b"\n"
-        selector = selectors.DefaultSelector()
+        selector = selectors.PollSelector()
         selector.register(0, selectors.EVENT_READ)
         selector.register(self._wake, selectors.EVENT_READ)
         writing = False
@@ -70,7 +69,7 @@ class Servant:
                 if writing != bool(self._out):
                     writing = not writing
                     (selector.register(1, selectors.EVENT_WRITE) if writing else selector.unregister(1))
-                ready = {key.fd for key, _ in selector.select(0 if self._can_send() else _TURN_S)}
+                ready = {key.fd for key, _ in selector.select(self._pause_s())}
                 if self._wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
@@ -113,12 +112,21 @@ class Servant:
     def _can_send(self) -> bool:
         return self._round is not None and len(self._out) < _WAITING_BYTES
 
+    def _pause_s(self) -> float:
+        """How long there is nothing to do, if nobody comes; the end of a child is a signal, which wakes."""
+        if self._can_send():
+            return 0.0
+        next_s = self._said_s + frames.BEAT_S
+        if self._round is None:
+            next_s = min(next_s, self._next_s)
+        return max(0.0, next_s - time.monotonic())
+
     def _tick(self) -> None:
         """News of processes and files, and a sign of life."""
         now_s = time.monotonic()
         if now_s - self._heard_s > frames.ORPHAN_S:
             self._over = True
-        if now_s - self._said_s > frames.BEAT_S:
+        if now_s - self._said_s >= frames.BEAT_S:
             self._said_s = now_s
             self._say({"op": "beat"})
         for item in self._children.ended():
@@ -228,7 +236,8 @@ def _listens(port: int) -> bool:
 def main() -> int:
     """Serve on standard input and output; the argument, if any, is the folder that commands start in."""
     for folder in sys.argv[1:]:
-        os.chdir(folder)
+        with contextlib.suppress(OSError):  # a home that is not there
+            os.chdir(folder)
     Servant().serve()
     return 0
 

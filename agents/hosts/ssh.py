@@ -137,8 +137,12 @@ class SshHosts(ServedHosts):
         path = path.absolute()
         for run, name in self._runs.items():
             if path.is_relative_to(run):
-                return str(Path(self._workdirs[host], name, path.relative_to(run)))
+                return str(self._folder(host, name) / path.relative_to(run))
         return None
+
+    def _folder(self, host: str, name: str) -> Path:
+        """A run's folder on a host; two hosts may be one machine."""
+        return Path(self._workdirs[host], f"{name}-{self.names.index(host)}")
 
     def log_path(self, host: str, log: Path) -> str:
         """Where a command on a host has to write for its words to be in a file here."""
@@ -148,7 +152,7 @@ class SshHosts(ServedHosts):
             return found
         if (host, log) not in self._words:
             key = f"{self._token}-words-{len(self._words)}"
-            self._words[host, log] = str(Path(self._workdirs[host], f"words-{self._token}", key))
+            self._words[host, log] = str(self._folder(host, f"words-{self._token}") / key)
             self._receiver.expect(key, log)
             place = {"workdir": self._workdirs[host], "path": self._words[host, log]}
             self.channel(host).tell({"op": "follow", "key": key, **place})
@@ -206,7 +210,7 @@ class SshHosts(ServedHosts):
         """Pass a file that a host has written on to those that have to see it."""
         for host in self.names:
             if host != source and target in (None, host):
-                for item, piece in _pieces(str(Path(self._workdirs[host], key, name)), content, 0o600):
+                for item, piece in _pieces(str(self._folder(host, key) / name), content, 0o600):
                     self.channel(host).tell(item, piece)
 
     def gather(self, run: Path) -> None:
@@ -238,7 +242,7 @@ class SshHosts(ServedHosts):
             for host in self._workdirs:
                 names = [*self._runs.values(), *([f"words-{self._token}"] if self._words else [])]
                 for name in names:
-                    item = {"op": "remove", "path": str(Path(self._workdirs[host], name))}
+                    item = {"op": "remove", "path": str(self._folder(host, name))}
                     waiting.append(self.channel(host).request(item).answer)
             for answer in waiting:
                 with suppress(MeasurementError, FutureTimeoutError):

@@ -29,7 +29,7 @@ run = RunDirectory.create(folder, "job", [], 0, reference="first")
 try:
     hosts.publish(run.path)
     said["answers"] = [hosts.ask(host, ["sh", "-c", "hostname; nproc; exit 3"]).stdout.split() for host in hosts.names]
-    words = "trap 'echo bye; exit 5' USR1; echo \"$0\"; echo up; while :; do sleep 0.02; done"
+    words = 'trap "echo bye; exit 5" USR1; echo "$0"; echo up; while :; do sleep 0.02; done'
     log = run.node("second") / "log" / "it's.log"
     process = hosts.start("second", "job", ["sh", "-c", words, "two  'words'"], log)
     while not process.last_words().endswith("up"):
@@ -123,6 +123,7 @@ while not hosts.lost() and time.monotonic() - begin_s < 20:
 said = {"lost": hosts.lost(), "codes": {node: job.exit_code() for node, job in jobs.items()}}
 said["counted"] = len(logs[hosts.names[0]].read_text())
 said["answer"] = hosts.ask(hosts.names[0], ["hostname"]).stdout
+time.sleep(0.2)
 said["more"] = len(logs[hosts.names[0]].read_text()) - said["counted"]
 begin_s = time.monotonic()
 hosts.close()

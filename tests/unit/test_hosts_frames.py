@@ -1,0 +1,29 @@
+"""Frames come out as they went in, however the bytes are cut on their way."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtap.agents.hosts.frames import Unpacker, pack
+
+# what os.fsdecode makes of any file name
+NAMES = st.binary(max_size=20).map(lambda name: name.decode(errors="surrogateescape"))
+FRAMES = st.lists(st.tuples(st.dictionaries(st.sampled_from(["op", "name", "é"]), NAMES), st.binary(max_size=200)))
+
+
+@given(FRAMES, st.data())
+def test_frames_survive_being_cut_anywhere(frames: list[tuple[dict[str, str], bytes]], data: st.DataObject) -> None:
+    stream = b"".join(pack(item, content) for item, content in frames)
+    unpacker, found, at = Unpacker(), [], 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, len(stream) - at))
+        found += unpacker.feed(stream[at : at + size])
+        at += size
+    assert [({name: value for name, value in item.items() if name != "bytes"}, content) for item, content in found] == [
+        (item, content) for item, content in frames
+    ]
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    with pytest.raises(ValueError, match="Expecting value"):
+        Unpacker().feed(b"Connection closed\n")

@@ -1,0 +1,160 @@
+"""Hosts on this machine: the same servant, without anything between."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import ringtap
+from ringtap.agents.hosts import frames
+from ringtap.agents.hosts.local import LocalHosts
+from ringtap.agents.hosts.served import SERVANT
+from ringtap.errors import MeasurementError
+
+
+@pytest.fixture
+def hosts() -> Iterator[LocalHosts]:
+    hosts = LocalHosts(["a", "b"])
+    try:
+        yield hosts
+    finally:
+        hosts.close()
+
+
+def eventually(what: Callable[[], Any], seconds: float = 10.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def sh(words: str) -> list[str]:
+    return ["sh", "-c", words]
+
+
+def test_commands_words_codes_and_environment(hosts: LocalHosts, tmp_path: Path) -> None:
+    os.environ["RINGTAP_TEST_OUTER"] = "outer"
+    try:
+        process = hosts.start(
+            "a", "job", sh('echo "$RINGTAP_TEST_OUTER $INNER"; echo err >&2; exit 9'), tmp_path / "new" / "log",
+            environment={"INNER": "in ner"}, report=tmp_path / "report",
+        )  # fmt: skip
+    finally:
+        del os.environ["RINGTAP_TEST_OUTER"]
+    assert eventually(process.exit_code) == 9
+    assert ((tmp_path / "report").read_text(), process.last_words()) == ("outer in ner\n", "err")
+    assert hosts.path("a", tmp_path) == str(tmp_path)
+    assert hosts.ask("b", sh("head -c 200000 /dev/zero | tr '\\0' x; exit 4")).stdout == "x" * 200_000
+    assert hosts.ask("b", ["cat"]).stdout == "", "nobody waits for what is typed here"
+    folder = hosts.start("a", "folder", ["/tmp"], tmp_path / "folder.log")
+    assert eventually(folder.exit_code) == 126
+    assert folder.last_words() == "ringtap: /tmp cannot be run: Permission denied"
+    null = hosts.start("a", "null", ["echo", "a\0b"], tmp_path / "null.log")
+    assert eventually(null.exit_code) == 126
+
+
+def test_all_are_asked_to_end_and_who_does_not_listen_is_made_to(
+    hosts: LocalHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringtap.agents.hosts.served._STOP_TIMEOUT_S", 0.5)
+    log = tmp_path / "order"
+    for name in ("old", "new"):
+        hosts.start("a", name, sh(f"trap 'echo {name}; exit' TERM; echo up; while :; do sleep 0.01; done"), log)
+    deaf = hosts.start(
+        "a", "deaf", sh("trap '' TERM; echo up; setsid sleep 60 & echo $!; wait; sleep 60"), tmp_path / "deaf"
+    )
+    eventually(lambda: log.exists() and log.read_text() == "up\nup\n" and deaf.last_words().startswith("up | "))
+    sleeper = int(deaf.last_words().split()[-1])
+    hosts.stop_all()
+    assert sorted(log.read_text().split()) == ["new", "old", "up", "up"]
+    assert deaf.exit_code() == -signal.SIGKILL
+    assert gone(sleeper), "nor what it has started in a session of its own"
+
+
+def test_what_a_command_leaves_behind_in_its_group_ends_with_it(hosts: LocalHosts, tmp_path: Path) -> None:
+    process = hosts.start("a", "parent", sh("sleep 60 & echo $!"), tmp_path / "log")
+    assert eventually(lambda: process.exit_code() == 0)
+    eventually(lambda: gone(int((tmp_path / "log").read_text())))
+
+
+def test_children_of_a_servant_that_is_killed_are_asked_to_end(hosts: LocalHosts, tmp_path: Path) -> None:
+    process = hosts.start("a", "child", sh("echo $$ $PPID; exec sleep 60"), tmp_path / "log")
+    pid, servant = map(int, eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text()).split())
+    os.kill(servant, signal.SIGKILL)
+    eventually(lambda: gone(pid))
+    assert eventually(process.exit_code) == 255
+    assert process.last_words() == "a is lost: its servant ended"
+    assert hosts.lost() == {"a": "its servant ended"}
+    with pytest.raises(MeasurementError, match="more cannot be started: a is lost: its servant ended"):
+        hosts.start("a", "more", ["true"], tmp_path / "log")
+    assert not hosts.wait_for_port("a", 1, process)
+    assert hosts.ask("b", ["true"]).returncode == 0
+    hosts.close()
+    assert hosts.lost() == {"a": "its servant ended"}
+    with pytest.raises(MeasurementError, match="b has been left"):
+        hosts.ask("b", ["true"])
+
+
+def test_a_servant_without_a_controller_ends_what_it_started(tmp_path: Path) -> None:
+    """The connection stands, and nobody speaks: the controller's machine is cut off, or its process is stopped."""
+    code = "from ringtap.agents.hosts import frames, servant; frames.ORPHAN_S = 0.5; servant.main()"
+    start = {"op": "start", "id": 1, "argv": sh("echo $$; exec sleep 60"), "environment": {}}
+    log = tmp_path / "log"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as servant:
+        assert servant.stdin is not None
+        servant.stdin.write(frames.pack(start | {"log": str(log), "report": ""}))
+        servant.stdin.flush()
+        pid = int(eventually(lambda: log.exists() and log.read_text()))
+        assert servant.wait(10) == 0
+    assert gone(pid)
+
+
+def test_another_version_is_refused_in_a_sentence(hosts: LocalHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ringtap, "__version__", "9.9")
+    with pytest.raises(MeasurementError, match=r"a is lost: it has ringtap \S+, this machine 9\.9: install the same"):
+        hosts.ask("a", ["true"])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("echo noise; exec sleep 60", "no connection within 1 s"),
+        ("head -c 2000000 /dev/zero; exec sleep 60", "it says other things than ringtap does"),
+        ("echo noise; echo 'no such thing' >&2; exit 3", "its servant ended - no such thing"),
+        (f"printf 'noise '; {sys.executable} {' '.join(SERVANT)}; echo junk", ""),
+    ],
+)
+def test_noise_is_passed_over_and_silence_has_an_end(words: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalHosts, "command", lambda _self, _host: sh(words))
+    hosts = LocalHosts(["a"])
+    hosts.connect_s = 1.0 if why.startswith("no c") else 30.0
+    try:
+        if why:
+            with pytest.raises(MeasurementError, match=f"^a is lost: {why}$"):
+                hosts.ask("a", ["true"])
+        else:
+            assert hosts.ask("a", ["echo", "heard"]).stdout == "heard\n"
+    finally:
+        hosts.close()
+
+
+def test_a_servant_rests_where_there_is_nothing_to_do(hosts: LocalHosts) -> None:
+    parent = int(hosts.ask("a", sh("echo $PPID")).stdout)
+    servant = psutil.Process(parent)
+    before = servant.cpu_times()
+    time.sleep(2)
+    after = servant.cpu_times()
+    # measured: 1 ms a second; the clock of processes ticks 10 ms
+    assert after.user + after.system - before.user - before.system <= 0.03

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from ringtap.analysis.counters import CounterLog
 from ringtap.analysis.quantiles import QuantileInterval, quantile_interval
 from ringtap.analysis.regression import Array
 from ringtap.analysis.runs import JobRun, SweepRun
+from ringtap.analysis.workers import ALONE, Workers
+from ringtap.errors import UsageError
 from ringtap.wire import frame_bytes
 
 ETHERNET_MTU = 1500
@@ -91,14 +94,41 @@ class Point:
         return item | {"reasons": list(self.reasons)}
 
 
-def measure(sweep: SweepRun) -> list[Point]:
-    """Measure every window of a sweep; ordered by series, then by requested load, then by time."""
+def measure(sweep: SweepRun, workers: Workers = ALONE) -> list[Point]:
+    """Measure every window of a sweep; ordered by series, then by requested load, then by time.
+
+    Args:
+        sweep: the sweep.
+        workers: who reads its jobs, one each.
+    """
     order = {name: number for number, name in enumerate(sweep.series)}
     windows = sorted(
         sweep.windows, key=lambda item: (order[item["series"]], item["requested_bps"], item["window_start_ns"])
     )
+    places: dict[str, list[int]] = {}
+    for place, window in enumerate(windows):
+        places.setdefault(window["directory"], []).append(place)
+    points: dict[int, Point] = {}
+    found = workers.each(
+        partial(_points_of, sweep), places, [[windows[place] for place in mine] for mine in places.values()]
+    )
+    for (directory, mine), (measured, ranks, torn) in zip(places.items(), found, strict=True):
+        points.update(zip(mine, measured, strict=True))
+        job = sweep.job(directory)
+        job.ranks = ranks
+        job.torn |= torn
+    return [points[place] for place in range(len(windows))]
+
+
+def _points_of(
+    sweep: SweepRun, directory: str, windows: Sequence[dict[str, Any]]
+) -> tuple[list[Point], int, dict[str, int]]:
+    """The points of one job, how many ranks it had, and its torn logs."""
+    if not sweep.path.is_dir():
+        raise UsageError(f"{sweep.path} is not there for the workers: they need the file system that it lies on")
     logs: dict[tuple[str, str], CounterLog | None] = {}
-    return [_point(sweep, window, logs) for window in windows]
+    job = sweep.job(directory)
+    return [_point(sweep, window, logs) for window in windows], job.ranks, job.torn
 
 
 def table(points: Sequence[Point]) -> pd.DataFrame:

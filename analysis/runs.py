@@ -126,6 +126,11 @@ class JobRun:
         return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)]
 
     @cached_property
+    def ranks(self) -> int:
+        """How many ranks left steps."""
+        return int(self.steps["rank"].nunique())
+
+    @cached_property
     def iterations(self) -> pd.DataFrame:
         """Iterations of the job, one row each, in order of time; `iterations_of` says what one is.
 
@@ -235,6 +240,10 @@ class SweepRun:
         for number, window in enumerate(self._windows, start=1):
             _check_window(window, f"{path / 'points.jsonl'} line {number}")
         self._jobs: dict[str, JobRun] = {}
+
+    def __reduce__(self) -> tuple[type[SweepRun], tuple[Path, dict[str, Any]]]:
+        """For another process, which reads for itself."""
+        return SweepRun, (self.path.absolute(), self.info)
 
     @property
     def plan(self) -> dict[str, Any]:

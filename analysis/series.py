@@ -16,6 +16,7 @@ from ringtap.analysis.fit import CongestionModel, FitResult
 from ringtap.analysis.points import Point, measure
 from ringtap.analysis.runs import SweepRun
 from ringtap.analysis.segmented import BreakResult, find_break
+from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import UsageError
 
 # Table 3.8 leaves out "very heavy" points; the ones that its series were tested at lie at 24.7 of 25 Gbit/s.
@@ -152,13 +153,13 @@ class Subject:
     capacity_gbps: float
 
 
-def analyse(sweep: SweepRun) -> list[Series]:
-    """Measure the points of a sweep and analyse each series.
+def analyse(sweep: SweepRun, workers: Workers = ALONE) -> list[Series]:
+    """Measure the points of a sweep and analyse each series; ``workers`` read its jobs.
 
     Raises:
         UsageError: the directory does not hold what docs/run-directory.md describes.
     """
-    points = measure(sweep)
+    points = measure(sweep, workers)
     capacity_gbps = float(sweep.plan["capacity_bps"]) * float(sweep.plan["scale"]) / 1e9
     found = []
     for name in sweep.series:
@@ -167,8 +168,8 @@ def analyse(sweep: SweepRun) -> list[Series]:
         if model is None:
             where = sweep.path / "points.jsonl"
             raise UsageError(f"{where} has model {of_series[0].model!r}, which is not in the plan")
-        title, workers = str(model.get("title", model["name"])), _workers(sweep, of_series)
-        found.append(series_of(of_series, Subject(title, int(model["parameters"]), workers, capacity_gbps)))
+        title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
+        found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps)))
     return found
 
 
@@ -254,7 +255,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _workers(sweep: SweepRun, points: list[Point]) -> int:
     """Workers of a series: as the plan names them, else the ranks that left steps."""
     named = len(sweep.plan["topology"].get("workers") or [])
-    ranks = max(sweep.job(directory).steps["rank"].nunique() for directory in {point.directory for point in points})
+    ranks = max(sweep.job(directory).ranks for directory in {point.directory for point in points})
     if named + ranks == 0:
         raise UsageError(f"{sweep.path / 'run.json'} names no workers and no rank of {points[0].series} left steps")
     return named or ranks

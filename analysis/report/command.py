@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.commands import needs_report_extra
+from ringtap.analysis.scheduler import add_option, workers
 from ringtap.errors import UsageError
 from ringtap.units import parse_rate_bps
 
@@ -35,6 +36,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--capacity", metavar="RATE", help=f"of a table: capacity of the bottleneck ({CAPACITY})")
     parser.add_argument("--workers", metavar="N", type=int, help="of a table: workers, where it has no such column")
     parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    add_option(parser)
     parser.set_defaults(handler=report)
 
 
@@ -51,7 +53,7 @@ def report(options: argparse.Namespace) -> int:
         raise UsageError(f"--workers {options.workers}: a ring has two at least")
     folder = None if options.output is None else _free(Path(options.output), options.force)
     with needs_report_extra():
-        written = _write(source, folder, capacity_gbps, options.workers)
+        written = _write(source, folder, capacity_gbps, options)
     if options.json:
         print(written.json_path.read_text(encoding="utf-8"), end="")
         return 0
@@ -63,7 +65,7 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write(source: Path, folder: Path | None, capacity_gbps: float, workers: int | None) -> Written:
+def _write(source: Path, folder: Path | None, capacity_gbps: float, options: argparse.Namespace) -> Written:
     """The report of a table, a sweep or a job."""
     from ringtap.analysis.job.run import Job
     from ringtap.analysis.job.summary import summarize
@@ -73,12 +75,15 @@ def _write(source: Path, folder: Path | None, capacity_gbps: float, workers: int
     from ringtap.analysis.runs import SweepRun, open_run
 
     if source.is_file() and source.name != "run.json":
-        return write_report(of_table(source, capacity_gbps, workers), folder)
+        if options.scheduler is not None:
+            raise UsageError("--scheduler is for run directories: a table is read at once")
+        return write_report(of_table(source, capacity_gbps, options.workers), folder)
     run = open_run(source)
-    if isinstance(run, SweepRun):
-        return write_report(of_sweep(run), folder)
-    job = Job(run)
-    return write_job_report(job, summarize(job), folder)
+    with workers(options.scheduler) as crew:
+        if isinstance(run, SweepRun):
+            return write_report(of_sweep(run, crew), folder)
+        job = Job(run, crew)
+        return write_job_report(job, summarize(job), folder)
 
 
 def _free(folder: Path, force: bool) -> Path:

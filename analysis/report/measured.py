@@ -10,6 +10,7 @@ from ringtap.analysis.report.environment import environment
 from ringtap.analysis.report.sweep_csv import read_table
 from ringtap.analysis.runs import SweepRun
 from ringtap.analysis.series import Series, analyse
+from ringtap.analysis.workers import ALONE, Workers
 from ringtap.records import read_json_lines
 
 
@@ -46,13 +47,13 @@ class Measured:
     rejected: int = 0
 
 
-def of_sweep(sweep: SweepRun) -> Measured:
-    """Measure the points of a sweep and analyse them.
+def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> Measured:
+    """Measure the points of a sweep and analyse them; ``workers`` read its jobs.
 
     Raises:
         UsageError: one that cannot be read.
     """
-    series, plan, name = analyse(sweep), sweep.plan, sweep.path.resolve().name
+    series, plan, name = analyse(sweep, workers), sweep.plan, sweep.path.resolve().name
     around = environment(sweep)
     return Measured(
         name=str(plan.get("name") or name),

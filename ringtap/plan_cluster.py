@@ -91,8 +91,10 @@ def read_cluster(table: Table, hosts: Sequence[Table], asked_bps: int) -> Cluste
     found = tuple(_host(one, reach) for one in hosts)
     names = [host.name for host in found]
     for number, one in enumerate(hosts):
-        if names[number] in names[:number]:
-            one.fail("name", f"= {names[number]!r} is the name of a host above, too")
+        for key in ("name", "training", "node"):
+            value = getattr(found[number], key)
+            if value and value in (getattr(host, key) for host in found[:number]):
+                one.fail(key, f"= {value!r} is that of a host above, too")
     workers = table.texts("workers", ...)
     cross_from, cross_to = table.text("cross_from", ""), table.text("cross_to", "")
     may_load = bool(table.take(OPT_IN, bool, False, lambda _: True, "true or false"))
@@ -108,6 +110,10 @@ def read_cluster(table: Table, hosts: Sequence[Table], asked_bps: int) -> Cluste
                 near = difflib.get_close_matches(name, names, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
                 table.fail(key, f"names {name!r}, which is no [[hosts]] entry; {hint}")
+    if asked_bps and reach == "local":
+        table.fail(
+            "reach", '= "local" has no link that cross traffic could load: plan loads = [0], or take a [testbed]'
+        )
     if asked_bps:
         _check_cross_traffic(table, (cross_from, cross_to), may_load, (most_load_bps, asked_bps))
     return Cluster(reach, found, workers, cross_from, cross_to, may_load, most_load_bps)

@@ -26,8 +26,11 @@ class Table:
 
     def _line(self, key: str) -> int:
         for number in range(self._first_line, len(self._lines) + 1):
-            if re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", self._lines[number - 1]):
+            line = self._lines[number - 1]
+            if re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line):
                 return number
+            if number > self._first_line and re.match(r"\s*\[+\s*\w+\s*\]+\s*(#|$)", line):  # the next table
+                break
         return self._first_line
 
     def where(self) -> str:

@@ -56,6 +56,8 @@ def _doctor(options: argparse.Namespace) -> int:
         print("\n\n".join("\n".join(table(report, colour)) for report in reports))
         for tool in item.get("missing", []):
             print(f"\nThe plan needs {tool}, which is not on the PATH: install it, or plan without it.")
+        for problem in item.get("problems", []):
+            print(f"\nThe plan cannot run: {problem}.")
     return 0 if item["recordable"] else 1
 
 

@@ -1,0 +1,217 @@
+"""What the hosts of a cluster answer, and which counters tell the cross traffic from the training."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtap.agents.cross import CrossTraffic
+from ringtap.agents.host_facts import free_port, host_facts
+from ringtap.agents.hosts import LocalHosts
+from ringtap.agents.reach import LostHostError, check_lost, losses_named
+from ringtap.agents.roll_call import Answer, call_roll, cluster_stage
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.plan import SweepPlan, load_plan
+
+PLAN = """\
+[sweep]
+capacity = "10gbit"
+loads = [0, 0.4]
+traffic = ["iperf"]
+[cluster]
+reach = "ssh"
+workers = ["a", "b"]
+cross_from = "c"
+cross_to = "a"
+i_may_load_these_links = true
+most_load = "5gbit"
+[[models]]
+name = "mine"
+parameters = 1
+command = ["train"]
+[[hosts]]
+name = "a"
+training = "10.0.0.1"
+[[hosts]]
+name = "b"
+training = "10.0.0.2"
+[[hosts]]
+name = "c"
+training = "10.0.0.3"
+"""
+
+
+def plan_of(tmp_path: Path, text: str = PLAN) -> SweepPlan:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    return load_plan(path)
+
+
+def nic(*addresses: str, below: tuple[str, ...] = (), mtu: int = 9000) -> dict[str, Any]:
+    return {"addresses": list(addresses), "below": list(below), "mtu": mtu}
+
+
+def answer(name: str, boot: str = "one", **nics: dict[str, Any]) -> Answer:
+    facts = {"boot_id": boot, "iperf3": "/usr/bin/iperf3", "modules": ["torch"], "interfaces": nics}
+    return Answer(name, facts, ())
+
+
+def counter(node: str, name: str, direction: str) -> dict[str, str]:
+    return {"node": node, "nic": name, "direction": direction}
+
+
+def plain(boots: tuple[str, str, str] = ("one", "one", "one")) -> list[Answer]:
+    hosts = zip("abc", ("10.0.0.1", "10.0.0.2", "10.0.0.3"), boots, strict=True)
+    return [answer(name, boot, ens1=nic(address)) for name, address, boot in hosts]
+
+
+def test_one_interface_each_the_sender_counts_the_cross_traffic(tmp_path: Path) -> None:
+    stage = cluster_stage(plan_of(tmp_path), plain())
+    assert stage.bottleneck["total"] == [counter("a", "ens1", "rx")]
+    assert stage.bottleneck["cross"] == [counter("c", "ens1", "tx")]
+    assert stage.bottleneck["mtu"] == 9000
+    assert stage.interface == {"a": "ens1", "b": "ens1"}
+    assert stage.recorded == ("a", "b", "c")
+    assert stage.timekeeper == "a"
+
+
+def test_hosts_of_one_kernel_have_one_clock(tmp_path: Path) -> None:
+    assert cluster_stage(plan_of(tmp_path), plain()).clock() == {"one_clock": True}
+    assert cluster_stage(plan_of(tmp_path), plain(("one", "two", "two"))).clock() == {"reference": "a"}
+
+
+@pytest.mark.parametrize(
+    ("below", "total"),
+    [
+        ((), [counter("a", "ens1", "rx"), counter("a", "ens2", "rx")]),
+        (("ens1",), [counter("a", "ens1", "rx")]),  # a VLAN on it: its frames are counted there, too
+    ],
+)
+def test_an_interface_of_its_own_counts_the_cross_traffic(
+    tmp_path: Path, below: tuple[str, ...], total: list[dict[str, str]]
+) -> None:
+    plan = plan_of(tmp_path, PLAN.replace('"10.0.0.1"', '"10.0.0.1"\ncross = "10.1.0.1"'))
+    answers = plain()
+    answers[0] = answer("a", ens1=nic("10.0.0.1"), ens2=nic("10.1.0.1", below=below))
+    stage = cluster_stage(plan, answers)
+    assert stage.bottleneck["cross"] == [counter("a", "ens2", "rx")]
+    assert stage.bottleneck["total"] == total
+    assert stage.cross["a"] == "10.1.0.1"
+
+
+def test_a_sender_that_trains_has_the_bottleneck_in_front_of_it(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, PLAN.replace('cross_from = "c"\ncross_to = "a"', 'cross_from = "a"\ncross_to = "c"'))
+    stage = cluster_stage(plan, plain())
+    assert stage.bottleneck["total"] == [counter("a", "ens1", "tx")]
+    assert stage.bottleneck["cross"] == [counter("c", "ens1", "rx")]
+
+
+def test_two_that_train_by_one_interface_are_refused(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, PLAN.replace('["a", "b"]', '["a", "b", "c"]'))
+    with pytest.raises(UsageError, match="c and a both train, and by the interface that carries"):
+        cluster_stage(plan, plain())
+    # the training's own interface stands on the one of the cross traffic, which so counts both
+    vlan = PLAN.replace('["a", "b"]', '["a", "b", "c"]').replace('"10.0.0.1"', '"10.0.0.1"\ncross = "10.1.0.1"')
+    answers = plain()
+    answers[0] = answer("a", ens1=nic("10.0.0.1", below=("ens0",)), ens0=nic("10.1.0.1"))
+    with pytest.raises(UsageError, match="both train"):
+        cluster_stage(plan_of(tmp_path, vlan), answers)
+
+
+def test_every_problem_of_every_host_is_said(tmp_path: Path) -> None:
+    answers = [Answer("a", {}, ("a is ill",)), Answer("b", {}, ()), Answer("c", {}, ("c is dead",))]
+    with pytest.raises(UsageError, match="a is ill; c is dead"):
+        cluster_stage(plan_of(tmp_path), answers)
+
+
+def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
+    (own,) = [name for name, item in host_facts()["interfaces"].items() if "127.0.0.1" in item["addresses"]]
+    text = PLAN[PLAN.index("[[models]]") : PLAN.index("[[hosts]]")]
+    text += '[sweep]\ncapacity = "10gbit"\nloads = [0]\n[cluster]\nreach = "local"\nworkers = ["a"]\n'
+    text += f'[[hosts]]\nname = "a"\ntraining = "127.0.0.1"\ninterface = "{own}"\n'
+    plan = plan_of(tmp_path, text)
+    stage = cluster_stage(plan, call_roll(plan, LocalHosts(["a"])))
+    assert stage.interface == {"a": own}
+    assert (stage.bottleneck["cross"], stage.one_clock) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ('training = "192.0.2.7"', r"host a does not have its training address 192\.0\.2\.7: it has .*127\.0\.0\.1"),
+        ('training = "127.0.0.1"\ninterface = "nic7"', "host a has no interface nic7: it has .*lo"),
+    ],
+)
+def test_addresses_that_a_host_has_not_are_named(tmp_path: Path, host: str, words: str) -> None:
+    text = PLAN[PLAN.index("[[models]]") : PLAN.index("[[hosts]]")]
+    text += '[sweep]\ncapacity = "10gbit"\nloads = [0]\n[cluster]\nreach = "local"\nworkers = ["a"]\n'
+    plan = plan_of(tmp_path, text + f'[[hosts]]\nname = "a"\n{host}\n')
+    with pytest.raises(UsageError, match=words):
+        cluster_stage(plan, call_roll(plan, LocalHosts(["a"])))
+
+
+def test_free_ports_come_in_a_row() -> None:
+    port = free_port("127.0.0.1", 3)
+    assert 1024 <= port <= 65535 - 2
+    with pytest.raises(OSError, match="assign"):
+        free_port("192.0.2.7")
+
+
+class Recording(LocalHosts):
+    """This machine, keeping what it is asked to start."""
+
+    def __init__(self) -> None:
+        super().__init__(["a", "b", "c"])
+        self.commands: list[list[str]] = []
+
+    def start(self, host: str, name: str, command: list[str], log: Path, **kept: Any) -> Any:
+        self.commands.append(command)
+        return super().start(host, name, ["true"], log, **kept)
+
+    def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(command, 0, "5001\n", "")
+
+    def wait_for_port(self, *about: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind", "cap"), [("iperf", "--fq-rate 2500000000"), ("consistent", "--pacing 5000000000bit")])
+def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str, cap: str) -> None:
+    plan, hosts = plan_of(tmp_path), Recording()
+    cross = CrossTraffic(plan, kind, hosts, cluster_stage(plan, plain()), tmp_path / "run")
+    cross.start_receiver()
+    cross.start_sender(4e9, "001", 1.0)
+    assert cap in " ".join(hosts.commands[-1])
+    with pytest.raises(UsageError, match="more than the plan's most_load"):
+        cross.start_sender(5.1e9, "002", 1.0)
+    assert len(hosts.commands) == 2
+    hosts.stop_all()
+
+
+class Losing(LocalHosts):
+    """This machine under two names, one of which no longer answers."""
+
+    def __init__(self, known: bool) -> None:
+        super().__init__(["a", "b"])
+        self._known = known
+
+    def lost(self) -> dict[str, str]:
+        return {"b": "its power is off"} if self._known else {}
+
+    def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> "subprocess.CompletedProcess[str]":
+        if host == "b":
+            raise MeasurementError("no answer")
+        return super().ask(host, command, timeout_s)
+
+
+def test_a_failure_of_the_job_is_told_from_the_loss_behind_it() -> None:
+    with pytest.raises(LostHostError, match="host b was lost: its power is off"):
+        check_lost(Losing(known=True))
+    with (
+        pytest.raises(LostHostError, match=r"host b was lost: no answer \(rank 0 ended\)"),
+        losses_named(Losing(False)),
+    ):
+        raise MeasurementError("rank 0 ended")
+    with pytest.raises(MeasurementError, match=r"^rank 0 ended$"), losses_named(LocalHosts(["a"])):
+        raise MeasurementError("rank 0 ended")

@@ -124,6 +124,7 @@ def own_wheel(folder: Path) -> Path:
     about = f"ringtap-{version}.dist-info"
     path = folder / f"ringtap-{version}-{tag}.whl"
     texts = {name: distribution.read_text(name) for name in ("METADATA", "entry_points.txt", "top_level.txt")}
+    texts["METADATA"] = texts["METADATA"] or distribution.read_text("PKG-INFO")  # its name beside a checkout
     generator = f"Wheel-Version: 1.0\nGenerator: ringtap {version}\nRoot-Is-Purelib: true\nTag: {tag}\n"
     contents = {f"{about}/{name}": text.encode() for name, text in texts.items() if text}
     contents[f"{about}/WHEEL"] = generator.encode()

@@ -11,10 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtap.agents.node.run_end import conclude
+from ringtap.agents.node.run_end import conclude, node_items
 from ringtap.errors import RingtapError
 from ringtap.rundir import RunDirectory
 
+_CAUSES = {
+    "USR1": "it was stopped ahead of the time limit",
+    "TERM": "it was cancelled, its time was over, or a node failed",
+}
 WAITING = "submitted; the job has not begun"
 
 
@@ -24,19 +28,29 @@ def begin(run: RunDirectory) -> None:
     run.save()
 
 
-def end(run: RunDirectory, code: int, stopped: str) -> None:
-    """The job has ended.
+def end(run: RunDirectory, code: int, stopped: str) -> int:
+    """The job has ended; returns its exit code.
+
+    Where a rank fails, Slurm ends the others, and srun's exit code is the greatest of them all; the job's is that of
+    the rank that failed first, as far as the nodes recorded it.
 
     Args:
         run: its run directory.
-        code: its exit code.
+        code: srun's exit code.
         stopped: the signal that told the script to stop: ``USR1``, before the time limit, or ``TERM``; or empty.
     """
-    if not stopped:
-        conclude(run, code, None, "")
-    else:
-        cause = {"USR1": "it was stopped ahead of the time limit", "TERM": "it was cancelled, or its time was over"}
+    if stopped:
+        cause = {
+            "USR1": "it was stopped ahead of the time limit",
+            "TERM": "it was cancelled, its time was over, or a node failed",
+        }
         conclude(run, code, signal.SIGTERM, cause[stopped])
+        return code
+    ends = [entry for node in node_items(run).values() for entry in node.get("jobs", ())]
+    failures = [(entry["ended_ns"], entry["exit_code"]) for entry in ends if entry.get("exit_code")]
+    first = min(failures)[1] if code and failures else code
+    conclude(run, first, None, "")
+    return first
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         if argv[0] == "begin":
             begin(run)
         else:
-            end(run, int(argv[2]), argv[3])
+            print(end(run, int(argv[2]), argv[3]))
     except RingtapError as error:
         print(f"ringtap: {error}", file=sys.stderr)
         return error.exit_code

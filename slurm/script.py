@@ -63,7 +63,9 @@ def header(resources: Resources, site: Site, further: Iterable[str] = ()) -> str
             lines.append(f"#SBATCH --{name}={_directive(str(value))}")
     for text in (*further, *resources.sbatch):
         lines.append(f"#SBATCH {text if text.startswith('-') else '--' + text}")
-    lines.append("# shellcheck disable=SC2317,SC2329 # the functions are called by the steps")
+    lines.append(
+        "# shellcheck disable=SC2016,SC2317,SC2329 # words mean what they say; functions are called by the steps"
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -255,11 +257,12 @@ await() {{ # SRUN; sets code: its exit code
 FINISH = """
 await "$training"
 exit_code=$code
-note "ended $exit_code"
 tell agents TERM
 { sleep 60; tell agents KILL; } &
 await "$agents"
-python -m ringtap.slurm.run_file end "$TAP_RUN" "$exit_code" "$stopped"
+# srun gives the greatest exit code of all ranks, this the one of the rank that failed first
+first_code=$(python -m ringtap.slurm.run_file end "$TAP_RUN" "$exit_code" "$stopped") && exit_code=$first_code
+note "ended $exit_code"
 exit "$exit_code"
 """
 

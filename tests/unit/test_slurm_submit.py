@@ -1,0 +1,103 @@
+"""``ringtap submit`` before Slurm is asked: where a run may lie, what must be there, what sbatch is not to see."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringtap.errors import UsageError
+from ringtap.slurm.sites import Site, load_site
+from ringtap.slurm.submit import check_place, clean_environment, file_system, read_only_place
+
+GENERIC, TRILLIUM = load_site("generic", {}), load_site("trillium", {})
+
+
+def submit(folder: Path, *options: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Where there is no sbatch, and no profile of whoever runs the tests."""
+    environment = {"PATH": str(folder), "HOME": str(folder), "PYTHONPATH": os.environ.get("PYTHONPATH", "")} | variables
+    words = [sys.executable, "-m", "ringtap.cli", "submit", *options]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "nothing to submit: ringtap submit -- COMMAND, or ringtap submit PLAN.toml"),
+        (("--", "true"), "there is no sbatch here: submit from a login node"),
+        (("--site", "narvl", "--", "true"), "there is no site 'narvl': did you mean narval?"),
+        (("--site", "narval", "--", "true"), "narval wants a job to have --account: add it"),
+        (("--time", "soon", "--", "true"), "--time 'soon' is not a time"),
+        (("--stop-before", "soon", "--", "true"), "duration 'soon' is not understood"),
+        (("--python", "/nowhere/python", "--", "true"), "--python /nowhere/python is no interpreter"),
+        (("--python", "x", "--wheels", "y", "--", "true"), "give one of them"),
+        (("--requirement", "needs.txt", "--", "true"), "needs.txt is no file"),
+        (("--wheels", ".", "--", "true"), "has no wheel of ringtap: make one with ringtap bundle"),
+        (("--keep", "/etc/passwd", "--", "true"), "--keep '/etc/passwd' is not below $SLURM_TMPDIR"),
+        (("--keep", "../*", "--", "true"), "--keep '../*' is not below"),
+        (("--collect", "nick", "--", "true"), "nick"),
+        (("--every", "1h", "--", "true"), "--every 1h is outside 1ms to 60s"),
+        (("--nodes", "two", "--", "true"), "argument --nodes: invalid int value: 'two'"),
+        (("missing.toml",), "missing.toml"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    done = submit(tmp_path, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("ringtap: site=")]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("ringtap: ")
+    assert words in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_printing_needs_no_slurm_and_writes_nothing(tmp_path: Path) -> None:
+    done = submit(tmp_path, "--print", "--account", "a b", "--", "sh", "-c", "echo $x", "--", "-o", CC_CLUSTER="none")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n")
+    assert '#SBATCH --account="a b"\n' in done.stdout
+    assert "    sh -c 'echo $x' -- -o &\n" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_site_is_the_cluster_one_is_on(tmp_path: Path) -> None:
+    done = submit(tmp_path, "--print", "--account", "a", "--time", "60", "--", "true", CC_CLUSTER="rorqual")
+    assert "for the site rorqual." in done.stdout
+    assert "module load StdEnv/2023 python/3.11" in done.stdout
+
+
+def test_a_run_where_jobs_cannot_write_is_refused(tmp_path: Path) -> None:
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    home.mkdir()
+    scratch.mkdir()
+    (home / "link").symlink_to(scratch)
+    variables = {"HOME": str(home), "PROJECT": "", "SCRATCH": str(scratch)}
+    site = Site("s", read_only=("$HOME", "$PROJECT/x", "/project"))
+    with pytest.raises(
+        UsageError, match=r"jobs cannot write to .*: \$HOME is read-only on the nodes of s; use -o \$SCRATCH"
+    ):
+        check_place(home / "runs" / "a", site, variables)
+    assert check_place(home / "link" / "runs" / "a", site, variables) == []
+    assert read_only_place(Path("/project/def-x/me"), site, variables) == "/project"
+    assert read_only_place(scratch, site, variables) == ""
+    assert read_only_place(Path("/"), site, variables) == ""
+
+
+def test_a_run_on_a_machines_own_disk_is_refused_where_shared_ones_are_known() -> None:
+    memory = Path("/dev/shm/no/such/folder")
+    if file_system(memory) != "tmpfs":
+        memory = Path("/run/no/such/folder")
+    assert file_system(memory) == "tmpfs"
+    assert "(tmpfs): do the nodes see it?" in check_place(memory, GENERIC, {})[0]
+    with pytest.raises(UsageError, match=r"own disk \(tmpfs\), which the nodes do not see: name a shared one, -o DIR"):
+        check_place(memory, TRILLIUM, {})
+    assert file_system(Path("/proc/self")) == "proc"
+
+
+def test_sbatch_sees_the_script_and_not_what_would_overrule_it() -> None:
+    variables = {"SBATCH_ACCOUNT": "x", "SBATCH_TIMELIMIT": "1", "SBATCH_PARTITION": "p", "SLURM_CONF": "/c", "A": "b"}
+    kept = {"SBATCH_PARTITION": "p", "SLURM_CONF": "/c", "A": "b"}
+    assert clean_environment(variables) == kept
+    inside = variables | {"SLURM_JOB_ID": "7", "SLURM_NTASKS_PER_NODE": "4"}
+    assert clean_environment(inside) == kept

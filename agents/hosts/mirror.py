@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,7 @@ class Mirror:
         self._files: dict[str, str] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._foreign: set[str] = set()
+        self.walk_s = 0.0  # what the last look at all files has cost
 
     def add_folder(self, key: str, path: str) -> None:
         """Follow everything below ``path/nodes``."""
@@ -86,6 +88,7 @@ class Mirror:
         """Follow a folder no more."""
         self._folders = {key: folder for key, folder in self._folders.items() if folder != path}
         inside = path + "/"
+        self._files = {key: file for key, file in self._files.items() if not file.startswith(inside)}
         self._tracked = {name: entry for name, entry in self._tracked.items() if not name.startswith(inside)}
         self._foreign = {name for name in self._foreign if not name.startswith(inside)}
 
@@ -95,29 +98,40 @@ class Mirror:
 
     def round(self) -> Iterator[Frame]:
         """Everything that was written before this began."""
-        for key, path in list(self._files.items()):
-            yield from self._file(key, "", path)
-        for key, folder in list(self._folders.items()):
-            for path in list(_files_below(f"{folder}/nodes")):
-                if path not in self._foreign:
-                    yield from self._file(key, os.path.relpath(path, folder), path)
+        began_s = time.monotonic()
+        paths = [
+            *self._files.values(),
+            *(path for run in self._folders.values() for path in _files_below(f"{run}/nodes")),
+        ]
+        changed = [tracked for path in paths if (tracked := self._changed(path))]
+        self.walk_s = time.monotonic() - began_s
+        for tracked in changed:
+            yield from tracked.frames()
 
     def catch_up(self, paths: list[str]) -> Iterator[Frame]:
         """What is new in these files, as far as they are followed."""
         for path in paths:
-            for key, file in self._files.items():
-                if file == path:
-                    yield from self._file(key, "", path)
-            for key, folder in self._folders.items():
-                if path.startswith(f"{folder}/nodes/"):
-                    yield from self._file(key, os.path.relpath(path, folder), path)
+            if tracked := self._changed(path):
+                yield from tracked.frames()
 
-    def _file(self, key: str, name: str, path: str) -> Iterator[Frame]:
+    def _changed(self, path: str) -> _Tracked | None:
+        """A followed file, if there is anything new in it."""
+        if path in self._foreign:
+            return None
         with contextlib.suppress(OSError):
             found = Path(path).lstat()
-            tracked = self._tracked.setdefault(path, _Tracked(key, name, path))
-            if stat.S_ISREG(found.st_mode) and tracked.look(found):
-                yield from tracked.frames()
+            tracked = self._tracked.get(path) or self._track(path)
+            if tracked and stat.S_ISREG(found.st_mode) and tracked.look(found):
+                return tracked
+        return None
+
+    def _track(self, path: str) -> _Tracked | None:
+        """Begin to follow a file, if it is one of those that the controller wants."""
+        names = {key: "" for key, file in self._files.items() if file == path}
+        names |= {key: path[len(f) + 1 :] for key, f in self._folders.items() if path.startswith(f"{f}/nodes/")}
+        for key, name in names.items():
+            self._tracked[path] = _Tracked(key, name, path)
+        return self._tracked.get(path)
 
 
 def _files_below(folder: str) -> Iterator[str]:

@@ -28,7 +28,7 @@ from ringtap.agents.hosts.mirror import Mirror
 
 _ROUND_S = 0.5
 # looking through the folders takes a twentieth of a core at most
-_ROUND_SHARE = 20
+_WALK_SHARE = 20
 _WAITING_BYTES = 1 << 20
 
 
@@ -42,7 +42,7 @@ class Servant:
         self._round: Iterator[Frame] | None = None
         self._due: list[dict[str, Any]] = []  # goes out when this round is over
         self._next: list[dict[str, Any]] = []  # when the next one is
-        self._began_s = self._next_s = 0.0
+        self._next_s = 0.0
         self._heard_s = self._said_s = time.monotonic()
         self._over = False
         self._made: list[Path] = []
@@ -135,7 +135,7 @@ class Servant:
             self._say(item)
         if self._round is None and (self._next or now_s >= self._next_s):
             self._due, self._next = self._next, []
-            self._round, self._began_s = self._mirror.round(), now_s
+            self._round = self._mirror.round()
         while self._round is not None and self._can_send():
             news = next(self._round, None)
             if news is None:
@@ -146,8 +146,7 @@ class Servant:
     def _end_round(self) -> None:
         """All that was due is on its way: those who waited for it are told."""
         self._round = None
-        ended_s = time.monotonic()
-        self._next_s = ended_s + max(_ROUND_S, _ROUND_SHARE * (ended_s - self._began_s))
+        self._next_s = time.monotonic() + max(_ROUND_S, _WALK_SHARE * self._mirror.walk_s)
         for item in self._due:
             self._say(item)
 

@@ -225,7 +225,11 @@ class SshHosts(ServedHosts):
             with suppress(MeasurementError):
                 answer.result()
         if self._receiver.failures:
-            raise MeasurementError("; ".join(f"{host}: {why}" for host, why in self._receiver.failures.items()))
+            failures = [
+                f"{host}: {why}; {host} keeps its files in {self._workdirs[host]}"
+                for host, why in self._receiver.failures.items()
+            ]
+            raise MeasurementError("; ".join(failures))
 
     def _live(self) -> Iterator[Channel]:
         return (self.channel(host) for host in self.names if not self.channel(host).lost)

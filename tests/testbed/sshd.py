@@ -116,7 +116,7 @@ class SshServers:
         text = SERVER.format(address=self.address(host), folder=self.folder, host=host, home=self.home(host))
         config.write_text(text)
         words = f"mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -f '{config}'"
-        with (self.folder / f"sshd.{host}.log").open("ab") as log:
+        with (self.folder / f"sshd.{host}.log").open("wb") as log:
             self._running[host] = subprocess.Popen(
                 self._enter(host, "sh", "-c", words), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )

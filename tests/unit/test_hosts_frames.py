@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.agents.hosts.frames import Unpacker, pack
+from ringtap.agents.hosts.frames import BEAT_S, ORPHAN_S, SILENT_S, Unpacker, pack
 
 # what os.fsdecode makes of any file name
 NAMES = st.binary(max_size=20).map(lambda name: name.decode(errors="surrogateescape"))
@@ -27,3 +27,8 @@ def test_frames_survive_being_cut_anywhere(frames: list[tuple[dict[str, str], by
 def test_what_is_no_frame_is_refused() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
         Unpacker().feed(b"Connection closed\n")
+
+
+def test_a_host_is_lost_within_15_s_and_not_for_a_moment_of_silence() -> None:
+    assert 3 * BEAT_S < SILENT_S < 15 - BEAT_S / 2
+    assert ORPHAN_S > 2 * SILENT_S, "who has been given up is not the first to give up"

@@ -91,7 +91,7 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
         n_workers=count,
         threads_per_worker=1,
         host="127.0.0.1",
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
         security=_security(),
     )
@@ -129,7 +129,7 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
     """Jobs of Slurm, as ``jobqueue.slurm`` of Dask's configuration describes them."""
     from distributed import Client
 
-    cluster = stack.enter_context(slurm_cluster())
+    cluster = slurm_cluster(stack)
     try:
         cluster.scale(jobs=count)
         client = stack.enter_context(Client(cluster))
@@ -141,8 +141,11 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
     return client
 
 
-def slurm_cluster() -> Any:
+def slurm_cluster(stack: contextlib.ExitStack) -> Any:
     """A cluster of dask-jobqueue that has no jobs yet.
+
+    Args:
+        stack: closes it.
 
     Raises:
         UsageError: it is not installed, or Dask's configuration lacks what a job needs.
@@ -155,15 +158,33 @@ def slurm_cluster() -> Any:
         from dask_jobqueue import SLURMCluster
     except ModuleNotFoundError as error:
         raise UsageError(f"--scheduler slurm needs dask-jobqueue, which is not installed here: {_INSTALL}") from error
-    shared = dask.config.get("jobqueue.slurm.shared-temp-directory") or cache_folder()
-    Path(shared).mkdir(parents=True, exist_ok=True)  # for the keys: a home is on every node
-    try:
-        return SLURMCluster(
-            security=_security(), shared_temp_directory=str(shared), scheduler_options={"dashboard_address": None}
+    found = dask.config.get("jobqueue.slurm")
+    missing = [name for name in ("cores", "memory") if not found.get(name)]
+    if missing:
+        raise UsageError(
+            f"Dask's configuration does not say how much a job of Slurm gets: set jobqueue.slurm.{missing[0]} in "
+            f"~/.config/dask/jobqueue.yaml, or DASK_JOBQUEUE__SLURM__{missing[0].upper()}"
         )
-    except ValueError as error:
-        why = " ".join(str(error).split())
-        raise UsageError(f"jobqueue.slurm in Dask's configuration does not describe a job: {why}") from error
+    shared = Path(found.get("shared-temp-directory") or cache_folder()).expanduser()  # a home is on every node
+    shared.mkdir(parents=True, exist_ok=True)
+    keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # its owner's alone
+    options = {"dashboard_address": "127.0.0.1:0"} | (found.get("scheduler-options") or {})
+    return stack.enter_context(SLURMCluster(security=_in_files(_security(), keys), scheduler_options=options))
+
+
+def _in_files(security: Any, folder: Path) -> Any:
+    """The same keys in files, for processes on other machines."""
+    from distributed import Security
+
+    names = {}
+    for name, text in security.get_tls_config_for_role("worker").items():
+        if text is not None:
+            (folder / name).write_text(text)
+            names[name] = str(folder / name)
+    roles = {
+        f"tls_{role}_{name}": names[name] for role in ("client", "scheduler", "worker") for name in ("cert", "key")
+    }
+    return Security(require_encryption=True, tls_ca_file=names["ca_file"], **roles)
 
 
 def _version() -> str:

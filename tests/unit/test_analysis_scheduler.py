@@ -1,0 +1,259 @@
+"""Captures, jobs and sweeps read by workers of Dask: what they find is what one process finds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dask
+import dask_jobqueue  # noqa: F401 -- its defaults are part of Dask's configuration from now on
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import LocalCluster
+
+from ringtap.analysis import scheduler
+from ringtap.analysis.job import derived, open_job
+from ringtap.analysis.job.summary import summarize
+from ringtap.analysis.pcap import cache, read_captures
+from ringtap.analysis.report.measured import of_sweep
+from ringtap.analysis.report.write import write_report
+from ringtap.analysis.runs import SweepRun, open_run
+from ringtap.analysis.workers import Workers
+from ringtap.cli import main
+from ringtap.errors import MeasurementError, UsageError
+from tests.gold.analysis_sweep import write_sweep
+from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
+from tests.unit import capture_makers as makers
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Workers]:
+    with scheduler.workers("local:2") as crew:
+        yield crew
+
+
+def packets(count: int) -> bytes:
+    """A capture of so many packets of two connections."""
+    frames = [makers.ethernet(makers.udp(makers.A4, makers.B4, (1 + n % 2, 9), 100)) for n in range(2)]
+    times = [START_NS + n * MS // 2 for n in range(count)]
+    return makers.classic([makers.Packet(t_ns, frames[n % 2], 142) for n, t_ns in enumerate(times)], nano=True)
+
+
+def test_captures_are_read_to_the_same_bits(tmp_path: Path, crew: Workers) -> None:
+    for number in range(3):
+        (tmp_path / f"part{number}.pcap").write_bytes(packets(40 + 10 * number))
+    alone, together = read_captures(tmp_path), read_captures(tmp_path, workers=crew)
+    assert together.files == alone.files
+    for name in ("conversations", "cells", "queue_pairs"):
+        assert getattr(together.scanned, name).tobytes() == getattr(alone.scanned, name).tobytes()
+    assert together.counts == alone.counts
+    assert together.start_ns == alone.start_ns
+
+
+def test_a_large_capture_is_handed_over_by_its_cache(tmp_path: Path, crew: Workers) -> None:
+    """It is not sent through the scheduler: the cache that the worker left beside the capture is what is read."""
+    path = tmp_path / "large.pcap"
+    path.write_bytes(packets(300_000))
+    told: list[tuple[int, int | None]] = []
+    found = read_captures(path, workers=crew, progress=lambda done, total: told.append((done, total)))
+    size = path.stat().st_size
+    assert told == [(size, size)]
+    assert isinstance(found.scanned.cells, np.memmap)
+    assert found.binned(what="packets").sum() == 300_000
+    before = cache.places(path)[0].stat().st_mtime_ns
+    assert read_captures(path, workers=crew).counts == found.counts
+    assert cache.places(path)[0].stat().st_mtime_ns == before
+
+
+def test_what_is_no_capture_is_the_same_sentence(
+    tmp_path: Path, crew: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "good.pcap").write_bytes(packets(5))
+    (tmp_path / "odd.pcap").write_bytes(b"nonsense, and long enough to be looked at")
+    monkeypatch.chdir(tmp_path)  # the words name a file as the user did
+    with pytest.raises(UsageError) as alone:
+        read_captures(["odd.pcap", "good.pcap"])
+    with pytest.raises(UsageError) as together:
+        read_captures(["odd.pcap", "good.pcap"], workers=crew)
+    assert str(together.value) == str(alone.value)
+    assert str(alone.value).startswith("odd.pcap is no capture")
+
+
+def test_a_pipe_cannot_be_handed_over(tmp_path: Path, crew: Workers) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("-", str(tmp_path / "pipe")):
+        with pytest.raises(UsageError, match="a pipe is read by this process alone"):
+            read_captures(name, workers=crew)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Three nodes, one with a capture, one with a damaged log, one with a torn one."""
+    path = tmp_path / "job"
+    write_ddp_job(path, Truth(iterations=8, compute_ms=(100, 130, 90), offsets_ns=(0, 5 * MS, -3 * MS)))
+    capture = path / "nodes/n0/packets/eth0-0.pcap"
+    capture.parent.mkdir()
+    capture.write_bytes(packets(4000))
+    (path / "nodes/n1/nic/nic.rec").write_bytes(b"{}\n")
+    with (path / "nodes/n2/sockets/sockets.rec").open("ab") as log:
+        log.write(b"torn")
+    return path
+
+
+def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, crew: Workers) -> None:
+    sources = derived.fingerprint(job)
+    summaries = []
+    for name, opened in (("alone", open_job(job)), ("together", open_job(job, crew))):
+        summaries.append(summarize(opened))
+        derived.write(opened, summaries[-1], tmp_path / name, sources)
+    assert summaries[0] == summaries[1]
+    assert any("n1/nic/nic.rec cannot be used" in line for line in summaries[1]["warnings"])
+    assert any("n2/sockets/sockets.rec end in a torn record" in line for line in summaries[1]["warnings"])
+    for name in derived.TABLES:
+        first, second = ((tmp_path / who / f"{name}.parquet").read_bytes() for who in ("alone", "together"))
+        assert first == second, name
+    assert len(pd.read_parquet(tmp_path / "together" / "wires.parquet"))
+
+
+def test_a_sweep_is_measured_to_the_same_bytes(tmp_path: Path, crew: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sweep(tmp_path / "sweep", [("vgg16", "consistent"), ("vgg16", "iperf")])
+    monkeypatch.chdir(tmp_path)  # a relative path is another one where a worker stands
+    said = []
+    for folder in ("alone", "together"):
+        sweep = open_run("sweep")
+        assert isinstance(sweep, SweepRun)
+        measured = of_sweep(sweep, crew) if folder == "together" else of_sweep(sweep)
+        written = write_report(measured, tmp_path / folder)
+        said.append(written.json_path.read_text())
+    assert said[0] == said[1]
+
+
+def test_the_verbs_say_the_same(tmp_path: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+        described = tmp_path / "scheduler.json"
+        described.write_text(json.dumps(cluster.scheduler.identity()))
+        for command in (
+            ["flows", str(job / "nodes/n0/packets/eth0-0.pcap"), "--json"],
+            ["analyze", str(job), "-o", str(tmp_path / "tables"), "--json"],
+            ["report", str(job), "-o", str(tmp_path / "report"), "--force", "--json"],
+        ):
+            said = []
+            for where in ([], ["--scheduler", cluster.scheduler_address]):
+                assert main([*command, *where]) == 0
+                said.append(capsys.readouterr().out)
+                (tmp_path / "tables" / derived.SOURCES).unlink(missing_ok=True)  # to be made again
+            assert said[0] == said[1], command[0]
+
+
+def test_a_worker_that_dies_again_and_again_is_one_sentence() -> None:
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        scheduler.workers("local:1") as crew,
+        pytest.raises(MeasurementError, match="workers of local:1 died over the same work"),
+    ):
+        list(crew.each(os._exit, [1]))
+
+
+def test_nothing_that_answers_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_ANSWER_S", 0.3)
+    with (
+        pytest.raises(UsageError, match=r"no scheduler of Dask answers at tcp://127\.0\.0\.1:9"),
+        scheduler.workers("tcp://127.0.0.1:9"),
+    ):
+        pass
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        pytest.raises(UsageError, match="has no workers: start some with dask worker"),
+        scheduler.workers(cluster.scheduler_address),
+    ):
+        pass
+
+
+def test_workers_that_go_away_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_LOOK_S", 0.2)
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        scheduler.workers(cluster.scheduler_address) as crew,
+    ):
+        assert list(crew.each(operator.add, [1, 2], [3, 4])) == [4, 6]
+        cluster.scale(0)
+        with pytest.raises(MeasurementError, match="are gone: start them again"):
+            list(crew.each(operator.neg, [1]))
+
+
+def test_a_scheduler_that_goes_away_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_ANSWER_S", 0.5)
+    cluster = LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0")
+    with scheduler.workers(cluster.scheduler_address) as crew:
+        cluster.close()
+        with pytest.raises(MeasurementError, match="are gone: start them again"):
+            list(crew.each(operator.neg, [1]))
+
+
+@pytest.mark.parametrize("words", ["locally", "local:0", "local:-1", "slurm:x", "host:8786", "/no/such/file.json"])
+def test_other_words_are_refused(words: str) -> None:
+    with pytest.raises(UsageError, match="neither local, local:N, slurm"), scheduler.workers(words):
+        pass
+
+
+def test_without_dask_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, words in (
+        ("dask", "local"),
+        ("cryptography", "local"),
+        ("dask_jobqueue", "slurm"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, name, None)
+            with pytest.raises(UsageError, match=r"pip install 'ringtap\[dask\]'"), scheduler.workers(words):
+                pass
+
+
+def test_dask_is_loaded_for_a_scheduler_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.pcap").write_bytes(packets(5))
+    program = "import sys; from ringtap.cli import main; main(sys.argv[1:]); print('dask' in sys.modules)"
+    command = [sys.executable, "-c", program, "flows", str(tmp_path / "a.pcap")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_table_needs_no_workers(tmp_path: Path) -> None:
+    (tmp_path / "times.csv").write_text("bandwidth_gbps,iteration_s\n")
+    assert main(["report", str(tmp_path / "times.csv"), "--scheduler", "local"]) == 2
+
+
+def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path) -> None:
+    settings = {"cores": 2, "processes": 2, "memory": "4GB", "account": "def-someone", "walltime": "00:10:00"}
+    settings |= {"shared-temp-directory": str(tmp_path), "job-script-prologue": ["module load python"]}
+    with (
+        dask.config.set({f"jobqueue.slurm.{name}": value for name, value in settings.items()}),
+        dask.config.set({"temporary-directory": str(tmp_path)}),
+        contextlib.ExitStack() as stack,
+    ):
+        cluster = scheduler.slurm_cluster(stack)
+        script = cluster.job_script()
+        assert cluster.scheduler_address.startswith("tls://")
+        keys = [Path(word) for word in script.split() if word.startswith(str(tmp_path))]
+        assert [path.read_text().splitlines()[0] for path in keys] == [
+            *["-----BEGIN CERTIFICATE-----"] * 2,
+            "-----BEGIN PRIVATE KEY-----",
+        ]
+        assert {path.parent.stat().st_mode & 0o77 for path in keys} == {0}  # for their owner alone
+    for words in ("-A def-someone", "--cpus-per-task=2", "--mem=4G", "-t 00:10:00"):
+        assert f"#SBATCH {words}\n" in script
+    assert "\nmodule load python\n" in script
+    assert f"{sys.executable} -m distributed.cli.dask_worker tls://" in script
+    assert not any(path.exists() for path in keys)
+
+
+def test_slurm_without_a_configuration_says_what_to_set() -> None:
+    with pytest.raises(UsageError, match=r"set jobqueue\.slurm\.cores in"), scheduler.workers("slurm"):
+        pass

@@ -24,15 +24,9 @@ from tests.testbed.sweeps import SMALL, one_sentence, status, wait_for
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 NAMES = ("S0", "S1", "S2", "S3")
 SPEC = LabSpec(name=f"sshs{os.getpid() % 10**6}", hosts=("desk", *NAMES), rate_bps=250_000_000)
-CLUSTER = """
-[cluster]
-reach = "ssh"
-workers = ["S0", "S1", "S3"]
-cross_from = "S2"
-cross_to = "S0"
-i_may_load_these_links = true
-most_load = "200mbit"
-"""
+# the cluster of the example, with the names and addresses of these servers
+EXAMPLE = (Path(__file__).resolve().parents[2] / "examples" / "lab-servers.toml").read_text()
+CLUSTER = EXAMPLE[EXAMPLE.index("[cluster]") : EXAMPLE.index("[[models]]")].replace("21gbit", "200mbit")
 PLENTY = Calibration(
     host=this_host(),
     measured_unix_s=0.0,
@@ -74,9 +68,10 @@ class Desk:
     def plan(self, name: str, changes: Mapping[str, str] = {}) -> Path:
         """The small sweep over ssh, with some words changed."""
         text = SMALL.format(capacity="250mbit") + CLUSTER
-        for host in NAMES:
-            text += f'[[hosts]]\nname = "{host}"\nssh = "{host}.lab"\nworkdir = "{self.folder}/disk of {host}"\n'
-            text += f'training = "{SPEC.training_ip(host)}"\ncross = "{SPEC.cross_ip(host)}"\n'
+        for number, host in enumerate(NAMES):
+            own = f'training = "{SPEC.training_ip(host)}"\ncross = "{SPEC.cross_ip(host)}"\n'
+            text = text.replace(f'"s{number}.lab"', f'"{host}.lab"')
+            text = text.replace(f'training = "10.0.0.1{number}"', f'{own}workdir = "{self.folder}/disk of {host}"')
         for before, after in changes.items():
             assert before in text
             text = text.replace(before, after)

@@ -169,7 +169,7 @@ def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> list[int
             f"{paths.run} was submitted with another plan (different: {', '.join(differing)}): use a new folder"
         )
     found = sweep_standing(run, parts)
-    if found.not_asked and any(one.status == "unknown" for one in found.series):
+    if found.not_asked:
         raise UsageError(f"jobs of {paths.run} may still wait or run, and {found.not_asked}")
     return [one.index for one in found.series if one.status == "stopped"]
 

@@ -15,8 +15,11 @@ from ringtap.rundir import RunDirectory, Status, read_json
 from ringtap.slurm.accounts import ALIVE, WAITING, Account, Answer, ask_slurm, read_account
 from ringtap.slurm.parts import Part, read_parts
 from ringtap.slurm.paths import SubmitPaths
+from ringtap.slurm.run_file import WAITING as NOT_BEGUN
 
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
+# what Slurm says of jobs that ended by themselves, or that it has forgotten
+_PLAIN = ("COMPLETED", "FAILED", "FORGOTTEN")
 
 
 @dataclass(frozen=True)
@@ -134,60 +137,55 @@ def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
     return {index: f"{job}_{index}" for job, indices in zip(_submitted(paths), tasks, strict=True) for index in indices}
 
 
-def _job_standings(
-    paths: SubmitPaths, jobs: Sequence[str], settled: bool = False
-) -> tuple[dict[str, JobStanding], str]:
-    """The jobs, by id, and why Slurm could not be asked; ``settled``: it need not be."""
-    accounts = {job: read_account(paths, job) for job in jobs}
-    open_ = [job for job, account in accounts.items() if account.exit_code is None]
+def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[tuple[JobStanding, ...], str]:
+    """The jobs, and why Slurm could not be asked for them; empty where it was, or need not be."""
     answers: Mapping[str, Answer] = {}
     not_asked = ""
-    if open_ and not settled:
+    if jobs and ask:
         try:
-            answers = ask_slurm(open_)
+            answers = ask_slurm(jobs)
         except MeasurementError as error:
             not_asked = str(error)
-    return {job: _job_standing(account, answers.get(job)) for job, account in accounts.items()}, not_asked
+    return tuple(_job_standing(read_account(paths, job), answers.get(job)) for job in jobs), not_asked
 
 
 def _job_standing(account: Account, answer: Answer | None) -> JobStanding:
-    state, why = "unknown", ""
-    if account.exit_code is not None:
-        state = "ended"
-        why = f"exit code {account.exit_code}" + (f" after {account.stopped}" if account.stopped else "")
-    elif answer is None:
-        why = "it has begun, and has not said that it ended" if account.begun_s else "it has not begun"
-    elif answer.state in WAITING:
+    """A job by its own account and Slurm's answer, which counts more: a job that begins anew has said that it ended."""
+    state, why = "ended", ""
+    slurm = f"Slurm says {answer.state}" + (f" ({answer.reason})" if answer.reason else "") if answer else ""
+    if answer and answer.state in WAITING:
         state, why = "waiting", answer.reason
-    elif answer.state in ALIVE:
-        state, why = "running", f"on {answer.nodes}" if answer.nodes else ""
-    elif answer.state == "FORGOTTEN":
-        state, why = "ended", "Slurm knows of it no more, and it has not said how it ended"
+    elif answer and answer.state in ALIVE:
+        state, why = "running", f"{'ending ' if answer.state == 'COMPLETING' else ''}on {answer.nodes}"
+    elif account.exit_code is not None:
+        why = f"exit code {account.exit_code}" + (f" after {account.stopped}" if account.stopped else "")
+        if answer and answer.state not in _PLAIN:
+            why += f"; {slurm}"
+    elif answer:
+        why = slurm + ("; it has not said how it ended" if account.begun_s else "; it never began")
     else:
-        reason = "" if answer.reason in ("", "NonZeroExitCode") else f" ({answer.reason})"
-        state, why = "ended", f"Slurm ended it: {answer.state}{reason}"
+        state = "unknown"
+        why = "it has begun, and has not said that it ended" if account.begun_s else "it has not begun"
     return JobStanding(account.job, state, why, account.begun_s, account.exit_code)
 
 
 def _command_standing(run: RunDirectory) -> Standing:
     paths, info = SubmitPaths(run.path), run.info
     said, why = str(info.get("status")), str(info.get("why") or "")
-    settled = said != "running"
-    found, not_asked = _job_standings(paths, _submitted(paths), settled)
-    jobs = tuple(found.values())
-    alive = not settled and any(job.state != "ended" for job in jobs)
-    nodes = tuple(_node_standings(run, alive))
-    lost = [node.node for node in nodes if node.status == "cut off"]
-    if alive:
-        said = next(state for state in ("running", "waiting", "unknown") if any(job.state == state for job in jobs))
-        why = "; ".join(job.why for job in jobs if job.why and job.state == said)
-    elif not settled:
-        said, why = "partial", "; ".join(job.why for job in jobs)
-    elif said == "complete" and any(node.status != "complete" for node in nodes):
+    cut = [node.node for node in _node_standings(run, alive=False) if node.status == "cut off"]
+    cut_off = f"the recording of {', '.join(cut)} was cut off" if cut else ""
+    is_open = said == "running" or cut_off not in why
+    jobs, not_asked = _job_standings(paths, _submitted(paths), is_open)
+    alive = [state for state in ("running", "waiting", "unknown") if any(job.state == state for job in jobs)]
+    if alive and (said == "running" or alive[0] != "unknown"):
+        why = "; ".join(job.why for job in jobs if job.why and job.state == alive[0])
+        return Standing(str(run.path), "job", alive[0], why, jobs, tuple(_node_standings(run, True)), (), not_asked)
+    nodes = tuple(_node_standings(run, alive=False))
+    if said != "failed" and (said == "running" or any(node.status != "complete" for node in nodes)):
         said = "partial"
-    if lost and not alive:
-        cut = f"the recording of {', '.join(lost)} was cut off"
-        why = why if cut in why else "; ".join(filter(None, [why, cut]))
+    if is_open:
+        why = "" if why == NOT_BEGUN else why
+        why = "; ".join(filter(None, [why, *(job.why for job in jobs), cut_off]))
     return Standing(str(run.path), "job", said, why, jobs, nodes, (), not_asked)
 
 
@@ -217,15 +215,16 @@ def sweep_standing(run: RunDirectory, parts: Sequence[Part]) -> Standing:
     paths = SubmitPaths(run.path)
     last = _submitted_tasks(paths)
     missing = [last[part.index] for part in parts if part.missing and part.index in last]
-    found, not_asked = _job_standings(paths, missing)
+    jobs, not_asked = _job_standings(paths, missing, ask=True)
+    found = {job.job: job for job in jobs}
     series = tuple(_series_standing(part, found.get(last.get(part.index, "")), last) for part in parts)
     states = [one.status for one in series]
     points = sum(one.points for one in series)
     why = f"{points} of {points + sum(len(one.missing) for one in series)} points"
-    status = next((state for state in ("running", "waiting", "unknown") if state in states), None)
-    if status is None:
-        status = "complete" if set(states) == {"complete"} else "partial" if points else "failed"
-    return Standing(str(run.path), "sweep", status, why, tuple(found.values()), (), series, not_asked)
+    alive = [state for state in ("running", "waiting", "unknown") if state in states]
+    ended = "complete" if set(states) == {"complete"} else "partial" if points else "failed"
+    status = alive[0] if alive else ended
+    return Standing(str(run.path), "sweep", status, why, jobs, (), series, not_asked)
 
 
 def _series_standing(part: Part, job: JobStanding | None, last: Mapping[int, str]) -> SeriesStanding:

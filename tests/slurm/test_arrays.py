@@ -1,0 +1,113 @@
+"""A plan as an array of jobs, as its page shows it: cancelled in the middle, submitted again, collected, reported."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringtap.records import read_json_lines
+from tests.slurm.cluster import ROOT, SlurmCluster
+from tests.slurm.there import ODD, status, until
+
+PAGE = (ROOT / "docs" / "submit-plans.md").read_text()
+PLAN = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
+# by their verbs and what is special of them, in the order of the page
+COMMANDS = re.findall(r"^ringtap .*$", PAGE, re.MULTILINE)
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+
+
+@pytest.fixture
+def place(cluster: SlurmCluster) -> Iterator[Path]:
+    """A user's folder whose name is hard to quote, with the page's plan in it, and links as slow as the plan's."""
+    cluster.limit("200mbit")
+    place = cluster.home("alice") / ODD
+    assert cluster.run(["mkdir", place], user="alice").returncode == 0
+    (place / "plan.toml").write_text(PLAN)
+    yield place
+    cluster.run(["rm", "-rf", place])
+
+
+def type_in(cluster: SlurmCluster, place: Path, line: str) -> str:
+    """A line of the page, as the user types it; returns what it prints."""
+    done = cluster.run(["bash", "-c", line], user="alice", cwd=place, timeout=100)
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def asked(cluster: SlurmCluster, place: Path, line: str) -> int:
+    """How often a line of the page asks the controller."""
+    folder, calls = place / "bin", place / "calls"
+    folder.mkdir(exist_ok=True)
+    for tool in ("squeue", "scontrol", "sacct", "sinfo"):
+        (folder / tool).write_text(f'#!/bin/sh\necho {tool} >>calls\nexec /usr/bin/{tool} "$@"\n')
+        (folder / tool).chmod(0o755)
+    calls.write_text("")
+    calls.chmod(0o666)
+    type_in(cluster, place, f"PATH=$PWD/bin:$PATH; {line}")
+    return len(calls.read_text().splitlines())
+
+
+def test_the_script_is_one_that_slurm_and_shellcheck_take(cluster: SlurmCluster, place: Path) -> None:
+    script = type_in(cluster, place, next(line for line in COMMANDS if line.endswith("--print")))
+    assert not (place / "runs").exists()
+    assert "#SBATCH --array=0,1%1\n" in script
+    (place / "job.sh").write_text(script)
+    done = cluster.run(["sbatch", "--test-only", "job.sh"], user="alice", cwd=place)
+    assert done.returncode == 0, done.stderr
+    checked = subprocess.run(["shellcheck", "-"], input=script, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster, place: Path) -> None:
+    _, submit, *look, again, collect, report = COMMANDS
+    assert submit == again
+    run = place / "runs" / "two-models"
+    part = run / "parts" / "000-resnet50-iperf"
+    first = re.match(r"Submitted job (\d+): 2 of 2 series", type_in(cluster, place, submit))
+    assert first
+    until(lambda: bool(read_json_lines(part / "points.jsonl")[0]), "the first point")
+    for line in look:
+        assert "resnet50-iperf" in type_in(cluster, place, line)
+    assert asked(cluster, place, look[0]) == 1
+    states = {one["series"]: one["status"] for one in status(cluster, run)["series"]}
+    assert states == {"resnet50-iperf": "running", "vgg16-iperf": "waiting"}
+    # a part that is being written is no trouble
+    assert re.search(r"missing: resnet50-iperf at .*50%: running", type_in(cluster, place, collect))
+    assert read_json_lines(run / "points.jsonl")[0]
+
+    cluster.run(["scancel", f"{first[1]}_0"], user="alice")
+    until(lambda: status(cluster, run)["series"][0]["status"] == "stopped", "the cancelled task's end")
+    kept = read_json_lines(part / "points.jsonl")[0]
+    assert len(kept) in (1, 2)
+    second = re.match(r"Submitted job (\d+): 1 of 2 series", type_in(cluster, place, again))
+    assert second
+    assert "#SBATCH --array=0%1\n" in (run / "submit" / "job.sh").read_text()
+    # nothing twice: now both have a task
+    assert type_in(cluster, place, again).startswith("Nothing is left to submit")
+    until(lambda: status(cluster, run)["status"] == "complete", "the rest", seconds=120)
+    cluster.wait(f"{second[1]}_0", "COMPLETED")
+    points = read_json_lines(part / "points.jsonl")[0]
+    assert points[: len(kept)] == kept
+    assert [point["step"] for point in points] == [0, 1, 2]
+
+    assert asked(cluster, place, look[0]) == 0
+    assert "complete" in type_in(cluster, place, collect)
+    before = (run / "points.jsonl").read_bytes()
+    type_in(cluster, place, collect)
+    assert (run / "points.jsonl").read_bytes() == before
+    told = type_in(cluster, place, report)
+    assert "6 points" in told
+    info = json.loads((run / "report" / "report.json").read_text())
+    assert [(one["series"], len(one["points"])) for one in info["series"]] == [
+        ("resnet50-iperf", 3),
+        ("vgg16-iperf", 3),
+    ]
+    for one in info["series"]:
+        alone, _, loaded = (point["cross_gbps"] for point in one["points"])
+        # full size; half of 20 Gbit/s was asked for, of which a busy machine may send less
+        assert alone < 0.1
+        assert 5 < loaded < 11

@@ -1,0 +1,60 @@
+"""Two users train on the same nodes at once: neither sees nor disturbs the other."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ringtap.records import open_records, read_json_lines
+from tests.slurm import cluster_keeper
+from tests.slurm.cluster import USERS, SlurmCluster
+from tests.slurm.there import ringtap, said, status, steps, until
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+TRAINING = ["python", "-m", "ringtap.examples.scale_model", "--parameters=100000", "--layers=2", "--compute-s=0.05"]
+SIZE = ["--nodes=2", "--mem=1500M", "--account=def-x", "--time=10", "--sbatch=nodelist=n[0-1]"]
+RECORDED = ["--collect=nic,sockets,steps", "--every=50ms"]
+ITERATIONS = 100
+
+
+def test_two_runs_on_the_same_nodes(cluster: SlurmCluster) -> None:
+    runs = {user: cluster.home(user) / "runs" / "mine" for user in USERS}
+    jobs = {}
+    for user in USERS:  # the same names, as seen from their homes
+        words = ["submit", "-o", "runs/mine", "--json", *SIZE, *RECORDED, "--", *TRAINING, f"--iterations={ITERATIONS}"]
+        jobs[user] = json.loads(ringtap(cluster, *words, user=user).stdout)["job"]
+    until(lambda: all(len(steps(run)) == 2 for run in runs.values()), "the training of both")
+    both = [cluster.job(job) for job in jobs.values()]
+    assert {(job["JobState"], job["NodeList"]) for job in both} == {("RUNNING", "n[0-1]")}
+
+    refused = ringtap(cluster, "status", runs["bob"], user="alice", code=2)
+    assert "cannot be read" in refused.stderr
+    sockets = []
+    for user, job in jobs.items():
+        assert cluster.wait(job)["JobState"] == "COMPLETED", said(runs[user])
+        told = status(cluster, runs[user], user)
+        assert (told["status"], told["why"]) == ("complete", "")
+        sockets.append(check_run(runs[user], user))
+    assert not sockets[0] & sockets[1]
+
+    left = cluster.run(["srun", "--account=def-x", "--nodelist=n[0-1]", "sh", "-c", "ls -ln /tmp; ls /tmp/ringtap-*"])
+    places = [line.split() for line in left.stdout.splitlines() if "ringtap-6" in line and line.startswith("d")]
+    assert sorted((mode, uid, name) for mode, _, uid, *_, name in places) == [
+        ("drwx------", uid, f"ringtap-{uid}") for uid in ("60001", "60001", "60002", "60002")
+    ]
+    # and nothing in them
+    assert not any(line.endswith((".lock", ".sock")) for line in left.stdout.splitlines())
+
+
+def check_run(run: Path, user: str) -> set[tuple[str, int]]:
+    """All of it and nothing else is there; returns the sockets, by node and inode, that its ranks had."""
+    assert steps(run) == {"n0": ITERATIONS, "n1": ITERATIONS}
+    sockets = set()
+    for folder in (run / "nodes").iterdir():
+        item = json.loads((folder / "node.json").read_text())
+        assert [job["exit_code"] for job in item["jobs"]] == [0]
+        assert open_records(folder / "nic" / "nic.rec").count > 20
+        sockets |= {(folder.name, owner["inode"]) for owner in read_json_lines(folder / "sockets" / "owners.jsonl")[0]}
+    assert sockets
+    assert {path.stat().st_uid for path in run.rglob("*")} == {cluster_keeper.USERS[user]}
+    return sockets

@@ -97,15 +97,15 @@ class Channel:
                 for item, data in unpacker.feed(rest):
                     self._take(item, data)
                 rest = self._read(self._silent_s)
-        except TimeoutError as error:
-            why = str(error)
-        except ValueError as error:
-            why = str(error)
+        except Exception as error:  # whatever it is: all would wait for a thread that has died unseen
+            why = str(error) or type(error).__name__
         self._end(why)
 
     def _read(self, seconds: float) -> bytes:
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        if not poll.poll(seconds * 1000):
             raise TimeoutError(f"not a word from it for {seconds:.0f} s")
         return os.read(self._process.stdout.fileno(), 1 << 18)
 

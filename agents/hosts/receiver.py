@@ -24,14 +24,16 @@ class Receiver:
         self._spread = spread
         self._roots: dict[str, Path] = {}
         self._references: dict[str, str] = {}
+        self._began_bytes: dict[str, int] = {}
         self._lock = threading.Lock()
         self.failures: dict[str, str] = {}  # by host
 
     def expect(self, key: str, root: Path, reference: str = "") -> None:
-        """Where files of a key go: below a run directory with this reference node, or a file of its own."""
+        """Where files of a key go: below a run directory with this reference node, or to the end of a file."""
         with self._lock:
             self._roots[key] = root
             self._references[key] = reference
+            self._began_bytes[key] = root.stat().st_size if root.is_file() else 0
 
     def take(self, host: str, item: dict[str, Any], data: bytes) -> None:
         """Write a chunk; what fails is kept in `failures`, and the host keeps its files."""
@@ -41,8 +43,11 @@ class Receiver:
         try:
             with self._lock:
                 path = _inside(self._roots[key], name)
-            _write(path, item, data)
-            if item.get("whole"):
+            if name:
+                _write(path, item, data)
+            else:
+                _write(path, {"at": self._began_bytes[key] + item["at"]}, data)
+            if name and item.get("whole"):
                 self._pass_on(host, key, name, path)
         except (OSError, KeyError, ValueError) as error:
             self.failures[host] = f"what it sends cannot be written here: {error}"

@@ -190,13 +190,14 @@ class Servant:
             self._say({"op": "done", "id": item["id"], **more})
 
     def _make_private(self, workdir: str, path: str) -> None:
-        """Make a folder for this user alone; a working folder that is another's is refused."""
+        """Make a folder for this user alone, in one that no other user but root can have put there."""
         base = Path(workdir)
-        if not base.exists():
+        try:
             base.mkdir(mode=0o700, parents=True)
             self._made.append(base)
-        if base.lstat().st_uid != os.geteuid() or base.is_symlink():
-            raise PermissionError(1, "it is another user's", workdir)
+        except FileExistsError:
+            if base.lstat().st_uid not in (0, os.geteuid()):
+                raise PermissionError(1, "it is another user's", workdir) from None
         Path(path).mkdir(mode=0o700, exist_ok=True)
 
     def _put(self, item: dict[str, Any], data: bytes) -> None:
@@ -233,10 +234,14 @@ def _listens(port: int) -> bool:
 
 
 def main() -> int:
-    """Serve on standard input and output; the argument, if any, is the folder that commands start in."""
+    """Serve on standard input and output; the argument, if any, is the folder that commands start in.
+
+    Not if there is a checkout of ringtap in it: ``python -m ringtap.cli`` would take that for the package.
+    """
     for folder in sys.argv[1:]:
-        with contextlib.suppress(OSError):  # a home that is not there
-            os.chdir(folder)
+        if not Path(folder, "ringtap").exists():
+            with contextlib.suppress(OSError):  # a home that is not there
+                os.chdir(folder)
     Servant().serve()
     return 0
 

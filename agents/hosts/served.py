@@ -176,6 +176,8 @@ class ServedHosts:
         except FutureTimeoutError:
             channel.tell({"op": "kill", "of": call.number})
             raise MeasurementError(f"{host} has not answered {command[0]} within {timeout_s:g} s") from None
+        if "why" in answer:
+            raise MeasurementError(f"{host} cannot be asked for {command[0]}: {answer['why']}")
         return subprocess.CompletedProcess(command, answer["code"], answer["out"], answer["err"])
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:

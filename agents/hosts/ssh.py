@@ -7,7 +7,7 @@ import secrets
 import shlex
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import which
 
 from ringtap.agents.hosts import frames
-from ringtap.agents.hosts.channel import Answer, Channel
+from ringtap.agents.hosts.channel import Answer
 from ringtap.agents.hosts.receiver import Receiver
 from ringtap.agents.hosts.served import SERVANT, ServedHosts
 from ringtap.errors import MeasurementError, UsageError
@@ -208,10 +208,10 @@ class SshHosts(ServedHosts):
 
     def _spread(self, key: str, name: str, content: bytes, source: str, target: str | None) -> None:
         """Pass a file that a host has written on to those that have to see it."""
-        for host in self.names:
+        for host, channel in list(self._channels.items()):
             if host != source and target in (None, host):
                 for item, piece in _pieces(str(self._folder(host, key) / name), content, 0o600):
-                    self.channel(host).tell(item, piece)
+                    channel.tell(item, piece)
 
     def gather(self, run: Path) -> None:
         """See that everything the hosts have written below a published run directory is here; lost hosts are left out.
@@ -220,7 +220,8 @@ class SshHosts(ServedHosts):
             MeasurementError: it could not be written here.
         """
         del run  # a host's files come in one stream, in order
-        waiting = [channel.request({"op": "sync"}).answer for channel in self._live()]
+        live = [channel for channel in self._channels.values() if not channel.lost]
+        waiting = [channel.request({"op": "sync"}).answer for channel in live]
         for answer in waiting:
             with suppress(MeasurementError):
                 answer.result()
@@ -230,9 +231,6 @@ class SshHosts(ServedHosts):
                 for host, why in self._receiver.failures.items()
             ]
             raise MeasurementError("; ".join(failures))
-
-    def _live(self) -> Iterator[Channel]:
-        return (self.channel(host) for host in self.names if not self.channel(host).lost)
 
     def close(self) -> None:
         """End everything, bring the last of it here, and remove what was put on the hosts.

@@ -96,20 +96,32 @@ def test_commands_run_and_say_what_they_say(hosts: SshHosts, servers: SshServers
     eventually(lambda: not running("sleep 987"))
 
     log, report = tmp_path / "log" / "out.log", tmp_path / "report"
+    report.write_text("from before\n")
     talker = sh("echo one; echo two >&2; while [ ! -e go ]; do sleep 0.02; done; rm go; echo three; exit 7")
     process = hosts.start("S2", "talker", talker, log, report=report, environment={"A B": "x\ny"})
-    eventually(lambda: log.exists() and log.read_text() == "two\n" and report.read_text() == "one\n")
+    eventually(lambda: log.exists() and log.read_text() == "two\n" and report.read_text() == "from before\none\n")
     assert process.exit_code() is None
     (servers.home("S2") / "go").touch()
     assert eventually(process.exit_code) == 7
     # the words are here with the code, not some time later
-    assert report.read_text() == "one\nthree\n"
+    assert report.read_text() == "from before\none\nthree\n"
     assert (process.name, process.last_words()) == ("talker on S2", "two")
 
     failed = hosts.start("S2", "nothing", ["/no/such command"], log)
     assert eventually(failed.exit_code) == 127
     assert failed.last_words() == "two | ringtap: /no/such command cannot be run: No such file or directory"
     assert hosts.lost() == {}
+
+
+def test_a_checkout_in_the_home_is_not_taken_for_the_package(servers: SshServers) -> None:
+    (servers.home("S0") / "ringtap").mkdir()
+    hosts = SshHosts(servers.hosts()[:1], config=servers.config)
+    try:
+        assert hosts.ask("S0", ["pwd"]).stdout == "/\n"
+        assert hosts.ask("S0", [*hosts.ringtap("S0"), "--version"]).returncode == 0
+    finally:
+        hosts.close()
+        (servers.home("S0") / "ringtap").rmdir()
 
 
 def test_signals_reach_the_command_and_nothing_survives_the_last_one(hosts: SshHosts, tmp_path: Path) -> None:
@@ -225,6 +237,17 @@ def test_a_host_that_cannot_be_reached_is_refused_in_one_sentence(servers: SshSe
     assert "Could not resolve hostname s9.invalid" in refusal(SshHost("S0", "s9.invalid"))
     assert "no absolute path" in refusal(SshHost("S0", "S0.lab", workdir="here"))
     eventually(lambda: not servers.sessions("S0") and not servers.sessions("S1"))
+
+
+def test_a_working_folder_of_somebody_else_is_refused(servers: SshServers, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 12345, 12345)
+    hosts = SshHosts([SshHost("S0", "S0.lab", workdir=str(tmp_path / "theirs"))], config=servers.config)
+    try:
+        with pytest.raises(MeasurementError, match="S0 does not take the run's files: .*/theirs: it is another user's"):
+            hosts.publish(RunDirectory.create(tmp_path / "run", "job", [], 0).path)
+    finally:
+        hosts.close()
 
 
 @pytest.mark.parametrize("how", ["killed", "link"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -28,7 +28,23 @@ def check_lost(hosts: Hosts) -> None:
         LostHostError: one is.
     """
     if lost := hosts.lost():
-        raise LostHostError("; ".join(f"host {name} was lost: {why}" for name, why in lost.items()))
+        raise LostHostError(_words(lost))
+
+
+def check_alive(hosts: Hosts) -> None:
+    """See that every host answers.
+
+    Raises:
+        LostHostError: one does not.
+    """
+    if lost := hosts.lost() or _silent(hosts):
+        raise LostHostError(_words(lost))
+
+
+def _words(lost: Mapping[str, str]) -> str:
+    """The loss in words; what a host has said at last may hold anything, and only printable words are passed on."""
+    text = "; ".join(f"host {name} was lost: {' '.join(why.split())}" for name, why in lost.items())
+    return "".join(character for character in text if character.isprintable())
 
 
 @contextmanager
@@ -45,21 +61,21 @@ def losses_named(hosts: Hosts) -> Iterator[None]:
     except LostHostError:
         raise
     except MeasurementError as error:
-        lost = hosts.lost() or _silent(hosts)
-        if lost:
-            whys = "; ".join(f"host {name} was lost: {why}" for name, why in lost.items())
-            raise LostHostError(f"{whys} ({error})") from error
+        if lost := hosts.lost() or _silent(hosts):
+            raise LostHostError(f"{_words(lost)} ({error})") from error
         raise
 
 
 def _silent(hosts: Hosts) -> dict[str, str]:
-    """The hosts that give no answer now."""
+    """The hosts that give no answer now; this machine and its testbeds are not asked."""
+    if isinstance(hosts, LocalHosts):
+        return {}
 
     def why(host: str) -> str:
         try:
             hosts.ask(host, ["true"], _ANSWER_S)
         except MeasurementError as error:
-            return str(error)
+            return hosts.lost().get(host) or str(error)
         return ""
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from ringtap.agents.cross import CrossTraffic, free_port
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.punctual import MOST_LATE_SHARE, late_share
-from ringtap.agents.reach import check_lost
+from ringtap.agents.reach import check_alive, check_lost
 from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Window
@@ -58,7 +59,7 @@ class StepWatcher:
 
 
 class Series:
-    """Runs one model against one kind of cross traffic; every process it starts ends with it.
+    """Runs one model against one kind of cross traffic, as a context manager; every process it starts ends with it.
 
     Args:
         plan: the sweep.
@@ -78,12 +79,26 @@ class Series:
         self._jobs: list[HostProcess] = []
         self._recorders: list[HostProcess] = []
 
-    def start(self) -> None:
+    def __enter__(self) -> Series:
         """Start recorders, receiver and job; returns when the warm-up iterations are over.
 
         Raises:
             MeasurementError: something did not come up.
         """
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the job, the traffic and the recorders; their logs are complete afterwards."""
+        self._stop()
+
+    def _start(self) -> None:
         for host in self._stage.recorded:
             if host not in self._workers:
                 self._recorders.append(self._start_agent(host, [], {}))
@@ -196,6 +211,9 @@ class Series:
             start_ns, end_ns, iterations = self._window(window, tick)
         finally:
             self._cross.stop_sender()
+        # a host that is cut off may not count as lost yet, and its job's silence would be taken for a long iteration
+        check_alive(self._hosts)
+        self._hosts.gather(self._run.path)
         recorder = self._run.path / "nodes" / self._stage.timekeeper / "nic" / "nic.rec"
         return {
             "series": f"{self._model.name}-{self._cross.kind}",
@@ -233,8 +251,7 @@ class Series:
                     "raise window.max_time"
                 )
 
-    def stop(self) -> None:
-        """End the job, the traffic and the recorders; their logs are complete afterwards."""
+    def _stop(self) -> None:
         self._cross.stop_sender()
         for job in self._jobs:
             job.ask_to_stop(signal.SIGTERM)

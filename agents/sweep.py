@@ -22,7 +22,7 @@ from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab, rate_warnings
 from ringtap.agents.precheck import check_generator, check_host
 from ringtap.agents.progress import Progress
-from ringtap.agents.reach import LostHostError, losses_named, reached
+from ringtap.agents.reach import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.roll_call import call_roll, cluster_stage, needs_iperf3
 from ringtap.agents.series import Series, Step
 from ringtap.agents.stage import Stage, lab_stage
@@ -168,14 +168,14 @@ class Conductor:
         points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / "rejected.jsonl")
         try:
             progress.tick(f"{name}: starting the job", 0.0)
-            with losses_named(hosts):
-                series.start()
+            with losses_named(hosts), series:
                 for point, keep in series.measure(todo.steps, lambda seconds: progress.tick(name, seconds)):
                     (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
                     if keep:
                         progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
                     else:
                         progress.say(f"{name}: measured again, {point['late_share']:.1%} of the samples came late")
+            check_lost(hosts)
             run.info["status"] = "complete"
         except BaseException as error:
             run.info |= {"status": "partial", "why": str(error) or type(error).__name__}
@@ -183,7 +183,6 @@ class Conductor:
         finally:
             points.close()
             rejected.close()
-            series.stop()
             run.save()
 
 

@@ -9,7 +9,8 @@ import pytest
 from ringtap.agents.cross import CrossTraffic
 from ringtap.agents.host_facts import free_port, host_facts
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.reach import LostHostError, check_lost, losses_named
+from ringtap.agents.hosts.served import ServedHosts
+from ringtap.agents.reach import LostHostError, check_alive, check_lost, losses_named
 from ringtap.agents.roll_call import Answer, call_roll, cluster_stage
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
@@ -189,8 +190,8 @@ def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str
     hosts.stop_all()
 
 
-class Losing(LocalHosts):
-    """This machine under two names, one of which no longer answers."""
+class Losing(ServedHosts):
+    """Two hosts, one of which no longer answers."""
 
     def __init__(self, known: bool) -> None:
         super().__init__(["a", "b"])
@@ -202,12 +203,15 @@ class Losing(LocalHosts):
     def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> "subprocess.CompletedProcess[str]":
         if host == "b":
             raise MeasurementError("no answer")
-        return super().ask(host, command, timeout_s)
+        return subprocess.CompletedProcess(command, 0, "", "")
 
 
 def test_a_failure_of_the_job_is_told_from_the_loss_behind_it() -> None:
     with pytest.raises(LostHostError, match="host b was lost: its power is off"):
         check_lost(Losing(known=True))
+    check_lost(Losing(known=False))
+    with pytest.raises(LostHostError, match="host b was lost: no answer"):
+        check_alive(Losing(known=False))
     with (
         pytest.raises(LostHostError, match=r"host b was lost: no answer \(rank 0 ended\)"),
         losses_named(Losing(False)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shutil import which
 
 from ringtap.agents.hosts.served import SERVANT, ServedHosts
@@ -14,7 +14,10 @@ from ringtap.errors import UsageError
 _ASK_S = 5.0
 # of the job's own shape: srun would take them for wishes of the step
 _SHAPE = ("CPUS_PER_TASK", "NTASKS_PER_NODE", "TRES_PER_TASK", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE")
-_STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--export=ALL", "--quiet"]
+_STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet"]
+# of the step that the servant is: frameworks would take what it starts for the only rank of a job
+_PLACE = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID")
+_PLACE += ("STEP_NODELIST", "STEP_NUM_NODES", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE", "STEP_LAUNCHER_PORT")
 
 
 def allocated_nodes() -> list[str]:
@@ -57,8 +60,8 @@ class SlurmHosts(ServedHosts):
 
     def command(self, host: str) -> list[str]:
         """A step beside all others, with all that the job has of the node and nothing of it to itself."""
-        unset = [word for name in _SHAPE for word in ("-u", f"SLURM_{name}")]
-        return ["env", *unset, "srun", *_STEP, f"--nodelist={self._nodes[host]}", self.python(host), *SERVANT]
+        step = ["srun", *_STEP, f"--nodelist={self._nodes[host]}"]
+        return [*_without(_SHAPE), *step, *_without(_PLACE), self.python(host), *SERVANT]
 
     def python(self, host: str) -> str:
         """The Python interpreter on a host that has ringtap."""
@@ -80,3 +83,8 @@ def _scontrol(*words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
+
+
+def _without(names: Sequence[str]) -> list[str]:
+    """The command in front of another that takes Slurm's variables of these names away from it."""
+    return ["env", *(word for name in names for word in ("-u", f"SLURM_{name}"))]

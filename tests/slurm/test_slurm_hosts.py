@@ -20,15 +20,22 @@ WORK = """\
 import json, signal, sys, time
 from pathlib import Path
 from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
+from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory
 
 folder = Path(sys.argv[1]) / "a run's \\"folder\\"\\nof two lines"
 said = {"nodes": allocated_nodes()}
+try:
+    SlurmHosts({"a": "n9"})
+except UsageError as error:
+    said["refused"] = str(error)
 hosts = SlurmHosts({"first": "n1", "second": "n2", "third": "n0"})
 run = RunDirectory.create(folder, "job", [], 0, reference="first")
 try:
     hosts.publish(run.path)
     said["answers"] = [hosts.ask(host, ["sh", "-c", "hostname; nproc; exit 3"]).stdout.split() for host in hosts.names]
+    variables = hosts.ask("second", ["env"]).stdout.splitlines()
+    said["variables"] = sorted(word.partition("=")[0] for word in variables if word.startswith("SLURM_"))
     words = 'trap "echo bye; exit 5" USR1; echo "$0"; echo up; while :; do sleep 0.02; done'
     log = run.node("second") / "log" / "it's.log"
     process = hosts.start("second", "job", ["sh", "-c", words, "two  'words'"], log)
@@ -65,6 +72,10 @@ def test_steps_run_commands_and_agents(cluster: SlurmCluster, tmp_path: Path) ->
     assert [name for name, _ in said["answers"]] == ["n1", "n2", "n0"]
     # the test cluster binds nobody to cores: a step that were bound to one would show 1
     assert len({int(cores) for _, cores in said["answers"]}) == 1
+    assert said["refused"] == "node n9 of a is not in this allocation, which has n0, n1, n2"
+    # they are of the job, and no rank of it
+    assert {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TMPDIR"} <= set(said["variables"])
+    assert not {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"} & set(said["variables"]), said["variables"]
     assert said["job"] == [5, "two  'words' | up | bye"]
     assert (said["agents"], said["lost"]) == ([0, 0, 0], {})
     (run,) = (tmp_path / "results").iterdir()
@@ -152,9 +163,6 @@ def test_a_node_that_dies_is_named_and_the_others_go_on(cluster: SlurmCluster, t
     assert said["closed_s"] < 5
 
 
-def test_outside_of_a_job_and_other_nodes_are_refused(cluster: SlurmCluster) -> None:
-    ask = "from ringtap.agents.hosts.slurm import SlurmHosts; SlurmHosts({'a': 'n9'})"
-    done = cluster.run([sys.executable, "-c", ask])
+def test_outside_of_a_job_they_are_refused(cluster: SlurmCluster) -> None:
+    done = cluster.run([sys.executable, "-c", "from ringtap.agents.hosts.slurm import *; SlurmHosts({'a': 'n1'})"])
     assert 'reach = "slurm" works inside of a Slurm job' in done.stderr
-    done = cluster.run(["salloc", ACCOUNT, "--nodelist=n1", "--quiet", sys.executable, "-c", ask])
-    assert "node n9 of a is not in this allocation, which has n1" in done.stderr

@@ -244,7 +244,9 @@ def test_a_working_folder_of_somebody_else_is_refused(servers: SshServers, tmp_p
     os.chown(tmp_path / "theirs", 12345, 12345)
     hosts = SshHosts([SshHost("S0", "S0.lab", workdir=str(tmp_path / "theirs"))], config=servers.config)
     try:
-        with pytest.raises(MeasurementError, match="S0 does not take the run's files: .*/theirs: it is another user's"):
+        with pytest.raises(
+            MeasurementError, match=r"S0 does not take the run's files: .*/theirs: it is another user's"
+        ):
             hosts.publish(RunDirectory.create(tmp_path / "run", "job", [], 0).path)
     finally:
         hosts.close()

@@ -47,7 +47,7 @@ class CrossTraffic:
         Raises:
             MeasurementError: it does not come up.
         """
-        if not self._to:
+        if not max(self._plan.loads):
             return
         address = self._stage.cross[self._to]
         self._port = free_port(self._hosts, self._to, address)

@@ -112,7 +112,7 @@ class Conductor:
             with set_up as ground, losses_named(ground.hosts):
                 self._run.info["bottleneck"] = ground.stage.bottleneck
                 self._run.save()
-                if ground.stage.roles.cross_to:
+                if max(self._plan.loads) > 0:
                     for kind in dict.fromkeys(one.kind for one in todo):
                         self._precheck(ground, kind, progress)
                 for one in todo:

@@ -57,7 +57,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
         for host in hosts.names:
             if host not in silent:
                 say(f"asking {host}")
-                found.append(_ask(hosts, host, question, shared=not isinstance(plan.topology, Cluster)))
+                found.append(_ask(hosts, host, _question_of(plan, hosts, host, question)))
     missing = []
     if not isinstance(plan.topology, Cluster) and needs_iperf3(plan) and shutil.which("iperf3") is None:
         missing = ["iperf3"]
@@ -82,9 +82,17 @@ def _hosts_of(plan: SweepPlan) -> Iterator[Hosts]:
         yield LabHosts(spec)
 
 
-def _ask(hosts: Hosts, host: str, question: Question, *, shared: bool) -> dict[str, Any]:
-    """A host's own diagnosis; of the folder for runs only where hosts share it."""
-    command = [*hosts.ringtap(host), "doctor", "--json", *(["-o", str(question.runs)] if shared else [])]
+def _question_of(plan: SweepPlan, hosts: Hosts, host: str, question: Question) -> Question:
+    """The question as it is for a host: in a cluster the scale model runs by its Python, and ssh shares no files."""
+    if not isinstance(plan.topology, Cluster):
+        return question
+    runs = Path(plan.topology.host(host).workdir or "/tmp") if plan.topology.reach == "ssh" else question.runs
+    return Question(runs, question.python or hosts.python(host))
+
+
+def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
+    """A host's own diagnosis."""
+    command = [*hosts.ringtap(host), "doctor", "--json", "-o", str(question.runs)]
     command += ["--python", question.python] if question.python else []
     done = hosts.ask(host, command, _HOST_S)
     try:

@@ -122,6 +122,9 @@ def host_lost_while_measuring(desk: Desk, plan: Path, out: Path) -> None:
     assert process.returncode == 1, errors
     assert time.monotonic() - begin_s < 25
     assert "host S3 was lost" in one_sentence(errors)
+    before = desk.sent_bytes()
+    time.sleep(0.3)
+    assert desk.sent_bytes() - before < 10_000, "the cross traffic has ended with the job"
     assert status(out)[0] == "partial"
     assert "host S3 was lost" in status(out)[1]
     nodes = out / "series" / "small-iperf-1" / "nodes"
@@ -197,4 +200,7 @@ def test_the_doctor_asks_every_host(desk: Desk) -> None:
     assert re.fullmatch(r"the clock of host S1 is (4\.9|5\.0) s behind this machine's: .*", item["problems"][0])
     assert item["recordable"] is False
     for host in item["hosts"]:
-        assert "cross0" in {check["name"]: check for check in host["checks"]}["network"]["reason"]
+        assert host["recordable"] is True
+        found = {check["name"]: check["reason"] for check in host["checks"]}
+        assert "cross0" in found["network"]
+        assert found["run directory"].startswith(f"{desk.folder} is on"), "where the host's workdir will be made"

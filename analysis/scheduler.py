@@ -10,8 +10,10 @@ import contextlib
 import logging
 import os
 import re
+import subprocess
 import sys
 import tempfile
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -74,6 +76,9 @@ def workers(scheduler: str | None) -> Iterator[Workers]:
             settings["temporary-directory"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtap-dask-"))
         stack.enter_context(dask.config.set(settings))
         stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
+        stack.enter_context(warnings.catch_warnings())
+        # a node without internet: its name will do
+        warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)
         if counted is None:
             client = _existing(scheduler, stack)
         elif counted[1] == "local":
@@ -131,13 +136,19 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
 
     cluster = slurm_cluster(stack)
     try:
-        cluster.scale(jobs=count)
-        client = stack.enter_context(Client(cluster))
-        print("ringtap: waiting for a worker in a job of Slurm (squeue --me)", file=sys.stderr, flush=True)
-        client.wait_for_workers(1)
-    except (OSError, RuntimeError) as error:
-        said = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise MeasurementError(f"Slurm takes no job of Dask: {said[-1] if said else 'no reason given'}") from error
+        # Dask itself would submit in vain, again and again, and say so in tracebacks
+        asked = subprocess.run(
+            ["sbatch", "--test-only"], input=cluster.job_script(), capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise UsageError("--scheduler slurm needs sbatch, which is not on this machine: use a login node") from error
+    if asked.returncode:
+        said = [line.removeprefix("sbatch: error: ") for line in asked.stderr.splitlines() if "error:" in line]
+        raise MeasurementError(f"Slurm takes no job of Dask: {said[0] if said else 'it gives no reason'}")
+    cluster.scale(jobs=count)
+    client = stack.enter_context(Client(cluster))
+    print("ringtap: waiting for a worker in a job of Slurm (squeue --me)", file=sys.stderr, flush=True)
+    client.wait_for_workers(1)
     return client
 
 

@@ -257,3 +257,14 @@ def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path) -> None:
 def test_slurm_without_a_configuration_says_what_to_set() -> None:
     with pytest.raises(UsageError, match=r"set jobqueue\.slurm\.cores in"), scheduler.workers("slurm"):
         pass
+
+
+def test_slurm_needs_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with (
+        dask.config.set({"jobqueue.slurm.cores": 1, "jobqueue.slurm.memory": "1GB"}),
+        pytest.raises(UsageError, match="needs sbatch, which is not on this machine"),
+        scheduler.workers("slurm"),
+    ):
+        pass

@@ -10,7 +10,7 @@ import pytest
 
 from ringtap.records import read_json_lines
 from tests.slurm.cluster import ROOT, SlurmCluster
-from tests.slurm.there import ODD, status, until
+from tests.slurm.there import ODD, RINGTAP, status, until
 
 PAGE = (ROOT / "docs" / "submit-plans.md").read_text()
 PLAN = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
@@ -62,6 +62,28 @@ def test_the_script_is_one_that_slurm_and_shellcheck_take(cluster: SlurmCluster,
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.parametrize(
+    ("plan", "options", "words"),
+    [
+        ('[sweep]\nloads = [0]\n[[models]]\nname = "vgg16"\n', [], 'needs reach = "slurm"'),
+        (PLAN.replace("i_may_load_these_links = true", ""), [], "i_may_load_these_links is not true"),
+        (PLAN, ["--nodes", "5"], "the plan has 3 hosts, a node each"),
+        (PLAN, ["--keep", "*.pt"], "--keep is for a command"),
+        (PLAN, ["--sbatch", "partition=none"], "invalid partition specified: none"),
+    ],
+    ids=["a testbed's plan", "cross traffic that nobody allows", "nodes", "an option of commands", "sbatch refuses"],
+)
+def test_what_cannot_be_submitted_leaves_nothing(
+    cluster: SlurmCluster, place: Path, plan: str, options: list[str], words: str
+) -> None:
+    (place / "plan.toml").write_text(plan)
+    size = ["--account=def-x", "--time=30"]
+    done = cluster.run([*RINGTAP, "submit", "plan.toml", "-o", "out", *size, *options], user="alice", cwd=place)
+    assert done.returncode == 2
+    assert [words in line for line in done.stderr.splitlines() if line.startswith("ringtap: ")][-1]
+    assert not (place / "out").exists()
+
+
 def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster, place: Path) -> None:
     _, submit, *look, again, collect, report = COMMANDS
     assert submit == again
@@ -86,6 +108,11 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     second = re.match(r"Submitted job (\d+): 1 of 2 series", type_in(cluster, place, again))
     assert second
     assert "#SBATCH --array=0%1\n" in (run / "submit" / "job.sh").read_text()
+    (place / "plan.toml").write_text(PLAN.replace("0.25", "0.3"))
+    other = cluster.run(["bash", "-c", submit], user="alice", cwd=place)
+    assert other.returncode == 2
+    assert "another plan (different: loads)" in other.stderr
+    (place / "plan.toml").write_text(PLAN)
     # nothing twice: now both have a task
     assert type_in(cluster, place, again).startswith("Nothing is left to submit")
     until(lambda: status(cluster, run)["status"] == "complete", "the rest", seconds=120)

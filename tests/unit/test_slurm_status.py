@@ -1,0 +1,274 @@
+"""What is said of submitted runs: from files alone, and with each answer that Slurm may give."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtap.cli import main
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.rundir import RunDirectory, write_json
+from ringtap.slurm.accounts import Account, Answer, ask_slurm, read_account
+from ringtap.slurm.paths import SubmitPaths
+from ringtap.slurm.run_file import WAITING
+from ringtap.slurm.status import Standing, standing
+
+Squeue = Callable[[str, int], Path]
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Squeue:
+    """Gives Slurm an answer; returns the file that the questions are kept in."""
+    folder, asked = tmp_path / "bin", tmp_path / "asked"
+    folder.mkdir()
+
+    def answers(text: str, code: int = 0) -> Path:
+        # printed as it is on success, and as a complaint on failure
+        (folder / "squeue").write_text(
+            f"#!/bin/sh\necho \"$*\" >>'{asked}'\ncat >&{2 if code else 1} <<'END'\n{text}\nEND\nexit {code}\n"
+        )
+        (folder / "squeue").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return asked
+
+    return answers
+
+
+def submitted(path: Path, kind: Any = "job", **info: Any) -> RunDirectory:
+    """A run directory as ringtap submit leaves it, with job 7."""
+    run = RunDirectory.create(path, kind, ["ringtap", "submit"], 0, **info)
+    run.finish("running", WAITING)
+    paths = SubmitPaths(path)
+    paths.states.mkdir(parents=True)
+    write_json(paths.request, {"jobs": [{"id": "7", "submitted_ns": 1}], "tasks": [[0, 1]]})
+    return run
+
+
+def node(run: RunDirectory, name: str, status: str, why: str = "", done: bool = True) -> None:
+    folder = run.node(name)
+    write_json(folder / "node.json", {"status": status, "why": why, "collectors": {}})
+    if done:
+        (folder / "DONE").touch()
+
+
+def say(run: RunDirectory, job: str, *lines: str) -> None:
+    SubmitPaths(run.path).state(job).write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_an_account_is_that_of_the_last_beginning(tmp_path: Path) -> None:
+    run = submitted(tmp_path / "run")
+    paths = SubmitPaths(run.path)
+    assert read_account(paths, "7") == Account("7")
+    say(
+        run,
+        "7",
+        "100 begun on n0",
+        "101 recording 2 of 2 nodes",
+        "150 stopped USR1",
+        "151 stopped TERM",
+        "160 ended 143",
+    )
+    assert read_account(paths, "7") == Account("7", 100, "n0", "USR1", 143)
+    say(run, "7", "100 begun on n0", "160 ended 143", "200 begun on n1")
+    assert read_account(paths, "7") == Account("7", 200, "n1")
+
+
+@given(st.binary(max_size=200))
+def test_a_damaged_account_is_no_trouble(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    paths = SubmitPaths(tmp_path_factory.getbasetemp() / "damaged")
+    paths.states.mkdir(parents=True, exist_ok=True)
+    paths.state("7").write_bytes(data)
+    assert read_account(paths, "7").job == "7"
+
+
+def test_slurm_is_asked_for_all_jobs_at_once(squeue: Squeue) -> None:
+    asked = squeue("7_0|RUNNING|None|n[0-2]\n7_1|PENDING|JobArrayTaskLimit|\n9|COMPLETED|None|n1", 0)
+    found = ask_slurm(["7_0", "7_1", "8", "9"])
+    assert found == {
+        "7_0": Answer("RUNNING", "", "n[0-2]"),
+        "7_1": Answer("PENDING", "JobArrayTaskLimit"),
+        "8": Answer("FORGOTTEN"),
+        "9": Answer("COMPLETED", "", "n1"),
+    }
+    (question,) = asked.read_text().splitlines()
+    assert "--jobs=7,8,9" in question
+
+
+def test_jobs_that_slurm_has_forgotten_are_no_error(squeue: Squeue) -> None:
+    squeue("slurm_load_jobs error: Invalid job id specified", 1)
+    assert ask_slurm(["7"]) == {"7": Answer("FORGOTTEN")}
+
+
+def test_a_controller_that_is_down_is_an_error(squeue: Squeue, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", 1)
+    with pytest.raises(MeasurementError, match=r"gave no answer: .*connect failure"):
+        ask_slurm(["7"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MeasurementError, match="cannot be asked from here"):
+        ask_slurm(["7"])
+
+
+def test_a_run_that_is_complete_asks_nobody(tmp_path: Path, squeue: Squeue) -> None:
+    asked = squeue("", 0)
+    run = submitted(tmp_path / "run")
+    node(run, "n0", "complete")
+    say(run, "7", "100 begun on n0", "160 ended 0")
+    run.finish("complete")
+    found = standing(run)
+    assert (found.status, found.why, found.not_asked) == ("complete", "", "")
+    assert [job.state for job in found.jobs] == ["ended"]
+    assert not asked.exists()
+
+
+@pytest.mark.parametrize(
+    ("account", "answer", "status", "why"),
+    [
+        ([], "7|PENDING|Resources|", "waiting", "Resources"),
+        (["100 begun on n0"], "7|RUNNING|None|n[0-1]", "running", "on n[0-1]"),
+        (["100 begun on n0"], "7|COMPLETING|None|n0", "running", "ending on n0"),
+        # begun anew: its account ends with the former life
+        (["100 begun on n0", "101 ended 143"], "7|PENDING|BeginTime|", "waiting", "BeginTime"),
+        ([], "7|CANCELLED|None|", "partial", "Slurm says CANCELLED; it never began"),
+        (["100 begun on n0"], "7|NODE_FAIL|NodeDown|n0", "partial", "Slurm says NODE_FAIL (NodeDown); it has not said"),
+        (["100 begun on n0"], "", "partial", "Slurm says FORGOTTEN; it has not said how it ended"),
+        (["100 begun on n0", "101 ended 1"], "7|FAILED|NonZeroExitCode|n0", "partial", "exit code 1"),
+    ],
+)
+def test_a_run_whose_job_has_not_concluded_it(
+    tmp_path: Path, squeue: Squeue, account: list[str], answer: str, status: str, why: str
+) -> None:
+    asked = squeue(answer, 0)
+    run = submitted(tmp_path / "run")
+    if account:
+        say(run, "7", *account)
+    found = standing(run)
+    assert found.status == status
+    assert found.why.startswith(why)
+    assert len(asked.read_text().splitlines()) == 1
+
+
+def test_without_slurm_it_is_said_that_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    run = submitted(tmp_path / "run")
+    found = standing(run)
+    assert (found.status, found.why) == ("unknown", "it has not begun")
+    assert "cannot be asked" in found.not_asked
+    say(run, "7", "100 begun on n0")
+    assert standing(run).why == "it has begun, and has not said that it ended"
+
+
+def test_nodes_that_were_cut_off_are_named_and_their_reason_asked_for(tmp_path: Path, squeue: Squeue) -> None:
+    asked = squeue("7|NODE_FAIL|NodeDown|n[0-2]", 0)
+    run = submitted(tmp_path / "run")
+    node(run, "n0", "complete")
+    node(run, "n1", "running", done=False)
+    node(run, "n2", "partial", "the disk is full")
+    (run.node("n1") / "nic").mkdir()
+    (run.node("n1") / "nic" / "nic.rec").touch()
+    say(run, "7", "100 begun on n0", "150 stopped TERM", "160 ended 143")
+    run.finish("partial", "cancelled")
+    found = standing(run)
+    assert found.status == "partial"
+    assert found.why == (
+        "cancelled; exit code 143 after TERM; Slurm says NODE_FAIL (NodeDown); the recording of n1 was cut off"
+    )
+    assert [(one.node, one.status, one.why) for one in found.nodes] == [
+        ("n0", "complete", ""),
+        ("n1", "cut off", ""),
+        ("n2", "partial", "the disk is full"),
+    ]
+    assert found.nodes[1].written_s
+    assert len(asked.read_text().splitlines()) == 1
+
+
+def test_of_many_nodes_only_the_odd_ones_are_shown(
+    tmp_path: Path, squeue: Squeue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    squeue("7|NODE_FAIL|NodeDown|", 0)
+    run = submitted(tmp_path / "run")
+    for number in range(60):
+        node(run, f"n{number:02d}", "complete", done=number >= 20)
+    run.finish("partial", "x")
+    assert main(["status", str(run.path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "  nodes: 20 cut off, 40 complete" in shown
+    assert "    and 4 more (--json lists all)" in shown
+    assert len(shown) < 25
+
+
+def sweep(tmp_path: Path, loads: list[float]) -> RunDirectory:
+    plan = {"models": [{"name": "a"}, {"name": "b"}], "traffic": ["iperf"], "loads": loads}
+    return submitted(tmp_path / "run", "sweep", plan=plan)
+
+
+def measured(run: RunDirectory, index: int, series: str, steps: int, status: str, why: str = "") -> Path:
+    """A part with its first points measured."""
+    part = SubmitPaths(run.path).parts / f"{index:03d}-{series}"
+    part.mkdir(parents=True)
+    write_json(part / "run.json", {"schema": 1, "kind": "sweep", "status": status, "why": why})
+    lines = [json.dumps({"step": step, "directory": f"series/{series}-1"}) + "\n" for step in range(steps)]
+    (part / "points.jsonl").write_text("".join(lines))
+    return part
+
+
+def by_series(found: Standing) -> list[tuple[str, str, int, tuple[float, ...]]]:
+    return [(one.status, one.why, one.points, one.missing) for one in found.series]
+
+
+def test_series_of_a_sweep(tmp_path: Path, squeue: Squeue) -> None:
+    run = sweep(tmp_path, [0, 0.3, 0.6])
+    squeue("7_0|RUNNING|None|n[0-2]\n7_1|PENDING|JobArrayTaskLimit|", 0)
+    part = measured(run, 0, "a-iperf", 1, "running")
+    # torn, as by a task that is writing now
+    with (part / "points.jsonl").open("a") as file:
+        file.write('{"step": 1, "dire')
+    found = standing(run)
+    assert (found.status, found.why) == ("running", "1 of 6 points")
+    assert by_series(found) == [
+        ("running", "on n[0-2]", 1, (0.3, 0.6)),
+        ("waiting", "JobArrayTaskLimit", 0, (0, 0.3, 0.6)),
+    ]
+
+
+def test_series_without_a_job_are_stopped_with_the_reason(tmp_path: Path, squeue: Squeue) -> None:
+    run = sweep(tmp_path, [0, 0.3])
+    asked = squeue("7_0|CANCELLED|None|n[0-2]\n7_1|CANCELLED|None|", 0)
+    measured(run, 0, "a-iperf", 1, "partial", "host S1 was lost")
+    found = standing(run)
+    assert found.status == "partial"
+    assert by_series(found) == [
+        ("stopped", "host S1 was lost", 1, (0.3,)),
+        ("stopped", "Slurm says CANCELLED; it never began", 0, (0, 0.3)),
+    ]
+    # one that was submitted again counts by its last job
+    request = json.loads(SubmitPaths(run.path).request.read_text())
+    request["jobs"].append({"id": "9"})
+    write_json(SubmitPaths(run.path).request, request | {"tasks": [[0, 1], [0]]})
+    squeue("7_1|CANCELLED|None|\n9_0|PENDING|Priority|", 0)
+    found = standing(run)
+    assert [(one.status, one.job) for one in found.series] == [("waiting", "9_0"), ("stopped", "7_1")]
+    assert found.status == "waiting"
+    assert asked.read_text().splitlines()[-1].count("--jobs=9,7") == 1
+
+
+def test_a_complete_sweep_asks_nobody(tmp_path: Path, squeue: Squeue) -> None:
+    run = sweep(tmp_path, [0])
+    asked = squeue("", 0)
+    measured(run, 0, "a-iperf", 1, "complete")
+    measured(run, 1, "b-iperf", 1, "complete")
+    assert standing(run).status == "complete"
+    assert not asked.exists()
+
+
+def test_a_run_that_was_not_submitted_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    with pytest.raises(UsageError, match="was not submitted by ringtap"):
+        standing(run)
+    assert main(["status", str(tmp_path / "none")]) == 2
+    assert main(["collect", str(run.path)]) == 2
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["ringtap", "ringtap"]

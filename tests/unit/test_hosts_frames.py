@@ -1,7 +1,7 @@
 """Frames come out as they went in, however the bytes are cut on their way."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.agents.hosts.frames import BEAT_S, ORPHAN_S, SILENT_S, Unpacker, pack
@@ -11,6 +11,7 @@ NAMES = st.binary(max_size=20).map(lambda name: name.decode(errors="surrogateesc
 FRAMES = st.lists(st.tuples(st.dictionaries(st.sampled_from(["op", "name", "é"]), NAMES), st.binary(max_size=200)))
 
 
+@settings(max_examples=50, deadline=None)
 @given(FRAMES, st.data())
 def test_frames_survive_being_cut_anywhere(frames: list[tuple[dict[str, str], bytes]], data: st.DataObject) -> None:
     stream = b"".join(pack(item, content) for item, content in frames)

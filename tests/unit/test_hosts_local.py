@@ -68,7 +68,7 @@ def test_commands_words_codes_and_environment(hosts: LocalHosts, tmp_path: Path)
 def test_all_are_asked_to_end_and_who_does_not_listen_is_made_to(
     hosts: LocalHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringtap.agents.hosts.served._STOP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("ringtap.agents.hosts.served._STOP_TIMEOUT_S", 2.0)
     log = tmp_path / "order"
     for name in ("old", "new"):
         hosts.start("a", name, sh(f"trap 'echo {name}; exit' TERM; echo up; while :; do sleep 0.01; done"), log)

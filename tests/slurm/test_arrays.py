@@ -91,12 +91,13 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     part = run / "parts" / "000-resnet50-iperf"
     first = re.match(r"Submitted job (\d+): 2 of 2 series", type_in(cluster, place, submit))
     assert first
-    until(lambda: bool(read_json_lines(part / "points.jsonl")[0]), "the first point")
+    until(lambda: status(cluster, run)["status"] == "running", "the first task")
     for line in look:
         assert "resnet50-iperf" in type_in(cluster, place, line)
     assert asked(cluster, place, look[0]) == 1
     states = {one["series"]: one["status"] for one in status(cluster, run)["series"]}
     assert states == {"resnet50-iperf": "running", "vgg16-iperf": "waiting"}
+    until(lambda: bool(read_json_lines(part / "points.jsonl")[0]), "the first point")
     # a part that is being written is no trouble
     assert re.search(r"missing: resnet50-iperf at .*50%: running", type_in(cluster, place, collect))
     assert read_json_lines(run / "points.jsonl")[0]
@@ -109,14 +110,24 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     assert second
     assert "#SBATCH --array=0%1\n" in (run / "submit" / "job.sh").read_text()
     (place / "plan.toml").write_text(PLAN.replace("0.25", "0.3"))
-    other = cluster.run(["bash", "-c", submit], user="alice", cwd=place)
-    assert other.returncode == 2
-    assert "another plan (different: loads)" in other.stderr
+    changed = cluster.run(["bash", "-c", submit], user="alice", cwd=place)
+    assert changed.returncode == 2
+    assert "another plan (different: loads)" in changed.stderr
     (place / "plan.toml").write_text(PLAN)
     # nothing twice: now both have a task
     assert type_in(cluster, place, again).startswith("Nothing is left to submit")
+
+    # nor anything else while Slurm is about to start a task anew, by itself
+    other = run / "parts" / "001-vgg16-iperf"
+    until(lambda: bool(read_json_lines(other / "points.jsonl")[0]), "the first point of the other series")
+    assert cluster.run(["scontrol", "requeue", f"{first[1]}_1"], user="alice").returncode == 0
+    until(lambda: status(cluster, run)["series"][1]["why"] == "BeginTime", "the task to wait again")
+    assert type_in(cluster, place, again).startswith("Nothing is left to submit")
+    # Slurm would let it wait for two minutes
+    assert cluster.run(["scontrol", "update", f"JobId={first[1]}_1", "StartTime=now"], user="alice").returncode == 0
     until(lambda: status(cluster, run)["status"] == "complete", "the rest", seconds=120)
     cluster.wait(f"{second[1]}_0", "COMPLETED")
+    assert [point["step"] for point in read_json_lines(other / "points.jsonl")[0]] == [0, 1, 2]
     points = read_json_lines(part / "points.jsonl")[0]
     assert points[: len(kept)] == kept
     assert [point["step"] for point in points] == [0, 1, 2]

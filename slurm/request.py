@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ _TIME = re.compile(
     r"|(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)|(?P<only_m>\d+)(?::(?P<only_s>\d+))?)"
 )
 _MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
-_ACCOUNT_VARIABLES = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT")
+# where sbatch itself looks for them
+_VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT"}
 
 
 @dataclass(frozen=True)
@@ -138,20 +139,20 @@ def parse_time_s(text: str) -> int:
 
 
 def check_resources(resources: Resources, site: Site, environment: Mapping[str, str]) -> Resources:
-    """See that a site can give what is asked for; returns it with the type of GPU filled in.
+    """See that a site can give what is asked for; returns it with the GPUs' type, account and time filled in.
 
     Args:
         resources: what is asked for.
         site: the site.
-        environment: the user's environment: an account may be set there.
+        environment: the user's environment, which may have account and time for sbatch.
 
     Raises:
         UsageError: it cannot; one sentence says what is wrong.
     """
     _check_numbers(resources)
     _check_directives(resources)
-    given = {"account": resources.account or any(environment.get(name) for name in _ACCOUNT_VARIABLES)}
-    given["time"] = resources.time
+    given = {name: getattr(resources, name) or environment.get(variable) for name, variable in _VARIABLES.items()}
+    resources = replace(resources, account=given["account"], time=given["time"])
     for name in site.requires:
         if name not in resources.drop and not given.get(name):
             raise UsageError(f"{site.name} wants a job to have --{name}: add it{_account_hint(name, site)}")
@@ -163,8 +164,7 @@ def check_resources(resources: Resources, site: Site, environment: Mapping[str, 
         most = max(entry.cores for entry in kinds)
         what = f"a node of {site.name} with {kind.gpu}" if kind and kind.gpu else f"a node of {site.name}"
         raise UsageError(f"{cores} cores a node are asked for, and {what} has {most}")
-    values = {**resources.__dict__, "gpus_per_node": gpus}
-    return Resources(**values)
+    return replace(resources, gpus_per_node=gpus)
 
 
 def _account_hint(name: str, site: Site) -> str:

@@ -19,6 +19,11 @@ _CAUSES = {
     "USR1": "it was stopped ahead of the time limit",
     "TERM": "it was cancelled, its time was over, or a node failed",
 }
+_CAUSES = {
+    "": "",
+    "USR1": "it was stopped ahead of the time limit",
+    "TERM": "it was cancelled, its time was over, or a node failed",
+}
 WAITING = "submitted; the job has not begun"
 
 
@@ -39,17 +44,10 @@ def end(run: RunDirectory, code: int, stopped: str) -> int:
         code: srun's exit code.
         stopped: the signal that told the script to stop: ``USR1``, before the time limit, or ``TERM``; or empty.
     """
-    if stopped:
-        cause = {
-            "USR1": "it was stopped ahead of the time limit",
-            "TERM": "it was cancelled, its time was over, or a node failed",
-        }
-        conclude(run, code, signal.SIGTERM, cause[stopped])
-        return code
     ends = [entry for node in node_items(run).values() for entry in node.get("jobs", ())]
     failures = [(entry["ended_ns"], entry["exit_code"]) for entry in ends if entry.get("exit_code")]
     first = min(failures)[1] if code and failures else code
-    conclude(run, first, None, "")
+    conclude(run, first, signal.SIGTERM if stopped else None, _CAUSES[stopped])
     return first
 
 

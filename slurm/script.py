@@ -240,15 +240,11 @@ stopped=''
 trap 'caught=yes stopped=USR1; note stopped USR1; tell job TERM; {{ sleep {grace_s}; tell job KILL; }} &' USR1
 trap 'caught=yes stopped=${{stopped:-TERM}}; note stopped TERM' TERM
 await() {{ # SRUN; sets code: its exit code
-    local last
-    caught=''
-    wait "$1"
-    code=$?
-    while [ "$caught" ]; do # a signal ended the waiting, not srun
+    caught=yes
+    while [ "$caught" ]; do # a signal ends the waiting, not srun
         caught=''
-        wait "$1" 2>/dev/null
-        last=$?
-        [ "$last" = 127 ] || code=$last
+        wait "$1"
+        code=$?
     done
 }}
 """
@@ -275,12 +271,12 @@ def command_script(request: Request, site: Site, paths: SubmitPaths) -> str:
         (
             header(resources, site, ["--no-requeue"]),
             places(paths, request.folder),
+            stopping(resources.stop_before_s),
             'note "begun on $(uname -n)"\n',
             modules(site, request.environment),
             python(site, request.environment),
             'python -m ringtap.slurm.run_file begin "$TAP_RUN" || exit\n',
             rendezvous(site),
-            stopping(resources.stop_before_s),
             agent_step(options, request.keep),
             job_step(request.command, options, cpus_per_task=resources.cpus_per_task, horovod=request.horovod),
             FINISH,

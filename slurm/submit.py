@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,10 @@ from ringtap.slurm.sites import Site
 
 # File systems that one machine has to itself
 _OWN = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
-# What sbatch takes from the environment before what the script says
-_OVERRIDING = ("ACCOUNT", "GPUS_PER_NODE", "JOB_NAME", "MEM_PER_NODE", "NO_REQUEUE", "REQUEUE", "SIGNAL", "TIMELIMIT")
-_OUTPUT_VARIABLES = ("SBATCH_OUTPUT", "SBATCH_ERROR")
+# Variables of sbatch that are not called as their option
+_VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE", "array": "ARRAY_INX"}
+# ... and those that would move the output away from where it is looked for
+_OUTPUT_VARIABLES = {"SBATCH_OUTPUT", "SBATCH_ERROR"}
 _SBATCH_TIMEOUT_S = 120.0
 
 
@@ -164,7 +166,7 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
         done = subprocess.run(
             [sbatch, "--parsable", paths.script.name],
             cwd=paths.folder,
-            env=clean_environment(os.environ),
+            env=clean_environment(os.environ, script),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -187,9 +189,11 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
     return job
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for sbatch: the job gets it too, and what is set in it has precedence over the script."""
-    dropped = {f"SBATCH_{name}" for name in _OVERRIDING} | set(_OUTPUT_VARIABLES)
+def clean_environment(environment: Mapping[str, str], script: str) -> dict[str, str]:
+    """The environment for sbatch, without what would overrule what the script says; the job gets it too."""
+    names = re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)
+    dropped = {f"SBATCH_{_VARIABLES.get(name, name.upper().replace('-', '_'))}" for name in names} | _OUTPUT_VARIABLES
+    dropped |= {f"SBATCH_{name}REQUEUE" for name in ("", "NO_") if {"requeue", "no-requeue"} & set(names)}
     if "SLURM_JOB_ID" in environment:  # submitted from within a job: that one's sizes are not for this one
         dropped |= {name for name in environment if name.startswith("SLURM_") and name != "SLURM_CONF"}
     return {name: value for name, value in environment.items() if name not in dropped}

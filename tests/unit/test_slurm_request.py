@@ -93,8 +93,12 @@ def test_what_a_site_cannot_give_is_refused_in_one_sentence(site: str, change: d
     assert "\n" not in str(refusal.value)
 
 
-def test_an_account_may_be_set_in_the_environment_or_dropped() -> None:
-    check("narval", replace(WHOLE, account=None), {"SBATCH_ACCOUNT": "def-y"})
-    check("narval", replace(WHOLE, account=None, drop=("account",)))
+def test_account_and_time_may_be_set_in_the_environment_or_dropped() -> None:
+    variables = {"SBATCH_ACCOUNT": "def-y", "SBATCH_TIMELIMIT": "60"}
+    found = check("narval", Resources(), variables)
+    assert (found.account, found.time) == ("def-y", "60")
+    found = check("narval", WHOLE, variables)
+    assert (found.account, found.time) == ("def-x", "3:00:00")
+    assert check("narval", replace(WHOLE, account=None, drop=("account",))).account is None
     check("trillium", replace(WHOLE, account=None))
     check("generic", Resources())

@@ -96,8 +96,10 @@ def test_a_run_on_a_machines_own_disk_is_refused_where_shared_ones_are_known() -
 
 
 def test_sbatch_sees_the_script_and_not_what_would_overrule_it() -> None:
-    variables = {"SBATCH_ACCOUNT": "x", "SBATCH_TIMELIMIT": "1", "SBATCH_PARTITION": "p", "SLURM_CONF": "/c", "A": "b"}
-    kept = {"SBATCH_PARTITION": "p", "SLURM_CONF": "/c", "A": "b"}
-    assert clean_environment(variables) == kept
-    inside = variables | {"SLURM_JOB_ID": "7", "SLURM_NTASKS_PER_NODE": "4"}
-    assert clean_environment(inside) == kept
+    script = "#!/bin/bash\n#SBATCH --account=x\n#SBATCH --time=5\n#SBATCH --mem=1G\n#SBATCH --no-requeue\n"
+    kept = {"SBATCH_PARTITION": "p", "SBATCH_GPUS_PER_NODE": "1", "SLURM_CONF": "/c", "A": "b"}
+    variables = {"ACCOUNT": "y", "TIMELIMIT": "1", "MEM_PER_NODE": "2", "REQUEUE": "1", "OUTPUT": "/tmp/x"}
+    variables = {f"SBATCH_{name}": text for name, text in variables.items()}
+    assert clean_environment(kept | variables, script) == kept
+    inside = {"SLURM_JOB_ID": "7", "SLURM_NTASKS_PER_NODE": "4"}
+    assert clean_environment(kept | variables | inside, script) == kept

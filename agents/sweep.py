@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,7 +131,8 @@ class Conductor:
             progress.say(f"Testbed up: {len(links)} link directions give {least:.1f} to {most:.1f} Mbit/s")
             for warning in rate_warnings(links):
                 progress.say(f"warning: {warning} (is this machine busy?)")
-            yield Ground(LabHosts(spec), lab_stage(spec, roles, shutil.which("iperf3") or ""))
+            with closing(LabHosts(spec)) as hosts:
+                yield Ground(hosts, lab_stage(spec, roles, shutil.which("iperf3") or ""))
 
     def _precheck(self, ground: Ground, kind: str, progress: Progress) -> None:
         """See that a generator alone can load the bottleneck; the result is kept in run.json."""

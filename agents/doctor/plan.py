@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,8 @@ def _hosts_of(plan: SweepPlan) -> Iterator[Hosts]:
             yield hosts
         return
     spec = replace(layout(plan)[0], name=f"dr{os.getpid() % 10**8:08d}")
-    with Lab(spec, verify=False):
-        yield LabHosts(spec)
+    with Lab(spec, verify=False), closing(LabHosts(spec)) as hosts:
+        yield hosts
 
 
 def _question_of(plan: SweepPlan, hosts: Hosts, host: str, question: Question) -> Question:

@@ -37,5 +37,5 @@ def _bundle(options: argparse.Namespace) -> int:
         print(f"  from the wheels of {site.name}: {', '.join(bundle.from_site)}")
     size = sum(path.stat().st_size for path in options.output.iterdir())
     print(f"Wrote {options.output} ({format_size(size)})")
-    print(f"Next: copy it to {site.name}, and there: ringtap submit --wheels {options.output} -- COMMAND")
+    print(f"Next: copy it to {site.name}, and there: ringtap submit --wheels DIR -- COMMAND")
     return 0

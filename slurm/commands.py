@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,7 +163,7 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
         print(json.dumps({"job": job, "run": str(paths.run), "script": str(paths.script), "site": site.name}))
     else:
         print(f"Submitted job {job}")
-        print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {path}")
+        print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shlex.quote(str(path))}")
     return 0
 
 

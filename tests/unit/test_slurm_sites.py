@@ -88,3 +88,26 @@ def test_an_unknown_site_is_refused_with_the_nearest() -> None:
         load_site("alliance", {})
     with pytest.raises(UsageError, match="cannot be read"):
         load_site("missing.toml", {})
+
+
+def test_the_table_in_the_documentation_is_that_of_the_profiles() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text()
+    for name in ALLIANCE:
+        site = load_site(name, {})
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        kinds = [kind for kind in site.nodes if kind.gpu]
+        assert cells[1] == site.fabric
+        assert [word.split("`")[1] for word in cells[2].split(";")] == [kind.gpu for kind in kinds]
+        assert all(f"{max(kind.gpus)}, {kind.cores} cores" in cells[2] for kind in kinds)
+        assert cells[3] == {True: "yes", False: "no", None: "?"}[site.internet]
+        assert cells[4] == (site.longest_job or "?")
+    for key in Site.__dataclass_fields__:
+        assert f"`{key}`" in page or key in ("name", "nodes")
+
+
+def test_the_profile_in_the_documentation_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text()
+    (tmp_path / "own.toml").write_text(page.split("```\n")[1])
+    site = load_site(str(tmp_path / "own.toml"), {})
+    assert (site.name, site.interface, site.gpu_types) == ("own", "ib0", ("a100",))

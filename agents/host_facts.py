@@ -16,6 +16,7 @@ from ringtap.agents.clock.source import boot_id
 
 MODULES = ("torch", "horovod")
 _TRIES = 100
+_USUAL_MTU = 1500
 
 
 def host_facts() -> dict[str, Any]:
@@ -26,13 +27,15 @@ def host_facts() -> dict[str, Any]:
         there) and ``interfaces``: by name ``addresses`` (IPv4), ``mtu`` and ``below`` (interfaces it stands on).
     """
     states = psutil.net_if_stats()
-    interfaces = {}
-    for name, entries in psutil.net_if_addrs().items():
-        addresses = [entry.address for entry in entries if entry.family == socket.AF_INET]
+    interfaces: dict[str, dict[str, Any]] = {}
+    for label, entries in psutil.net_if_addrs().items():
+        name = label.partition(":")[0]  # eth0:1 is a label of another address of eth0
         below = []
         with suppress(OSError):
             below = [path.name.removeprefix("lower_") for path in Path("/sys/class/net", name).glob("lower_*")]
-        interfaces[name] = {"addresses": addresses, "below": below, "mtu": states[name].mtu if name in states else 1500}
+        mtu = states[name].mtu if name in states else _USUAL_MTU
+        item = interfaces.setdefault(name, {"addresses": [], "below": below, "mtu": mtu})
+        item["addresses"] += [entry.address for entry in entries if entry.family == socket.AF_INET]
     return {
         "boot_id": boot_id(),
         "iperf3": shutil.which("iperf3") or "",

@@ -211,17 +211,18 @@ def _open(plan: SweepPlan, path: Path, resume: bool) -> RunDirectory:
 @contextmanager
 def _kept(run: RunDirectory) -> Iterator[None]:
     """However the measurement within ends, run.json says so."""
+    kept = f"Kept what was measured in {run.path}; go on with: ringtap sweep … -o {run.path} --resume"
     try:
         yield
     except KeyboardInterrupt:
         run.finish("partial", "interrupted")
-        print(
-            f"Kept what was measured in {run.path}; go on with: ringtap sweep … -o {run.path} --resume", file=sys.stderr
-        )
+        print(kept, file=sys.stderr)
         raise
     except RingtapError as error:
-        count = len(read_json_lines(run.path / "points.jsonl")[0])
-        run.finish("partial" if count or isinstance(error, LostHostError) else "failed", str(error))
+        has_points = bool(read_json_lines(run.path / "points.jsonl")[0])
+        run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", str(error))
+        if has_points:
+            print(kept, file=sys.stderr)
         raise
     run.finish("complete")
 

@@ -122,6 +122,7 @@ def host_lost_while_measuring(desk: Desk, plan: Path, out: Path) -> None:
     assert process.returncode == 1, errors
     assert time.monotonic() - begin_s < 25
     assert "host S3 was lost" in one_sentence(errors)
+    assert "--resume" in errors
     before = desk.sent_bytes()
     time.sleep(0.3)
     assert desk.sent_bytes() - before < 10_000, "the cross traffic has ended with the job"
@@ -140,7 +141,9 @@ def host_lost_while_measuring(desk: Desk, plan: Path, out: Path) -> None:
 
 def test_cross_traffic_ends_when_its_controller_is_killed(desk: Desk) -> None:
     out = desk.folder / "killed"
-    plan = desk.plan("flows", {'["iperf"]': '["consistent"]'})
+    second = SPEC.cross_ip("S2") + "3"  # another address of the same interface, with a label as of old
+    desk.servers.run("S2", "ip", "address", "add", f"{second}/24", "dev", "cross0", "label", "cross0:1")
+    plan = desk.plan("flows", {'["iperf"]': '["consistent"]', SPEC.cross_ip("S2"): second})
     process = desk.start("sweep", plan, "-o", out)
     wait_for(lambda: list(out.glob("series/precheck-*/nodes/S2/sent/full.rec")), process)
     before = desk.sent_bytes()

@@ -14,6 +14,7 @@ from ringtap.agents.reach import LostHostError, check_alive, check_lost, losses_
 from ringtap.agents.roll_call import Answer, call_roll, cluster_stage
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
+from ringtap.trafficgen.planfile import PlanFile
 
 PLAN = """\
 [sweep]
@@ -184,6 +185,10 @@ def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str
     cross.start_receiver()
     cross.start_sender(4e9, "001", 1.0)
     assert cap in " ".join(hosts.commands[-1])
+    if kind == "iperf":  # it ends by itself after the step's time, whoever is left to tell it
+        assert "--time 1 " in " ".join(hosts.commands[-1])
+    else:
+        assert PlanFile(tmp_path / "run/nodes/c/sent/001.plan").duration_ns == 10**9
     with pytest.raises(UsageError, match="more than the plan's most_load"):
         cross.start_sender(5.1e9, "002", 1.0)
     assert len(hosts.commands) == 2

@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,7 @@ _COUNTED = re.compile(r"(local|slurm)(?::([1-9]\d*))?")
 _ADDRESS = re.compile(r"\w+://\S+")
 _INSTALL = "pip install 'ringtap[dask]'"
 _ANSWER_S = 10.0  # for a scheduler to answer, and for its workers to be there
+_TASKS_A_THREAD = 32  # more of them cost more than they even out
 _LOOK_S = 5.0  # how often it is looked whether any worker is left
 
 
@@ -202,6 +204,10 @@ def _version() -> str:
     return ringtap.__version__
 
 
+def _several(work: Callable[..., T], rows: Iterable[tuple[Any, ...]]) -> list[T]:
+    return [work(*row) for row in rows]
+
+
 class _Dask:
     """The workers of a scheduler of Dask.
 
@@ -212,7 +218,7 @@ class _Dask:
 
     def __init__(self, client: Client, scheduler: str) -> None:
         self._client, self._scheduler = client, scheduler
-        others = set(self._call(client.run, _version).values()) - {ringtap.__version__}
+        others = set(self._ask(client.run, _version).values()) - {ringtap.__version__}
         if others:
             raise UsageError(
                 f"the workers of {scheduler} have ringtap {', '.join(sorted(others))}, this is {ringtap.__version__}: "
@@ -222,12 +228,15 @@ class _Dask:
     def each(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:
         """As `Workers.each`; what is not asked for any more is given up."""
         rows = list(zip(*columns, strict=False))  # as map: up to the end of the shortest
-        futures = deque(self._client.map(work, *map(list, zip(*rows, strict=True)), pure=False)) if rows else deque()
+        threads = sum(self._ask(self._client.nthreads).values())
+        size = max(1, len(rows) // (_TASKS_A_THREAD * max(1, threads)))
+        parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+        futures = deque(self._client.map(partial(_several, work), parts, pure=False))
         try:
             while futures:
-                result = self._call(self._result, futures[0])
+                results = self._call(self._result, futures[0])
                 futures.popleft()
-                yield result
+                yield from results
         finally:
             if futures and self._client.status == "running":
                 self._client.cancel(list(futures))
@@ -236,7 +245,7 @@ class _Dask:
         while not future.done():
             with contextlib.suppress(TimeoutError):
                 return future.result(timeout=_LOOK_S)
-            if self._client.status == "running" and not self._client.scheduler_info()["workers"]:
+            if self._client.status == "running" and not self._ask(self._client.scheduler_info)["workers"]:
                 raise MeasurementError(self._gone())
         return future.result()
 
@@ -259,6 +268,13 @@ class _Dask:
             raise UsageError(
                 f"the workers of {self._scheduler} have no {error.name}: install the same ringtap where they run"
             ) from error
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask the scheduler itself: an error of the connection is not one of the work."""
+        try:
+            return self._call(question, *arguments)
+        except OSError as error:
+            raise MeasurementError(self._gone()) from error
 
     def _gone(self) -> str:
         return f"the workers of {self._scheduler} are gone: start them again, then this command"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import operator
 import os
@@ -161,6 +162,13 @@ def test_a_worker_that_dies_again_and_again_is_one_sentence() -> None:
         pytest.raises(MeasurementError, match="workers of local:1 died over the same work"),
     ):
         list(crew.each(os._exit, [1]))
+
+
+def test_results_come_in_order_whatever_is_done_together(crew: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_TASKS_A_THREAD", 2)
+    assert list(crew.each(operator.sub, range(50), itertools.repeat(1))) == list(range(-1, 49))
+    assert list(crew.each(operator.neg, [])) == []
+    assert next(crew.each(operator.neg, range(50))) == 0
 
 
 def test_nothing_that_answers_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

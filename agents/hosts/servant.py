@@ -39,6 +39,7 @@ class Servant:
         self._children, self._mirror = Children(), Mirror()
         self._unpacker = frames.Unpacker()
         self._out = bytearray()
+        self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # last words of commands, and news of their end
         self._round: Iterator[Frame] | None = None
         self._due: list[dict[str, Any]] = []  # goes out when this round is over
         self._next: list[dict[str, Any]] = []  # when the next one is
@@ -110,7 +111,7 @@ class Servant:
         self._out += frames.pack(item, data)
 
     def _can_send(self) -> bool:
-        return self._round is not None and len(self._out) < _WAITING_BYTES
+        return bool(self._ended or self._round) and len(self._out) < _WAITING_BYTES
 
     def _pause_s(self) -> float:
         """How long there is nothing to do, if nobody comes; the end of a child is a signal, which wakes."""
@@ -130,18 +131,28 @@ class Servant:
             self._said_s = now_s
             self._say({"op": "beat"})
         for item in self._children.ended():
-            for frame in self._mirror.catch_up(item.pop("files", [])):
-                self._say(*frame)
-            self._say(item)
+            self._ended.append((self._mirror.catch_up(item.pop("files", [])), item))
         if self._round is None and (self._next or now_s >= self._next_s):
             self._due, self._next = self._next, []
             self._round = self._mirror.round()
-        while self._round is not None and self._can_send():
+        while self._can_send():
+            self._send()
+
+    def _send(self) -> None:
+        """Pass a piece of what is new on: what ended commands have said goes first."""
+        if self._ended:
+            words, item = self._ended[0]
+            news = next(words, None)
+            if news is None:
+                self._say(item)
+                del self._ended[0]
+        else:
+            assert self._round is not None
             news = next(self._round, None)
             if news is None:
                 self._end_round()
-            else:
-                self._say(*news)
+        if news is not None:
+            self._say(*news)
 
     def _end_round(self) -> None:
         """All that was due is on its way: those who waited for it are told."""

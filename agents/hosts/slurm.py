@@ -16,8 +16,8 @@ _ASK_S = 5.0
 _SHAPE = ("CPUS_PER_TASK", "NTASKS_PER_NODE", "TRES_PER_TASK", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE")
 _STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet"]
 # of the step that the servant is: frameworks would take what it starts for the only rank of a job
-_PLACE = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID")
-_PLACE += ("STEP_NODELIST", "STEP_NUM_NODES", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE", "STEP_LAUNCHER_PORT")
+_PLACE = ["PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID"]
+_PLACE += ["STEP_NODELIST", "STEP_NUM_NODES", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE", "STEP_LAUNCHER_PORT"]
 
 
 def allocated_nodes() -> list[str]:

@@ -107,6 +107,10 @@ def test_commands_run_and_say_what_they_say(hosts: SshHosts, servers: SshServers
     assert report.read_text() == "from before\none\nthree\n"
     assert (process.name, process.last_words()) == ("talker on S2", "two")
 
+    many = hosts.start("S2", "many", ["head", "-c", "30000000", "/dev/zero"], log, report=tmp_path / "many")
+    assert eventually(lambda: many.exit_code() == 0)
+    assert (tmp_path / "many").stat().st_size == 30_000_000
+
     failed = hosts.start("S2", "nothing", ["/no/such command"], log)
     assert eventually(failed.exit_code) == 127
     assert failed.last_words() == "two | ringtap: /no/such command cannot be run: No such file or directory"

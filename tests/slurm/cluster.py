@@ -9,6 +9,7 @@ $SLURM_TMPDIR to a folder on the node's own disk, and nothing of a job outlives 
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from tests.slurm import cluster_keeper
 
 ROOT = Path(__file__).resolve().parents[2]
 USERS = tuple(cluster_keeper.USERS)
+PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _APART = ("--net", "--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child")
 _INTO = ("--net", "--uts", "--ipc", "--pid", "--mount")
 
@@ -48,7 +50,12 @@ class SlurmCluster:
         command = ["unshare", *_APART, "--", sys.executable, cluster_keeper.__file__, json.dumps(item)]
         # a session of its own: a Ctrl-C is for the tests, which end it in order
         self._keeper = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=dict(os.environ) | {"PATH": PATH},
         )
         try:
             self._hear()
@@ -101,7 +108,7 @@ class SlurmCluster:
         """The command line that runs a command on the login host, for at most so many seconds."""
         home = self.home(user)
         variables = {
-            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "PATH": PATH,
             "HOME": str(home),
             "USER": user or "root",
             "LOGNAME": user or "root",

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,62 @@ def test_what_cannot_be_submitted_leaves_nothing(
     assert not (place / "out").exists()
 
 
+MARKS = [sys.executable, "-c", "import ringtap, time\nwhile True: time.sleep(0.05); ringtap.step()"]
+# no cross traffic, and a job that only steps: what is tested is who goes on with what
+QUICK = f"""\
+[sweep]
+capacity = "1gbit"
+loads = [0, 0, 0]
+traffic = ["iperf"]
+[window]
+warmup_iterations = 1
+settle = "100ms"
+min_time = "1s"
+min_iterations = 5
+[cluster]
+reach = "slurm"
+workers = ["S0", "S1"]
+[[hosts]]
+name = "S0"
+interface = "eth0"
+[[hosts]]
+name = "S1"
+interface = "eth0"
+[[models]]
+name = "marks"
+parameters = 1000
+command = {json.dumps(MARKS)}
+"""
+
+
+def test_tasks_that_are_told_to_stop_or_begin_anew_go_on(cluster: SlurmCluster, place: Path) -> None:
+    (place / "plan.toml").write_text(QUICK)
+    submit = "ringtap submit plan.toml -o out --account def-x --time 30"
+    run = place / "out"
+    points = run / "parts" / "000-marks-iperf" / "points.jsonl"
+    first = type_in(cluster, place, submit).split()[2].rstrip(":")
+    until(lambda: len(read_json_lines(points)[0]) == 1, "the first point")
+    # what Slurm sends ahead of the time limit
+    cluster.run(["scancel", "--batch", "--signal=USR1", f"{first}_0"], user="alice")
+    until(lambda: status(cluster, run)["series"][0]["status"] == "stopped", "the end of the task")
+    kept = read_json_lines(points)[0]
+    told = status(cluster, run)
+    assert told["jobs"][0]["why"].startswith("exit code 130 after USR1")
+    assert told["series"][0]["why"] == "interrupted"
+
+    second = type_in(cluster, place, submit).split()[2].rstrip(":")
+    until(lambda: len(read_json_lines(points)[0]) > len(kept), "a further point")
+    assert cluster.run(["scontrol", "requeue", f"{second}_0"], user="alice").returncode == 0
+    until(lambda: status(cluster, run)["series"][0]["why"] == "BeginTime", "the task to wait again")
+    # it has said that it ended, and yet it will go on
+    assert type_in(cluster, place, submit).startswith("Nothing is left to submit")
+    # Slurm would let it wait for two minutes
+    assert cluster.run(["scontrol", "update", f"JobId={second}_0", "StartTime=now"], user="alice").returncode == 0
+    until(lambda: status(cluster, run)["status"] == "complete", "the rest")
+    assert [point["step"] for point in read_json_lines(points)[0]] == [0, 1, 2]
+    assert read_json_lines(points)[0][: len(kept)] == kept
+
+
 def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster, place: Path) -> None:
     _, submit, *look, again, collect, report = COMMANDS
     assert submit == again
@@ -116,18 +173,8 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     (place / "plan.toml").write_text(PLAN)
     # nothing twice: now both have a task
     assert type_in(cluster, place, again).startswith("Nothing is left to submit")
-
-    # nor anything else while Slurm is about to start a task anew, by itself
-    other = run / "parts" / "001-vgg16-iperf"
-    until(lambda: bool(read_json_lines(other / "points.jsonl")[0]), "the first point of the other series")
-    assert cluster.run(["scontrol", "requeue", f"{first[1]}_1"], user="alice").returncode == 0
-    until(lambda: status(cluster, run)["series"][1]["why"] == "BeginTime", "the task to wait again")
-    assert type_in(cluster, place, again).startswith("Nothing is left to submit")
-    # Slurm would let it wait for two minutes
-    assert cluster.run(["scontrol", "update", f"JobId={first[1]}_1", "StartTime=now"], user="alice").returncode == 0
     until(lambda: status(cluster, run)["status"] == "complete", "the rest", seconds=120)
     cluster.wait(f"{second[1]}_0", "COMPLETED")
-    assert [point["step"] for point in read_json_lines(other / "points.jsonl")[0]] == [0, 1, 2]
     points = read_json_lines(part / "points.jsonl")[0]
     assert points[: len(kept)] == kept
     assert [point["step"] for point in points] == [0, 1, 2]

@@ -101,6 +101,9 @@ def test_the_same_result_as_on_the_testbed_although_a_host_was_lost(desk: Desk, 
     assert status(out) == ("complete", "")
     report = desk.run("report", out)
     assert report.returncode == 0, report.stderr
+    checks = json.loads((out / "report" / "report.json").read_text())["checks"]
+    (generator,) = [check for check in checks if check["subject"] == "iperf traffic"]
+    assert generator["ok"], "at the highest load of the plan: a real link is not loaded any further"
     empty, loaded = (ringtap.open_run(path).points.to_dict("records") for path in (out, testbed_sweep))
     for by_ssh, here in zip(empty, loaded, strict=True):
         assert by_ssh["requested_bps"] == here["requested_bps"]

@@ -32,12 +32,14 @@ def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
             run.info["not_collected"] = not_collected(node_items(run))
             run.finish(found.status, found.why)
         return found, []
-    parts = read_parts(run)
-    found = sweep_standing(run, parts)
-    problems = merge(run, parts)
-    whys = dict.fromkeys(f"{one.series}: {one.why}" for one in found.series if one.status == "stopped")
-    status: Status = found.status if found.status in FINAL else "running"
-    run.finish(status, "" if status == "complete" else "; ".join([found.why, *whys]))
+    parts: list[Part] = []
+    while (now := read_parts(run)) != parts:  # whoever else collects at the same time may have read less
+        parts = now
+        found = sweep_standing(run, parts)
+        problems = merge(run, parts)
+        whys = dict.fromkeys(f"{one.series}: {one.why}" for one in found.series if one.status == "stopped")
+        status: Status = found.status if found.status in FINAL else "running"
+        run.finish(status, "" if status == "complete" else "; ".join([found.why, *whys]))
     return found, problems
 
 

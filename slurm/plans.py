@@ -49,6 +49,9 @@ while kill -0 "$sweep" 2>/dev/null; do
     code=$?
 done
 note "ended $code"
+
+# What all tasks have measured so far, as one run directory
+python -m ringtap.cli collect "$TAP_RUN" >/dev/null
 exit "$code"
 """
 

@@ -44,10 +44,15 @@ def end(run: RunDirectory, code: int, stopped: str) -> int:
         code: srun's exit code.
         stopped: the signal that told the script to stop: ``USR1``, before the time limit, or ``TERM``; or empty.
     """
-    ends = [entry for node in node_items(run).values() for entry in node.get("jobs", ())]
+    nodes = node_items(run)
+    ends = [entry for node in nodes.values() for entry in node.get("jobs", ())]
     failures = [(entry["ended_ns"], entry["exit_code"]) for entry in ends if entry.get("exit_code")]
     first = min(failures)[1] if code and failures else code
-    conclude(run, first, signal.SIGTERM if stopped else None, _CAUSES[stopped])
+    reasons = [_CAUSES[stopped]]
+    expected = int(os.environ.get("SLURM_JOB_NUM_NODES", len(nodes)))
+    if len(nodes) < expected:
+        reasons.append(f"{expected - len(nodes)} of {expected} nodes were not recorded")
+    conclude(run, first, signal.SIGTERM if stopped else None, "; ".join(filter(None, reasons)))
     return first
 
 

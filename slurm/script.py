@@ -161,28 +161,33 @@ beside() {{
     [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_STEP_ID" >"$TAP_STATE.agents"
     trap 'told=yes' TERM
     enter || exit
+    node=$TAP_RUN/nodes/$(uname -n)
     python -m ringtap.cli capture --join "$TAP_RUN" {options} &
+    for _ in {{1..200}}; do
+        if [ -e "$node/node.json" ] || ! kill -0 $! 2>/dev/null; then break; fi
+        sleep 0.1
+    done
+    if [ -e "$node/node.json" ]; then echo yes; else echo no; fi
     wait $! || [ "$told" ] || echo "the recording of $(uname -n) failed; the job goes on" >&2
     until [ "$told" ]; do sleep 1; done
     wait
     for _ in {{1..100}}; do
-        [ ! -e "$TAP_RUN/nodes/$(uname -n)/DONE" ] || break
+        [ ! -e "$node/DONE" ] || break
         sleep 0.1
     done{kept}
 }}
 {copying}export -f enter {exported}
-srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 \\
-    bash -c beside &
+exec 3< <(exec srun --overlap --cpu-bind=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \\
+    --ntasks-per-node=1 bash -c beside)
 agents=$!
 
 # It comes first, or its work would be done in the job's own step; the job waits half a minute for it at most
-shopt -s nullglob
-for _ in {{1..60}}; do
-    nodes=("$TAP_RUN"/nodes/*/node.json)
-    if ((${{#nodes[@]}} >= SLURM_JOB_NUM_NODES)) || ! kill -0 "$agents" 2>/dev/null; then break; fi
-    sleep 0.5
+recorded=0
+for ((answers = 0; answers < SLURM_JOB_NUM_NODES; answers++)); do
+    read -r -t 30 -u 3 answer || break
+    if [ "$answer" = yes ]; then recorded=$((recorded + 1)); fi
 done
-note "recording ${{#nodes[@]}} of $SLURM_JOB_NUM_NODES nodes"
+note "recording $recorded of $SLURM_JOB_NUM_NODES nodes"
 """
 
 

@@ -99,6 +99,7 @@ while not Path("agents are gone").exists():
 Path(os.environ["SLURM_TMPDIR"], "last one.pt").write_text("saved at the end")
 sys.exit(5)
 """
+BLIND = "import os, pathlib; pathlib.Path(os.environ['SLURM_TMPDIR'], 'a.pt').write_text('a'); print('done')"
 FAILS = "import os, sys, time; time.sleep(0.5 if os.environ['RANK'] == '1' else 300); sys.exit(7)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready 0', flush=True); time.sleep(300)"
@@ -122,7 +123,7 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
     """Jobs of two users that ended in all ways, at once."""
 
     def submit(user: str, *options: str, command: tuple[str, ...], run: str = "") -> Job:
-        elsewhere = () if "--sbatch" in options else ("--sbatch", "exclude=n3")  # which will die
+        elsewhere = () if "nodelist=n[2-3]" in options else ("--sbatch", "exclude=n3")  # which will die
         return Job(cluster, user, run or f"run{len(found)}", *options, *elsewhere, command=command)
 
     found: dict[str, Job] = {}
@@ -138,6 +139,9 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
     tasks = ("--nodes", "2", "--tasks-per-node", "2", "--gpus-per-node", "h100:2", "--site", str(site))
     found["weird"] = submit("alice", *tasks, command=python(SHOWS, *WORDS), run=WEIRD)
     found["broken"] = submit("bob", "--nodes", "2", "--sbatch", "nodelist=n[2-3]", *KEEP, command=python(SAVES, "3"))
+    found["blind"] = submit("alice", "--sbatch", "hold", *KEEP, command=python(BLIND), run="blind")
+    (found["blind"].paths.run / "nodes").write_text("in the way of every recording")
+    assert cluster.run(["scontrol", "release", found["blind"].id]).returncode == 0
     for name in ("limit", "cancelled", "stubborn", "lonely", "broken"):
         for rank in range(2 if name in ("cancelled", "broken") else 1):
             found[name].until(f"ready {rank}")
@@ -200,6 +204,15 @@ def test_a_job_outlives_its_recording_and_its_results_are_kept(jobs: dict[str, J
     assert job.info["why"].startswith("the job ended with exit code 5")
     assert {name.partition("/")[2] for name in job.kept()} == {"last one.pt"}
     job.analyzed()
+
+
+def test_a_recording_that_cannot_begin_is_no_matter_to_the_job(jobs: dict[str, Job]) -> None:
+    job = jobs["blind"]
+    assert job.wait()["ExitCode"] == "0:0", job.output
+    assert "done" in job.output.splitlines()
+    assert job.state[1:] == ["recording 0 of 1 nodes", "ended 0"]
+    assert (job.info["status"], job.info["why"]) == ("partial", "1 of 1 nodes were not recorded")
+    assert list(job.kept().values()) == ["a"]
 
 
 def test_any_path_and_any_argument_will_do(jobs: dict[str, Job]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,21 +164,26 @@ def _earliest(
 def _cells(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], shifts: Sequence[int]) -> _Rows:
     """The cells of all, in a file without a name where they are many."""
     total = sum(len(part.cells) for part in parts)
-    merged: _Rows
+    numbered = _numbered(parts, flows, shifts)
     if total * CELL.itemsize <= _IN_MEMORY_BYTES:
-        merged = np.empty(total, CELL)
-    else:
-        with tempfile.TemporaryFile() as file:
-            merged = np.memmap(file, CELL, "w+", shape=(total,))
-    at = 0
+        return np.concatenate([np.empty(0, CELL), *numbered])
+    with tempfile.TemporaryFile() as file:
+        for some in numbered:  # written, not mapped: a page at a time would take twice as long
+            file.write(some.data)
+        file.flush()
+        return np.memmap(file, CELL, "r+", shape=(total,))
+
+
+def _numbered(
+    parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], shifts: Sequence[int]
+) -> Iterator[_Rows]:
+    """The cells of all with the flows and bins of the whole, some at a time."""
     for part, numbers, shift in zip(parts, flows, shifts, strict=True):
-        for begin in range(0, len(part.cells), 2**20):
-            some = np.array(part.cells[begin : begin + 2**20])
+        for begin in range(0, len(part.cells), 2**18):  # what a processor's cache holds
+            some = np.array(part.cells[begin : begin + 2**18])
             some["flow"] = numbers[some["flow"]]
-            some["bin"] = (some["bin"].astype(np.int64) + shift).astype(np.uint32)
-            merged[at : at + len(some)] = some
-            at += len(some)
-    return merged
+            some["bin"] += np.uint32(shift & 0xFFFFFFFF)
+            yield some
 
 
 def _packets(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], ahead: Sequence[int]) -> _Rows:

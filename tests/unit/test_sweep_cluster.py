@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ringtap import open_run
 from ringtap.agents.cross import CrossTraffic
 from ringtap.agents.host_facts import free_port, host_facts
 from ringtap.agents.hosts import LocalHosts
@@ -14,7 +15,9 @@ from ringtap.agents.reach import LostHostError, check_alive, check_lost, losses_
 from ringtap.agents.roll_call import Answer, call_roll, cluster_stage
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
+from ringtap.rundir import read_json
 from ringtap.trafficgen.planfile import PlanFile
+from tests.gold.analysis_sweep import edit_info, write_sweep
 
 PLAN = """\
 [sweep]
@@ -224,3 +227,24 @@ def test_a_failure_of_the_job_is_told_from_the_loss_behind_it() -> None:
         raise MeasurementError("rank 0 ended")
     with pytest.raises(MeasurementError, match=r"^rank 0 ended$"), losses_named(LocalHosts(["a"])):
         raise MeasurementError("rank 0 ended")
+
+
+def test_the_analysis_reads_a_clusters_counters(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "run", [("vgg16", "iperf")], loads_gbps=(0.0, 10.0))
+    plain = open_run(tmp_path / "run").points
+
+    info = read_json(tmp_path / "run" / "run.json")
+    topology = {"reach": "ssh", "hosts": ["S0", "S1", "S2", "S3"], "workers": ["S0", "S1", "S3"]}
+    total = [counter("S0", "eth0", "rx"), counter("S0", "cross0", "rx")]
+    bottleneck = info["bottleneck"] | {"total": total, "mtu": 9000}
+    edit_info(tmp_path / "run", plan=info["plan"] | {"topology": topology}, bottleneck=bottleneck)
+    summed = open_run(tmp_path / "run").points
+    # eth0 and cross0 together take in what the switch lets out to them
+    assert list(summed["total_bps"]) == pytest.approx(list(plain["total_bps"]), rel=0.05)
+    assert list(summed["cross_bps"]) == pytest.approx(list(plain["cross_bps"]), rel=0.05)
+
+    edit_info(tmp_path / "run", bottleneck=bottleneck | {"cross": []})
+    unloaded = open_run(tmp_path / "run").points
+    assert list(unloaded["cross_bps"]) == [0, 0], "nobody sent any"
+    edit_info(tmp_path / "run", bottleneck={"total": total})
+    assert open_run(tmp_path / "run").points["cross_bps"].isna().all(), "not known is not none"

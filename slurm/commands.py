@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -77,7 +78,9 @@ def _add_environment(group: Any) -> None:
     group.add_argument(
         "--wheels", type=Path, metavar="DIR", help="make an environment on each node, from the site's wheels and these"
     )
-    group.add_argument("--requirement", type=Path, metavar="FILE", help="... with what this requirements file names")
+    group.add_argument(
+        "--requirement", type=Path, metavar="FILE", help="... and with what this requirements file names"
+    )
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -111,7 +114,9 @@ def _resources(options: argparse.Namespace, name: str) -> Resources:
         mem=options.mem,
         time=options.time,
         account=options.account,
-        job_name=options.job_name if options.job_name is not None else f"ringtap-{name}",
+        job_name=options.job_name
+        if options.job_name is not None
+        else f"ringtap-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}",
         stop_before_s=round(parse_duration_s(options.stop_before)),
         sbatch=tuple(options.sbatch),
         drop=tuple(options.drop),
@@ -121,10 +126,14 @@ def _resources(options: argparse.Namespace, name: str) -> Resources:
 def _environment(options: argparse.Namespace) -> Environment:
     from ringtap.slurm.request import Environment
 
-    offline = options.wheels is not None or options.requirement is not None
-    if offline and options.python is not None:
-        raise UsageError("--python names an environment, --wheels and --requirement make one: give one of them")
-    python = None if offline else os.path.abspath(options.python or sys.executable)  # noqa: PTH100 (keeps links)
+    if options.requirement is not None and options.wheels is None:
+        raise UsageError(
+            "--requirement is for an environment that needs ringtap's own wheel too: ringtap bundle, --wheels DIR"
+        )
+    if options.wheels is not None and options.python is not None:
+        raise UsageError("--python names an environment, and --wheels makes one: give one of them")
+    made = options.wheels is not None
+    python = None if made else os.path.abspath(options.python or sys.executable)  # noqa: PTH100 (keeps links)
     absolute = [None if path is None else path.absolute() for path in (options.requirement, options.wheels)]
     return Environment(python, tuple(options.module), *absolute)
 

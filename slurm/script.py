@@ -242,6 +242,7 @@ tell() {{ # STEP SIGNAL; by its number, for a signal to srun would kill its task
     [ -s "$TAP_STATE.$1" ] && scancel --quiet --signal="$2" "$SLURM_JOB_ID.$(<"$TAP_STATE.$1")" 2>/dev/null
 }}
 stopped=''
+trap 'note "ended $?"' EXIT
 trap 'caught=yes stopped=USR1; note stopped USR1; tell job TERM; {{ sleep {grace_s}; tell job KILL; }} &' USR1
 trap 'caught=yes stopped=${{stopped:-TERM}}; note stopped TERM' TERM
 await() {{ # SRUN; sets code: its exit code
@@ -263,7 +264,6 @@ tell agents TERM
 await "$agents"
 # srun gives the greatest exit code of all ranks, this the one of the rank that failed first
 first_code=$(python -m ringtap.slurm.run_file end "$TAP_RUN" "$exit_code" "$stopped") && exit_code=$first_code
-note "ended $exit_code"
 exit "$exit_code"
 """
 

@@ -139,6 +139,8 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
     tasks = ("--nodes", "2", "--tasks-per-node", "2", "--gpus-per-node", "h100:2", "--site", str(site))
     found["weird"] = submit("alice", *tasks, command=python(SHOWS, *WORDS), run=WEIRD)
     found["broken"] = submit("bob", "--nodes", "2", "--sbatch", "nodelist=n[2-3]", *KEEP, command=python(SAVES, "3"))
+    (cluster.home("alice") / "ringtap-0-py3-none-any.whl").write_text("no wheel")
+    found["hopeless"] = submit("alice", "--wheels", ".", command=("true",))
     found["blind"] = submit("alice", "--sbatch", "hold", *KEEP, command=python(BLIND), run="blind")
     (found["blind"].paths.run / "nodes").write_text("in the way of every recording")
     assert cluster.run(["scontrol", "release", found["blind"].id]).returncode == 0
@@ -213,6 +215,13 @@ def test_a_recording_that_cannot_begin_is_no_matter_to_the_job(jobs: dict[str, J
     assert job.state[1:] == ["recording 0 of 1 nodes", "ended 0"]
     assert (job.info["status"], job.info["why"]) == ("partial", "1 of 1 nodes were not recorded")
     assert list(job.kept().values()) == ["a"]
+
+
+def test_a_job_that_cannot_begin_says_so(jobs: dict[str, Job]) -> None:
+    job = jobs["hopeless"]
+    assert job.wait()["ExitCode"] == "1:0", job.output
+    assert "ringtap-0-py3-none-any.whl is invalid" in job.output
+    assert job.state[1:] == ["ended 1"]
 
 
 def test_any_path_and_any_argument_will_do(jobs: dict[str, Job]) -> None:

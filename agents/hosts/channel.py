@@ -119,7 +119,7 @@ class Channel:
                 self.facts.set_result(_facts(line))
                 return rest or self._read(self._silent_s)
             if len(before) > _NOISE_BYTES:
-                raise ValueError("it says other things than ringtap does")
+                raise ValueError(frames.NOISE)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"no connection within {self._connect_s:.0f} s")

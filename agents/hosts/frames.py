@@ -20,6 +20,7 @@ ORPHAN_S = 30.0
 CHUNK_BYTES = 1 << 18
 _LONGEST_LINE = 64 << 20
 
+NOISE = "it says other things than ringtap does"
 Frame = tuple[dict[str, Any], bytes]
 
 
@@ -50,14 +51,23 @@ class Unpacker:
                 end = self._data.find(b"\n")
                 if end < 0:
                     if len(self._data) > _LONGEST_LINE:
-                        raise ValueError("a line without end")
+                        raise ValueError(NOISE)
                     return found
-                self._item = json.loads(self._data[:end])
+                self._item = _item(bytes(self._data[:end]))
                 del self._data[: end + 1]
-            assert self._item is not None
             size = int(self._item.get("bytes", 0))
             if len(self._data) < size:
                 return found
             found.append((self._item, bytes(self._data[:size])))
             del self._data[:size]
             self._item = None
+
+
+def _item(line: bytes) -> dict[str, Any]:
+    try:
+        item = json.loads(line.decode())
+    except ValueError:
+        raise ValueError(NOISE) from None
+    if not isinstance(item, dict):
+        raise ValueError(NOISE)
+    return item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,22 @@ from ringtap.agents.hosts.served import SERVANT, ServedHosts
 from ringtap.errors import UsageError
 
 _ASK_S = 5.0
-# of the job's own shape: srun would take them for wishes of the step
-_SHAPE = ("CPUS_PER_TASK", "NTASKS_PER_NODE", "TRES_PER_TASK", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE")
+# of the job's own shape, and of the user's taste: srun would take them for wishes of the step
+_SHAPE = ["CPUS_PER_TASK", "CPUS_PER_GPU", "GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND", "TRES_PER_TASK"]
+_SHAPE += ["NTASKS_PER_NODE", "NTASKS_PER_CORE", "NTASKS_PER_SOCKET", "NTASKS_PER_GPU", "MEM_PER_CPU", "MEM_PER_GPU"]
+_SHAPE += [
+    "MEM_PER_NODE",
+    "EXCLUSIVE",
+    "EXACT",
+    "DISTRIBUTION",
+    "DIST_PLANESIZE",
+    "HINT",
+    "THREADS_PER_CORE",
+    "HOSTFILE",
+]
+_SHAPE += ["LABELIO", "UNBUFFEREDIO", "STDINMODE", "STDOUTMODE", "STDERRMODE"]
+# where a job asks for GPUs like this, a step that names no number gets none, or one
+_GPUS_IN_ALL = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET")
 _STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet"]
 # of the step that the servant is: frameworks would take what it starts for the only rank of a job
 _PLACE = ["PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID"]
@@ -34,7 +49,10 @@ def allocated_nodes() -> list[str]:
     for tool in ("srun", "scontrol"):
         if not which(tool):
             raise UsageError(f"{tool} is not found on PATH: load the site's Slurm module")
-    return _scontrol("show", "hostnames", nodes).split()
+    names = _scontrol("show", "hostnames", nodes).split()
+    if not names:
+        raise UsageError(f"scontrol show hostnames {nodes} gives no answer: is Slurm's configuration to be read here?")
+    return names
 
 
 class SlurmHosts(ServedHosts):
@@ -53,6 +71,7 @@ class SlurmHosts(ServedHosts):
     def __init__(self, nodes: Mapping[str, str], pythons: Mapping[str, str] | None = None) -> None:
         super().__init__(tuple(nodes))
         self._nodes, self._pythons = dict(nodes), dict(pythons or {})
+        self._gpus = _gpus_by_node() if any(name in os.environ for name in _GPUS_IN_ALL) else {}
         allocated = allocated_nodes()
         for host, node in nodes.items():
             if node not in allocated:
@@ -60,8 +79,9 @@ class SlurmHosts(ServedHosts):
 
     def command(self, host: str) -> list[str]:
         """A step beside all others, with all that the job has of the node and nothing of it to itself."""
-        step = ["srun", *_STEP, f"--nodelist={self._nodes[host]}"]
-        return [*_without(_SHAPE), *step, *_without(_PLACE), self.python(host), *SERVANT]
+        node = self._nodes[host]
+        step = ["srun", *_STEP, f"--nodelist={node}", *([f"--gpus={self._gpus[node]}"] if node in self._gpus else [])]
+        return [*_without(_SHAPE), "-u", "SRUN_CPUS_PER_TASK", *step, *_without(_PLACE), self.python(host), *SERVANT]
 
     def python(self, host: str) -> str:
         """The Python interpreter on a host that has ringtap."""
@@ -76,6 +96,16 @@ class SlurmHosts(ServedHosts):
         return f"{reason} (Slurm calls {node} {states[0]})" if states else reason
 
 
+def _gpus_by_node() -> dict[str, int]:
+    """How many GPUs the job has on each of its nodes; empty where that is not known."""
+    job = _scontrol("--oneliner", "--details", "show", "job", os.environ.get("SLURM_JOB_ID", ""))
+    found = {}
+    for nodes, resources in re.findall(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", job):
+        count = sum(map(int, re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", resources)))
+        found |= dict.fromkeys(_scontrol("show", "hostnames", nodes).split(), count)
+    return {node: count for node, count in found.items() if count}
+
+
 def _scontrol(*words: str) -> str:
     """What scontrol answers; nothing where it gives no answer."""
     try:
@@ -86,5 +116,5 @@ def _scontrol(*words: str) -> str:
 
 
 def _without(names: Sequence[str]) -> list[str]:
-    """The command in front of another that takes Slurm's variables of these names away from it."""
+    """The command that, in front of another, takes Slurm's variables of these names away from it."""
     return ["env", *(word for name in names for word in ("-u", f"SLURM_{name}"))]

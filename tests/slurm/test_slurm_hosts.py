@@ -87,6 +87,32 @@ def test_steps_run_commands_and_agents(cluster: SlurmCluster, tmp_path: Path) ->
         assert (clock["reference"], bool(clock["measurements"])) == ("first", node != "first"), clock["reason"]
 
 
+GPUS = """\
+import os
+from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
+hosts = SlurmHosts({node: node for node in allocated_nodes()})
+try:
+    print(*(hosts.ask(node, ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]).stdout.strip() for node in hosts.names))
+finally:
+    hosts.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ["--gpus=4", "--nodes=2", "--ntasks-per-node=2"],
+        ["--gpus-per-task=h100:1", "--nodes=2", "--ntasks=4", "--cpus-per-gpu=1", "--mem-per-gpu=100"],
+        ["--gpus-per-node=h100:2", "--nodes=2", "--ntasks-per-gpu=1"],
+    ],
+)
+def test_steps_have_all_gpus_of_the_job(shape: list[str], cluster: SlurmCluster) -> None:
+    taste = {"SLURM_LABELIO": "1", "SRUN_CPUS_PER_TASK": "1", "SLURM_EXACT": "1"}  # frames go through all the same
+    done = cluster.run(["salloc", ACCOUNT, *shape, "--quiet", sys.executable, "-c", GPUS], env=taste)
+    # how Slurm spreads the four of them is its own business
+    assert sorted("".join(done.stdout.split()).replace(",", "")) in (list("0011"), list("0012")), done.stderr
+
+
 KILLED = """\
 import os, signal, sys, time
 from pathlib import Path

@@ -25,9 +25,10 @@ def test_frames_survive_being_cut_anywhere(frames: list[tuple[dict[str, str], by
     ]
 
 
-def test_what_is_no_frame_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expecting value"):
-        Unpacker().feed(b"Connection closed\n")
+@pytest.mark.parametrize("words", [b"Connection closed\n", b"\0\xff{}\n", b"12\n", b'{"op":1} x\n'])
+def test_what_is_no_frame_is_refused(words: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^it says other things than ringtap does$"):
+        Unpacker().feed(words)
 
 
 def test_a_host_is_lost_within_15_s_and_not_for_a_moment_of_silence() -> None:

@@ -66,8 +66,15 @@ class _Request(NamedTuple):
     site: Site
 
 
-def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int]) -> str:
-    """The batch script of a plan, whose array has these indices of its series."""
+def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int], after: Sequence[str]) -> str:
+    """The batch script of a plan.
+
+    Args:
+        request: the sweep.
+        paths: of its run directory.
+        indices: of the series to measure.
+        after: ids of jobs that measure others, and have to end before.
+    """
     cluster = request.plan.topology
     assert isinstance(cluster, Cluster)
     pinned = [host.node for host in cluster.hosts if host.node]
@@ -76,6 +83,7 @@ def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int]) -
         "--exclusive",
         "--requeue",
         "--open-mode=append",
+        *([f"--dependency=afterany:{':'.join(after)}"] if after else []),
         *([f"--nodelist={','.join(pinned)}"] if pinned else []),
     ]
     cases = [
@@ -122,10 +130,11 @@ def submit_plan(
     path: Path = options.output or Path("runs") / new_name(plan.name)
     paths = SubmitPaths(path)
     names = series_names(plan)
-    todo = _todo(plan, paths, names)
+    todo, after = _todo(plan, paths, names)
     request = _Request(plan, Path.cwd(), resources, environment, site)
     if options.print:
-        sys.stdout.buffer.write(plan_script(request, paths, todo or range(len(names))).encode(errors="surrogateescape"))
+        text = plan_script(request, paths, todo or range(len(names)), after)
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
         return 0
     if not todo:
         print(f"Nothing is left to submit. Next: ringtap collect {path}")
@@ -134,7 +143,7 @@ def submit_plan(
     settings = f"site={site.name} run={path} plan={file} {settings_line(resources, environment)}"
     for line in (settings, *doubts):
         print(f"ringtap: {line}", file=sys.stderr)
-    job = _submit(request, file, paths, todo)
+    job = _submit(request, file, paths, todo, after)
     if options.json:
         series = [names[index] for index in todo]
         print(json.dumps({"job": job, "run": str(paths.run), "series": series, "site": site.name}))
@@ -155,14 +164,16 @@ def _check_options(options: argparse.Namespace, hosts: int) -> None:
             raise UsageError(f"{name} is for a command; what a sweep records, its plan says")
 
 
-def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> list[int]:
-    """The series to submit: all of a new run; of one that was submitted before those that miss points and have no job.
+def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The series to submit, and the arrays of this run that wait or run.
+
+    All series of a new run; of one that was submitted before those that miss points and have no job.
 
     Raises:
         UsageError: another plan was submitted there, or it cannot be known whether jobs of it wait or run.
     """
     if not (paths.run / "run.json").is_file():
-        return list(range(len(names)))
+        return list(range(len(names))), []
     run = RunDirectory.open(paths.run)
     parts = read_parts(run)
     before, now = run.info["plan"], resolved(plan)
@@ -174,7 +185,8 @@ def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> list[int
     found = sweep_standing(run, parts)
     if found.not_asked:
         raise UsageError(f"jobs of {paths.run} may still wait or run, and {found.not_asked}")
-    return [one.index for one in found.series if one.status == "stopped"]
+    alive = [one.job.partition("_")[0] for one in found.series if one.status in ("waiting", "running")]
+    return [one.index for one in found.series if one.status == "stopped"], list(dict.fromkeys(alive))
 
 
 def _time_doubts(plan: SweepPlan, names: Sequence[str], resources: Resources) -> list[str]:
@@ -187,10 +199,10 @@ def _time_doubts(plan: SweepPlan, names: Sequence[str], resources: Resources) ->
     return [text]
 
 
-def _submit(request: _Request, file: Path, paths: SubmitPaths, todo: Sequence[int]) -> str:
+def _submit(request: _Request, file: Path, paths: SubmitPaths, todo: Sequence[int], after: Sequence[str]) -> str:
     """Make the run directory, or take the one that is there, and hand the array to Slurm; returns its id."""
     sbatch = find_sbatch()
-    plan, text = request.plan, plan_script(request, paths, todo)
+    plan, text = request.plan, plan_script(request, paths, todo, after)
     about = {"site": request.site.name, "folder": str(request.folder), "resources": asdict(request.resources)}
     if (paths.run / "run.json").is_file():
         before = read_json(paths.request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class Standing:
     jobs: tuple[JobStanding, ...]
     nodes: tuple[NodeStanding, ...] = ()
     series: tuple[SeriesStanding, ...] = ()
-    not_asked: str = field(default="")
+    not_asked: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""

@@ -136,7 +136,8 @@ def test_tasks_that_are_told_to_stop_or_begin_anew_go_on(cluster: SlurmCluster, 
     assert type_in(cluster, place, submit).startswith("Nothing is left to submit")
     # Slurm would let it wait for two minutes
     assert cluster.run(["scontrol", "update", f"JobId={second}_0", "StartTime=now"], user="alice").returncode == 0
-    until(lambda: status(cluster, run)["status"] == "complete", "the rest")
+    cluster.wait(f"{second}_0", "COMPLETED")
+    assert status(cluster, run)["status"] == "complete"
     assert [point["step"] for point in read_json_lines(points)[0]] == [0, 1, 2]
     assert read_json_lines(points)[0][: len(kept)] == kept
 
@@ -165,7 +166,10 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     assert len(kept) in (1, 2)
     second = re.match(r"Submitted job (\d+): 1 of 2 series", type_in(cluster, place, again))
     assert second
-    assert "#SBATCH --array=0%1\n" in (run / "submit" / "job.sh").read_text()
+    script = (run / "submit" / "job.sh").read_text()
+    assert "#SBATCH --array=0%1\n" in script
+    # not beside what is still being measured
+    assert f"#SBATCH --dependency=afterany:{first[1]}\n" in script
     (place / "plan.toml").write_text(PLAN.replace("0.25", "0.3"))
     changed = cluster.run(["bash", "-c", submit], user="alice", cwd=place)
     assert changed.returncode == 2
@@ -173,8 +177,8 @@ def test_what_was_cancelled_goes_on_and_all_of_it_is_read(cluster: SlurmCluster,
     (place / "plan.toml").write_text(PLAN)
     # nothing twice: now both have a task
     assert type_in(cluster, place, again).startswith("Nothing is left to submit")
-    until(lambda: status(cluster, run)["status"] == "complete", "the rest", seconds=120)
-    cluster.wait(f"{second[1]}_0", "COMPLETED")
+    cluster.wait(f"{second[1]}_0", "COMPLETED", timeout=150)
+    assert status(cluster, run)["status"] == "complete"
     points = read_json_lines(part / "points.jsonl")[0]
     assert points[: len(kept)] == kept
     assert [point["step"] for point in points] == [0, 1, 2]

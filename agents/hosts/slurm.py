@@ -99,7 +99,7 @@ class SlurmHosts(ServedHosts):
 def _gpus_by_node() -> dict[str, int]:
     """How many GPUs the job has on each of its nodes; empty where that is not known."""
     job = _scontrol("--oneliner", "--details", "show", "job", os.environ.get("SLURM_JOB_ID", ""))
-    found = {}
+    found: dict[str, int] = {}
     for nodes, resources in re.findall(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", job):
         count = sum(map(int, re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", resources)))
         found |= dict.fromkeys(_scontrol("show", "hostnames", nodes).split(), count)

@@ -16,6 +16,7 @@ from tests.slurm.cluster import SlurmCluster
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 RINGTAP = (sys.executable, "-m", "ringtap.cli")
 WEIRD = 'it\'s "my" run\n$HOME `id` %j 50% \\n é'
+NAME = 'it\'s "my" job #1 $x \\n é %j'
 ACCOUNT = ("--account", "def-x")
 QUICK = ("--collect", "nic,steps", "--every", "200ms")
 
@@ -136,7 +137,18 @@ def jobs(cluster: SlurmCluster) -> dict[str, Job]:
     found["lonely"] = submit("bob", *KEEP, command=python(LONELY))
     site = cluster.home("alice") / "my site.toml"
     site.write_text('interface = "eth0"\n')
-    tasks = ("--nodes", "2", "--tasks-per-node", "2", "--gpus-per-node", "h100:2", "--site", str(site))
+    tasks = (
+        "--nodes",
+        "2",
+        "--tasks-per-node",
+        "2",
+        "--gpus-per-node",
+        "h100:2",
+        "--site",
+        str(site),
+        "--job-name",
+        NAME,
+    )
     found["weird"] = submit("alice", *tasks, command=python(SHOWS, *WORDS), run=WEIRD)
     found["broken"] = submit("bob", "--nodes", "2", "--sbatch", "nodelist=n[2-3]", *KEEP, command=python(SAVES, "3"))
     (cluster.home("alice") / "ringtap-0-py3-none-any.whl").write_text("no wheel")
@@ -228,6 +240,8 @@ def test_any_path_and_any_argument_will_do(jobs: dict[str, Job]) -> None:
     job = jobs["weird"]
     assert job.wait()["ExitCode"] == "0:0", job.output
     assert job.paths.run.name == WEIRD
+    name = job.cluster.run(["squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--format=%j"])
+    assert name.stdout == NAME + "\n"
     shown = [json.loads(line) for line in job.output.splitlines() if line.startswith("[[")]
     assert [line[:2] for line in shown] == [[list(WORDS), str(job.cluster.home("alice"))]] * 4
     first = job.info["reference"]

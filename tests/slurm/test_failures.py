@@ -11,19 +11,19 @@ from tests.slurm.there import ODD, ringtap, said, status, steps, until
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 TRAINING = ["python", "-m", "ringtap.examples.scale_model", "--parameters=100000", "--layers=2", "--compute-s=0.05"]
-SIZE = ["--nodes=4", "--mem=1500M", "--account=def-x", "--time=10"]
+SIZE = ["--mem=1500M", "--account=def-x", "--time=10"]
 RECORDED = ["--collect=nic,steps", "--every=50ms"]
 
 
 # the second is that of the batch script, and begins anew at once
-@pytest.mark.parametrize(("number", "comes_back"), [(3, False), (0, True)])
-def test_a_node_that_dies(cluster: SlurmCluster, number: int, comes_back: bool) -> None:
+@pytest.mark.parametrize(("nodes", "number", "comes_back"), [(4, 3, False), (2, 0, True)])
+def test_a_node_that_dies(cluster: SlurmCluster, nodes: int, number: int, comes_back: bool) -> None:
     run = cluster.home("alice") / f"{ODD} {number}"
-    ringtap(cluster, "submit", "-o", run, *SIZE, *RECORDED, "--", *TRAINING)
-    until(lambda: len(found := steps(run)) == 4 and min(found.values()) > 20, f"training ({said(run)})")
+    ringtap(cluster, "submit", "-o", run, f"--nodes={nodes}", *SIZE, *RECORDED, "--", *TRAINING)
+    until(lambda: len(found := steps(run)) == nodes and min(found.values()) > 20, f"training ({said(run)})")
     before = status(cluster, run)
     assert before["status"] == "running"
-    assert [node["status"] for node in before["nodes"]] == ["recording"] * 4
+    assert [node["status"] for node in before["nodes"]] == ["recording"] * nodes
 
     cluster.kill(number)
     if comes_back:
@@ -34,7 +34,7 @@ def test_a_node_that_dies(cluster: SlurmCluster, number: int, comes_back: bool) 
     assert "NODE_FAIL" in told["why"]
     assert f"the recording of n{number} was cut off" in told["why"]
     assert {node["node"]: node["status"] for node in told["nodes"]} == {
-        f"n{other}": "cut off" if other == number else "complete" for other in range(4)
+        f"n{other}": "cut off" if other == number else "complete" for other in range(nodes)
     }
     shown = ringtap(cluster, "status", run).stdout
     assert f"n{number} cut off: wrote last at " in shown
@@ -48,7 +48,7 @@ def test_a_node_that_dies(cluster: SlurmCluster, number: int, comes_back: bool) 
     for node in told["nodes"]:
         check_recording(run / "nodes" / node["node"])
     analyzed = json.loads(ringtap(cluster, "analyze", run, "--json").stdout)
-    assert (analyzed["run"]["status"], analyzed["run"]["ranks"]) == ("partial", 4)
+    assert (analyzed["run"]["status"], analyzed["run"]["ranks"]) == ("partial", nodes)
 
 
 def check_recording(folder: Path) -> None:

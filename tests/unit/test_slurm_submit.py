@@ -85,6 +85,17 @@ def test_a_run_where_jobs_cannot_write_is_refused(tmp_path: Path) -> None:
     assert read_only_place(Path("/"), site, variables) == ""
 
 
+def test_a_job_that_runs_in_a_folder_it_cannot_write_to_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    site = tmp_path / "away.toml"
+    site.write_text('read_only = ["$HOME"]\n')
+    done = submit(tmp_path / "home", "--site", str(site), "-o", str(tmp_path / "run"), "--", "true")
+    assert f"ringtap: the job runs in {tmp_path / 'home'}, which is read-only on the nodes of away" in done.stderr
+    done = submit(tmp_path / "home", "--site", str(site), "--", "true")
+    assert "is read-only on the nodes of away; use -o $SCRATCH/" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_on_a_machines_own_disk_is_refused_where_shared_ones_are_known() -> None:
     memory = Path("/dev/shm/no/such/folder")
     if file_system(memory) != "tmpfs":

@@ -1,7 +1,6 @@
-"""A run directory of many nodes, made from a recorded one of two: every node a copy with its own name, address, rank
-and clock.
+"""Makes a run directory of many nodes from a recorded one of two: copies with their own name, address, rank and clock.
 
-As a program (``python _scale_run.py SOURCE TARGET NODES``) it writes one, so that its memory is not that of a reader.
+python benchmarks/_scale_run.py SOURCE TARGET NODES
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ _REALTIME_NS = 10**18  # a number of nanoseconds beyond this (2001) is a time of
 _SHIFT_NS = 1_000_003  # how far the clock of each node is ahead of that of the node before
 _FIRST_ADDRESS = "10.128.0.1"
 _ALIGN = 64
-SERIES = "scale-consistent-1"
+JOB = "series/scale-consistent-1"
+"""Where the job's run directory lies in the sweep's."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,9 @@ def multiply(source: Path, target: Path, nodes: int) -> None:
     folders = sorted(path for path in (source / "nodes").iterdir() if path.is_dir())
     own = [_own_address(folder) for folder in folders]
     recorded = [list(_files(folder)) for folder in folders]
-    job = target / "series" / SERIES
+    job = target / JOB
     for number in range(nodes):
         copy = Copy.of(number, own)
-        # only the second recorded node's clock was compared with another one
         for make in recorded[number % 2]:
             relative, data = make(copy)
             path = job / "nodes" / copy.name / relative

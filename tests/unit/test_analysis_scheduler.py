@@ -24,7 +24,6 @@ from ringtap.analysis.job import derived, open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.pcap import cache, read_captures
 from ringtap.analysis.report.measured import of_sweep
-from ringtap.analysis.report.write import write_report
 from ringtap.analysis.runs import SweepRun, open_run
 from ringtap.analysis.workers import Workers
 from ringtap.cli import main
@@ -125,17 +124,21 @@ def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, crew: Worke
     assert len(pd.read_parquet(tmp_path / "together" / "wires.parquet"))
 
 
-def test_a_sweep_is_measured_to_the_same_bytes(tmp_path: Path, crew: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_is_measured_to_the_same_numbers(
+    tmp_path: Path, crew: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_sweep(tmp_path / "sweep", [("vgg16", "consistent"), ("vgg16", "iperf")])
+    with (tmp_path / "sweep/series/vgg16-iperf-1/nodes/S0/nic/nic.rec").open("ab") as log:
+        log.write(b"torn")
     monkeypatch.chdir(tmp_path)  # a relative path is another one where a worker stands
     said = []
-    for folder in ("alone", "together"):
+    for together in (False, True):
         sweep = open_run("sweep")
         assert isinstance(sweep, SweepRun)
-        measured = of_sweep(sweep, crew) if folder == "together" else of_sweep(sweep)
-        written = write_report(measured, tmp_path / folder)
-        said.append(written.json_path.read_text())
+        measured = of_sweep(sweep, crew) if together else of_sweep(sweep)
+        said.append([*(one.to_json() for one in measured.series), measured.torn])
     assert said[0] == said[1]
+    assert said[1][-1] == {"series/vgg16-iperf-1/nodes/S0/nic/nic.rec": 1}
 
 
 def test_the_verbs_say_the_same(tmp_path: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:

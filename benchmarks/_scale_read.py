@@ -1,0 +1,47 @@
+"""Times how workers of Dask read captures, as a program of its own.
+
+python benchmarks/_scale_read.py SCHEDULER COUNTS FILE...
+
+COUNTS (``1,2,5,10``) says how many of the files are read, one set after the other, each without a cache. The last line
+has the seconds until the workers stood, and of each set its seconds, packets and bytes on the wire.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import _checkout  # noqa: F401
+
+from ringtap.analysis.pcap import cache
+from ringtap.analysis.pcap.read import read_captures
+from ringtap.analysis.scheduler import workers
+from ringtap.errors import RingtapError
+
+
+def main() -> int:
+    """The command line above."""
+    scheduler, counts, files = sys.argv[1], sys.argv[2], list(map(Path, sys.argv[3:]))
+    begun_s = time.perf_counter()
+    try:
+        with workers(scheduler) as crew:
+            read_captures(files[:2], cache=False, bin_s=1.0, workers=crew)  # every worker has what it needs by then
+            told = {"start_s": time.perf_counter() - begun_s, "sets": []}
+            for count in map(int, counts.split(",")):
+                for file in files:
+                    cache.places(file)[0].unlink(missing_ok=True)
+                begun_s = time.perf_counter()
+                found = read_captures(files[:count], workers=crew)
+                item = {"files": count, "seconds": time.perf_counter() - begun_s}
+                told["sets"].append(item | {name: found.counts[name] for name in ("packets", "bytes")})
+    except RingtapError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(told))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Records a small real run: two ranks of the scale model, each with ringtap around it, on two hosts of a testbed.
+
+python benchmarks/_scale_record.py RUN ITERATIONS
+
+Root, or an ordinary user where user namespaces are allowed. All of it ends with this program.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import _checkout  # noqa: F401
+
+from ringtap.agents.lab.topology import LabSpec
+from ringtap.agents.lab.up import Lab
+from ringtap.errors import RingtapError
+
+_HOSTS = ("S0", "S1")
+_JOB = Path(__file__).resolve().parent / "_overhead_job.py"
+_COMPUTE_S = "0.1"
+
+
+def main() -> int:
+    """The command line above; the exit code of the job."""
+    run, iterations = sys.argv[1:]
+    name = f"scale{os.getpid()}"
+    launch = {"WORLD_SIZE": str(len(_HOSTS)), "MASTER_ADDR": _HOSTS[0], "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
+    launch |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+    launch |= {"TMPDIR": str(Path(run).resolve().parent)}  # torch leaves folders there
+    try:
+        with Lab(LabSpec(name=name, hosts=_HOSTS, rate_bps=2_000_000_000), verify=False):
+            jobs = []
+            for rank, host in enumerate(_HOSTS):
+                ringtap = [sys.executable, "-m", "ringtap.cli"]
+                command = [*ringtap, "lab", "exec", "--lab", name, host, "--", *ringtap, "run", "--node", host]
+                command += ["--join" if rank else "-o", run, "--", sys.executable, str(_JOB), iterations, _COMPUTE_S]
+                jobs.append(subprocess.Popen(command, env={**os.environ, **launch, "RANK": str(rank)}))
+            return max(abs(job.wait()) for job in jobs)
+    except RingtapError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

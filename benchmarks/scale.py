@@ -1,0 +1,184 @@
+"""How analysis grows: a run directory of many nodes, and captures that workers of Dask read (docs/benchmarks.md).
+
+python benchmarks/scale.py [--quick] [-o FILE] [--markdown FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import _checkout  # noqa: F401 -- first: lets the others import ringtap
+import psutil
+from _context import Bench, Settings
+from _guarded import guarded
+from _machine import CpuTimes, describe
+from _pcap_tools import File, make_file
+from _processes import BenchmarkError, Ended, Processes
+from _report import write
+from _scale_report import last_line, tables
+from _scale_run import JOB
+
+_HERE = Path(__file__).resolve().parent
+_QUICK_LIMIT_S = 55.0
+_MOST_S = 900.0
+_NEEDED_BYTES = 4e9  # of memory: what is measured, twice
+_RECORD_BYTES = 400_000  # of a node, at most
+_PACKETS_A_GB = 9_680_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much there is to analyse.
+
+    Attributes:
+        nodes: of the run directory.
+        iterations: of its job; a full run has one of four times as many, too.
+        gigabytes: of all captures together.
+        counts: how many of the ten captures are read, one set after the other.
+    """
+
+    nodes: int
+    iterations: int
+    gigabytes: float
+    counts: tuple[int, ...] = (1, 2, 5, 10)
+
+
+def main() -> int:
+    """Measure, print the tables and, last, one JSON object; 1 when something could not be measured."""
+    options = _options()
+    before = CpuTimes.now()
+    if psutil.virtual_memory().available < _NEEDED_BYTES:
+        raise BenchmarkError(f"less than {_NEEDED_BYTES / 1e9:g} GB of memory are free: end other programs")
+    sizes = Sizes(options.nodes or (200 if options.quick else 1000), options.iterations, options.gigabytes)
+    with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
+        settings = Settings(options.quick, options.repeats, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
+        bench = Bench(settings, processes, [], [], Path(folder))
+        _nodes(bench, sizes)
+        _captures(bench, sizes)
+    machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
+    write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
+    return 1 if bench.failures else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="200 nodes and 1 GB of captures; ends within 60 s")
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the run directory (1000)")
+    parser.add_argument("--iterations", type=int, default=60, metavar="N", help="of its job (60)")
+    parser.add_argument("--gigabytes", type=float, metavar="GB", help="of all captures together (10)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="of every measure (5; --quick: 1)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write every sample as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
+    options = parser.parse_args()
+    options.repeats = options.repeats or (1 if options.quick else 5)
+    options.gigabytes = options.gigabytes or (1.0 if options.quick else 10.0)
+    if min(options.repeats, options.gigabytes, options.iterations - 1) <= 0 or (options.nodes or 2) < 2:
+        parser.error("--repeats, --gigabytes must be positive, --iterations and --nodes at least 2")
+    return options
+
+
+def _nodes(bench: Bench, sizes: Sizes) -> None:
+    """A small recorded run, multiplied, joined and reported: as it is, and in a full run four times as long."""
+    for iterations in (sizes.iterations, *(() if bench.settings.quick else (4 * sizes.iterations,))):
+        sweep = bench.folder / "sweep"
+        with bench.sample("make", nodes=sizes.nodes, iterations=iterations) as figures:
+            figures.update(_make(bench, sweep, sizes.nodes, iterations))
+        if not sweep.exists():
+            return
+        for turn in range(bench.settings.repeats if iterations == sizes.iterations else 1):
+            what = {"nodes": sizes.nodes, "iterations": iterations, "round": turn}
+            for verb, source in (("analyze", sweep / JOB), ("report", sweep / JOB), ("report", sweep)):
+                of = "sweep" if source == sweep else "job"
+                with bench.sample("nodes", verb=verb, of=of, **what) as figures:
+                    target = bench.folder / "out"
+                    figures.update(_usage(_ringtap(bench, verb, source, "-o", target, "--json")))
+                    figures.update(_found(target / "report.json" if verb == "report" else target / "summary.json", of))
+                    shutil.rmtree(target)
+        shutil.rmtree(sweep)
+
+
+def _make(bench: Bench, sweep: Path, nodes: int, iterations: int) -> dict[str, Any]:
+    """The run directory; says how large it is."""
+    needed = nodes * _RECORD_BYTES * max(1, iterations // 60)
+    if shutil.disk_usage(bench.folder).free < needed * 1.1:
+        raise BenchmarkError(f"{bench.folder.parent} has no {needed / 1e9:.1f} GB free: set TMPDIR to a larger folder")
+    recorded = bench.folder / "recorded"
+    _program(bench, "_scale_record.py", recorded, iterations)
+    _program(bench, "_scale_run.py", recorded, sweep, nodes)
+    shutil.rmtree(recorded)
+    sizes = [path.stat().st_size for path in sweep.rglob("*") if path.is_file()]
+    return {"files": len(sizes), "megabytes": sum(sizes) / 1e6}
+
+
+def _found(path: Path, of: str) -> dict[str, Any]:
+    """What the analysis says there is; it has to be what was made."""
+    item = json.loads(path.read_text())
+    if of == "sweep":
+        return {"found_iterations": item["series"][0]["points"][0]["iterations"]}
+    return {
+        "found_nodes": len(item["run"]["nodes"]),
+        "found_ranks": item["run"]["ranks"],
+        "found_iterations": item["iterations"]["count"],
+        "sent_bytes": item["demand"]["sent_bytes"],
+        "gradient_bytes": item["demand"]["gradient_bytes"],
+    }
+
+
+def _captures(bench: Bench, sizes: Sizes) -> None:
+    """Ten captures: read by one process, by one worker and by two, by turns."""
+    most = max(sizes.counts)
+    packets = max(1000, round(sizes.gigabytes * _PACKETS_A_GB / most))
+    files = [make_file(bench, f"part{number}.pcap", packets, number) for number in range(most)]
+    size_gb = sum(file.path.stat().st_size for file in files) / 1e9
+    for turn in range(bench.settings.repeats):
+        with bench.sample("command", workers=0, round=turn, gigabytes=size_gb) as figures:
+            figures.update(_usage(_flows(bench, files)))
+        for count in (1, 2) if turn % 2 else (2, 1):
+            with bench.sample("command", workers=count, round=turn, gigabytes=size_gb) as figures:
+                figures.update(_usage(_flows(bench, files, "--scheduler", f"local:{count}")))
+            with bench.sample("read", workers=count, round=turn, gigabytes=size_gb) as figures:
+                counts = sizes.counts if count == 1 else sizes.counts[-1:]
+                words = ",".join(map(str, counts))
+                ended = _program(bench, "_scale_read.py", f"local:{count}", words, *(file.path for file in files))
+                told = json.loads(ended.stdout.splitlines()[-1])
+                for one in told["sets"]:
+                    _check(one, files[: one["files"]])
+                    one["gigabytes"] = sum(file.path.stat().st_size for file in files[: one["files"]]) / 1e9
+                figures.update(told | _usage(ended))
+
+
+def _flows(bench: Bench, files: list[File], *options: str) -> Ended:
+    """``ringtap flows`` of all files, which leaves no cache and finds every packet."""
+    ended = _ringtap(bench, "flows", *(file.path for file in files), "--no-cache", "--json", *options)
+    _check(json.loads(ended.stdout)["counts"], files)
+    return ended
+
+
+def _check(found: dict[str, Any], files: list[File]) -> None:
+    for name in ("packets", "bytes"):
+        expected = sum(getattr(file, name) for file in files)
+        if found[name] != expected:
+            raise BenchmarkError(f"{found[name]} {name} were found, and the captures have {expected}")
+
+
+def _usage(ended: Ended) -> dict[str, float]:
+    return {"seconds": ended.wall_s, "cpu_s": ended.cpu_s, "peak_rss_mb": ended.peak_rss_bytes / 1e6}
+
+
+def _ringtap(bench: Bench, *words: object) -> Ended:
+    return bench.processes.start([sys.executable, "-m", "ringtap.cli", *map(str, words)]).result(_MOST_S)
+
+
+def _program(bench: Bench, name: str, *words: object) -> Ended:
+    return bench.processes.start([sys.executable, str(_HERE / name), *map(str, words)]).result(_MOST_S)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,41 @@
+"""The benchmark of large runs goes from end to end at a small size, and what it makes and finds is right."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.benchmark_runs import benchmark
+
+pytestmark = pytest.mark.usefixtures("unchanged_machine")
+NODES, ITERATIONS = 12, 8
+
+
+def test_a_small_size_is_measured_whole(tmp_path: Path) -> None:
+    raw, scratch = tmp_path / "raw.json", tmp_path / "scratch"
+    scratch.mkdir()
+    command = [*benchmark("scale"), "--quick", "--nodes", str(NODES), "--iterations", str(ITERATIONS)]
+    command += ["--gigabytes", "0.02", "-o", str(raw)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=200, env=os.environ | {"TMPDIR": str(scratch)}
+    )
+    assert done.returncode == 0, done.stderr
+    figures, results = json.loads(done.stdout.splitlines()[-1]), json.loads(raw.read_text())
+    assert results["figures"] == figures
+    assert not results["failures"]
+    measured = {name for name, value in figures.items() if value is not None and value > 0}
+    assert set(figures) - measured == {"s_per_million_node_iterations", "mb_per_million_node_iterations"}
+    assert list(scratch.iterdir()) == []
+
+    jobs = [one for one in results["samples"]["nodes"] if one["of"] == "job"]
+    assert [(one["found_nodes"], one["found_ranks"], one["found_iterations"]) for one in jobs] == [
+        (NODES, NODES, ITERATIONS)
+    ] * 2
+    for one in jobs:
+        # copies come in pairs that reduce between themselves: by equation 3.1 a rank of two sends its gradients once
+        assert one["sent_bytes"] == pytest.approx(one["gradient_bytes"], rel=0.1)
+    (whole,) = (one["sets"][-1] for one in results["samples"]["read"] if one["workers"] == 2)
+    (again,) = (one["sets"][-1] for one in results["samples"]["read"] if one["workers"] == 1)
+    assert (whole["packets"], whole["bytes"]) == (again["packets"], again["bytes"])

@@ -241,7 +241,7 @@ class _Dask:
             if futures and self._client.status == "running":
                 self._client.cancel(list(futures))
 
-    def _result(self, future: Future[T]) -> T:
+    def _result(self, future: Future) -> Any:
         while not future.done():
             with contextlib.suppress(TimeoutError):
                 return future.result(timeout=_LOOK_S)

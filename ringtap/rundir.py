@@ -189,11 +189,14 @@ class RunDirectory:
         """Open an existing run directory.
 
         Raises:
-            UsageError: no run.json there, or one of a newer schema.
+            UsageError: no run.json there, one of a newer schema, or another user's that may not be read.
         """
-        if not (path / "run.json").is_file():
-            raise UsageError(f"{path} is no run directory: it has no run.json")
-        info = read_json(path / "run.json")
+        try:
+            if not (path / "run.json").is_file():
+                raise UsageError(f"{path} is no run directory: it has no run.json")
+            info = read_json(path / "run.json")
+        except PermissionError as error:
+            raise UsageError(f"{path} may not be read by this user: ask its owner for the right to") from error
         if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
             raise UsageError(f"{path / 'run.json'} is not a ringtap run description")
         if info["schema"] > SCHEMA:

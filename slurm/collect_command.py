@@ -24,10 +24,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _collect(options: argparse.Namespace) -> int:
+    from ringtap.rundir import RunDirectory
     from ringtap.slurm.collect import collect
-    from ringtap.slurm.parts import open_submitted
 
-    found, problems = collect(open_submitted(options.run))
+    found, problems = collect(RunDirectory.open(options.run))
     for problem in problems:
         print(f"ringtap: {problem}", file=sys.stderr)
     if options.json:

@@ -35,18 +35,6 @@ class Part:
     missing: tuple[float, ...]
 
 
-def open_submitted(path: Path) -> RunDirectory:
-    """Open the run directory of a submission.
-
-    Raises:
-        UsageError: it is none, or another user's that may not be read.
-    """
-    try:
-        return RunDirectory.open(path)
-    except PermissionError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-
-
 def part_path(paths: SubmitPaths, index: int, series: str) -> Path:
     """The run directory of a series."""
     return paths.parts / f"{index:03d}-{series}"

@@ -27,10 +27,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from ringtap.slurm.parts import open_submitted
+    from ringtap.rundir import RunDirectory
     from ringtap.slurm.status import standing
 
-    found = standing(open_submitted(options.run))
+    found = standing(RunDirectory.open(options.run))
     if options.json:
         print(json.dumps(found.to_json()))
         return 0

@@ -162,9 +162,10 @@ class Job:
         for name in ("sent_bytes", "retransmissions", "cpu_cores"):
             table[name] = pd.Series(np.nan, index=table.index, dtype="Float64")
         groups, amounts = self.traffic.groups, self.traffic.amounts
-        training = groups[(groups["class"] == flows.TRAINING)]
+        training = groups[groups["class"] == flows.TRAINING]
         flows_of = training.groupby("from_rank").groups  # labels of the groups are their rows
-        for (rank, node), rows in table.groupby(["rank", "node"]).groups.items():
+        rows_of: Mapping[Any, Any] = table.groupby(["rank", "node"]).groups
+        for (rank, node), rows in rows_of.items():
             bins = self.borders.bin_of[table.loc[rows, "iteration"].to_numpy(np.int64)]
             if node in self.traffic.covered:
                 mine = np.asarray(flows_of.get(rank, ()), np.int64)
@@ -230,7 +231,7 @@ class Job:
         }
         missing = np.full(len(numbers), np.nan)
         for name in wires.COLUMNS:
-            parts = [missing if wire.amounts[name] is None else self._pick(wire.amounts[name]) for wire in found]
+            parts = [missing if (made := wire.amounts[name]) is None else self._pick(made) for wire in found]
             columns[name] = np.concatenate([np.empty(0), *parts])
         table = pd.DataFrame(columns)
         return table.astype(dict.fromkeys(wires.COLUMNS, "Float64"))

@@ -27,8 +27,10 @@ def test_two_runs_on_the_same_nodes(cluster: SlurmCluster) -> None:
     both = [cluster.job(job) for job in jobs.values()]
     assert {(job["JobState"], job["NodeList"]) for job in both} == {("RUNNING", "n[0-1]")}
 
-    refused = ringtap(cluster, "status", runs["bob"], user="alice", code=2)
-    assert "cannot be read" in refused.stderr
+    for verb in ("status", "analyze"):
+        refused = ringtap(cluster, verb, runs["bob"], user="alice", code=2)
+        assert "may not be read by this user" in refused.stderr
+        assert refused.stderr.count("\n") == 1
     sockets = []
     for user, job in jobs.items():
         assert cluster.wait(job)["JobState"] == "COMPLETED", said(runs[user])

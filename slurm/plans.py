@@ -38,16 +38,13 @@ esac
 _SWEEP = """
 # Near the time limit Slurm sends SIGUSR1 to this script alone; the sweep keeps what it has, and can go on later.
 # scancel and the limit itself send SIGTERM to everything.
-trap 'note stopped USR1; kill -TERM "$sweep"' USR1
-trap 'note stopped TERM' TERM
-
+trap 'caught=yes; note stopped USR1; kill -TERM "$sweep"' USR1
+trap 'caught=yes; note stopped TERM' TERM
+{await_}
 # The series: a task that comes again measures only what is missing
 python -m ringtap.cli sweep "$TAP_RUN/{plan}" -o "$TAP_RUN/{parts}/$part" --series "$series" --resume &
 sweep=$!
-while kill -0 "$sweep" 2>/dev/null; do
-    wait "$sweep" # ends early where a signal comes
-    code=$?
-done
+await "$sweep"
 note "ended $code"
 
 # What all tasks have measured so far, as one run directory
@@ -91,7 +88,9 @@ def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int], a
         for index, name in enumerate(series_names(request.plan))
     ]
     choice = _CHOICE.format(cases="\n".join(cases))
-    sweep = _SWEEP.format(plan=paths.plan.relative_to(paths.run), parts=paths.parts.relative_to(paths.run))
+    sweep = _SWEEP.format(
+        await_=script.AWAIT, plan=paths.plan.relative_to(paths.run), parts=paths.parts.relative_to(paths.run)
+    )
     return "".join(
         (
             script.header(request.resources, request.site, directives),

@@ -233,6 +233,18 @@ training=$!
 """
 
 
+AWAIT = """\
+await() { # PROCESS; sets code: its exit code
+    caught=yes
+    while [ "$caught" ]; do # a signal, whose trap says so, ends the waiting and not the process
+        caught=''
+        wait "$1"
+        code=$?
+    done
+}
+"""
+
+
 def stopping(stop_before_s: int) -> str:
     """The traps, and the functions that tell steps to end and wait for them."""
     grace_s = max(stop_before_s // 2, 1) if stop_before_s else _KILL_WAIT_S
@@ -245,15 +257,7 @@ stopped=''
 trap 'note "ended $?"' EXIT
 trap 'caught=yes stopped=USR1; note stopped USR1; tell job TERM; {{ sleep {grace_s}; tell job KILL; }} &' USR1
 trap 'caught=yes stopped=${{stopped:-TERM}}; note stopped TERM' TERM
-await() {{ # SRUN; sets code: its exit code
-    caught=yes
-    while [ "$caught" ]; do # a signal ends the waiting, not srun
-        caught=''
-        wait "$1"
-        code=$?
-    done
-}}
-"""
+{AWAIT}"""
 
 
 FINISH = """

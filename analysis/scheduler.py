@@ -31,6 +31,7 @@ T = TypeVar("T")
 _COUNTED = re.compile(r"(local|slurm)(?::([1-9]\d*))?")
 _ADDRESS = re.compile(r"\w+://\S+")
 _INSTALL = "pip install 'ringtap[dask]'"
+_LOGGERS = ("distributed", "distributed.client", "tornado.application", "asyncio")
 _ANSWER_S = 10.0  # for a scheduler to answer, and for its workers to be there
 _TASKS_A_THREAD = 32  # more of them cost more than they even out
 _LOOK_S = 5.0  # how often it is looked whether any worker is left
@@ -58,6 +59,10 @@ def workers(scheduler: str | None) -> Iterator[Workers]:
         return
     try:
         import dask
+
+        if not {"logging", "logging-file-config"} & dask.config.get("distributed", {}).keys():
+            # for distributed, which reads it when it is loaded: what matters to a user comes as an exception
+            dask.config.set({"logging": dict.fromkeys(_LOGGERS, "critical") | dask.config.get("logging", {})})
         from distributed.utils import silence_logging_cmgr
     except ModuleNotFoundError as error:
         raise UsageError(f"--scheduler needs Dask, which is not installed here: {_INSTALL}") from error

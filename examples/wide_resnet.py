@@ -238,7 +238,7 @@ class HorovodGroup(Group):
 
     def largest(self, value: float) -> float:
         """The largest of the ranks' values."""
-        return max(self._hvd.allgather_object(value))
+        return float(max(self._hvd.allgather_object(value)))
 
     def barrier(self) -> None:
         """Wait for every rank."""

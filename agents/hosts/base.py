@@ -28,7 +28,7 @@ class HostProcess(Protocol):
         """Send a signal without waiting."""
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to end, make it end after 10 s; returns its exit code."""
+        """Ask it to end, if that was not done before, and make it end after 10 s; returns its exit code."""
 
     def last_words(self, lines: int = 3) -> str:
         """The end of its output, on one line."""

@@ -32,6 +32,7 @@ class ServedProcess:
         self.name, self.log = name, log
         self._channel = channel
         self._number, self._end = channel.request(item)
+        self._asked: set[int] = set()
 
     def exit_code(self) -> int | None:
         """Exit code, None while it runs; below 0 the signal that ended it, 255 where its host is lost."""
@@ -42,11 +43,17 @@ class ServedProcess:
     def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
         """Send a signal without waiting."""
         if not self._end.done():
+            self._asked.add(number)
             self._channel.tell({"op": "signal", "of": self._number, "number": int(number)})
 
+    def ask_once(self, number: int) -> None:
+        """Send a signal if it has not been sent yet: a second SIGTERM has ringtap leave its agent alone."""
+        if number not in self._asked:
+            self.ask_to_stop(number)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to end, make it end after 10 s; returns its exit code."""
-        self.ask_to_stop(number)
+        """Ask it to end, if that was not done before, and make it end after 10 s; returns its exit code."""
+        self.ask_once(number)
         return self.wait_or_kill(_STOP_TIMEOUT_S)
 
     def wait_or_kill(self, seconds: float) -> int:
@@ -201,7 +208,7 @@ class ServedHosts:
         """End everything started here, the newest first; a lost host is no error."""
         running = [process for process in reversed(self._processes) if process.exit_code() is None]
         for process in running:
-            process.ask_to_stop()
+            process.ask_once(signal.SIGTERM)
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         for process in running:
             process.wait_or_kill(deadline_s - time.monotonic())

@@ -83,6 +83,17 @@ def test_all_are_asked_to_end_and_who_does_not_listen_is_made_to(
     eventually(lambda: gone(sleeper))  # though in a session of its own
 
 
+def test_who_is_asked_already_is_not_asked_again(hosts: LocalHosts, tmp_path: Path) -> None:
+    """A second SIGTERM means impatience to ringtap: it would not wait for its agent to write everything."""
+    words = "trap 'echo asked; n=15' TERM; n=9999; echo up; while [ $n -gt 0 ]; do sleep 0.02; n=$((n-1)); done"
+    process = hosts.start("a", "slow", sh(words), tmp_path / "log")
+    eventually(lambda: process.last_words() == "up")
+    process.ask_to_stop()
+    eventually(lambda: process.last_words() == "up | asked")
+    assert process.stop() == 0
+    assert process.last_words() == "up | asked"
+
+
 def test_what_a_command_leaves_behind_in_its_group_ends_with_it(hosts: LocalHosts, tmp_path: Path) -> None:
     process = hosts.start("a", "parent", sh("sleep 60 & echo $!"), tmp_path / "log")
     assert eventually(lambda: process.exit_code() == 0)

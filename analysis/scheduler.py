@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -99,15 +101,27 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
     """Processes of this machine, with one thread each: what they do holds the interpreter's lock, or every core."""
     from distributed import Client, LocalCluster
 
-    cluster = LocalCluster(
-        n_workers=count,
-        threads_per_worker=1,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-        security=_security(),
-    )
-    return stack.enter_context(Client(stack.enter_context(cluster)))
+    with _uninterrupted():
+        cluster = LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+            security=_security(),
+        )
+        return stack.enter_context(Client(stack.enter_context(cluster)))
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits, as half a cluster does not end in order; and never reaches the processes started here."""
+    resource_tracker.ensure_running()  # as it starts it lets signals in again
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _security() -> Any:
@@ -187,7 +201,8 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
     shared.mkdir(parents=True, exist_ok=True)
     keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # its owner's alone
     options = {"dashboard_address": "127.0.0.1:0"} | (found.get("scheduler-options") or {})
-    return stack.enter_context(SLURMCluster(security=_in_files(_security(), keys), scheduler_options=options))
+    with _uninterrupted():
+        return stack.enter_context(SLURMCluster(security=_in_files(_security(), keys), scheduler_options=options))
 
 
 def _in_files(security: Any, folder: Path) -> Any:

@@ -7,8 +7,10 @@ import itertools
 import json
 import operator
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import dask
 import dask_jobqueue  # noqa: F401 -- its defaults are part of Dask's configuration from now on
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from distributed import LocalCluster
 
@@ -279,3 +282,36 @@ def test_slurm_needs_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         scheduler.workers("slurm"),
     ):
         pass
+
+
+def test_an_interrupt_ends_all_of_it_in_order(tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of a terminal; one that has just begun to start workers says so, and no more."""
+    for number in range(2):
+        (tmp_path / f"part{number}.pcap").write_bytes(packets(5))
+    command = [sys.executable, "-m", "ringtap.cli", "flows", str(tmp_path), "--scheduler", "local:1"]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"TMPDIR": str(scratch)},
+    )
+    while not list(scratch.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (130, "", "ringtap: interrupted\n")
+    assert [one.pid for one in psutil.process_iter() if one.status() != "zombie" and in_session(one, process.pid)] == []
+    assert list(scratch.iterdir()) == []
+
+
+def in_session(process: psutil.Process, leader: int) -> bool:
+    try:
+        return os.getsid(process.pid) == leader
+    except ProcessLookupError:
+        return False

@@ -38,6 +38,13 @@ from tests.unit import capture_makers as makers
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clusters that tests start leave their files there."""
+    with dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}):
+        yield
+
+
 @pytest.fixture(scope="module")
 def crew() -> Iterator[Workers]:
     with scheduler.workers("local:2") as crew:

@@ -43,13 +43,10 @@ def machine() -> dict[str, object]:
     def text(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    ours = {
-        (process.pid, " ".join(process.info["cmdline"] or [])[:200])
-        for process in psutil.process_iter(["cmdline"])
-        if any(
-            word in " ".join(process.info["cmdline"] or []) for word in ("ringtap.", "iperf3", "tcpdump", "scale_model")
-        )
-    }
+    # by their command lines: a test may start what others use anew
+    lines = (" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    words = ("ringtap.", "iperf3", "tcpdump", "scale_model")
+    ours = sorted(line[:200] for line in lines if any(word in line for word in words))
     settings = {}
     for path in sorted(Path("/proc/sys/net").rglob("*")):
         # the kernel's own clocks and caches move by themselves

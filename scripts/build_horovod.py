@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 VERSION = "0.28.1"
@@ -191,17 +191,38 @@ def download(python: str, folder: Path) -> Path:
     )
 
 
+def plain_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    """The members of an archive, where all are files and folders below the folder it is unpacked to.
+
+    Not every Python's tarfile has a filter that sees to it.
+
+    Raises:
+        BuildError: one is something else, or would lie elsewhere.
+    """
+    members = archive.getmembers()
+    for member in members:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+            raise BuildError(f"Horovod's source holds {member.name!r}, which is no plain file of it: nothing is built")
+        member.mode &= 0o755
+    return members
+
+
 def unpack(sdist: Path, folder: Path) -> Path:
     """Unpack the sdist and make the edits.
 
     Raises:
-        BuildError: a place to edit is not there exactly once.
+        BuildError: the archive holds a file that would lie elsewhere, or a place to edit is not there exactly once.
     """
-    with tarfile.open(sdist) as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(folder, filter="data")
-        else:
-            archive.extractall(folder)
+    try:
+        with tarfile.open(sdist) as archive:
+            members = plain_members(archive)
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(folder, members, filter="data")
+            else:
+                archive.extractall(folder, members)
+    except tarfile.TarError as error:
+        raise BuildError(f"Horovod's source cannot be unpacked: {error}") from error
     source = folder / f"horovod-{VERSION}"
     for edit in EDITS:
         path = source / edit.path

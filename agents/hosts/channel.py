@@ -20,9 +20,19 @@ from ringtap.agents.hosts import frames
 from ringtap.errors import MeasurementError
 
 _NOISE_BYTES = 1 << 20
+_FACTS_BYTES = 1 << 16
+_LAST_WORDS_BYTES = 1 << 16
 _CLOSE_S = 5.0
 
 Answer = dict[str, Any]
+
+# fields of the frames that answer a request, and of those that an answer may have
+_ANSWERS: dict[str, dict[str, type]] = {
+    "exit": {"code": int},
+    "answer": {"code": int, "out": str, "err": str},
+    "done": {},
+}
+_OPTIONAL = {"why": str, "listens": bool}
 
 
 class Call(NamedTuple):
@@ -118,7 +128,7 @@ class Channel:
                 line, _, rest = line.partition(b"\n")
                 self.facts.set_result(_facts(line))
                 return rest or self._read(self._silent_s)
-            if len(before) > _NOISE_BYTES:
+            if len(before) > _NOISE_BYTES or len(line) > _FACTS_BYTES:
                 raise ValueError(frames.NOISE)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -130,9 +140,12 @@ class Channel:
                 data += piece
 
     def _take(self, item: Answer, data: bytes) -> None:
-        if item["op"] == "file":
+        op = item.get("op")
+        if op == "file":
             self._sink(self.host, item, data)
-        elif item["op"] != "beat":
+        elif op != "beat":
+            if not _is_answer(item):
+                raise ValueError(frames.NOISE)
             with self._lock:
                 answer = self._answers.pop(item["id"], None)
             if answer is not None:
@@ -147,7 +160,7 @@ class Channel:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._words.seek(0)
+        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
         said = self._words.read().decode(errors="replace")
         lost = self._explain(self.host, said, why)
         with self._lock:
@@ -175,6 +188,16 @@ class Channel:
         self._words.close()
 
 
+def _is_answer(item: Answer) -> bool:
+    """Whether a frame from a host is an answer with all of its fields: a host may send anything."""
+    op = item.get("op")
+    wanted = _ANSWERS.get(op) if isinstance(op, str) else None
+    if wanted is None or type(item.get("id")) is not int:
+        return False
+    given = {name: kind for name, kind in _OPTIONAL.items() if name in item}
+    return all(type(item.get(name)) is kind for name, kind in (wanted | given).items())
+
+
 def _facts(line: bytes) -> Answer:
     """What the servant says of itself.
 
@@ -182,6 +205,8 @@ def _facts(line: bytes) -> Answer:
         ValueError: it is not of this version.
     """
     facts: Answer = json.loads(line)
+    if not isinstance(facts, dict) or not isinstance(facts.get("workdir"), str):
+        raise ValueError(frames.NOISE)
     if facts.get("protocol") != frames.PROTOCOL or facts.get("ringtap") != ringtap.__version__:
         raise ValueError(
             f"it has ringtap {facts.get('ringtap')}, this machine {ringtap.__version__}: install the same on both"

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ringtap.agents.hosts.frames import ANSWER_BYTES
 from ringtap.agents.lab import namespaces
 from ringtap.agents.node.jobs import descendants
 
-_ANSWER_BYTES = 1 << 20
 _GRACE_S = 3.0  # from SIGTERM to SIGKILL for what the controller has left behind
 
 
@@ -156,4 +156,4 @@ def _append(path: str) -> IO[bytes]:
 
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read(_ANSWER_BYTES).decode(errors="replace")
+    return file.read(ANSWER_BYTES).decode(errors="replace")

@@ -1,6 +1,7 @@
-"""What goes between the controller and its servant on a host: a line of JSON, then the bytes that it announces.
+"""Frames between the controller and its servant on a host: a line of JSON, then the bytes that it announces.
 
-Lines, because srun hands its step's output on line by line.
+Lines, because srun hands its step's output on line by line. Both parts have an upper length: a host that has been
+broken into must not fill the controller's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ SILENT_S = 12.0
 # so long without a word and a servant takes its controller for dead: it ends what it has started
 ORPHAN_S = 30.0
 CHUNK_BYTES = 1 << 18
-_LONGEST_LINE = 64 << 20
+# the longest line is a command's answer: 1 MiB of each of its outputs, of which JSON may make six times as much
+ANSWER_BYTES = 1 << 20
+_LONGEST_LINE = 16 << 20
 
 NOISE = "it says other things than ringtap does"
 Frame = tuple[dict[str, Any], bytes]
@@ -49,13 +52,15 @@ class Unpacker:
         while True:
             if self._item is None:
                 end = self._data.find(b"\n")
+                if (len(self._data) if end < 0 else end) > _LONGEST_LINE:
+                    raise ValueError(NOISE)
                 if end < 0:
-                    if len(self._data) > _LONGEST_LINE:
-                        raise ValueError(NOISE)
                     return found
                 self._item = _item(bytes(self._data[:end]))
                 del self._data[: end + 1]
-            size = int(self._item.get("bytes", 0))
+            size = self._item.get("bytes", 0)
+            if type(size) is not int or not 0 <= size <= CHUNK_BYTES:
+                raise ValueError(NOISE)
             if len(self._data) < size:
                 return found
             found.append((self._item, bytes(self._data[:size])))
@@ -66,7 +71,7 @@ class Unpacker:
 def _item(line: bytes) -> dict[str, Any]:
     try:
         item = json.loads(line.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(NOISE) from None
     if not isinstance(item, dict):
         raise ValueError(NOISE)

@@ -38,7 +38,8 @@ class ServedProcess:
         """Exit code, None while it runs; below 0 the signal that ended it, 255 where its host is lost."""
         if not self._end.done():
             return None
-        return LOST_CODE if self._end.exception() else int(self._end.result()["code"])
+        # an answer without a code says why the host could not start it
+        return LOST_CODE if self._end.exception() else int(self._end.result().get("code", LOST_CODE))
 
     def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
         """Send a signal without waiting."""
@@ -183,8 +184,8 @@ class ServedHosts:
         except FutureTimeoutError:
             channel.tell({"op": "kill", "of": call.number})
             raise MeasurementError(f"{host} has not answered {command[0]} within {timeout_s:g} s") from None
-        if "why" in answer:
-            raise MeasurementError(f"{host} cannot be asked for {command[0]}: {answer['why']}")
+        if answer["op"] != "answer":
+            raise MeasurementError(f"{host} cannot be asked for {command[0]}: {answer.get('why', frames.NOISE)}")
         return subprocess.CompletedProcess(command, answer["code"], answer["out"], answer["err"])
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
@@ -193,7 +194,7 @@ class ServedHosts:
         with contextlib.suppress(MeasurementError, FutureTimeoutError):
             while (left_s := deadline_s - time.monotonic()) > 0 and process.exit_code() is None:
                 call = self.channel(host).request({"op": "listens", "port": port})
-                if call.answer.result(left_s)["listens"]:
+                if call.answer.result(left_s).get("listens"):
                     return True
                 time.sleep(_PORT_POLL_S)
         return False

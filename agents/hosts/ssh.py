@@ -153,7 +153,7 @@ class SshHosts(ServedHosts):
         if (host, log) not in self._words:
             key = f"{self._token}-words-{len(self._words)}"
             self._words[host, log] = str(self._folder(host, f"words-{self._token}") / key)
-            self._receiver.expect(key, log)
+            self._receiver.expect(key, log, owner=host)
             place = {"workdir": self._workdirs[host], "path": self._words[host, log]}
             self.channel(host).tell({"op": "follow", "key": key, **place})
         return self._words[host, log]

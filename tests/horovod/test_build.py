@@ -75,6 +75,28 @@ def test_the_wheel_is_kept_under_all_that_decides_what_is_in_it(script: ModuleTy
     assert len({script.cache_folder(one, {"XDG_CACHE_HOME": str(tmp_path)}) for one in [facts, *others]}) == 5
 
 
+@pytest.mark.parametrize("has_filter", [True, False])
+@pytest.mark.parametrize("kind", ["parent", "absolute", "symlink", "hardlink", "pipe"])
+def test_an_archive_whose_members_lie_elsewhere_is_refused(
+    script: ModuleType, kind: str, has_filter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_filter:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    elif not hasattr(tarfile, "data_filter"):
+        pytest.skip("this Python's tarfile has no data_filter")
+    evil = {"parent": "../evil", "absolute": str(tmp_path / "evil")}.get(kind, f"horovod-{script.VERSION}/evil")
+    member = tarfile.TarInfo(evil)
+    member.type = {"symlink": tarfile.SYMTYPE, "hardlink": tarfile.LNKTYPE, "pipe": tarfile.FIFOTYPE}.get(
+        kind, tarfile.REGTYPE
+    )
+    member.linkname = "../../evil"
+    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as archive:
+        archive.addfile(member)
+    with pytest.raises(script.BuildError):
+        script.unpack(tmp_path / "sdist.tar.gz", tmp_path / "out")
+    assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
+
+
 def test_a_source_without_the_place_to_edit_is_refused(script: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "in" / f"horovod-{script.VERSION}"
     folder.mkdir(parents=True)

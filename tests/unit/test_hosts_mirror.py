@@ -14,8 +14,8 @@ from ringtap.agents.hosts.frames import CHUNK_BYTES
 from ringtap.agents.hosts.mirror import Mirror
 from ringtap.agents.hosts.receiver import Receiver
 
-LOGS = ["a.rec", "weird 'name'\n", "deep/er/b.rec", os.fsdecode(b"\xff\xfe")]
-ITEMS = ["clock.json", "deep/x.json"]
+LOGS = ["host/a.rec", "host/weird 'name'\n", "host/deep/er/b.rec", os.fsdecode(b"host/\xff\xfe")]
+ITEMS = ["host/clock.json", "host/deep/x.json"]
 
 
 def nobody(*_: object) -> None:
@@ -124,13 +124,61 @@ def test_hidden_files_links_and_what_came_from_here_stay_there(tmp_path: Path) -
     assert list(mirror.round()) == []
 
 
-@pytest.mark.parametrize("name", ["../x", "nodes/../../x", "/etc/x", "run.json", "nodes/../run.json"])
-def test_a_host_writes_nowhere_but_in_nodes(name: str, tmp_path: Path) -> None:
+CHUNK = {"key": "run", "name": "nodes/S1/x", "at": 0, "new": True, "whole": True, "mode": 0o644}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../x", "nodes/../../x", "/etc/x", "run.json", "nodes/../run.json", "nodes", ".", "/", "nodes/x\0y"),
+        *("nodes/S2/clock/clock.json", "nodes/S1/../S2/x", "nodes/S1", "nodes/S1/", "nodes/S1x/y", "nodes/.S1.mirror"),
+        "nodes/S1/" + "a/" * 2000 + "b",
+    ],
+)
+def test_a_host_writes_nowhere_but_in_its_own_folder(name: str, tmp_path: Path) -> None:
+    receiver = Receiver(nobody)
+    receiver.expect("run", tmp_path / "run", "S2")
+    receiver.take("S1", CHUNK | {"name": name}, b"x")
+    assert "is no file of S1's part of a run" in receiver.failures["S1"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("key", ["words", "run", "no such key"])
+def test_a_host_writes_no_file_that_another_hosts_words_go_to(key: str, tmp_path: Path) -> None:
     receiver = Receiver(nobody)
     receiver.expect("run", tmp_path / "run")
-    receiver.take("S1", {"key": "run", "name": name, "at": 0, "new": True, "whole": True, "mode": 0o644}, b"x")
-    assert "is no file of a run" in receiver.failures["S1"]
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    receiver.expect("words", tmp_path / "words", owner="S2")
+    receiver.take("S1", {"key": key, "name": "", "at": 0}, b"forged")
+    assert "is none of its own" in receiver.failures["S1"]
+    receiver.take("S2", {"key": "words", "name": "", "at": 0}, b"its own")
+    assert (tmp_path / "words").read_bytes() == b"its own"
+    assert "S2" not in receiver.failures
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"at": 2**62}, {"at": 1}, {"at": -1}, {"at": 2**63}, {"at": True}, {"at": "0"}, {"at": None}, {"at": 0.0}),
+        *({"mode": "x"}, {"mode": None}, {"name": None}, {"name": ["nodes"]}, {"key": 1}, {"key": None}),
+        {"at": 2**40, "new": False, "whole": False},
+    ],
+)
+def test_a_chunk_that_no_file_has_is_refused_and_takes_no_room(fields: dict[str, object], tmp_path: Path) -> None:
+    receiver = Receiver(nobody)
+    receiver.expect("run", tmp_path / "run")
+    (tmp_path / "run/nodes/S1").mkdir(parents=True)
+    receiver.take("S1", CHUNK | fields, b"x")
+    assert receiver.failures["S1"].startswith("what it sends cannot be written here: ")
+    assert all(path.stat().st_size == 0 for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_a_clock_of_many_megabytes_is_not_sent_to_every_other_host(tmp_path: Path) -> None:
+    receiver = Receiver(nobody)
+    receiver.expect("run", tmp_path, "S1")
+    item = CHUNK | {"name": "nodes/S1/clock/server.json"}
+    for at in range(0, 5 << 20, CHUNK_BYTES):
+        receiver.take("S1", item | {"at": at, "new": True, "whole": at + CHUNK_BYTES >= 5 << 20}, bytes(CHUNK_BYTES))
+    assert "is too long to be passed on" in receiver.failures["S1"]
 
 
 def test_clocks_are_passed_on_to_those_that_look_at_them(tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ def correlation_time(values: Values) -> float:
     """Integrated autocorrelation time of values in order of time, at least 1: how many of them count as one.
 
     Of the ranks, so that a few long iterations do not hide the rest; summed in pairs of neighbouring lags as long as
-    they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3). 1 where the first autocorrelation is below two
-    standard errors of independent values.
+    they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3), and corrected for the mean being the sample's own
+    (Wolff, Comput. Phys. Commun. 156, 2004, equation 49). 1 where the first autocorrelation is below two standard
+    errors of independent values.
     """
     ordered = sample(values)
     count = len(ordered)
@@ -53,7 +54,8 @@ def correlation_time(values: Values) -> float:
         return 1.0
     pairs = autocorrelation[: len(autocorrelation) // 2 * 2].reshape(-1, 2).sum(axis=1)
     ended = np.flatnonzero(pairs <= 0)
-    return max(1.0, 2 * float(pairs[: ended[0] if len(ended) else len(pairs)].sum()) - 1)
+    used = int(ended[0]) if len(ended) else len(pairs)
+    return max(1.0, (2 * float(pairs[:used].sum()) - 1) * (1 + (4 * used - 1) / count))
 
 
 def effective_count(values: Values) -> float:

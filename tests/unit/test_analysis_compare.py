@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import signal, stats
 
-from ringtap.analysis.compare import compare, compare_all, holm
+from ringtap.analysis.compare import _distance_p, compare, compare_all, holm
 from ringtap.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def test_independent_iterations_give_what_scipy_gives():
     distribution, location, _ = found.tests
     assert location.p == pytest.approx(stats.brunnermunzel(A, B).pvalue)
     assert distribution.statistic == pytest.approx(stats.ks_2samp(A, B).statistic)
-    assert math.log(distribution.p) == pytest.approx(math.log(stats.ks_2samp(A, B).pvalue), rel=0.01)
+    assert distribution.p == pytest.approx(stats.ks_2samp(A, B, method="exact").pvalue, rel=1e-12)
     wins = np.sign(B[:, None] - A)
     assert found.cliffs_delta == pytest.approx(wins.mean())
     assert found.shift_s.value == pytest.approx(np.median(B[:, None] - A), abs=1e-4)
@@ -54,6 +54,52 @@ def test_samples_that_do_not_overlap_or_do_not_vary():
     assert (alike.superiority.value, alike.shift_s.value) == (0.5, 0.0)
     assert [test.p for test in alike.tests] == [1.0, 1.0, 1.0]
     json.dumps(alike.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (5, 9), (8, 8), (30, 17), (60, 60), (300, 250), (1000, 1)])
+def test_p_of_the_distribution_is_scipys_exact_one(sizes):
+    draw = np.random.default_rng(sum(sizes))
+    for shift in (0.0, 0.4, 9.0):
+        a, b = draw.normal(0, 1, sizes[0]), draw.normal(shift, 1, sizes[1])
+        exact = stats.ks_2samp(a, b, method="exact")
+        assert _distance_p(exact.statistic, *sizes) == pytest.approx(exact.pvalue, rel=1e-9)
+        assert _distance_p(exact.statistic, *sizes[::-1]) == pytest.approx(exact.pvalue, rel=1e-9)
+
+
+def test_no_p_is_zero_however_far_apart_the_samples():
+    assert compare(range(1, 6), range(11, 16)).tests[0].p == pytest.approx(2 / 252)
+    assert compare(range(1, 9), range(11, 19)).tests[0].p == pytest.approx(2 / 12870)
+    far = compare(drawn(1, 0, 0.1, 1500), drawn(2, 9, 0.1, 1500))
+    assert all(0 < test.p < 1e-30 for test in far.tests)
+
+
+def autoregressive(draw, count, correlation):
+    noise = draw.standard_normal(count + 100) * math.sqrt(1 - correlation**2)
+    return np.exp(0.1 * signal.lfilter([1.0], [1.0, -correlation], noise)[100:])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "counts", "correlation", "least"),
+    [(2000, (30, 40), 0.0, (0.03, 0.03)), (700, (60, 60), 0.5, (0.0, 0.03))],
+)
+def test_of_2000_comparisons_of_equal_kinds_five_per_cent_are_called_different(pairs, counts, correlation, least):
+    """Each test at most 5 % and three standard errors; the first two not far less where the samples are independent."""
+    draw, cried, called = np.random.default_rng(1), np.zeros(3), 0
+    for _ in range(pairs):
+        found = compare(*(autoregressive(draw, count, correlation) for count in counts))
+        cried += [test.p < 0.05 for test in found.tests]
+        called += any(test.p_holm < 0.05 for test in found.tests)
+    most = 0.05 + 3 * math.sqrt(0.05 * 0.95 / pairs)
+    assert called / pairs <= 0.05
+    assert cried.max() / pairs <= most
+    assert all(cried[:2] / pairs >= least)
+
+
+@pytest.mark.parametrize("counts", [(5, 5), (6, 15)])
+def test_p_of_the_location_holds_for_few_values(counts):
+    draw = np.random.default_rng(1)
+    cried = sum(compare(*(draw.lognormal(0, 0.1, n) for n in counts)).tests[1].p < 0.05 for _ in range(1000))
+    assert 0.01 <= cried / 1000 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
 
 
 def test_alike_neighbours_widen_every_interval():

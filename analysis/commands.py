@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +51,6 @@ def _fit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", dest="output", metavar="FIT.json", type=Path, help="keep the fit, for ringtap predict")
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     parser.set_defaults(handler=_fit)
-
-
-@contextlib.contextmanager
-def needs_report_extra() -> Iterator[None]:
-    """Say in one sentence what is to be installed where an import within fails."""
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").startswith("ringtap"):
-            raise
-        raise UsageError(f"{error.name} is not installed here: pip install 'ringtap[report]'") from error
 
 
 def _count(text: str, option: str) -> int:
@@ -118,9 +105,9 @@ def _fit(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.output} exists: name another file or add --force")
     path = Path(options.points)
     points = read_points_csv(path, capacity_gbps, options.weights)
-    with needs_report_extra():
-        from ringtap.analysis.fit import CongestionModel
-        from ringtap.analysis.fit_command import fit
+    from ringtap.analysis.fit import CongestionModel
+    from ringtap.analysis.fit_command import fit
+
     model = CongestionModel(capacity_gbps, None if options.n is None else _EXPONENTS[options.n])
     try:
         found = fit(model, points, options.robust, sets)

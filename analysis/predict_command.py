@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.analysis.commands import needs_report_extra
 from ringtap.errors import UsageError
 from ringtap.units import format_duration, parse_rate_bps
 
@@ -28,8 +27,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    with needs_report_extra():
-        from ringtap.analysis.predict import read_fit
+    from ringtap.analysis.predict import read_fit
+
     load_gbps = None if options.load is None else parse_rate_bps(options.load) / 1e9
     slowdown = None if options.slowdown is None else _times(options.slowdown)
     fit = read_fit(Path(options.fit), options.series)

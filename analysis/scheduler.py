@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ringtap
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.installed import install_command
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _COUNTED = re.compile(r"(local|slurm)(?::([1-9]\d*))?")
 _ADDRESS = re.compile(r"\w+://\S+")
-_INSTALL = "pip install 'ringtap[dask]'"
 _LOGGERS = ("distributed", "distributed.client", "tornado.application", "asyncio")
 _ANSWER_S = 10.0  # for a scheduler to answer, and for its workers to be there
 _TASKS_A_THREAD = 32  # more of them cost more than they even out
@@ -67,7 +67,7 @@ def workers(scheduler: str | None) -> Iterator[Workers]:
             dask.config.set({"logging": dict.fromkeys(_LOGGERS, "critical") | dask.config.get("logging", {})})
         from distributed.utils import silence_logging_cmgr
     except ModuleNotFoundError as error:
-        raise UsageError(f"--scheduler needs Dask, which is not installed here: {_INSTALL}") from error
+        raise UsageError(f"--scheduler needs Dask, which is not installed here: {install_command('dask')}") from error
     counted = _COUNTED.fullmatch(scheduler)
     if not counted and not _ADDRESS.fullmatch(scheduler) and not Path(scheduler).is_file():
         raise UsageError(
@@ -131,7 +131,9 @@ def _security() -> Any:
     try:
         return Security.temporary()
     except ImportError as error:
-        raise UsageError(f"--scheduler needs cryptography, which is not installed here: {_INSTALL}") from error
+        raise UsageError(
+            f"--scheduler needs cryptography, which is not installed here: {install_command('dask')}"
+        ) from error
 
 
 def _existing(scheduler: str, stack: contextlib.ExitStack) -> Client:
@@ -189,7 +191,9 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
     try:
         from dask_jobqueue import SLURMCluster
     except ModuleNotFoundError as error:
-        raise UsageError(f"--scheduler slurm needs dask-jobqueue, which is not installed here: {_INSTALL}") from error
+        raise UsageError(
+            f"--scheduler slurm needs dask-jobqueue, which is not installed here: {install_command('dask')}"
+        ) from error
     found = dask.config.get("jobqueue.slurm")
     missing = [name for name in ("cores", "memory") if not found.get(name)]
     if missing:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.gpu_pcie import PcieMeter
+from ringtap.installed import install_command
 from ringtap.records import Field, Kind, RecordWriter
 
 # NVML samples utilisation every 1/6 to 1 s, by product
@@ -190,7 +191,7 @@ class GpuCollector:
             nvml = self._load()
         except ImportError:
             reason = "the Python package nvidia-ml-py, which asks the NVIDIA driver, is not installed"
-            return Check("unavailable", reason, "pip install 'ringtap[gpu]'")
+            return Check("unavailable", reason, install_command("gpu"))
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:

@@ -50,4 +50,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ringtap' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    try:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    except ImportError as error:
+        from ringtap import installed
+
+        said = installed.missing(error)
+        if said is None:
+            raise
+        raise ImportError(f"ringtap.{name} cannot be used: {said}", name=error.name) from None

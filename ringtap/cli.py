@@ -10,7 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import ringtap
 from ringtap.errors import RingtapError, UsageError
@@ -63,21 +63,12 @@ def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.Argu
             sub_verbs = importlib.import_module(module).register(subparsers, name, summary)
             for (of, attached), (room, text) in ATTACHED.items():
                 if of == verb and attached == sub_verb:
-                    _room(room).register(sub_verbs, attached, text)
+                    importlib.import_module(room).register(sub_verbs, attached, text)
                 elif of == verb:
                     sub_verbs.add_parser(attached, help=text, add_help=False)
         else:
             subparsers.add_parser(name, help=summary, add_help=False)
     return parser
-
-
-def _room(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "this needs the analysis, which is not installed here: pip install 'ringtap[report]'"
-        ) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,6 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RingtapError as error:
         print(f"ringtap: {error}", file=sys.stderr)
         return error.exit_code
+    except ImportError as error:
+        from ringtap.installed import missing
+
+        said = missing(error)
+        if said is None:
+            raise
+        print(f"ringtap: {said}", file=sys.stderr)
+        return UsageError.exit_code
     except KeyboardInterrupt:
         print("ringtap: interrupted", file=sys.stderr)
         return 130

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ringtap
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.installed import install_command
 from ringtap.slurm.sites import Site
 from ringtap.trafficgen.bundle_command import write_archive
 
@@ -110,7 +111,7 @@ def _distribution() -> importlib.metadata.Distribution:
         return importlib.metadata.distribution("ringtap")
     except importlib.metadata.PackageNotFoundError as error:
         raise UsageError(
-            "ringtap is not installed here, so there is nothing to bundle: pip install it first"
+            f"ringtap is not installed here, so there is nothing to bundle: {install_command()}"
         ) from error
 
 

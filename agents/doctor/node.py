@@ -17,6 +17,7 @@ import psutil
 from ringtap.agents.clock import source as clock_source
 from ringtap.agents.clock.ping import open_socket, receive
 from ringtap.collectors.base import Check
+from ringtap.installed import pip
 from ringtap.units import format_size
 
 _DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", "openntpd")
@@ -38,7 +39,7 @@ def install_hint(package: str) -> str:
     """How to get a Python package here."""
     if on_alliance():
         return f"pip download {package} on a login node, then pip install --no-index --find-links=. {package}"
-    return f"pip install {package}"
+    return f"{pip()} install {package}"
 
 
 def _slurm_nodes() -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check
 from ringtap.errors import RingtapError
+from ringtap.installed import install_command
 
 # what `traffic serve` and iperf3 listen on where nothing else is said
 TRAFFIC_PORTS = (5001, 5201)
@@ -25,7 +26,7 @@ def live(_runs: Path) -> Check:
     """Packages of the live view."""
     missing = _missing(("textual", "rich"))
     if missing:
-        remedy = "pip install --no-index textual rich" if on_alliance() else "pip install 'ringtap[tui,terminal]'"
+        remedy = "pip install --no-index textual rich" if on_alliance() else install_command("tui")
         return Check("degraded", f"no {', '.join(missing)}: ringtap live --plain alone", remedy)
     return Check("ok", "ringtap live")
 
@@ -37,7 +38,7 @@ def analysis(_runs: Path) -> Check:
         remedy = (
             "module load gcc arrow for pyarrow, pip install --no-index numpy pandas scipy"
             if on_alliance()
-            else "pip install 'ringtap[analysis]', here or where the run directory is copied to"
+            else f"{install_command('report')}, here or where the run directory is copied to"
         )
         return Check("unavailable", f"no {', '.join(missing)}: runs are recorded, not analysed here", remedy)
     return Check("ok", "ringtap analyze, report, fit")
@@ -54,7 +55,7 @@ def lab(_runs: Path) -> Check:
     try:
         from pyroute2 import IPRoute, NetlinkError
     except ImportError:
-        return Check("unavailable", "no pyroute2", "pip install pyroute2")
+        return Check("unavailable", "no pyroute2", install_command())
     with IPRoute() as netlink:
         for kind, module, action in (
             ("veth", "veth", lambda: netlink.link("add", ifname="doctor0", kind="veth", peer={"ifname": "doctor1"})),

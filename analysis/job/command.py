@@ -26,15 +26,11 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    try:
-        from ringtap.analysis.job import derived
-        from ringtap.analysis.job.run import open_job
-        from ringtap.analysis.job.summary import summarize
-        from ringtap.analysis.job.words import describe
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "this needs the analysis, which is not installed here: pip install 'ringtap[analysis]'"
-        ) from error
+    from ringtap.analysis.job import derived
+    from ringtap.analysis.job.run import open_job
+    from ringtap.analysis.job.summary import summarize
+    from ringtap.analysis.job.words import describe
+
     path = open_job(options.run).path
     folder = options.output or path / "derived"
     sources = derived.fingerprint(path)

@@ -14,6 +14,7 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job.run import Job
 from ringtap.errors import UsageError
+from ringtap.installed import install_command
 from ringtap.rundir import write_json
 
 SCHEMA = 1
@@ -71,7 +72,7 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
         importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
         raise UsageError(
-            "Parquet files need pyarrow, which is not installed here: pip install 'ringtap[analysis]' (on Alliance "
+            f"Parquet files need pyarrow, which is not installed here: {install_command('report')} (on Alliance "
             "clusters: module load gcc arrow)"
         ) from error
     try:

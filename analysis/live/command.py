@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ringtap import installed
 from ringtap.errors import UsageError
 
 # ringtap run --live starts the view and the run at once; a shared file system takes a moment to show a new folder
@@ -55,11 +56,10 @@ def _import_view() -> Any:
     try:
         from ringtap.analysis.live.view import watch
     except ImportError as error:
-        if (error.name or "").startswith("ringtap"):
+        said = installed.missing(error)
+        if said is None:
             raise
-        raise UsageError(
-            f"the live view needs {error.name or 'textual'}: pip install 'ringtap[tui]', or use --plain"
-        ) from error
+        raise UsageError(f"{said}, or use --plain: the live view needs it") from error
     return watch
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.scheduler import add_option, workers
-from ringtap.errors import UsageError
 from ringtap.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -52,14 +51,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 def _flows(options: argparse.Namespace) -> int:
     bin_ns = round(parse_duration_s(options.bin) * 1e9)
-    try:
-        from ringtap.analysis.pcap import tables
-        from ringtap.analysis.pcap.progress import Bar
-        from ringtap.analysis.pcap.read import read_captures
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("ringtap"):
-            raise
-        raise UsageError(f"{error.name} is not installed here: pip install 'ringtap[analysis]'") from error
+    from ringtap.analysis.pcap import tables
+    from ringtap.analysis.pcap.progress import Bar
+    from ringtap.analysis.pcap.read import read_captures
+
     for path in (options.output, options.rates):
         if path is not None:
             tables.check_table(path, options.force)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.installed import install_command
 
 Entry = Callable[[int, int, int], int]
 _NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total")
 # numba's convention: where the result goes, where an exception would go, the arguments; returns a status
 _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3)
-_MISSING = "reading captures needs numba: pip install 'ringtap[analysis]'"
 
 
 def cache_folder() -> Path:
@@ -52,7 +52,7 @@ def entries(say: Callable[[str], None] | None = None) -> dict[str, Entry]:
         try:
             from llvmlite import binding
         except ImportError as error:
-            raise UsageError(_MISSING) from error
+            raise UsageError(f"reading captures needs numba: {install_command('report')}") from error
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         _linked.update(_link(binding, _object_code(binding, say)))
@@ -69,7 +69,7 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
         import subprocess
 
         if importlib.util.find_spec("numba") is None:
-            raise UsageError(_MISSING)
+            raise UsageError(f"reading captures needs numba: {install_command('report')}")
         if say is not None:
             say("Compiling the reader of captures, once on this machine: some 15 s")
         command = [sys.executable, "-m", "ringtap.analysis.pcap.compiled"]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ringtap.errors import UsageError
+from ringtap.installed import install_command
 
 BLOCK_BYTES = 1 << 18
 """Fits the second-level cache of the processors there are, so that a block is read from memory once."""
@@ -232,7 +233,7 @@ def _unzstd(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iter
     try:
         import zstandard
     except ImportError as error:
-        raise UsageError("zstandard is not installed here: pip install 'ringtap[analysis]'") from error
+        raise UsageError(f"zstandard is not installed here: {install_command('report')}") from error
     unpacker = zstandard.ZstdDecompressor()
     machine, fresh = unpacker.decompressobj(), True
     for block in blocks:

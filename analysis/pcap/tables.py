@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.pcap.layout import ROCE
 from ringtap.errors import UsageError
+from ringtap.installed import install_command
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Any]
@@ -226,5 +227,5 @@ def check_table(path: Path, force: bool) -> None:
             importlib.import_module("pyarrow.parquet")
         except ImportError as error:
             raise UsageError(
-                f"pyarrow, which writes {path.name}, is not installed: name it .csv, or pip install 'ringtap[analysis]'"
+                f"pyarrow, which writes {path.name}, is not installed: name it .csv, or {install_command('report')}"
             ) from error

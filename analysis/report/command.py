@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.analysis.commands import needs_report_extra
 from ringtap.analysis.scheduler import add_option, workers
 from ringtap.errors import UsageError
 from ringtap.units import parse_rate_bps
@@ -52,8 +51,7 @@ def report(options: argparse.Namespace) -> int:
     if options.workers is not None and options.workers < 2:
         raise UsageError(f"--workers {options.workers}: a ring has two at least")
     folder = None if options.output is None else _free(Path(options.output), options.force)
-    with needs_report_extra():
-        written = _write(source, folder, capacity_gbps, options)
+    written = _write(source, folder, capacity_gbps, options)
     if options.json:
         print(written.json_path.read_text(encoding="utf-8"), end="")
         return 0

@@ -50,17 +50,12 @@ def _structure(options: argparse.Namespace) -> int:
     hosts = dict(_host(text) for text in options.host)
     if options.output is not None and options.output.is_dir() and any(options.output.iterdir()) and not options.force:
         raise UsageError(f"{options.output} is not empty: name another folder, or add --force to overwrite")
-    try:
-        from ringtap.analysis.pcap.progress import Bar
-        from ringtap.analysis.structure.captures import read_structure
-        from ringtap.analysis.structure.words import describe
+    from ringtap.analysis.pcap.progress import Bar
+    from ringtap.analysis.structure.captures import read_structure
+    from ringtap.analysis.structure.words import describe
 
-        if options.output is not None:
-            from ringtap.analysis.structure.written import write
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("ringtap"):
-            raise
-        raise UsageError(f"{error.name} is not installed here: pip install 'ringtap[report]'") from error
+    if options.output is not None:
+        from ringtap.analysis.structure.written import write
     with Bar() as bar:
         found = read_structure(
             *options.paths, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache, progress=bar

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.analysis.commands import needs_report_extra
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.units import format_duration, format_rate, format_size, parse_rate_bps
 
@@ -43,8 +42,8 @@ def _verify(options: argparse.Namespace) -> int:
     line_rate_bps = None if options.line_rate is None else parse_rate_bps(options.line_rate)
     if line_rate_bps is not None and line_rate_bps <= 0:
         raise UsageError("--line-rate must be above 0")
-    with needs_report_extra():
-        from ringtap.analysis.traffic.verify import Asked, verify, write
+    from ringtap.analysis.traffic.verify import Asked, verify, write
+
     nic = None if options.nic is None else (options.nic, options.interface)
     asked = Asked(options.plan, options.sent, options.capture, nic, options.baseline, options.compare, line_rate_bps)
     found = verify(asked)

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from ringtap.cli import main
+from ringtap.installed import install_command
 
 VGG = "bandwidth_gbps,iteration_s\n0,0.365\n6.3,0.447\n10.3,0.533\n14.7,0.733\n17.6,1.003\n20.9,1.837\n"
 
@@ -198,4 +199,4 @@ def test_without_the_extra_the_sentence_says_what_to_install(capsys, monkeypatch
     for name in ("fit", "fit_warnings", "fit_command", "congestion"):
         monkeypatch.delitem(sys.modules, f"ringtap.analysis.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "numpy", None)
-    assert "pip install 'ringtap[report]'" in one_line_error(capsys, ["fit", points])
+    assert f"numpy is not installed here: {install_command('report')}" in one_line_error(capsys, ["fit", points])

@@ -234,7 +234,7 @@ def test_without_dask_one_sentence_says_what_to_install(monkeypatch: pytest.Monk
     ):
         with monkeypatch.context() as patched:
             patched.setitem(sys.modules, name, None)
-            with pytest.raises(UsageError, match=r"pip install 'ringtap\[dask\]'"), scheduler.workers(words):
+            with pytest.raises(UsageError, match=r" install .*\[dask\]"), scheduler.workers(words):
                 pass
 
 

@@ -218,4 +218,4 @@ def test_without_the_package_the_remedy_installs_it(tmp_path: Path) -> None:
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert "unavailable" in said
-    assert "pip install 'ringtap[gpu]'" in said
+    assert "[gpu]" in said

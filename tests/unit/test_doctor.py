@@ -27,6 +27,7 @@ from ringtap.agents.doctor.checks import Question, Task, diagnose, run_apart, ta
 from ringtap.collectors import registry
 from ringtap.collectors.base import Check
 from ringtap.errors import UsageError
+from ringtap.installed import pip
 
 SITE = str(Path(psutil.__file__).parents[1])
 HOOK = Path(str(hook.__file__)).parent
@@ -290,7 +291,7 @@ def test_a_collector_that_is_broken_leaves_the_rest(monkeypatch: pytest.MonkeyPa
     report = diagnose(Question(), chosen)
     found = states(report)
     assert found["sockets"] == "unavailable"
-    assert of(report, "sockets")["remedy"] == "pip install pyroute2"
+    assert of(report, "sockets")["remedy"] == f"{pip()} install pyroute2"
     assert found["gpu"] == "failed"
     assert (found["nic"], found["host"]) == ("ok", "ok")
     monkeypatch.setenv("CC_CLUSTER", "fir")

@@ -1,0 +1,107 @@
+"""How this ringtap was installed, and so the command that adds what is missing to it.
+
+No package index offers ringtap, so pip needs more than its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+# package -> the extra of pyproject.toml that brings it; an empty one: ringtap never runs without it
+EXTRAS = {
+    **dict.fromkeys(("jinja2", "llvmlite", "matplotlib", "numba", "numpy", "pandas", "pyarrow", "scipy"), "report"),
+    "zstandard": "report",
+    **dict.fromkeys(("rich", "textual"), "tui"),
+    **dict.fromkeys(("cryptography", "dask", "dask_jobqueue", "distributed"), "dask"),
+    **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
+    "pynvml": "gpu",
+}
+
+
+def missing(error: ImportError) -> str | None:
+    """Name the package that an import lacked and the command that installs it.
+
+    Returns:
+        One sentence; None where the import fails for another reason than a package that is not installed.
+    """
+    cause: BaseException | None = error
+    while cause is not None:  # pandas reports that NumPy is missing by an error of its own, without the name
+        name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+        package = name.partition(".")[0]
+        if package in EXTRAS:
+            return f"{package} is not installed here: {install_command(EXTRAS[package])}"
+        if name == "ringtap.analysis":  # as in the traffic generator's single file
+            return "this copy of ringtap has no analysis: run the command where all of ringtap is installed"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def install_command(extra: str = "") -> str:
+    """The command that installs ringtap with an extra where it runs now.
+
+    It names what pip noted as the source (the record ``direct_url.json``), else the checkout that this file belongs
+    to. Where neither exists any more, it names the packages of the extra one by one.
+    """
+    import importlib.metadata  # takes 20 ms, which an agent that lacks nothing need not spend
+
+    try:
+        distribution = importlib.metadata.distribution("ringtap")
+        source = _noted(distribution.read_text("direct_url.json"), extra)
+        requirements = distribution.requires or []
+    except importlib.metadata.PackageNotFoundError:
+        source, requirements = None, []
+    checkout = Path(__file__).resolve().parents[1]
+    if source is None and (checkout / "pyproject.toml").is_file():
+        source = [_with(str(checkout), extra)]
+    return f"{pip()} install {shlex.join(source or _packages(requirements, extra))}"
+
+
+def pip() -> str:
+    """pip of the interpreter that runs, by the shortest name that leads to it."""
+    found = shutil.which("pip")
+    if found is not None and Path(found).parent == Path(sys.executable).parent:
+        return "pip"
+    return f"{shlex.quote(sys.executable or 'python3')} -m pip"
+
+
+def _with(source: str, extra: str) -> str:
+    return f"{source}[{extra}]" if extra else source
+
+
+def _noted(record: str | None, extra: str) -> list[str] | None:
+    """pip's words for the source in a direct_url.json (packaging.python.org, "Direct URL"); None where it is gone."""
+    if record is None:
+        return None
+    noted = json.loads(record)
+    url = str(noted["url"])
+    if "vcs_info" in noted:
+        commit = noted["vcs_info"]["commit_id"]
+        return [f"{_with('ringtap', extra)} @ {noted['vcs_info']['vcs']}+{url}@{commit}"]
+    if urlsplit(url).scheme != "file":
+        return [f"{_with('ringtap', extra)} @ {url}"]
+    path = Path(unquote(urlsplit(url).path))
+    if not path.exists():
+        return None
+    editable = noted.get("dir_info", {}).get("editable", False)
+    return [*(["--editable"] if editable else []), _with(str(path), extra)]
+
+
+def _packages(requirements: list[str], extra: str) -> list[str]:
+    """The packages of an extra, those of the extras that it includes among them."""
+    found: list[str] = []
+    for line in requirements:
+        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        of = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker)
+        if (of[1] if of else "") != extra:
+            continue
+        own = re.fullmatch(r"ringtap\[([\w,-]+)\]", requirement)
+        found += (
+            [each for name in own[1].split(",") for each in _packages(requirements, name)] if own else [requirement]
+        )
+    return found or [name for name, of_extra in EXTRAS.items() if of_extra == extra]

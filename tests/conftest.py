@@ -1,5 +1,6 @@
 """What all tests share: a machine must look the same after a test as before it, and with CI=true nothing is skipped."""
 
+import gc
 import os
 import re
 import subprocess
@@ -24,6 +25,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("computes")
     # last: its tests share a cluster, which is to run beside no other test
     items.sort(key=lambda item: paths[item].startswith("slurm/"))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name bytes by their length: their text may hold a time stamp, and workers of xdist must agree on names."""
+    return f"{len(val)}_bytes" if isinstance(val, bytes) else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_files() -> Iterator[None]:
+    """Collect garbage after each module, so that a file or process left open fails a test of the module that left it."""
+    yield
+    gc.collect()
 
 
 @pytest.hookimpl(wrapper=True)

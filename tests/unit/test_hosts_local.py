@@ -1,6 +1,7 @@
 """Hosts on this machine: the same servant, without anything between."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -144,8 +145,9 @@ def test_another_version_is_refused_in_a_sentence(hosts: LocalHosts, monkeypatch
         ("echo noise; exec sleep 60", "no connection within 1 s"),
         ("head -c 2000000 /dev/zero; exec sleep 60", "it says other things than ringtap does"),
         ("echo noise; echo 'no such thing' >&2; exit 3", "its servant ended - no such thing"),
-        (f"printf 'noise '; {sys.executable} {' '.join(SERVANT)}; echo junk", ""),
+        (f"printf 'noise '; {shlex.join([sys.executable, *SERVANT])}; echo junk", ""),
     ],
+    ids=["silent", "endless", "ends", "noisy"],
 )
 def test_noise_is_passed_over_and_silence_has_an_end(words: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalHosts, "command", lambda _self, _host: sh(words))

@@ -1,121 +1,113 @@
-"""Whether a job's iterations take longer under ``ringtap run``, and whether its imports do."""
+"""What recording adds to a job's iterations and to its imports, from pairs measured in alternation."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
+import os
+import platform
 import random
 import re
 import statistics
+import struct
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from _context import Bench
-from _processes import BenchmarkError
+if TYPE_CHECKING:
+    from _context import Bench
 
-WITHOUT = "without"
+KINDS = ("computes", "communicates")
 RATES = ("100ms", "10ms")  # the default, and 100 Hz
 _JOB = str(Path(__file__).resolve().parent / "_overhead_job.py")
 _RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 _JOB_S = 120.0
-_WARM_UP = 5  # iterations in which DDP rebuilds its buckets
-_CAUTION = 1.15  # a run may take longer than the longest one so far
+_START_S = 60.0
 _HOOK_MODULES = ("sitecustomize", "ringtap_hook")
-_TRIMMED = 0.1  # of the iterations at either end: those that something else on the machine disturbed
-_RESAMPLES = 2000
+#: pairs cut off at either end before the mean is taken: those that something else on the machine disturbed
+TRIMMED = 0.2
+_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 
 
-class Jobs:
-    """Runs of the job, with and without: A B C, C B A and so on, so that a drift favours nobody.
+def interval(pairs: Sequence[dict[str, dict[str, Any]]], key: str) -> tuple[float, float, float]:
+    """Mean difference of paired blocks, in per cent of the block without recording, and its 95 % interval.
 
-    Args:
-        bench: where the samples go.
-        iterations: of each run.
-        compute_s: of each iteration.
+    The mean leaves out a fifth of the pairs at either end; its interval is Yuen's: Student's t with the winsorized
+    variance (Wilcox, Introduction to Robust Estimation and Hypothesis Testing, section 4.3).
     """
+    from scipy.special import stdtrit
 
-    def __init__(self, bench: Bench, iterations: int, compute_s: float) -> None:
-        self._bench, self._iterations, self._compute_s = bench, iterations, compute_s
-        self._longest_s = 0.0
-
-    def take(self, turn: int) -> None:
-        """One run of each kind, as far as there is time: the first two at any rate."""
-        order = [WITHOUT, *RATES]
-        for place, every in enumerate(order if turn % 2 == 0 else reversed(order)):
-            if (turn == 0 and place < 2) or self._longest_s * _CAUTION < self._bench.left_s():
-                begun_s = time.monotonic()
-                self._run(turn, every)
-                self._longest_s = max(self._longest_s, time.monotonic() - begun_s)
-
-    def _run(self, turn: int, every: str) -> None:
-        bench = self._bench
-        with bench.sample("job", every=every, pair=turn) as figures:
-            command = [sys.executable, _JOB, str(self._iterations), str(self._compute_s)]
-            run = bench.folder / f"job-{turn}-{every}"
-            if every != WITHOUT:
-                command = [*_RINGTAP, "run", "--every", every, "--node", "here", "-o", str(run), "--", *command]
-            ended = bench.processes.start(command).result(_JOB_S)
-            figures["iterations_s"] = json.loads(ended.stdout.splitlines()[-1])[_WARM_UP:]
-            figures["iteration_ms"] = 1000 * trimmed_mean(figures["iterations_s"])
-            if every != WITHOUT:
-                figures.update(_recorded(run, self._iterations))
+    values = sorted(100 * (pair["with"][key] / pair["without"][key] - 1) for pair in pairs)
+    count, cut = len(values), int(len(values) * TRIMMED)
+    middle = statistics.fmean(values[cut : count - cut])
+    if count - 2 * cut < 3:
+        return middle, -math.inf, math.inf
+    winsorized = [min(max(value, values[cut]), values[count - cut - 1]) for value in values]
+    error = statistics.stdev(winsorized) / ((1 - 2 * cut / count) * math.sqrt(count))
+    reach = float(stdtrit(count - 2 * cut - 1, 0.975)) * error
+    return middle, middle - reach, middle + reach
 
 
-def _recorded(run: Path, iterations: int) -> dict[str, Any]:
-    """What was written; and a run that recorded no steps would cost nothing and prove nothing."""
+def instruction_counter() -> tuple[Callable[[], int] | None, str]:
+    """A reader of the instructions that this process has executed in user mode; None and the reason where none counts.
+
+    It uses perf_event_open(2), which counts the threads started after it, too.
+    """
+    number = _PERF_EVENT_OPEN.get(platform.machine())
+    if number is None or sys.platform != "linux":
+        return None, f"perf_event_open is not known on {platform.machine()}"
+    # struct perf_event_attr: PERF_TYPE_HARDWARE, PERF_COUNT_HW_INSTRUCTIONS; inherit, exclude_kernel, exclude_hv
+    attributes = bytearray(128)
+    struct.pack_into("IIQ", attributes, 0, 0, len(attributes), 1)
+    struct.pack_into("Q", attributes, 40, 1 << 1 | 1 << 5 | 1 << 6)
+    place = (ctypes.c_char * len(attributes)).from_buffer(attributes)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(number, place, 0, -1, -1, 0)
+    if fd < 0:
+        return None, f"the kernel gives no instruction counter: {os.strerror(ctypes.get_errno())}"
+    return (lambda: int(struct.unpack("Q", os.read(fd, 8))[0])), ""
+
+
+def measure_job(bench: Bench, kind: str, every: str, limit_s: float, half_width_pct: float) -> None:
+    """One job of this kind under ``ringtap run``, its recording switched between blocks of iterations."""
+    with bench.sample("job", kind=kind, every=every) as figures:
+        run = bench.folder / f"job-{kind}-{every}"
+        seed = str(random.Random(f"{kind} {every}").randrange(10**6))
+        job = [sys.executable, _JOB, kind, str(limit_s), str(half_width_pct), seed]
+        command = [*_RINGTAP, "run", "--every", every, "--node", "here", "-o", str(run), "--", *job]
+        ended = bench.processes.start(command).result(limit_s + _START_S)
+        figures.update(json.loads(ended.stdout.splitlines()[-1]))
+        figures["half_width_pct"] = half_width_pct
+        if figures["no_instructions"] and figures["no_instructions"] not in bench.notes:
+            bench.notes.append(figures["no_instructions"])
+        _check_recorded(run, figures["recorded"])
+
+
+def _check_recorded(run: Path, iterations: int) -> None:
+    """A switch that did not work, or a run that recorded nothing, would cost nothing and prove nothing."""
+    from _processes import BenchmarkError
+
     from ringtap.records import open_records
 
-    node = run / "nodes" / "here"
-    steps = [open_records(path).count for path in (node / "steps").glob("rank*-*.rec") if ".ddp." not in path.name]
-    if steps != [iterations] * 2:
-        raise BenchmarkError(f"two ranks made {iterations} steps each, recorded were {steps}")
-    size_bytes = sum(path.stat().st_size for path in node.rglob("*") if path.is_file())
-    return {"disk_bytes": size_bytes}
+    steps = run / "nodes" / "here" / "steps"
+    counts = [open_records(path).count for path in steps.glob("rank*-*.rec") if ".ddp." not in path.name]
+    if counts != [iterations] * 2:
+        raise BenchmarkError(f"two ranks made {iterations} recorded steps each, in the files are {counts}")
 
 
-def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean without the tenth that is smallest and the tenth that is largest."""
-    cut = int(len(values) * _TRIMMED)
-    return statistics.fmean(sorted(values)[cut : len(values) - cut])
-
-
-def overhead_pct(samples: list[dict[str, Any]], every: str) -> tuple[float, float, float] | None:
-    """Median over pairs of how much longer iterations took, in per cent, and its 95 % interval.
-
-    The interval is a bootstrap of pairs and, within their runs, of iterations: with few pairs, the scatter of the
-    iterations is all there is to tell how sure the figure is.
-    """
-    runs = {(sample["pair"], sample["every"]): sample["iterations_s"] for sample in samples}
-    pairs = [(runs[key[0], WITHOUT], run) for key, run in runs.items() if key[1] == every and (key[0], WITHOUT) in runs]
-    if not pairs:
-        return None
-    chance = random.Random(1)
-
-    def again(values: list[float]) -> list[float]:
-        return chance.choices(values, k=len(values))
-
-    def middle(chosen: list[tuple[list[float], list[float]]]) -> float:
-        return statistics.median(100 * (trimmed_mean(run) / trimmed_mean(bare) - 1) for bare, run in chosen)
-
-    drawn = sorted(
-        middle([(again(bare), again(run)) for bare, run in chance.choices(pairs, k=len(pairs))])
-        for _ in range(_RESAMPLES)
-    )
-    return middle(pairs), drawn[int(_RESAMPLES * 0.025)], drawn[int(_RESAMPLES * 0.975)]
-
-
-def measure_import(bench: Bench, turn: int) -> None:
+def measure_imports(bench: Bench, count: int) -> None:
     """``import torch`` in a rank process with and without the hook, in turn; CPU time, which others disturb less."""
-    environments = [("without", {}), ("with", _job_environment(bench))]
-    for kind, extra in environments if turn % 2 == 0 else reversed(environments):
-        with bench.sample("import", hook=kind, pair=turn) as figures:
-            words = [f"{key}={value}" for key, value in (extra | {"RANK": "0"}).items()]
-            argv = ["env", *words, sys.executable, "-X", "importtime", "-c", "import torch"]
-            ended = bench.processes.start(argv).result(_JOB_S)
-            figures["own_modules_ms"] = _own_modules_ms(ended.stderr)
-            figures.update({"cpu_ms": ended.cpu_s * 1000, "wall_ms": ended.wall_s * 1000})
+    for turn in range(count):
+        kinds = [("without", {}), ("with", _job_environment(bench))]
+        for kind, extra in kinds if turn % 2 == 0 else reversed(kinds):
+            with bench.sample("import", hook=kind, pair=turn) as figures:
+                words = [f"{key}={value}" for key, value in (extra | {"RANK": "0"}).items()]
+                argv = ["env", *words, sys.executable, "-X", "importtime", "-c", "import torch"]
+                ended = bench.processes.start(argv).result(_JOB_S)
+                figures["own_modules_ms"] = _own_modules_ms(ended.stderr)
+                figures.update({"cpu_ms": ended.cpu_s * 1000, "wall_ms": ended.wall_s * 1000})
 
 
 def _own_modules_ms(said: str) -> float:
@@ -126,6 +118,8 @@ def _own_modules_ms(said: str) -> float:
 
 def _job_environment(bench: Bench) -> dict[str, str]:
     """What ``ringtap run`` gives to a job beside its own environment; asked once."""
+    from _processes import BenchmarkError
+
     kept = bench.folder / "job-environment.json"
     if not kept.exists():
         code = "import json, os; print(json.dumps(dict(os.environ)))"

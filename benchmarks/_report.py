@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,12 +85,13 @@ def _sentences(bench: Bench) -> list[str]:
     return ["\n".join(f"- {words}" for words in said) for said in (bench.notes, bench.failures) if said]
 
 
-def bars_table(bars: Sequence[Bar], values: dict[str, Any]) -> Table:
-    """Figures beside the bars that they have to clear."""
+def bars_table(bars: Sequence[Bar], values: dict[str, Any], unsure: Collection[str] = ()) -> Table:
+    """Figures beside the bars that they have to clear; ``unsure`` are those that this run cannot judge."""
     rows = []
     for bar in bars:
         value = values[bar.key]
         held = _NONE if value is None else "yes" if bar.holds(value) else "**no**"
+        held = "cannot judge" if bar.key in unsure else held
         rows.append([bar.words, bar.bar, number(value), held])
     return Table("Bars", ["figure", "bar", "measured", "held"], rows)
 

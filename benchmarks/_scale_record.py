@@ -12,14 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import _checkout  # noqa: F401
+from _checkout import ROOT
 
 from ringtap.agents.lab.topology import LabSpec
 from ringtap.agents.lab.up import Lab
 from ringtap.errors import RingtapError
 
 _HOSTS = ("S0", "S1")
-_JOB = Path(__file__).resolve().parent / "_overhead_job.py"
+_JOB = ROOT / "examples" / "scale_model.py"
 _COMPUTE_S = "0.1"
 
 
@@ -36,7 +36,8 @@ def main() -> int:
             for rank, host in enumerate(_HOSTS):
                 ringtap = [sys.executable, "-m", "ringtap.cli"]
                 command = [*ringtap, "lab", "exec", "--lab", name, host, "--", *ringtap, "run", "--node", host]
-                command += ["--join" if rank else "-o", run, "--", sys.executable, str(_JOB), iterations, _COMPUTE_S]
+                command += ["--join" if rank else "-o", run, "--", sys.executable, str(_JOB)]
+                command += ["--iterations", iterations, "--compute-s", _COMPUTE_S]
                 jobs.append(subprocess.Popen(command, env={**os.environ, **launch, "RANK": str(rank)}))
             return max(abs(job.wait()) for job in jobs)
     except RingtapError as error:

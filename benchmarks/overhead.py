@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
@@ -18,13 +17,17 @@ from _context import Bench, Settings
 from _guarded import guarded
 from _machine import CpuTimes, describe
 from _namespaces import make_routes
+from _overhead_pairs import KINDS, RATES
 from _overhead_report import last_line, tables
 from _processes import Processes
 from _report import write
 
 MEASURES = ("agent", "import", "jobs")
-_QUICK_LIMIT_S = 55.0
-_CAUTION = 0.6  # a turn that is cut short is of use, too
+_QUICK_LIMIT_S = 115.0
+_QUICK_IMPORTS = 10  # pairs
+_IMPORT_PAIR_S = 4.0
+_JOB_LIMIT_S = 240.0
+_STARTED_S = 8.0  # a job from its start to its first block, and its end
 
 
 def main() -> int:
@@ -33,48 +36,55 @@ def main() -> int:
     before = CpuTimes.now()
     with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
         routes, sentence = make_routes(processes)
-        settings = Settings(options.quick, options.pairs, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
+        settings = Settings(options.quick, options.imports, (), limit_s=options.limit_s)
         bench = Bench(settings, processes, routes, [], Path(folder))
         bench.notes += [sentence] if sentence else []
-        _measure(bench, options.only or list(MEASURES))
+        _measure(bench, options.only or list(MEASURES), options.half_width)
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
-    write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
+    write(bench, machine, options, last_line(bench.samples), tables(bench))
     return 1 if bench.failures else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="end within 60 s")
+    parser.add_argument("--quick", action="store_true", help="end within two minutes")
+    parser.add_argument("--imports", type=int, default=20, help="pairs of imports (default 20; --quick: at most 10)")
     parser.add_argument(
-        "--pairs", type=int, default=12, help="of runs and imports (default 12; --quick: as time allows)"
+        "--half-width",
+        type=float,
+        metavar="PCT",
+        help="a job ends when the 95 %% interval of its overhead is within ± PCT (default 0.25; --quick: 0.5)",
     )
+    parser.add_argument("--limit-s", type=float, help="seconds for everything (default: none; --quick: 115)")
     parser.add_argument("--only", action="append", choices=MEASURES, help="this measure alone; may be repeated")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write every sample as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
     options = parser.parse_args()
-    if options.pairs < 1:
-        parser.error("--pairs must be 1 or more")
+    if options.half_width is None:
+        options.half_width = 0.5 if options.quick else 0.25
+    if options.quick:
+        options.imports = min(options.imports, _QUICK_IMPORTS)
+        options.limit_s = options.limit_s or _QUICK_LIMIT_S
+    if options.imports < 1 or options.half_width <= 0 or (options.limit_s is not None and options.limit_s <= 0):
+        parser.error("--imports must be 1 or more, --half-width and --limit-s above 0")
     return options
 
 
-def _measure(bench: Bench, chosen: list[str]) -> None:
-    """The agent first; then the pairs, one of each by turns for as long as there is time."""
+def _measure(bench: Bench, chosen: list[str], half_width_pct: float) -> None:
+    """The agent first, then imports, then the jobs, which share what time is left."""
     quick = bench.settings.quick
     if "agent" in chosen:
         for traffic in ("little",) if quick else _overhead_agent.TRAFFIC:
             for every in ("100ms", "10ms", "1ms"):
                 _overhead_agent.measure(bench, every, traffic, 2.0 if quick else 20.0)
-    iterations, compute_s = (40, 0.03) if quick else (100, 0.1)
-    jobs = _overhead_pairs.Jobs(bench, iterations, compute_s)
-    for turn in range(bench.settings.repeats):
-        begun_s = time.monotonic()
-        if "import" in chosen:
-            _overhead_pairs.measure_import(bench, turn)
-        if "jobs" in chosen:
-            jobs.take(turn)
-        if (time.monotonic() - begun_s) * _CAUTION > bench.left_s():
-            bench.notes.append(f"The time of --quick allowed {turn + 1} turns of imports and jobs.")
-            return
+    if "import" in chosen:
+        possible = min(float(bench.settings.repeats), max(1.0, bench.left_s() / 3 / _IMPORT_PAIR_S))
+        _overhead_pairs.measure_imports(bench, int(possible))
+    if "jobs" in chosen:
+        cases = [(kind, every) for every in RATES[: 1 if quick else None] for kind in KINDS]
+        for place, (kind, every) in enumerate(cases):
+            limit_s = min(_JOB_LIMIT_S, max(_STARTED_S, bench.left_s() / (len(cases) - place) - _STARTED_S))
+            _overhead_pairs.measure_job(bench, kind, every, limit_s, half_width_pct)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.fixture(scope="module", autouse=True)
 def closed_files() -> Iterator[None]:
-    """Collect garbage after each module, so that a file or process left open fails a test of the module that left it."""
+    """Collect garbage after each module, so that a file or process left open fails a test of that module."""
     yield
     gc.collect()
 

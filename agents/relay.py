@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _SI_KERNEL = 0x80
-_STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 # Not passed on: what cannot be held back, what the processor raises, what Python ignores, and news of children
 _OWN = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
@@ -22,6 +22,7 @@ _OWN = {
 FORWARDED = {number for number in signal.valid_signals() if number not in _OWN}
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _GENERATIONS = 64  # of processes between a job and one that it started, before looking is given up
+_LOOK_S = 0.05
 
 _mask_before: Collection[int] | None = None
 
@@ -102,6 +103,7 @@ class Relay:
         self._reached_group: Callable[[int], bool] = lambda _number: False
         self._forget: Callable[[], None] = lambda: None
         self._status: int | None = None
+        self._waker = 0
 
     def ask(self, reached_group: Callable[[int], bool], forget: Callable[[], None]) -> None:
         """Have someone tell which signals the command has had itself.
@@ -144,21 +146,30 @@ class Relay:
                     self.reaped.add(pid)
 
     def _stop_too(self, number: int) -> None:
-        """Stop as the command has, so that the shell in front sees its job stopped; returns when continued."""
+        """Stop as the command has, so that the shell in front sees its job stopped; returns when continued.
+
+        The command may be continued or killed alone, which nobody would tell a stopped process.
+        """
         if signal.SIGCONT in signal.sigpending():  # it goes on already
             return
-        if number in _STOPS:
+        self._waker = _start_waker(self.pid)
+        if number in STOPS:
             # first the signal, then the gate: one from the terminal may wait there already, and two would stop twice
             os.kill(os.getpid(), number)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
             signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-        else:
+        elif self._waker:
             os.kill(os.getpid(), signal.SIGSTOP)
+        if self._waker:
+            os.kill(self._waker, signal.SIGKILL)
+            os.waitpid(self._waker, 0)
 
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         number = info.si_signo
         if number in ENDING:
             self.ended_by = number
+        if number == signal.SIGCONT and info.si_pid == self._waker:
+            return
         if info.si_code == _SI_KERNEL:  # a terminal's own signals reach the whole process group
             self._forget()
             return
@@ -178,12 +189,48 @@ class Relay:
         return False
 
 
+def _stat_of(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
+
+
 def parent_of(pid: int) -> int:
     """The parent's pid; 0 where there is none to be seen."""
+    return int((*_stat_of(pid)[1:2], 0)[0])
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state: T where a signal has stopped it, t a debugger; empty where there is none."""
+    return "".join(_stat_of(pid)[:1])
+
+
+def _start_waker(job: int) -> int:
+    """Fork a process that continues this one when the job is no longer stopped; returns its pid, 0 without one.
+
+    It is in a session of its own, so what stops the process group does not stop it.
+    """
+    sleeper = os.getpid()
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
+        if str(Path("/proc/self").readlink()) != str(sleeper):  # /proc of other namespaces, within a testbed
+            return 0
+        pid = os.fork()
+    except OSError:
         return 0
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.setsid()
+            os.closerange(0, 1 << 20)
+            with contextlib.suppress(OSError):
+                Path("/proc/self/comm").write_text("ringtap-waker")
+            while os.getppid() == sleeper:
+                if state_of(sleeper) == "T" and state_of(job) not in ("T", "t"):
+                    os.kill(sleeper, signal.SIGCONT)
+                time.sleep(_LOOK_S)
+        os._exit(0)
+    return pid
 
 
 def relay(pid: int) -> int:

@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from ringtap.agents.node.record import NodeRecord, hook_entry
 from ringtap.agents.node.recorders import Recorders
 from ringtap.agents.node.rendezvous import Rendezvous
 from ringtap.agents.node.settings import Settings
+from ringtap.agents.relay import state_of
 from ringtap.rundir import RunDirectory
 
 _TICK_S = 1.0
@@ -42,6 +44,15 @@ class _Peer:
         self.is_creator = False
         self.has_ended = False  # has told its job's end and waits for the answer
         self.wants_ready = False
+
+    def rouse(self) -> None:
+        """Continue a stopped supervisor whose job has ended: whoever started it waits for its end."""
+        if self.job and self.job.entry["ended_ns"] and not self.has_ended:
+            with contextlib.suppress(OSError, struct.error):
+                credentials = self.connection.stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                pid = struct.unpack("3i", credentials)[0]
+                if state_of(pid) == "T":
+                    os.kill(pid, signal.SIGCONT)
 
 
 class Agent:
@@ -142,6 +153,8 @@ class Agent:
         for job in self._jobs:
             if job.entry["ended_ns"] is None and not job.is_alive():
                 job.close()
+        for peer in self._peers:
+            peer.rouse()
 
     def _accept(self) -> None:
         while True:

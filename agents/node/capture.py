@@ -62,6 +62,7 @@ def capture(place: Place, settings: Settings, seconds: float | None, pids: list[
     if place.created:
         tell(f"ringtap: run={place.label} node={place.node} {settings.line()}")
     relay.block_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, relay.STOPS)  # Ctrl-Z stops this command; the recording goes on
     link = AgentLink(place.run, place.node, settings)
     link.start({"watch": pids, "holds": False, "creator": place.created})
     signalled = _wait(lambda: link.is_ready or bool(link.why), link, None)

@@ -1,6 +1,7 @@
 """Signals, stops, terminals and ways of ending: to whoever started it, a wrapped job is the job."""
 
 import contextlib
+import ctypes
 import os
 import pty
 import select
@@ -179,6 +180,123 @@ def test_supervisor_and_agent_killed_leave_the_job_alone(tmp_path: Path) -> None
     assert rows_of(run)
 
 
+# -- stops ------------------------------------------------------------------------------------------------------------
+
+# Ends with code 7 on the line "end"
+WAITER = "import sys; print('up', flush=True); sys.exit(7 if sys.stdin.readline() == 'end\\n' else 8)"
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
+
+
+class Stoppable:
+    """A wrapped job that waits for a word: its wrapper, the job itself, and a process that the job has started."""
+
+    def __init__(self, run: Path) -> None:
+        script = '"$@"; exit $?'
+        command = ["sh", "-c", script, "sh", *python(WAITER)]
+        self.process = wrapped(run, *command, stdin=subprocess.PIPE, start_new_session=True)
+        assert self.process.stdout and self.process.stdout.readline() == "up\n"
+        agent_of(run)
+        (job,) = (one for one in psutil.Process(self.process.pid).children() if one.cmdline()[:1] == ["sh"])
+        self.pids = {"supervisor": self.process.pid, "job": job.pid, "grandchild": job.children()[0].pid}
+        self.pids["group"] = -self.process.pid
+
+    def send(self, target: str, number: int) -> None:
+        os.kill(self.pids[target], number)
+
+    def await_state(self, stopped: bool, *targets: str) -> None:
+        states = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        wait_for(lambda: all((psutil.Process(self.pids[one]).status() in states) == stopped for one in targets))
+
+    def end(self) -> int:
+        assert self.process.stdin
+        self.process.stdin.write("end\n")
+        self.process.stdin.flush()
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def stoppable(tmp_path: Path):  # type: ignore[no-untyped-def]
+    one = Stoppable(tmp_path / "run")
+    with ended(one.process):
+        yield one
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.process.pid, signal.SIGKILL)
+    gone(tmp_path / "run")
+
+
+STOPPED_BY = {
+    "job": ("job", "supervisor"),
+    "group": ("job", "supervisor", "grandchild"),
+    "supervisor": ("supervisor",),
+    "grandchild": ("grandchild",),
+}
+
+
+@pytest.mark.parametrize(
+    ("stopped", "continued"),
+    [
+        *(("job", one) for one in ("job", "group", "supervisor")),
+        *(("group", one) for one in ("group", "job")),
+        *(("supervisor", one) for one in ("supervisor", "job")),
+        ("grandchild", "grandchild"),
+    ],
+)
+def test_the_wrapper_returns_whoever_was_stopped_and_continued(
+    tmp_path: Path, stoppable: Stoppable, stopped: str, continued: str
+) -> None:
+    """Where the job goes on, or has ended, its wrapper does by itself."""
+    stoppable.send(stopped, signal.SIGSTOP)
+    stoppable.await_state(True, *STOPPED_BY[stopped])
+    stoppable.send(continued, signal.SIGCONT)
+    if stopped == "group":
+        stoppable.send("grandchild", signal.SIGCONT)
+    assert stoppable.end() == 7
+    assert run_item(tmp_path / "run")["why"] == "the job ended with exit code 7"
+    assert node_item(tmp_path / "run")["status"] == "complete"
+
+
+@pytest.mark.parametrize("stopped", ["job", "group"])
+def test_a_stopped_job_that_is_killed_ends_its_wrapper(stoppable: Stoppable, stopped: str) -> None:
+    stoppable.send(stopped, signal.SIGSTOP)
+    stoppable.await_state(True, *STOPPED_BY[stopped])
+    stoppable.send("job", signal.SIGKILL)
+    assert stoppable.process.wait(20) == -signal.SIGKILL
+
+
+def test_stops_in_a_row_leave_no_process_behind(stoppable: Stoppable) -> None:
+    for _ in range(20):
+        stoppable.send("job", signal.SIGSTOP)
+        stoppable.send("job", signal.SIGCONT)
+    for _ in range(3):
+        stoppable.send("job", signal.SIGSTOP)
+        stoppable.await_state(True, *STOPPED_BY["job"])
+        stoppable.send("job", signal.SIGCONT)
+        stoppable.await_state(False, *STOPPED_BY["job"])
+    names = lambda: [one.name() for one in psutil.Process(stoppable.process.pid).children()]  # noqa: E731
+    wait_for(lambda: "ringtap-waker" not in names())
+    assert stoppable.end() == 7
+
+
+@pytest.mark.parametrize(
+    ("target", "was_stopped"), [("job", False), ("job", True), ("grandchild", True), ("supervisor", False)]
+)
+def test_a_debugger_comes_and_goes(stoppable: Stoppable, target: str, was_stopped: bool) -> None:
+    """Attached as gdb does, to a process that runs or that is stopped already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pid = stoppable.pids[target]
+    if was_stopped:
+        stoppable.send(target, signal.SIGSTOP)
+        stoppable.await_state(True, *STOPPED_BY[target])
+    if libc.ptrace(PTRACE_ATTACH, pid, None, None):
+        pytest.skip(f"no process may be traced here: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(pid, 0x40000000)  # __WALL
+    time.sleep(0.3)
+    assert libc.ptrace(PTRACE_DETACH, pid, None, None) == 0
+    stoppable.send(target, signal.SIGCONT)
+    stoppable.await_state(False, "job", "grandchild", "supervisor")
+    assert stoppable.end() == 7
+
+
 # -- on a real terminal ------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +398,62 @@ def test_ctrl_z_stops_and_fg_continues(tmp_path: Path, terminal: Terminal) -> No
     terminal.type("echo left=$?\n")
     terminal.wait_for("left=0")
     assert run_item(tmp_path / "run")["status"] == "complete"
+
+
+def test_ctrl_z_and_bg_let_the_job_end_in_the_background(tmp_path: Path, terminal: Terminal) -> None:
+    go = tmp_path / "go"
+    code = (
+        "import os, time; print('u' + 'p', flush=True); "
+        f"[time.sleep(0.05) for _ in iter(lambda: os.path.exists({str(go)!r}), True)]; exit(7)"
+    )
+    terminal.type(command(tmp_path / "run", code) + "\n")
+    terminal.wait_for("up")
+    agent_of(tmp_path / "run")
+    terminal.type("\x1a")
+    terminal.wait_for("Stopped")
+    terminal.type("bg\n")
+    terminal.type("echo free''hand\n")
+    terminal.wait_for("freehand")
+    go.touch()
+    terminal.type("wait %1; echo code=$?\n")
+    terminal.wait_for("code=7")
+
+
+def test_ctrl_z_stops_a_capture_and_its_recording_goes_on(tmp_path: Path, terminal: Terminal) -> None:
+    run = tmp_path / "run"
+    terminal.type(f"{' '.join(RINGTAP)} capture -o {run} --node here --collect nic --every 10ms\n")
+    agent_of(run)
+    terminal.type("\x1a")
+    terminal.wait_for("Stopped")
+    log = run / "nodes" / "here" / "nic" / "nic.rec"
+    size = log.stat().st_size
+    wait_for(lambda: log.stat().st_size > size + 1000)
+    (wrapper,) = psutil.Process(terminal.pid).children()
+    terminal.type("fg\n")
+    wait_for(lambda: wrapper.status() != psutil.STATUS_STOPPED)
+    terminal.type("\x03")
+    terminal.wait_for("Wrote")
+    assert run_item(run)["status"] == "complete"
+
+
+@pytest.mark.parametrize("stop", ["STOP", "TSTP"])
+def test_a_job_stopped_and_continued_alone_is_a_stopped_and_a_running_job_to_the_shell(
+    tmp_path: Path, terminal: Terminal, stop: str
+) -> None:
+    code = "import sys; print('u' + 'p', flush=True); print('got', sys.stdin.readline()); exit(7)"
+    terminal.type(command(tmp_path / "run", code) + "\n")
+    terminal.wait_for("up")
+    agent_of(tmp_path / "run")
+    (job,) = node_item(tmp_path / "run")["jobs"]
+    os.kill(job["pid"], getattr(signal, f"SIG{stop}"))
+    terminal.wait_for("Stopped")
+    os.kill(job["pid"], signal.SIGCONT)  # in the background now: reading the terminal stops it again
+    terminal.type("\n")
+    terminal.type("fg\n")
+    terminal.type("words\n")
+    terminal.wait_for("got words")
+    terminal.type("echo code=$?\n")
+    terminal.wait_for("code=7")
 
 
 def test_a_job_in_the_background_that_reads_the_terminal_stops(tmp_path: Path, terminal: Terminal) -> None:

@@ -7,12 +7,14 @@ Exit codes: 0 done; 1 the job or the measurement failed; 2 usage or bad input; 1
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import ringtap
+from ringtap.descriptors import discard_output, fill_standard_descriptors
 from ringtap.errors import RingtapError, UsageError
 
 # verb -> (module with register(subparsers), one line for --help); a module is imported only when its verb is used
@@ -44,6 +46,8 @@ ATTACHED = {
     ("traffic", "verify"): ("ringtap.analysis.traffic.command", "compare a flow plan with what was sent and captured"),
 }
 
+_UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one sentence, as every other error."""
@@ -73,13 +77,16 @@ def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.Argu
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
+    fill_standard_descriptors()
     arguments = list(sys.argv[1:] if argv is None else argv)
     words = [argument for argument in arguments if not argument.startswith("-")]
     verb, sub_verb = (*words[:2], None, None)[:2]
     options = None
     try:
         options = build_parser(verb, sub_verb).parse_args(arguments)
-        return int(options.handler(options))
+        code = int(options.handler(options))
+        sys.stdout.flush()
+        return code
     except RingtapError as error:
         print(f"ringtap: {error}", file=sys.stderr)
         return error.exit_code
@@ -95,8 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("ringtap: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        discard_output()
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        discard_output()
+        print(f"ringtap: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from ringtap.errors import UsageError
 from ringtap.units import format_size
 
 # What trafficgen stands on; all of it is standard library alone
-_FLOOR = ("__init__", "cli", "errors", "installed", "units", "records", "capture")
+_FLOOR = ("__init__", "cli", "descriptors", "errors", "installed", "units", "records", "capture")
 _MAIN = """\
 import sys
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ringtap.agents import relay
 from ringtap.agents.lab import namespaces, state
 from ringtap.agents.lab.topology import SWITCH
+from ringtap.descriptors import fill_standard_descriptors
 from ringtap.errors import RingtapError, UsageError
 
 
@@ -58,6 +59,7 @@ def enter(lab: state.LabState, host: str, command: list[str]) -> int:
 
 def main() -> int:
     """The module as a command: LAB HOST COMMAND…"""
+    fill_standard_descriptors()
     try:
         return enter(state.find(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except RingtapError as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ringtap.agents.lab import namespaces
 from ringtap.agents.lab.topology import LabSpec
+from ringtap.descriptors import fill_standard_descriptors
 from ringtap.errors import RingtapError, UsageError
 
 
@@ -69,6 +70,7 @@ def _hold(spec: LabSpec) -> None:
 
 def main() -> int:
     """Isolate, fork the keeper proper, tell its pid, and leave."""
+    fill_standard_descriptors()
     spec = LabSpec.from_json(json.loads(sys.argv[1]))
     try:
         namespaces.isolate(namespaces.NEWNS | namespaces.NEWNET | namespaces.NEWPID | namespaces.NEWUTS)

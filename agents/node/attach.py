@@ -18,6 +18,7 @@ from ringtap.agents.node.jobs import start_time
 from ringtap.agents.node.link import AgentLink
 from ringtap.agents.node.settings import Settings
 from ringtap.collectors.host_processes import rank_in
+from ringtap.descriptors import fill_standard_descriptors
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.rundir import RunDirectory
 
@@ -51,6 +52,7 @@ def attach(path: Path, node: str, pid: int) -> None:
 
 def main() -> int:
     """The module as a command."""
+    fill_standard_descriptors()
     try:
         if len(sys.argv) != 4 or not sys.argv[3].isdigit():
             raise UsageError("usage: python -m ringtap.agents.node.attach RUN NODE PID")

@@ -74,6 +74,11 @@ class ProcessFile:
                     raise
                 again += 1
                 path = f"{stem}-{again}{self._suffix}"
+        if self._fd <= 2:  # the job has closed a standard descriptor, and may yet write to that number
+            from fcntl import F_DUPFD_CLOEXEC, fcntl
+
+            low, self._fd = self._fd, fcntl(self._fd, F_DUPFD_CLOEXEC, 3)
+            os.close(low)
         status = os.fstat(self._fd)
         self._file_id = (status.st_dev, status.st_ino)
         if self._fields is None:

@@ -199,7 +199,8 @@ def _stat_of(pid: int) -> list[str]:
 
 def parent_of(pid: int) -> int:
     """The parent's pid; 0 where there is none to be seen."""
-    return int((*_stat_of(pid)[1:2], 0)[0])
+    fields = _stat_of(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
 
 
 def state_of(pid: int) -> str:

@@ -84,25 +84,30 @@ def _silent(hosts: Hosts) -> dict[str, str]:
 
 
 @contextmanager
-def reached(cluster: Cluster) -> Iterator[Hosts]:
+def reached(cluster: Cluster, *, all_needed: bool = True) -> Iterator[Hosts]:
     """The hosts of a cluster for as long as the block lasts; everything started on them ends with it.
+
+    Args:
+        cluster: the cluster.
+        all_needed: whether a server that cannot be reached is an error; else it counts as lost.
 
     Raises:
         UsageError: a host cannot be reached, ssh or Slurm's commands are not here, or this is no allocation.
     """
-    hosts = _connect(cluster)
+    hosts = _connect(cluster, all_needed)
     try:
         yield hosts
     finally:
         hosts.close()
 
 
-def _connect(cluster: Cluster) -> Hosts:
+def _connect(cluster: Cluster, all_needed: bool) -> Hosts:
     if cluster.reach == "local":
         return LocalHosts([host.name for host in cluster.hosts])
     if cluster.reach == "ssh":
         own = sys.executable
-        return SshHosts([SshHost(host.name, host.ssh, host.python or own, host.workdir) for host in cluster.hosts])
+        servers = [SshHost(host.name, host.ssh, host.python or own, host.workdir) for host in cluster.hosts]
+        return SshHosts(servers, all_needed=all_needed)
     pythons = {host.name: host.python for host in cluster.hosts if host.python}
     return SlurmHosts(nodes_of(cluster, allocated_nodes()), pythons)
 

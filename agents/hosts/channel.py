@@ -50,7 +50,8 @@ class Channel:
         command: what carries standard input and output to ``python -m ringtap.agents.hosts.servant`` on it.
         patience_s: how long the connection may take, and how long the host may then be silent.
         sink: takes what the host sends of its files, on this channel's own thread.
-        explain: makes a reason for the loss out of what the command said at last and a general one.
+        explain: makes a reason for the loss out of what the command said on standard error, what was noticed here, and
+            the command's exit code.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Channel:
         command: list[str],
         patience_s: tuple[float, float],
         sink: Callable[[str, Answer, bytes], None],
-        explain: Callable[[str, str, str], str],
+        explain: Callable[[str, str, str, int], str],
     ) -> None:
         self.host, self._sink, self._explain = host, sink, explain
         self._connect_s, self._silent_s = patience_s
@@ -162,7 +163,7 @@ class Channel:
             self._process.wait()
         self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
         said = self._words.read().decode(errors="replace")
-        lost = self._explain(self.host, said, why)
+        lost = self._explain(self.host, said, why, self._process.returncode)
         with self._lock:
             self.lost = lost
             waiting, self._answers = list(self._answers.values()), {}

@@ -8,6 +8,7 @@ frames on its standard input and output. It ends with its input, or when the con
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
 import json
 import os
@@ -30,6 +31,7 @@ _ROUND_S = 0.5
 # looking through the folders takes a twentieth of a core at most
 _WALK_SHARE = 20
 _WAITING_BYTES = 1 << 20
+_MARK = ".ringtap"  # in each folder of a run, held by flock for as long as its servant lives
 
 
 class Servant:
@@ -47,6 +49,7 @@ class Servant:
         self._heard_s = self._said_s = time.monotonic()
         self._over = False
         self._made: list[Path] = []
+        self._owned: dict[str, int] = {}  # folders, and what keeps each from being cleaned away
         self._wake, self._waker = os.pipe()
 
     def serve(self) -> None:
@@ -177,19 +180,17 @@ class Servant:
             elif op == "put":
                 self._put(item, data)
             elif op == "make":
-                self._make_private(item["workdir"], item["path"])
+                self._make_private(item["workdir"], item["path"], item.get("run", ""))
                 self._mirror.add_folder(item["key"], item["path"])
                 self._done(item)
             elif op == "follow":
                 self._mirror.add_file(item["key"], item["path"])
                 self._make_private(item["workdir"], str(Path(item["path"]).parent))
             elif op == "remove":
-                self._mirror.remove(item["path"])
-                shutil.rmtree(item["path"], ignore_errors=True)
-                for folder in self._made:
-                    with contextlib.suppress(OSError):  # others' runs may be in there
-                        folder.rmdir()
+                self._remove(item["path"])
                 self._done(item)
+            elif op == "clean":
+                self._done(item, removed=clean(Path(item["workdir"]), item["run"]))
             elif op == "listens":
                 self._done(item, listens=_listens(item["port"]))
         except OSError as error:
@@ -200,7 +201,16 @@ class Servant:
         if "id" in item:
             self._say({"op": "done", "id": item["id"], **more})
 
-    def _make_private(self, workdir: str, path: str) -> None:
+    def _remove(self, path: str) -> None:
+        self._mirror.remove(path)
+        shutil.rmtree(path, ignore_errors=True)
+        if (fd := self._owned.pop(path, -1)) >= 0:
+            os.close(fd)
+        for folder in self._made:
+            with contextlib.suppress(OSError):  # others' runs may be in there
+                folder.rmdir()
+
+    def _make_private(self, workdir: str, path: str, run: str = "") -> None:
         """Make a folder for this user alone, in one that no other user but root can have put there."""
         base = Path(workdir)
         try:
@@ -210,6 +220,8 @@ class Servant:
             if base.lstat().st_uid not in (0, os.geteuid()):
                 raise PermissionError(1, "it is another user's", workdir) from None
         Path(path).mkdir(mode=0o700, exist_ok=True)
+        if path not in self._owned:
+            self._owned[path] = _own(Path(path), run)
 
     def _put(self, item: dict[str, Any], data: bytes) -> None:
         """Write a file that the controller sends, under a temporary name until it is whole."""
@@ -226,6 +238,58 @@ class Servant:
         if item["whole"]:
             temporary.replace(path)
             self._done(item)
+
+
+def _own(folder: Path, run: str) -> int:
+    """Mark a folder as a run's, and as in use for as long as the file descriptor is open; -1 where it cannot be.
+
+    The mark names the run directory, so that a later sweep knows what it left.
+    """
+    try:
+        fd = os.open(folder / _MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:  # such as a full disk
+        return -1
+    with contextlib.suppress(OSError):  # a file system without locks, where nothing is ever cleaned away
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(fd, run.encode(errors="surrogateescape"))
+    return fd
+
+
+def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
+    """Remove folders that sweeps left: those of this user that are marked and no longer in use.
+
+    Args:
+        workdir: the folder they are in.
+        run: only those of this run directory or of one below it; empty: all.
+
+    Returns:
+        What was removed: ``path``, ``bytes`` and ``run``.
+    """
+    removed = []
+    for mark in sorted(workdir.glob(f"*/{_MARK}")):
+        folder = mark.parent
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            fd = os.open(mark, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            of = os.read(fd, 1 << 16).decode(errors="surrogateescape")
+            if run and of != run and not of.startswith(f"{run}/"):
+                continue
+            sizes = [path.lstat().st_size for path in folder.rglob("*")]
+            shutil.rmtree(folder)
+            removed.append({"path": str(folder), "bytes": sum(sizes), "run": of})
+        except OSError:  # in use, or it cannot be removed
+            continue
+        finally:
+            os.close(fd)
+    if removed:
+        with contextlib.suppress(OSError):  # others' runs may be in there
+            workdir.rmdir()
+    return removed
 
 
 def _user() -> str:

@@ -105,13 +105,14 @@ class ServedHosts:
         """What starts a servant on a host and carries its standard input and output."""
         raise NotImplementedError
 
-    def explain(self, host: str, said: str, why: str) -> str:  # noqa: ARG002
+    def explain(self, host: str, said: str, why: str, code: int) -> str:  # noqa: ARG002
         """Why a host is lost.
 
         Args:
             host: the host.
             said: what the carrying command has said on standard error.
             why: what was noticed here; empty where the command has ended by itself.
+            code: its exit code.
         """
         words = [line.strip() for line in said.splitlines() if line.strip()]
         return " - ".join([why or "its servant ended", *words[-1:]])

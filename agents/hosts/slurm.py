@@ -87,9 +87,9 @@ class SlurmHosts(ServedHosts):
         """The Python interpreter on a host that has ringtap."""
         return self._pythons.get(host, sys.executable)
 
-    def explain(self, host: str, said: str, why: str) -> str:
+    def explain(self, host: str, said: str, why: str, code: int) -> str:
         """Why a host is lost, with srun's last word and what Slurm calls the node."""
-        reason = super().explain(host, said, why)
+        reason = super().explain(host, said, why, code)
         node = self._nodes[host]
         words = _scontrol("--oneliner", "show", "node", node).split()
         states = [word.partition("=")[2] for word in words if word.startswith("State=")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import stat
@@ -15,16 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
+import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.channel import Answer
 from ringtap.agents.hosts.receiver import Receiver
-from ringtap.agents.hosts.served import SERVANT, ServedHosts
+from ringtap.agents.hosts.served import LOST_CODE, SERVANT, ServedHosts
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import read_json
 
 _CONNECT_S = 10
 _ANSWER_S = 20.0
+_CLEAN_S = 60.0
 _LONGEST_NAME = 200  # bytes
+# on standard error, between what a login says and what ringtap says; by sh, as login shells differ in how they redirect
+_STARTED = "ringtap is being started"
+_START = f'echo "{_STARTED}" >&2; exec "$0" "$@"'
 # the user's configuration stays in force; what would ask, or take the connection for something else, is off
 _OPTIONS = {
     "BatchMode": "yes",
@@ -55,20 +61,38 @@ class SshHost:
     workdir: str = ""
 
 
+@dataclass(frozen=True)
+class Leftover:
+    """A folder that a sweep left on a host.
+
+    Attributes:
+        host: the host.
+        path: the folder there.
+        size_bytes: its files.
+        run: the run directory that it belongs to, after its machine's name.
+    """
+
+    host: str
+    path: str
+    size_bytes: int
+    run: str
+
+
 class SshHosts(ServedHosts):
     """Servers, each over one connection; what they write below a run directory comes here while it grows.
 
     Args:
         hosts: the servers.
         config: a configuration file for ssh in the place of the user's.
+        all_needed: whether a host that cannot be used is an error; else it counts as lost.
 
     Raises:
-        UsageError: one of them cannot be reached, or has no ringtap of this version.
+        UsageError: one of them cannot be reached, or has no ringtap of this version, and all are needed.
     """
 
     connect_s = _CONNECT_S + 20.0
 
-    def __init__(self, hosts: Sequence[SshHost], *, config: Path | None = None) -> None:
+    def __init__(self, hosts: Sequence[SshHost], *, config: Path | None = None, all_needed: bool = True) -> None:
         super().__init__([host.name for host in hosts])
         if not which("ssh"):
             raise UsageError("ssh is not installed on this machine: install an OpenSSH client")
@@ -83,12 +107,12 @@ class SshHosts(ServedHosts):
         self._workdirs: dict[str, str] = {}
         self._token = secrets.token_hex(3)
         try:
-            self._connect()
+            self._connect(all_needed)
         except BaseException:
             self.close()
             raise
 
-    def _connect(self) -> None:
+    def _connect(self, all_needed: bool) -> None:
         """Reach all hosts at once."""
         for host in self.names:
             self.channel(host)
@@ -99,7 +123,7 @@ class SshHosts(ServedHosts):
                 self._workdirs[host] = self._hosts[host].workdir or str(facts["workdir"])
             except MeasurementError:
                 failures.append(f"{host} cannot be used over ssh: {self.channel(host).lost}")
-        if failures:
+        if failures and all_needed:
             raise UsageError("; ".join(failures))
 
     def command(self, host: str) -> list[str]:
@@ -107,16 +131,34 @@ class SshHosts(ServedHosts):
         target = self._hosts[host]
         options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
         # from / on: a folder named ringtap in the home would be taken for the package
-        servant = f'cd /; exec {shlex.quote(target.python)} {shlex.join(SERVANT)} "$HOME"'
+        start = f"exec sh -c {shlex.quote(_START)} {shlex.quote(target.python)}"
+        servant = f'cd /; {start} {shlex.join(SERVANT)} "$HOME"'
         return ["ssh", "-T", *self._config, *options, "--", target.destination, servant]
 
-    def explain(self, host: str, said: str, why: str) -> str:
-        """Why a host is lost, with ssh's own last word, and how to try by hand."""
-        words = [line.strip() for line in said.splitlines() if line.strip()]
-        reason = " - ".join([why or "its connection ended", *words[-1:]])
-        if host in self._workdirs:
+    def explain(self, host: str, said: str, why: str, code: int) -> str:
+        """Why a host is lost, in ssh's own last words or the interpreter's; what its login says is no reason."""
+        login, started, words = said.partition(_STARTED)
+        last = next((line.strip() for line in reversed((words if started else login).splitlines()) if line.strip()), "")
+        if started and host not in self._workdirs and not why and code != LOST_CODE:
+            return self._no_servant(host, words, last, code)
+        if started or code == LOST_CODE:
+            reason = " - ".join(filter(None, [why or "its connection ended", last]))
+        else:
+            reason = why or f"its login ended with exit code {code} before ringtap was started"
+            reason += f", and said at last: {last}" if last else ""
+        if started:
             return reason
         return f"{reason} (try: ssh {shlex.quote(self._hosts[host].destination)} true)"
+
+    def _no_servant(self, host: str, words: str, last: str, code: int) -> str:
+        """Why the interpreter that the plan names has not started ringtap."""
+        python = self._hosts[host].python
+        name_it = "name the interpreter that has ringtap as python in [[hosts]]"
+        if code in (126, 127):
+            return f"it has no program {python} that this user may run: {name_it}"
+        if re.search(r"No module named '?ringtap", words):
+            return f"its {python} has no ringtap: install ringtap {ringtap.__version__} there, or {name_it}"
+        return f"its {python} cannot start ringtap: {last or f'exit code {code}'}"
 
     def python(self, host: str) -> str:
         """The Python interpreter on a host that has ringtap."""
@@ -174,7 +216,7 @@ class SshHosts(ServedHosts):
         self._receiver.expect(key, run, self._reference(run))
         waiting = []
         for host in self.names:
-            place = {"workdir": self._workdirs[host], "path": self.path(host, run), "key": key}
+            place = {"workdir": self._workdirs[host], "path": self.path(host, run), "key": key, "run": _origin(run)}
             waiting.append((host, self.channel(host).request({"op": "make", **place}).answer))
             for name in ("run.json", "reference"):
                 if (run / name).exists():
@@ -232,24 +274,50 @@ class SshHosts(ServedHosts):
             ]
             raise MeasurementError("; ".join(failures))
 
+    def clean(self, run: Path | None = None) -> list[Leftover]:
+        """Remove what sweeps that have ended left on the hosts; lost hosts are left out.
+
+        Args:
+            run: only what a sweep of this run directory left; None: what any of this user's sweeps left.
+
+        Returns:
+            What was removed.
+        """
+        waiting = []
+        for host, workdir in self._workdirs.items():
+            item = {"op": "clean", "workdir": workdir, "run": _origin(run.absolute()) if run else ""}
+            waiting.append((host, self.channel(host).request(item).answer))
+        found = []
+        for host, answer in waiting:
+            with suppress(MeasurementError, FutureTimeoutError):
+                removed = answer.result(_CLEAN_S).get("removed", [])
+                found += [Leftover(host, str(one["path"]), int(one["bytes"]), str(one["run"])) for one in removed]
+        return found
+
     def close(self) -> None:
         """End everything, bring the last of it here, and remove what was put on the hosts.
 
-        Where not everything came here, as from a lost host, the files stay on the host. A lost host is no error.
+        Where not everything came here, as from a lost host, the files stay on that host. A lost host is no error.
         """
+        self.stop_all()
         with suppress(MeasurementError):
-            self.stop_all()
             self.gather(Path())
-            waiting = []
-            for host in self._workdirs:
-                names = [*self._runs.values(), *([f"words-{self._token}"] if self._words else [])]
-                for name in names:
-                    item = {"op": "remove", "path": str(self._folder(host, name))}
+        waiting = []
+        for host in self._workdirs:
+            names = [*self._runs.values(), *([f"words-{self._token}"] if self._words else [])]
+            for name in names if host not in self._receiver.failures else []:
+                item = {"op": "remove", "path": str(self._folder(host, name))}
+                with suppress(MeasurementError):
                     waiting.append(self.channel(host).request(item).answer)
-            for answer in waiting:
-                with suppress(MeasurementError, FutureTimeoutError):
-                    answer.result(_ANSWER_S)
+        for answer in waiting:
+            with suppress(MeasurementError, FutureTimeoutError):
+                answer.result(_ANSWER_S)
         super().close()
+
+
+def _origin(run: Path) -> str:
+    """A run directory as its folders on hosts name it: with the machine that it is on."""
+    return f"{os.uname().nodename}:{run}"
 
 
 def _pieces(path: str, content: bytes, mode: int) -> list[tuple[Answer, bytes]]:

@@ -108,14 +108,19 @@ class SshServers:
         """The servers, each with a disk (a folder) of its own."""
         return [SshHost(host, f"{host}.lab", workdir=f"{self.folder}/disk of '{host}'") for host in self.names]
 
-    def start(self, host: str) -> None:
-        """Start a host's sshd; returns when it listens."""
+    def start(self, host: str, before: str = "true") -> None:
+        """Start a host's sshd; returns when it listens.
+
+        Args:
+            host: the host.
+            before: shell words to run first, in the mount namespace that the host's sessions will have.
+        """
         self.home(host).mkdir(exist_ok=True)
         (self.home(host) / ".bashrc").write_text(BASHRC)
         config = self.folder / f"sshd_config.{host}"
         text = SERVER.format(address=self.address(host), folder=self.folder, host=host, home=self.home(host))
         config.write_text(text)
-        words = f"mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -f '{config}'"
+        words = f"{before} && mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f '{config}'"
         with (self.folder / f"sshd.{host}.log").open("wb") as log:
             self._running[host] = subprocess.Popen(
                 self._enter(host, "sh", "-c", words), stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -236,11 +236,39 @@ def test_a_host_that_cannot_be_reached_is_refused_in_one_sentence(servers: SshSe
         "S0 cannot be used over ssh: its connection ended - Host key verification failed. (try: ssh S0.lab true)"
     )
     config.write_text(servers.config.read_text())
-    assert "/no/python" in refusal(SshHost("S0", "S0.lab", python="/no/python"))
-    assert "No module named" in refusal(SshHost("S0", "S0.lab", python="/usr/bin/python3"))
+    assert refusal(SshHost("S0", "S0.lab", python="/no/python")) == (
+        "S0 cannot be used over ssh: it has no program /no/python that this user may run: "
+        "name the interpreter that has ringtap as python in [[hosts]]"
+    )
+    assert "its /usr/bin/python3 has no ringtap: install ringtap" in refusal(
+        SshHost("S0", "S0.lab", python="/usr/bin/python3")
+    )
+    assert "its /bin/false cannot start ringtap: exit code 1" in refusal(SshHost("S0", "S0.lab", python="/bin/false"))
     assert "Could not resolve hostname s9.invalid" in refusal(SshHost("S0", "s9.invalid"))
     assert "no absolute path" in refusal(SshHost("S0", "S0.lab", workdir="here"))
     eventually(lambda: not servers.sessions("S0") and not servers.sessions("S1"))
+
+
+def test_a_login_that_ends_early_is_told_from_a_connection_that_failed(servers: SshServers) -> None:
+    rc = servers.home("S0") / ".bashrc"
+    before = rc.read_text()
+    rc.write_text(before + "echo 'conda: no such env' >&2\nexit 3\n")
+    try:
+        with pytest.raises(UsageError) as caught:
+            SshHosts(servers.hosts()[:1], config=servers.config)
+    finally:
+        rc.write_text(before)
+    assert str(caught.value) == (
+        "S0 cannot be used over ssh: its login ended with exit code 3 before ringtap was started, and said at last: "
+        "conda: no such env (try: ssh S0.lab true)"
+    )
+
+
+def test_the_last_line_of_a_login_is_no_reason_for_a_loss(hosts: SshHosts, servers: SshServers) -> None:
+    servants = running("ringtap.agents.hosts.servant")
+    (pid,) = [pid for pid in servers.sessions("S1") if pid in servants and "python" in psutil.Process(pid).name()]
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: hosts.lost().get("S1")) == "its connection ended"
 
 
 def test_a_working_folder_of_somebody_else_is_refused(servers: SshServers, tmp_path: Path) -> None:

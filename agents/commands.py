@@ -10,6 +10,7 @@ from ringtap.errors import UsageError
 
 if TYPE_CHECKING:
     from ringtap.agents.node.settings import Settings
+    from ringtap.plan import SweepPlan
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -66,6 +67,11 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep in DIR, if there is one")
     parser.add_argument("--series", default="", metavar="NAME", help="measure this series alone: MODEL-TRAFFIC")
     parser.add_argument("--force", action="store_true", help="measure loads beyond the sender's calibration too")
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="remove what sweeps that have ended left on the plan's hosts; measure nothing",
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(handler=_sweep)
 
@@ -109,20 +115,53 @@ def _capture(options: argparse.Namespace) -> int:
     return capture(place, settings, seconds, options.pid, options.live)
 
 
+def _clean(plan: SweepPlan, as_json: bool) -> int:
+    """Remove leftovers from a plan's hosts; exit code 1 where a host cannot be reached."""
+    import json
+    import sys
+    from dataclasses import asdict
+
+    from ringtap.agents.hosts.ssh import SshHosts
+    from ringtap.agents.reach import reached
+    from ringtap.plan_cluster import Cluster
+    from ringtap.units import format_size
+
+    if not isinstance(plan.topology, Cluster) or plan.topology.reach != "ssh":
+        raise UsageError('--clean is for plans with reach = "ssh": other hosts keep nothing of a sweep')
+    with reached(plan.topology, all_needed=False) as hosts:
+        assert isinstance(hosts, SshHosts)
+        found, lost = hosts.clean(), hosts.lost()
+    if as_json:
+        print(json.dumps({"removed": [asdict(one) for one in found], "not_reached": lost}))
+    else:
+        for one in found:
+            print(
+                f"{one.host}: removed {one.path} ({format_size(one.size_bytes)}"
+                + (f", of {one.run})" if one.run else ")")
+            )
+        print(f"Removed {len(found)} folder{'' if len(found) == 1 else 's'} from {len(hosts.names) - len(lost)} hosts")
+    for host, why in lost.items():
+        print(f"ringtap: {host} cannot be used over ssh: {why}", file=sys.stderr)
+    return 1 if lost else 0
+
+
 def _sweep(options: argparse.Namespace) -> int:
     import json
 
-    from ringtap.agents.estimate import estimate, print_estimate
+    from ringtap.agents.estimate import doubts, estimate, print_estimate
     from ringtap.agents.sweep import check_series, run_sweep
     from ringtap.plan import load_plan
     from ringtap.rundir import new_name
 
     plan = load_plan(options.plan)
+    if options.clean:
+        return _clean(plan, options.json)
     check_series(plan, options.series)
     if options.dry_run:
         points = estimate(plan, options.series)
         if options.json:
-            print(json.dumps({"points": points, "duration_s": round(sum(point["duration_s"] for point in points), 1)}))
+            total_s = round(sum(point["duration_s"] for point in points), 1)
+            print(json.dumps({"points": points, "duration_s": total_s, "warnings": doubts(plan)}))
         else:
             print_estimate(plan, points)
         return 0

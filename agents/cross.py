@@ -50,7 +50,7 @@ class CrossTraffic:
         if not max(self._plan.loads):
             return
         address = self._stage.cross[self._to]
-        self._port = free_port(self._hosts, self._to, address)
+        self._port = free_port(self._hosts, self._to, address, ports=self._stage.ports)
         if self.kind == "iperf":
             command = iperf3.server_argv(self._stage.iperf3[self._to], self._port, address)
         else:
@@ -145,15 +145,16 @@ class CrossTraffic:
             self._sender = None
 
 
-def free_port(hosts: Hosts, host: str, address: str, count: int = 1) -> int:
+def free_port(hosts: Hosts, host: str, address: str, count: int = 1, ports: tuple[int, int] | None = None) -> int:
     """The first of so many TCP ports in a row that are free at an address of a host.
 
     Raises:
         MeasurementError: there are none, or the host gives no answer.
     """
-    code = f"from ringtap.agents.host_facts import free_port\nprint(free_port({address!r}, {count}))"
+    code = f"from ringtap.agents.host_facts import free_port\nprint(free_port({address!r}, {count}, {ports!r}))"
     done = hosts.ask(host, [hosts.python(host), "-c", code])
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        raise MeasurementError(f"host {host} has no free port at {address}: {words}")
+        among = f" among {ports[0]}-{ports[1]}" if ports else ""
+        raise MeasurementError(f"host {host} has no free port at {address}{among}: {words}")
     return int(done.stdout)

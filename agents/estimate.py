@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -10,9 +11,16 @@ from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.units import format_duration, format_rate
 
+# of different loads that a report needs, and of the rise from the lightest to the heaviest (analysis/congestion.py)
+LEAST_LOADS = {"a fit": 3, "a congestion point": 4}
+LEAST_RISE = 1.2
+MERGE_SHARE = 0.01
 STAGE_UP_S = 4.0
 PRECHECK_S = 6.0
 JOB_START_S = 10.0
+# samples of ten interfaces every 10 ms, and the log of a thousand flows a second
+ROOM_BYTES_PER_S = 120_000
+LEAST_ROOM_BYTES = 16_000_000
 _HEADER_SHARE = 1448 / 1514
 
 
@@ -57,7 +65,8 @@ def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
 
     The compute time, or what the rest of the link needs for a ring all-reduce (eq. 3.1).
     """
-    workers = len(plan.topology.workers) if isinstance(plan.topology, Cluster) else len(layout(plan)[1].workers)
+    cluster = plan.topology if isinstance(plan.topology, Cluster) else None
+    workers = sum(cluster.host(name).ranks for name in cluster.workers) if cluster else len(layout(plan)[1].workers)
     volume_bits = 2 * (workers - 1) / workers * model.parameters / plan.scale * 32
     return max(model.compute_s, model.compute_s / 3 + volume_bits / (plan.capacity_bps * _HEADER_SHARE * (1 - load)))
 
@@ -97,6 +106,31 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
     return points
 
 
+def room_bytes(plan: SweepPlan) -> int:
+    """What a host may write in a sweep, at most."""
+    seconds: float = sum(point["duration_s"] for point in estimate(plan))
+    return round(LEAST_ROOM_BYTES + seconds * ROOM_BYTES_PER_S)
+
+
+def doubts(plan: SweepPlan) -> list[str]:
+    """What a report of the sweep will lack, as far as the plan tells: a sentence each."""
+    loads = sorted(plan.loads)
+    # as reports do, loads that are hardly apart count as one
+    different = 1 + sum(second - first >= MERGE_SHARE for first, second in itertools.pairwise(loads))
+    lacking = [what for what, least in LEAST_LOADS.items() if different < least]
+    found = []
+    if lacking:
+        what = " and ".join(f"{one} ({LEAST_LOADS[one]})" for one in lacking)
+        found.append(f"{different} different load{'s' if different > 1 else ''}, too few for {what}: add loads")
+    for model in plan.models if different > 1 and not lacking else ():
+        if not model.command and iteration_s(plan, model, loads[-1]) < LEAST_RISE * iteration_s(plan, model, loads[0]):
+            found.append(
+                f"{model.name} is hardly slower at the heaviest load ({loads[-1]:.0%}) than at the lightest, by the "
+                "estimate: add a heavier one for a congestion point"
+            )
+    return found
+
+
 def print_estimate(plan: SweepPlan, points: list[dict[str, Any]]) -> None:
     """Print the points of a dry run."""
     for point in points:
@@ -104,3 +138,5 @@ def print_estimate(plan: SweepPlan, points: list[dict[str, Any]]) -> None:
         print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
     total_s = sum(point["duration_s"] for point in points)
     print(f"{len(points)} points, scale 1:{plan.scale:g}, about {format_duration(total_s)}")
+    for doubt in doubts(plan):
+        print(f"warning: {doubt}")

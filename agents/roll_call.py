@@ -6,14 +6,17 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ringtap.agents.estimate import room_bytes
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.lab.topology import Roles
+from ringtap.agents.launch import filled, job_python, own_environment
 from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.plan import SweepPlan
+from ringtap.plan import PLACEHOLDERS, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
 
 # Windows are set by the workers' clocks and their counters read by the receiver's: what they are apart must be short
@@ -21,6 +24,7 @@ from ringtap.plan_cluster import Cluster, ClusterHost
 MOST_APART_S = 0.2
 _ANSWER_S = 100.0  # the first answer waits for the connection, which has a time limit of its own
 _AT_ONCE = 8
+_ROOM_LEFT_BYTES = 1_000_000  # with less of it a host may have been kept from saying what is wrong
 
 
 @dataclass(frozen=True)
@@ -43,21 +47,55 @@ def call_roll(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda host: _call(plan, host, hosts), cluster.hosts))
+        answers = list(pool.map(lambda host: _call(plan, host, hosts), cluster.hosts))
+    return [replace(one, problems=(*one.problems, *_torch_problems(one, answers))) for one in answers]
+
+
+def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any]:
+    """What a host is asked beside its facts (host_facts.py)."""
+    cluster = plan.topology
+    assert isinstance(cluster, Cluster)
+    question: dict[str, Any] = {"jobs": {}}
+    if cluster.reach == "ssh":
+        question["room"] = {"folder": host.workdir, "bytes": room_bytes(plan)}
+    for model in plan.models if host.name in cluster.workers else ():
+        if model.command:
+            values = dict.fromkeys(PLACEHOLDERS, "0") | {"python": job_python(plan, host.name, hosts)}
+            about = {"command": filled(model.command, values | {"host": host.name}), "directory": model.directory}
+            question["jobs"][model.name] = about | {"environment": own_environment(plan, model, host.name)}
+    return question
+
+
+def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
+    """Why a host has no room for more files now; empty where it has, or is not asked."""
+    assert isinstance(plan.topology, Cluster)
+    if plan.topology.reach != "ssh":
+        return ""
+    question = {"room": {"folder": plan.topology.host(host).workdir, "bytes": _ROOM_LEFT_BYTES}}
+    with suppress(MeasurementError, ValueError, KeyError):
+        command = [hosts.python(host), "-m", "ringtap.agents.host_facts", json.dumps(question)]
+        return str(json.loads(hosts.ask(host, command).stdout)["room"])
+    return ""
 
 
 def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
     name = host.name
     try:
-        done = hosts.ask(name, [hosts.python(name), "-m", "ringtap.agents.host_facts"], _ANSWER_S)
+        question = json.dumps(_question(plan, host, hosts))
+        done = hosts.ask(name, [hosts.python(name), "-m", "ringtap.agents.host_facts", question], _ANSWER_S)
         apart_s = _apart_s(hosts, name)
     except MeasurementError as error:
-        return Answer(name, {}, (str(error),))
+        lost = hosts.lost().get(name)
+        way = plan.topology.reach if isinstance(plan.topology, Cluster) else ""
+        return Answer(name, {}, (f"{name} cannot be used over {way}: {lost}" if lost else str(error),))
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no words"])[-1]
         return Answer(name, {}, (f"host {name}: {hosts.python(name)} cannot say what is there: {words}",))
     facts = json.loads(done.stdout)
     problems = [*_clock_problems(name, apart_s), *_address_problems(host, facts), *_tool_problems(plan, name, facts)]
+    problems += [f"host {name}: {facts['room']}: free some, or name another workdir"] if facts["room"] else []
+    for model, found in facts["jobs"].items():
+        problems += [f"host {name}, model {model}: {problem}" for problem in found["problems"]]
     return Answer(name, facts, tuple(problems))
 
 
@@ -106,6 +144,17 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
     return found
 
 
+def _torch_problems(answer: Answer, answers: Sequence[Answer]) -> list[str]:
+    """Jobs whose interpreter has torch on another host and not on this one."""
+    found = []
+    for model, about in answer.facts.get("jobs", {}).items():
+        with_it = [one.host for one in answers if one.facts.get("jobs", {}).get(model, {}).get("torch")]
+        if about["torch"] is False and with_it and not about["problems"]:
+            where = f"host {answer.host}, model {model}"
+            found.append(f"{where}: the job's interpreter has no torch there, but has it on {with_it[0]}")
+    return found
+
+
 def needs_iperf3(plan: SweepPlan) -> bool:
     """Whether a plan sends with iperf3."""
     return "iperf" in plan.traffic and max(plan.loads) > 0
@@ -142,6 +191,8 @@ def cluster_stage(plan: SweepPlan, answers: Sequence[Answer]) -> Stage:
         one_clock=len({one["boot_id"] for one in facts.values()}) == 1,
         iperf3={name: one["iperf3"] for name, one in facts.items()},
         most_load_bps=cluster.most_load_bps,
+        ports=cluster.ports,
+        kernel_ports={name: one.get("kernel_ports", []) for name, one in facts.items()},
     )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ringtap.agents.cross import CrossTraffic, free_port
+from ringtap.agents.diagnosis import words_of_hosts
 from ringtap.agents.hosts import HostProcess, Hosts
+from ringtap.agents.launch import processes, ranks_of
 from ringtap.agents.punctual import MOST_LATE_SHARE, late_share
 from ringtap.agents.reach import check_alive, check_lost
 from ringtap.agents.stage import Stage
@@ -38,10 +41,16 @@ class Step:
 
 
 class StepWatcher:
-    """Follows the step logs of a running job, rank by rank."""
+    """Follows the step logs of a running job, rank by rank.
 
-    def __init__(self, run: RunDirectory, workers: Sequence[str]) -> None:
-        self._folders = [run.path / "nodes" / worker / "steps" for worker in workers]
+    Args:
+        run: the job's run directory.
+        ranks: how many ranks each worker has.
+    """
+
+    def __init__(self, run: RunDirectory, ranks: Mapping[str, int]) -> None:
+        self._wanted = ranks
+        self._folders = [run.path / "nodes" / worker / "steps" for worker in ranks]
         self._rows: dict[Path, list[tuple[Any, ...]]] = {}
 
     def iteration_ends_ns(self) -> list[int]:
@@ -51,11 +60,16 @@ class StepWatcher:
                 if path.suffixes == [".rec"] and path.stat().st_size:  # just made: its header is on the way
                     rows = self._rows.setdefault(path, [])
                     rows += open_records(path).tail(len(rows))
-        if len({path.parent for path in self._rows}) < len(self._folders):
+        seen = self.ranks_stepped()
+        if any(seen[worker] < count for worker, count in self._wanted.items()):
             return []
         # of several optimizers in a rank, the one that stepped first counts
         ranks = [[row[3] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
         return [max(ends) for ends in zip(*ranks, strict=False)]
+
+    def ranks_stepped(self) -> dict[str, int]:
+        """How many ranks of each worker have stepped an optimizer, as far as they have been read."""
+        return {folder.parent.name: sum(path.parent == folder for path in self._rows) for folder in self._folders}
 
 
 class Series:
@@ -75,9 +89,10 @@ class Series:
     ) -> None:
         self._plan, self._model, self._workers = plan, model, stage.roles.workers
         self._hosts, self._stage, self._run, self._cross = hosts, stage, run, cross
-        self._watcher = StepWatcher(run, self._workers)
+        self._watcher = StepWatcher(run, {host: ranks_of(plan, host) for host in self._workers})
         self._jobs: list[HostProcess] = []
         self._recorders: list[HostProcess] = []
+        self._logs: dict[str, list[HostProcess]] = {}
 
     def __enter__(self) -> Series:
         """Start recorders, receiver and job; returns when the warm-up iterations are over.
@@ -104,53 +119,24 @@ class Series:
                 self._recorders.append(self._start_agent(host, [], {}))
         self._cross.start_receiver()
         first = self._workers[0]
-        port = free_port(self._hosts, first, self._stage.training[first], _MASTER_PORTS)
-        for rank, host in enumerate(self._workers):
-            self._jobs.append(self._start_agent(host, self._job_command(host), self._job_environment(rank, port)))
+        port = free_port(self._hosts, first, self._stage.training[first], _MASTER_PORTS, self._stage.ports)
+        for one in processes(self._plan, self._model, self._stage, self._hosts, port):
+            self._jobs.append(self._start_agent(one.host, one.command, one.environment, one.log))
         self._wait_for_warm_up()
 
-    def _start_agent(self, host: str, command: list[str], environment: dict[str, str]) -> HostProcess:
+    def _start_agent(
+        self, host: str, command: list[str], environment: dict[str, str], file: str = "job.out"
+    ) -> HostProcess:
         # every 10 ms for the punctuality check (agents/punctual.py)
         path = self._hosts.path(host, self._run.path)
         record = ["--collect", "nic,steps", "--every", "10ms", "--join", path, "--node", host]
         verb = ["run" if command else "capture", *record]
-        log = self._run.node(host) / "log" / "job.out"
+        log = self._run.node(host) / "log" / file
         name = self._model.title if command else "recorder"
         wrapped = [*self._hosts.ringtap(host), *verb, *(["--", *command] if command else [])]
-        return self._hosts.start(host, name, wrapped, log, environment=environment)
-
-    def _job_command(self, host: str) -> list[str]:
-        python = self._hosts.python(host)
-        command = list(self._model.command) or [python, *self._scale_model()]
-        if self._model.framework == "horovod":  # its variables are made from torchrun's on each host
-            return [python, "-m", "ringtap.examples.horovod_rank", *command]
-        return command
-
-    def _scale_model(self) -> list[str]:
-        module = "ringtap.examples." + ("horovod_model" if self._model.framework == "horovod" else "scale_model")
-        scale, model = self._plan.scale, self._model
-        options = {
-            "--parameters": round(model.parameters / scale),
-            "--bucket-bytes": round(model.bucket_bytes / scale),
-            "--layers": model.layers,
-            "--compute-s": model.compute_s,
-        }
-        return ["-m", module, *(str(word) for option in options.items() for word in option)]
-
-    def _job_environment(self, rank: int, port: int) -> dict[str, str]:
-        """What torchrun would set, with one process a host, and the interface that the traffic has to take."""
-        size, interface = str(len(self._workers)), self._stage.interface[self._workers[rank]]
-        return {
-            "RANK": str(rank),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": self._stage.training[self._workers[0]],
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": f"={interface}",  # without the sign any interface whose name begins so
-            "OMP_NUM_THREADS": "1",
-        }
+        process = self._hosts.start(host, name, wrapped, log, environment=environment)
+        self._logs.setdefault(host, []).append(process)
+        return process
 
     def _wait_for_warm_up(self) -> None:
         timeout_s = self._plan.window.start_timeout_s
@@ -160,8 +146,7 @@ class Series:
             if time.monotonic() > deadline:
                 raise MeasurementError(
                     f"{self._model.title} made {len(self._watcher.iteration_ends_ns())} iterations in {timeout_s:g} s, "
-                    "too few to warm up: does it step an optimizer? "
-                    f"Its output: {self._jobs[0].last_words()} ({self._jobs[0].log})"
+                    f"too few to warm up{self._unstepped()}: {self._words()}"
                 )
             time.sleep(_POLL_S)
 
@@ -172,10 +157,22 @@ class Series:
             code = process.exit_code()
             if code is not None:
                 raise MeasurementError(
-                    f"{process.name} ended with exit code {code} before its series did: {process.last_words()} "
-                    f"({process.log})"
+                    f"{process.name} ended with exit code {code} before its series did: {self._words()}"
                 )
         self._cross.check()
+
+    def _unstepped(self) -> str:
+        """The workers whose ranks have not all stepped an optimizer, in words."""
+        seen = self._watcher.ranks_stepped()
+        wanted = {host: ranks_of(self._plan, host) for host in self._workers}
+        missing = [f"{host} {seen[host]} of {wanted[host]}" for host in self._workers if seen[host] < wanted[host]]
+        return f" (ranks that stepped an optimizer: {', '.join(missing)})" if missing else ""
+
+    def _words(self) -> str:
+        """The words of every host, the most telling first."""
+        with suppress(MeasurementError):
+            self._hosts.gather(self._run.path)
+        return words_of_hosts(self._plan, self._hosts, self._run, self._logs)
 
     def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Go through the load steps; a window in which the machine did not keep time is measured again.

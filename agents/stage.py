@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringtap.agents.lab.topology import SWITCH, TRAINING_NIC, LabSpec, Roles
@@ -23,6 +23,8 @@ class Stage:
         one_clock: whether all hosts share a kernel and so its clock.
         iperf3: path of iperf3 by host; empty where there is none.
         most_load_bps: what cross traffic may come to at most; 0: whatever the plan asks for.
+        ports: first and last TCP port that may be listened on; None: any.
+        kernel_ports: first and last port that each host's kernel picks.
     """
 
     roles: Roles
@@ -34,6 +36,8 @@ class Stage:
     one_clock: bool
     iperf3: Mapping[str, str]
     most_load_bps: int = 0
+    ports: tuple[int, int] | None = None
+    kernel_ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def timekeeper(self) -> str:

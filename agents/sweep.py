@@ -8,7 +8,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,14 +18,17 @@ from typing import Any, NamedTuple
 from ringtap.agents.cross import CrossTraffic
 from ringtap.agents.estimate import estimate, layout, resolved, series_names
 from ringtap.agents.hosts import Hosts, LabHosts
+from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab, rate_warnings
+from ringtap.agents.plan_changes import plan_changes
 from ringtap.agents.precheck import check_generator, check_host
 from ringtap.agents.progress import Progress
 from ringtap.agents.reach import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.roll_call import call_roll, cluster_stage, needs_iperf3
 from ringtap.agents.series import Series, Step
 from ringtap.agents.stage import Stage, lab_stage
+from ringtap.agents.tcp_paths import check_ways
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
@@ -195,15 +198,22 @@ def _line(plan: SweepPlan, point: dict[str, Any]) -> str:
     return f"{point['series']:<24} asked {asked:6.2f} Gbit/s (full size): {measured}"
 
 
-def _open(plan: SweepPlan, path: Path, resume: bool) -> RunDirectory:
+def _open(plan: SweepPlan, path: Path, resume: bool, say: Callable[[str], None]) -> RunDirectory:
     if not resume or not (path / "run.json").exists():
         return RunDirectory.create(path, "sweep", sys.argv, plan.seed, plan=resolved(plan))
     run = RunDirectory.open(path)
     before, now = run.info.get("plan") or {}, resolved(plan)
-    differing = [key for key in now if now[key] != before.get(key)]
-    if differing:
-        raise UsageError(f"{path} was measured with another plan (different: {', '.join(differing)}): use a new folder")
-    run.info |= {"status": "running", "why": ""}
+    changes = plan_changes(before, now, read_json_lines(path / "points.jsonl")[0])
+    if changes.touching:
+        raise UsageError(
+            f"{path} has points that were measured with another plan (different: {', '.join(changes.touching)}): "
+            "use a new folder"
+        )
+    if changes.free:
+        say(f"The plan has changed in what no measured point depends on: {', '.join(changes.free)}")
+        made = {"t_ns": time.time_ns(), "keys": changes.free}
+        run.info["plan_changes"] = [*run.info.get("plan_changes", []), made]
+    run.info |= {"status": "running", "why": "", "plan": now}
     run.save()
     return run
 
@@ -225,6 +235,19 @@ def _kept(run: RunDirectory) -> Iterator[None]:
             print(kept, file=sys.stderr)
         raise
     run.finish("complete")
+
+
+def _checked_stage(plan: SweepPlan, hosts: Hosts) -> Stage:
+    """A cluster's stage, once its hosts have what the sweep needs and reach each other.
+
+    Raises:
+        UsageError: they have not, or do not.
+        MeasurementError: a host gives no answer.
+    """
+    stage = cluster_stage(plan, call_roll(plan, hosts))
+    if problems := check_ways(stage, hosts):
+        raise UsageError("; ".join(problems))
+    return stage
 
 
 def _check_machine(plan: SweepPlan) -> None:
@@ -282,13 +305,15 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
     with termination_as_interrupt(), ExitStack() as stack:
         if isinstance(plan.topology, Cluster):
             hosts = stack.enter_context(reached(plan.topology))
-            ground = Ground(hosts, cluster_stage(plan, call_roll(plan, hosts)))
+            if resume and isinstance(hosts, SshHosts):
+                hosts.clean(path)
+            ground = Ground(hosts, _checked_stage(plan, hosts))
             say(f"{len(hosts.names)} hosts by {plan.topology.reach}: {', '.join(hosts.names)}")
         else:
             _check_machine(plan)
             missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
         calibration = check_host(plan, force, say, ground.hosts if ground else None)
-        run = _open(plan, path, resume)
+        run = _open(plan, path, resume, say)
         run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
         run.info["calibration"] = calibration
         say(f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}")

@@ -33,7 +33,7 @@ VERBS = {
     "analyze": ("ringtap.analysis.job.command", "what a job and its network did, iteration by iteration"),
     "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
     "submit": ("ringtap.slurm.commands", "run a wrapped command or a sweep as a Slurm job"),
-    "status": ("ringtap.slurm.status_command", "how a submitted run stands"),
+    "status": ("ringtap.slurm.status_command", "how a sweep or a submitted run stands"),
     "collect": ("ringtap.slurm.collect_command", "put the parts of a submitted sweep together"),
     "bundle": ("ringtap.slurm.bundle_command", "gather what a cluster without internet lacks"),
     "report": ("ringtap.analysis.report.command", "turn a sweep into figures, tables and one HTML page"),

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES
-from ringtap.plan_cluster import Cluster, read_cluster
+from ringtap.plan_cluster import OWN_VARIABLES, Cluster, read_cluster
 from ringtap.plan_table import PlanTables, Table
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 FRAMEWORKS = ("ddp", "horovod")
+LAUNCHES = ("ranks", "host")
+# words that a command may hold, in braces: agents/launch.py puts a host's own in their place
+PLACEHOLDERS = ("python", "host", "ranks", "hosts", "host_rank", "master_addr", "master_port")
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,11 @@ class Model:
         compute_s: compute time of an iteration.
         bucket_bytes: DDP's bucket size, Horovod's fusion threshold.
         thesis_iteration_s: mean iteration time without cross traffic in Table 3.1, if it is one of its models.
-        command: the user's own job instead of the scale model; run on every worker with torchrun's environment
-            variables.
+        command: the user's own job instead of the scale model, with `PLACEHOLDERS` for what differs between hosts.
+        launch: ``ranks``: the command is started once per rank, with the variables that torchrun would set; ``host``:
+            once per worker, and starts its ranks itself.
+        directory: folder on each worker in which the command is started; empty: where the host's commands start.
+        environment: variables of the job.
         framework: what synchronises the gradients: ``ddp``, or ``horovod``, whose variables the job gets too.
     """
 
@@ -44,6 +51,9 @@ class Model:
     thesis_iteration_s: float | None
     command: tuple[str, ...] = ()
     framework: str = "ddp"
+    launch: str = "ranks"
+    directory: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,10 @@ def load_plan(path: Path) -> SweepPlan:
         burst=burst,
     )
     sweep.finish()
+    real = plan.topology if isinstance(plan.topology, Cluster) else None
+    uneven = real and len({real.host(name).ranks for name in real.workers}) > 1
+    if uneven and any(model.framework == "horovod" for model in models):
+        raise UsageError(f'{path}: framework = "horovod" needs the same number of ranks on every worker')
     return plan
 
 
@@ -230,9 +244,31 @@ def _model(table: Table) -> Model:
         thesis_iteration_s=profile.thesis_iteration_s if profile else None,
         command=command,
         framework=table.text("framework", "ddp", FRAMEWORKS),
+        launch=table.text("launch", "ranks", LAUNCHES),
+        directory=table.text("directory", ""),
+        environment=table.variables("environment", OWN_VARIABLES),
     )
     table.finish()
+    _check_command(table, model)
     return model
+
+
+def _check_command(table: Table, model: Model) -> None:
+    """Refuse what only a command of the user's own can have, and placeholders that there are not."""
+    for key in ("launch", "directory"):
+        if table.has(key) and not model.command:
+            table.fail(key, "is for a command of your own, and this model has none")
+    if model.launch == "host" and model.framework == "horovod":
+        table.fail("launch", '= "host" cannot be had with framework = "horovod", whose ranks ringtap starts')
+    if model.command and not model.command[0]:
+        table.fail("command", "begins with an empty word, where the program should stand")
+    for word in model.command:
+        for name in re.findall(r"\{([a-z_]+)\}", word):
+            near = difflib.get_close_matches(name, PLACEHOLDERS, 1, 0.75)
+            if near and name not in PLACEHOLDERS:
+                table.fail("command", f"holds {{{name}}}; did you mean {{{near[0]}}}?")
+    if "\0" in model.directory:
+        table.fail("directory", "holds a zero byte")
 
 
 def _testbed(table: Table) -> Testbed:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ringtap.plan_table import Table
@@ -14,6 +14,9 @@ from ringtap.units import format_rate, parse_rate_bps
 
 REACHES = ("ssh", "slurm", "local")
 OPT_IN = "i_may_load_these_links"
+LEAST_PORTS = 4
+# what torchrun would set for each rank; ringtap does it in its place
+OWN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -29,6 +32,10 @@ class ClusterHost:
         cross: address of the cross traffic.
         interface: interface of the training traffic.
         python: interpreter that has ringtap; empty: by the path of the one that runs the sweep.
+        job_python: interpreter of the training job, for ``{python}`` in a model's command; empty: ``python``.
+        ranks: ranks of the training job on it, if it trains.
+        gpus: what its ranks see of its GPUs (CUDA_VISIBLE_DEVICES); empty: all.
+        environment: variables of the job on this host beside those of the cluster and of the model.
         workdir: folder for the run's files on a host that is reached by ssh; empty: ``/tmp/ringtap-<user>``.
     """
 
@@ -40,6 +47,10 @@ class ClusterHost:
     interface: str
     python: str
     workdir: str
+    job_python: str = ""
+    ranks: int = 1
+    gpus: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class Cluster:
         cross_to: the one that receives it, likewise.
         may_load: whether the user says that these links may be loaded.
         most_load_bps: what the cross traffic may come to at most; 0 where the plan has none.
+        ports: first and last TCP port that ringtap may listen on; None: any that is free.
+        environment: variables of the job on every host.
     """
 
     reach: str
@@ -63,6 +76,8 @@ class Cluster:
     cross_to: str
     may_load: bool
     most_load_bps: int
+    ports: tuple[int, int] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def host(self, name: str) -> ClusterHost:
         """A host by its name."""
@@ -99,11 +114,12 @@ def read_cluster(table: Table, hosts: Sequence[Table], asked_bps: int) -> Cluste
     cross_from, cross_to = table.text("cross_from", ""), table.text("cross_to", "")
     may_load = bool(table.take(OPT_IN, bool, False, lambda _: True, "true or false"))
     most_load_bps = int(table.quantity("most_load", "0bit", parse_rate_bps))
+    ports, environment = _ports(table), table.variables("environment", OWN_VARIABLES)
     table.finish()
     if not workers:
         table.fail("workers", "names nobody: at least one host trains")
     if len(set(workers)) != len(workers):
-        table.fail("workers", "names a host twice: one rank a host")
+        table.fail("workers", "names a host twice: for several ranks on one host give it ranks = 2 under [[hosts]]")
     for key, named in (("workers", workers), ("cross_from", (cross_from,)), ("cross_to", (cross_to,))):
         for name in named:
             if name and name not in names:
@@ -116,7 +132,17 @@ def read_cluster(table: Table, hosts: Sequence[Table], asked_bps: int) -> Cluste
         )
     if asked_bps:
         _check_cross_traffic(table, (cross_from, cross_to), may_load, (most_load_bps, asked_bps))
-    return Cluster(reach, found, workers, cross_from, cross_to, may_load, most_load_bps)
+    return Cluster(reach, found, workers, cross_from, cross_to, may_load, most_load_bps, ports, environment)
+
+
+def _ports(table: Table) -> tuple[int, int] | None:
+    text = table.text("ports", "")
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    if not match or not 1024 <= int(match[1]) <= int(match[2]) - LEAST_PORTS + 1 <= 65536 - LEAST_PORTS:
+        table.fail("ports", f'= {text!r} is no range of {LEAST_PORTS} ports at least, such as "20000-20100"')
+    return int(match[1]), int(match[2])
 
 
 def _check_cross_traffic(table: Table, pair: tuple[str, str], may_load: bool, rates_bps: tuple[int, int]) -> None:
@@ -155,6 +181,8 @@ def _host(table: Table, reach: str) -> ClusterHost:
         instead = ' (or the "interface" that has it)' if reach == "slurm" else ""
         table.fail("training", f"is missing: give the address of the training traffic{instead}")
     training = _address(table, "training")
+    rule = "a list of GPUs, such as [0, 1]"
+    gpus = tuple(map(str, table.take("gpus", list, [], lambda value: all(map(_is_gpu, value)), rule)))
     host = ClusterHost(
         name=name,
         ssh=table.text("ssh", name if reach == "ssh" else ""),
@@ -164,6 +192,10 @@ def _host(table: Table, reach: str) -> ClusterHost:
         interface=interface,
         python=table.text("python", ""),
         workdir=table.text("workdir", ""),
+        job_python=table.text("job_python", ""),
+        ranks=table.integer("ranks", len(gpus) or 1, 1, 1024),
+        gpus=gpus,
+        environment=table.variables("environment", (*OWN_VARIABLES, *(["CUDA_VISIBLE_DEVICES"] if gpus else []))),
     )
     if host.workdir and not host.workdir.startswith("/"):
         table.fail("workdir", f"= {host.workdir!r} is no absolute path")
@@ -171,6 +203,13 @@ def _host(table: Table, reach: str) -> ClusterHost:
         table.fail("ssh", f"= {host.ssh!r} would be an option to ssh, not a host")
     table.finish()
     return host
+
+
+def _is_gpu(value: Any) -> bool:
+    """An index, or a UUID or MIG name as nvidia-smi lists it."""
+    if isinstance(value, str):
+        return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9/-]*", value))
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _address(table: Table, key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,6 +80,24 @@ class Table:
         """A list of strings."""
         rule = "a list of texts"
         return tuple(self.take(key, list, default, lambda value: all(isinstance(one, str) for one in value), rule))
+
+    def variables(self, key: str, refused: Collection[str]) -> dict[str, str]:
+        """Environment variables with their values: numbers may stand without quotes.
+
+        Args:
+            key: the key.
+            refused: names that cannot be given, as ringtap sets them.
+        """
+        rule = 'a table of variables, such as { NCCL_DEBUG = "INFO" }'
+        items = self.take(key, dict, {}, lambda _: True, rule)
+        for name, value in items.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                self.fail(key, f"holds {name!r}, which is no name of an environment variable")
+            if isinstance(value, bool) or not isinstance(value, (str, int, float)) or "\0" in str(value):
+                self.fail(key, f"gives {name} the value {value!r}: write it as a text")
+            if name in refused or name.startswith("RINGTAP_"):
+                self.fail(key, f"gives {name}, which ringtap sets by itself")
+        return {name: str(value) for name, value in items.items()}
 
     def quantity(self, key: str, default: Any, parse: Callable[[str], float]) -> float:
         """A rate, size or duration with its unit."""

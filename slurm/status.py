@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +13,7 @@ from typing import Any
 
 from ringtap.agents.node.run_end import node_items
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.records import read_json_lines
 from ringtap.rundir import RunDirectory, Status, read_json
 from ringtap.slurm.accounts import ALIVE, WAITING, Account, Answer, ask_slurm, read_account
 from ringtap.slurm.parts import Part, read_parts
@@ -113,17 +116,70 @@ class Standing:
 
 
 def standing(run: RunDirectory) -> Standing:
-    """How a submitted run stands; Slurm is asked once, and only where the files leave something open.
+    """How a submitted run or a sweep stands; Slurm is asked once, and only where the files leave something open.
 
     Raises:
-        UsageError: the run was not submitted, or its files are damaged.
+        UsageError: the run is neither, or its files are damaged.
     """
     paths = SubmitPaths(run.path)
+    if not paths.request.is_file() and run.info.get("kind") == "sweep":
+        return _own_standing(run)
     if not paths.request.is_file():
         raise UsageError(f"{run.path} was not submitted by ringtap: it has no {paths.request.relative_to(paths.run)}")
     if run.info.get("kind") == "sweep":
         return sweep_standing(run, read_parts(run))
     return _command_standing(run)
+
+
+def _own_standing(run: RunDirectory) -> Standing:
+    """How a sweep stands that ``ringtap sweep`` measures, on a testbed or on hosts."""
+    plan, status, why = run.info.get("plan"), str(run.info.get("status")), str(run.info.get("why") or "")
+    if not isinstance(plan, dict):
+        raise UsageError(f"{run.path / 'run.json'} has no plan")
+    if status == "running" and not is_locked(run.path):
+        status, why = "partial", "it was ended before it could say so"
+    names = [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
+    points = read_json_lines(run.path / "points.jsonl")[0]
+    series = []
+    for index, name in enumerate(names):
+        done = {point["step"] for point in points if point["series"] == name}
+        missing = tuple(load for step, load in enumerate(plan["loads"]) if step not in done)
+        series.append(
+            SeriesStanding(index, name, *_own_series(run, name, bool(missing), status), len(done), missing, "")
+        )
+    count = sum(one.points for one in series)
+    told = f"{count} of {count + sum(len(one.missing) for one in series)} points"
+    return Standing(str(run.path), "sweep", status, "; ".join(filter(None, [told, why])), (), (), tuple(series))
+
+
+def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tuple[str, str]:
+    """Status of a series, and the reason for it: its last attempt's."""
+    if not is_open:
+        return "complete", ""
+    tries = {
+        int(path.name.rpartition("-")[2]): path for path in (run.path / "series").glob(f"{glob.escape(name)}-[0-9]*")
+    }
+    info = read_json(tries[max(tries)] / "run.json") if tries else {}
+    if status == "running":
+        return ("running" if info.get("status") == "running" else "waiting"), ""
+    return "stopped", str(info.get("why") or "")
+
+
+def is_submitted(found: Standing) -> bool:
+    """Whether Slurm's jobs measure a run."""
+    return SubmitPaths(Path(found.run)).request.is_file()
+
+
+def is_locked(run: Path) -> bool:
+    """Whether a sweep measures into a run directory now."""
+    try:
+        with (run / "sweep.lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _submitted(paths: SubmitPaths) -> list[str]:

@@ -21,7 +21,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         description=f"{summary}. Reads its files, and asks Slurm once where they leave something open.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run directory of ringtap submit")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory of ringtap submit or ringtap sweep")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(handler=_status)
 
@@ -55,7 +55,7 @@ def lines(found: Standing) -> list[str]:
 
 def _series(one: SeriesStanding) -> str:
     text = f"{one.points} of {one.points + len(one.missing)} points, {one.status}"
-    if one.status in ("waiting", "running", "unknown"):
+    if one.job and one.status in ("waiting", "running", "unknown"):
         text += f" as job {one.job}"
     return text + (f": {one.why}" if one.why else "")
 
@@ -78,8 +78,14 @@ def _nodes(found: Standing) -> list[str]:
 
 
 def _next(found: Standing) -> list[str]:
+    from ringtap.slurm.status import is_submitted
+
     if found.kind == "job":
         return [f"Next: ringtap analyze {found.run}"] if found.status in ("complete", "partial", "failed") else []
+    if not is_submitted(found):
+        if found.status in ("partial", "failed"):
+            return [f"To measure what is missing: ringtap sweep PLAN.toml -o {found.run} --resume"]
+        return [f"Next: ringtap report {found.run}"] if found.status == "complete" else []
     again = [f"To measure what is missing: ringtap submit PLAN.toml -o {found.run}"]
     stopped = any(one.status == "stopped" for one in found.series)
     return [*(again if stopped else []), f"Next: ringtap collect {found.run}"]

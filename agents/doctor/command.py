@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -54,11 +55,19 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         colour = sys.stdout.isatty()
         print("\n\n".join("\n".join(table(report, colour)) for report in reports))
-        for tool in item.get("missing", []):
-            print(f"\nThe plan needs {tool}, which is not on the PATH: install it, or plan without it.")
-        for problem in item.get("problems", []):
-            print(f"\nThe plan cannot run: {problem}.")
+        if options.plan:
+            print("\n" + "\n".join(verdict(options.plan, item["problems"])))
     return 0 if item["recordable"] else 1
+
+
+def verdict(plan: Path, problems: list[str]) -> list[str]:
+    """Whether a plan can run, in the last line, or what prevents it."""
+    if not problems:
+        return [f"The plan can run. Next: ringtap sweep {shlex.quote(str(plan))}"]
+    if len(problems) == 1:
+        return [f"The plan cannot run: {_plain(problems[0])}."]
+    listed = [f"  {number}. {_plain(problem)}" for number, problem in enumerate(problems, 1)]
+    return [*listed, "", f"The plan cannot run: {len(problems)} things prevent it, the first: {_plain(problems[0])}."]
 
 
 def table(report: dict[str, Any], colour: bool) -> list[str]:

@@ -67,7 +67,7 @@ print(json.dumps(found))
 """
 
 
-def check(python: str = "") -> dict[str, Check]:
+def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
     """Ask the job's interpreter; returns a check for each of `NAMES`."""
     program = find_python(python)
     if program is None:
@@ -75,7 +75,7 @@ def check(python: str = "") -> dict[str, Check]:
         return dict.fromkeys(NAMES, missing)
     folder = str(Path(hook.__file__).resolve().parent)
     try:
-        found = _ask(program, folder)
+        found = _ask(program, folder, timeout_s)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         words = "gave no answer" if isinstance(error, ValueError) else str(error).splitlines()[0]
         failed = Check("unavailable", f"{program} cannot be asked: {words}", _python_remedy())
@@ -90,7 +90,7 @@ def find_python(asked: str) -> str | None:
     return shutil.which("python") or shutil.which("python3") or sys.executable or None
 
 
-def _ask(program: str, folder: str) -> dict[str, Any]:
+def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
     # no run is named, so the hook only hands on; and no byte code is left beside it
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RINGTAP_")}
@@ -101,7 +101,7 @@ def _ask(program: str, folder: str) -> dict[str, Any]:
         text=True,
         env=environment,
         stdin=subprocess.DEVNULL,
-        timeout=_PROBE_S,
+        timeout=timeout_s,
         check=False,
     )
     lines = done.stdout.strip().splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from ringtap.agents.hosts import Hosts, LabHosts
 from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab
 from ringtap.agents.reach import reached
-from ringtap.agents.roll_call import call_roll, cluster_stage, needs_iperf3
+from ringtap.agents.roll_call import Answer, call_roll, cluster_stage, needs_iperf3
+from ringtap.agents.tcp_paths import check_ways
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
@@ -36,10 +37,11 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
 
     Raises:
         UsageError: a plan that is wrong, or no testbed can be built here.
-        MeasurementError: a host gave no answer.
+        MeasurementError: a host of a testbed gave no answer.
     """
     plan = load_plan(path)
     workers, problems, silent = plan.topology.workers, [], set()
+    missing = []
     with termination_as_interrupt(), _hosts_of(plan) as hosts:
         if isinstance(plan.topology, Cluster):
             say(f"calling {', '.join(hosts.names)}")
@@ -47,34 +49,52 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
             problems = [problem for answer in answers for problem in answer.problems]
             silent = {answer.host for answer in answers if not answer.facts}
             if not problems:
-                try:
-                    cluster_stage(plan, answers)
-                except UsageError as error:
-                    problems = [str(error)]
+                say("trying the connections between them")
+                problems = _ways(plan, hosts, answers)
         else:
             workers = layout(plan)[1].workers
+            if needs_iperf3(plan) and shutil.which("iperf3") is None:
+                missing = ["iperf3"]
+                problems = ["iperf3 is not on the PATH: install it, or plan without it"]
         found = []
         for host in hosts.names:
             if host not in silent:
                 say(f"asking {host}")
-                found.append(_ask(hosts, host, _question_of(plan, hosts, host, question)))
-    missing = []
-    if not isinstance(plan.topology, Cluster) and needs_iperf3(plan) and shutil.which("iperf3") is None:
-        missing = ["iperf3"]
-    recordable = {item["host"] for item in found if item["recordable"]}
+                try:
+                    found.append(_ask(hosts, host, _question_of(plan, hosts, host, question)))
+                except MeasurementError as error:
+                    if not isinstance(plan.topology, Cluster):
+                        raise
+                    problems.append(str(error))
+    problems += [_unrecordable(item) for item in found if item["host"] in workers and not item["recordable"]]
     return {
         "plan": plan.name,
-        "recordable": not missing and not problems and recordable >= set(workers),
+        "recordable": not problems,
         "missing": missing,
         "problems": problems,
         "hosts": found,
     }
 
 
+def _ways(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]:
+    """What keeps hosts that each are well from working together."""
+    try:
+        return check_ways(cluster_stage(plan, answers), hosts)
+    except (UsageError, MeasurementError) as error:
+        return [str(error)]
+
+
+def _unrecordable(item: dict[str, Any]) -> str:
+    """Why a worker cannot record a job."""
+    needed = [check for check in item["checks"] if check["name"] in ("steps", "nic") and check["state"] != "ok"]
+    why = "; ".join(f"{check['name']}: {check['reason']}" for check in needed)
+    return f"host {item['host']} cannot record a job" + (f" ({why})" if why else "")
+
+
 @contextmanager
 def _hosts_of(plan: SweepPlan) -> Iterator[Hosts]:
     if isinstance(plan.topology, Cluster):
-        with reached(plan.topology) as hosts:
+        with reached(plan.topology, all_needed=False) as hosts:
             yield hosts
         return
     spec = replace(layout(plan)[0], name=f"dr{os.getpid() % 10**8:08d}")

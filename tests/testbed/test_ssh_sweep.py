@@ -45,6 +45,24 @@ PLENTY = Calibration(
 )
 
 
+TRAIN = """\
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+about = ["MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "MINE"]
+address, port, gpus, mine = (os.environ.get(name, "all") for name in about)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}, {address} port {port} gpus {gpus} {mine} in "
+      + os.path.basename(os.getcwd()), flush=True)
+weight = torch.nn.Parameter(torch.zeros(1000))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+while True:
+    weight.grad = torch.ones(1000)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    time.sleep(0.05)
+"""
+
+
 class Desk:
     """A machine from which the servers are reached by ssh."""
 
@@ -187,6 +205,159 @@ def test_a_host_that_cannot_take_part_is_named_before_anything_starts(
     assert done.returncode == 2
     assert re.search(words, one_sentence(done.stderr)), done.stderr
     assert not (desk.folder / "wrong").exists()
+
+
+OWN = '[[models]]\nname = "mine"\nparameters = 1\ncommand = {command}\n'
+BEFORE = "[[models]]\nname"
+
+
+def own_command(*command: str, more: str = "") -> dict[str, str]:
+    """The change of a plan that makes a command its first model."""
+    return {BEFORE: OWN.format(command=json.dumps(command)) + more + BEFORE}
+
+
+def test_what_would_end_a_sweep_later_is_found_on_every_host_before_it(desk: Desk) -> None:
+    """A full disk, a missing interpreter of the job, a missing script, a host that is not there: all in one answer."""
+    disk = desk.folder / "disk of S2"
+    disk.mkdir(exist_ok=True)
+    desk.servers.kill("S2")
+    desk.servers.start("S2", f"mount -t tmpfs -o size=1m tmpfs '{disk}'")
+    changes = own_command("{python}", "no/train.py") | {"S3.lab": "S9.lab"}
+    changes |= {'ssh = "S1.lab"': 'ssh = "S1.lab"\njob_python = "/no/conda/bin/python"'}
+    try:
+        done = desk.run("doctor", "--plan", desk.plan("ill", changes))
+        sweep = desk.run("sweep", desk.plan("full"), "-o", desk.folder / "ill")
+    finally:
+        desk.servers.kill("S2")
+        desk.servers.start("S2")
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    problems = " ".join(lines[lines.index(lines[-1]) - 6 :])
+    assert "host S1, model mine: the job's command begins with /no/conda/bin/python, which is no program" in problems
+    assert re.search(r"host S0, model mine: the job's script no/train\.py is not there", problems)
+    assert re.search(rf"host S2: {re.escape(str(disk))} has 1\.0\d* MB left, and the sweep may write", problems)
+    assert re.search(r"S3 cannot be used over ssh: .*S9\.lab", problems)
+    assert lines[-1].startswith("The plan cannot run: 4 things prevent it, the first: ")
+    assert done.stdout.count("ringtap 0") == 3, "the hosts that can be reached answer for themselves"
+    assert sweep.returncode == 2
+    assert "S2: " in one_sentence(sweep.stderr)
+    assert not (desk.folder / "ill").exists()
+
+
+def test_connections_that_are_blocked_are_named_before_the_sweep(desk: Desk) -> None:
+    """S3 cannot send to S1, as behind a firewall, and drops what comes in on a port of the plan."""
+    address = SPEC.training_ip("S1")
+    plan = desk.plan("blocked", {"i_may_load": 'ports = "21000-21009"\ni_may_load'})
+    desk.servers.run("S3", "ip", "route", "add", "blackhole", f"{address}/32")
+    try:
+        done = desk.run("sweep", plan, "-o", desk.folder / "blocked")
+    finally:
+        desk.servers.run("S3", "ip", "route", "delete", "blackhole", f"{address}/32")
+    said = one_sentence(done.stderr)
+    assert done.returncode == 2, done.stderr
+    assert re.search(rf"S3 cannot reach S1 \({re.escape(address)}, TCP port \d+\) for training: ", said)
+    assert re.search(
+        r"S1 cannot reach S3 \(.*\) for training: no answer within 4 s, as where a firewall drops it", said
+    )
+    assert "the ports that its kernel picks (" in said
+    assert "S0" not in said, "the others reach each other"
+    assert not (desk.folder / "blocked").exists()
+    done = desk.run("doctor", "--plan", plan)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == f"The plan can run. Next: ringtap sweep {shlex.quote(str(plan))}"
+
+
+def test_a_failure_is_told_in_the_words_of_every_host_the_most_telling_first(desk: Desk) -> None:
+    words = (
+        'if [ {host} = S3 ]; then echo "OSError: [Errno 28] No space left on device"; else echo waiting; fi; sleep 60'
+    )
+    plan = desk.plan(
+        "telling", {**own_command("sh", "-c", words), 'min_time = "2500ms"': 'min_time = "1s"', "[0, 0.7]": "[0]"}
+    )
+    plan.write_text(plan.read_text().replace("[window]", '[window]\nstart_timeout = "3s"'))
+    out = desk.folder / "telling"
+    done = desk.run("sweep", plan, "-o", out)
+    assert done.returncode == 1, done.stderr
+    said = one_sentence(done.stderr)
+    assert "(ranks that stepped an optimizer: S0 0 of 1, S1 0 of 1, S3 0 of 1)" in said
+    assert re.search(r": S3: OSError: \[Errno 28\] No space left on device \(.*job\.out\); .*S0: waiting", said)
+    assert status(out)[0] == "failed"
+    assert not [path for path in desk.folder.glob("disk of *") if list(path.glob("*"))], "nothing stays on the hosts"
+
+
+def test_several_ranks_by_torchrun_with_variables_and_a_folder_of_their_own(desk: Desk) -> None:
+    folder = desk.folder / "my job"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    launch = ["{python}", "-m", "torch.distributed.run", "--nnodes={hosts}", "--node-rank={host_rank}"]
+    launch += ["--nproc-per-node={ranks}", "--master-addr={master_addr}", "--master-port={master_port}", "train.py"]
+    more = f'launch = "host"\ndirectory = "{folder}"\nenvironment = {{ MINE = "a b", NCCL_DEBUG = "WARN" }}\n'
+    changes = own_command(*launch, more=more) | {
+        "[0, 0.7]": "[0]",
+        'workers = ["S0", "S1", "S3"]': 'workers = ["S1", "S3"]',
+    }
+    changes |= {'ssh = "S1.lab"': 'ssh = "S1.lab"\ngpus = [2, 3]', 'ssh = "S3.lab"': 'ssh = "S3.lab"\nranks = 1'}
+    changes |= {"i_may_load": 'ports = "22000-22009"\ni_may_load'}
+    out = desk.folder / "torchrun"
+    done = desk.run("sweep", desk.plan("torchrun", changes), "-o", out, "--series", "mine-iperf")
+    assert done.returncode == 0, done.stderr
+    (series,) = (out / "series").glob("mine-*")
+    said = "".join(path.read_text() for path in series.glob("nodes/*/log/job*.out"))
+    found = sorted(re.findall(r"rank (\d) of 3, (\S+) port (\d+) gpus (\S+) (.*)", said))
+    master = SPEC.training_ip("S1")
+    assert [one[0] for one in found] == ["0", "1", "2"], said
+    assert {(one[1], one[4]) for one in found} == {(master, "a b in my job")}
+    assert [one[3] for one in found] == ["2,3", "2,3", "all"]
+    assert all(22000 <= int(one[2]) <= 22009 for one in found)
+    assert len(list(series.glob("nodes/S1/steps/rank*.rec"))) == 2
+
+
+def test_a_plan_corrected_where_nothing_was_measured_goes_on(desk: Desk) -> None:
+    """The second model's interpreter is wrong: found after the first one's points, and mended."""
+    broken = OWN.format(command='["sh", "-c", "exit 3"]')
+    plan = desk.plan("corrected", {"[0, 0.7]": "[0]"})
+    good = plan.read_text()
+    plan.write_text(good + broken)
+    out = desk.folder / "corrected"
+    done = desk.run("sweep", plan, "-o", out)
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"mine on S\d ended with exit code 3 before its series did", one_sentence(done.stderr))
+    assert len(read_json_lines(out / "points.jsonl")[0]) == 1
+    standing = desk.run("status", out)
+    assert standing.returncode == 0, standing.stderr
+    assert re.search(r"small-iperf +1 of 1 points, complete", standing.stdout)
+    assert re.search(r"mine-iperf +0 of 1 points, stopped: mine on S\d ended", standing.stdout)
+    assert "--resume" in standing.stdout
+
+    plan.write_text(good.replace("layers = 8", "layers = 4") + broken)
+    done = desk.run("sweep", plan, "-o", out, "--resume")
+    assert done.returncode == 2
+    assert "measured with another plan (different: models.small.layers)" in one_sentence(done.stderr)
+    plan.write_text(good + broken.replace("exit 3", "exit 4"))
+    done = desk.run("sweep", plan, "-o", out, "--resume")
+    assert "The plan has changed in what no measured point depends on: models.mine.command\n" in done.stderr
+    assert "ended with exit code 4" in one_sentence(done.stderr)
+    info = json.loads((out / "run.json").read_text())
+    assert [one["keys"] for one in info["plan_changes"]] == [["models.mine.command"]]
+    assert info["plan"]["models"][1]["command"] == ["sh", "-c", "exit 4"]
+
+
+def test_what_a_killed_sweep_left_on_hosts_is_removed_by_a_command(desk: Desk) -> None:
+    plan, out = desk.plan("left", {"[0, 0.7]": "[0]"}), desk.folder / "left"
+    process = desk.start("sweep", plan, "-o", out)
+    wait_for(lambda: list(out.glob("series/small-*/nodes/S1/nic/nic.rec")), process)
+    while_it_runs = desk.run("sweep", plan, "--clean", "--json")
+    assert json.loads(while_it_runs.stdout) == {"removed": [], "not_reached": {}}
+    process.kill()
+    process.communicate()
+    end_s = time.monotonic() + 30
+    removed: set[str] = set()
+    while removed < {"S0", "S1", "S3"}:
+        done = desk.run("sweep", plan, "--clean", "--json")
+        assert done.returncode == 0, done.stderr
+        removed |= {one["host"] for one in json.loads(done.stdout)["removed"]}
+        assert time.monotonic() < end_s
+    assert not [path for path in desk.folder.glob("disk of *") if list(path.glob("*"))]
 
 
 def test_the_doctor_asks_every_host(desk: Desk) -> None:

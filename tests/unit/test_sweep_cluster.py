@@ -34,7 +34,7 @@ most_load = "5gbit"
 [[models]]
 name = "mine"
 parameters = 1
-command = ["train"]
+command = ["true"]
 [[hosts]]
 name = "a"
 training = "10.0.0.1"

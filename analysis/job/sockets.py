@@ -204,7 +204,7 @@ def _last_before(group: Integers, at_ns: Integers, marked: npt.NDArray[np.bool_]
     ``last_ns`` has each group's last mark before these rows, 0 for none, and gets the last one within them.
     """
     marks = np.maximum.accumulate(np.where(marked, np.arange(len(group)), -1))
-    before = np.append(-1, marks[:-1])
+    before = np.append(-1, marks)[:-1]
     same = (before >= 0) & (group[before] == group)
     found: Integers = np.where(same, at_ns[before], last_ns[group])
     np.maximum.at(last_ns, group[marked], at_ns[marked])

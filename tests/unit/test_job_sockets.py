@@ -66,6 +66,16 @@ def test_a_late_sample_spreads_growth_over_the_real_gap(tmp_path):
     assert [row[1:3] for row in grown(node) if row[0] == 0] == [(0.2, 10.0), (10.2, 28.0)]
 
 
+def test_connections_that_were_idle_all_the_time_grew_by_nothing(tmp_path):
+    node = new_node(tmp_path)
+    idle = [one(number, 1000 + number, bytes_acked=500) for number in (1, 2)]
+    # one record of each, at the first sample, as the collector writes what never changes
+    node.sockets([socket.record(START_NS) for socket in idle], 0.1, {}, dump_every_s=0.3, asked_by_name_s=1.0)
+    assert grown(node) == []
+    table = measure(tmp_path, ["n0"], [0, 100, 200]).flows
+    assert table["payload_bytes"].tolist() == [0.0] * 4
+
+
 def test_states_without_counters_are_no_loss(tmp_path):
     node = new_node(tmp_path)
     socket = one()

@@ -59,10 +59,11 @@ def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
 
 
 def read_records(path: Path) -> tuple[pd.DataFrame, int]:
-    """Read a record file whose columns are numbers.
+    """Read a record file.
 
     Returns:
-        The records, one column a field and of its type, and the number of torn last records (0 or 1).
+        The records, one column a field and of its type (raw bytes, as addresses are, as ``bytes``), and the number of
+        torn last records (0 or 1).
 
     Raises:
         UsageError: not a record file, one of a newer version, or a header that contradicts itself.
@@ -70,7 +71,16 @@ def read_records(path: Path) -> tuple[pd.DataFrame, int]:
     file, records, torn = map_records(path)
     if file is None:
         return pd.DataFrame(), torn
-    return pd.DataFrame({name: np.array(records[name]) for name in records.dtype.names or ()}), torn
+    return pd.DataFrame({name: _column(records[name]) for name in records.dtype.names or ()}), torn
+
+
+def _column(values: Records) -> Records:
+    """A column in memory; pandas cannot hold NumPy's voids."""
+    if values.dtype.kind != "V":
+        return np.array(values)
+    column = np.empty(len(values), object)
+    column[:] = [bytes(value) for value in values]
+    return column
 
 
 class JobRun:
@@ -134,9 +144,12 @@ class JobRun:
     def iterations(self) -> pd.DataFrame:
         """Iterations of the job, one row each, in order of time; `iterations_of` says what one is.
 
-        Columns: ``generation``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``.
+        Columns: ``generation``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``, which goes by
+        CLOCK_MONOTONIC: a clock that is set during the run does not change it.
         """
-        return iterations_of(iteration_marks(self.steps))
+        steps = self.steps
+        even = {f"even_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
+        return iterations_of(iteration_marks(steps.assign(**even)))
 
     def nic(self, node: str) -> pd.DataFrame:
         """Interface counters of a node in order of time; empty where none were recorded.
@@ -155,19 +168,41 @@ class JobRun:
         return self._nic[node]
 
 
+def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
+    """Times of steps by CLOCK_MONOTONIC, from each node's first CLOCK_REALTIME on.
+
+    Args:
+        steps: as `JobRun.steps`.
+        side: ``start`` or ``end``.
+    """
+    first = steps.loc[steps.groupby("node")["start_mono_ns"].idxmin()].set_index("node")
+    origin = first["start_ns"] - first["start_mono_ns"]
+    return steps[f"{side}_mono_ns"] + steps["node"].map(origin).astype("int64")
+
+
 def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
     """The step records that end an iteration of their rank.
 
     Where a process marks its steps itself these count; else the steps of the optimizer that stepped first, those that
-    AMP skipped among them. A rank that was started again begins a new generation.
+    AMP skipped among them. A rank that was started again begins a new generation. Of processes that stepped at the same
+    time under one rank, which are therefore no ranks of one process group, one counts (`processes`).
 
     Args:
         steps: as `JobRun.steps`.
 
     Returns:
         The rows of ``steps`` that count, by process and time, with ``index`` (0 for a process's first), ``generation``,
-        ``skipped`` (AMP skipped a step since the mark before) and ``backwards`` (passes since the mark before).
+        ``skipped`` (AMP skipped a step since the mark before), ``backwards`` (passes since the mark before) and
+        ``optimizers`` (how many the process has).
     """
+    marks = _marks(steps)
+    found = processes(steps)
+    marks = marks[marks["process"].map(found["counts"]).astype(bool)]
+    return marks.assign(generation=marks["process"].map(found["generation"]).astype("int64")).reset_index(drop=True)
+
+
+def _marks(steps: pd.DataFrame) -> pd.DataFrame:
+    """The rows of ``steps`` that end an iteration of their process, with all that `iteration_marks` adds to them."""
     steps = steps.sort_values("process", kind="stable", ignore_index=True)  # a process's records are in its order
     process, kind = steps["process"], steps["kind"]
     marked = process.isin(process[kind == MARK])
@@ -183,8 +218,50 @@ def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
         marks[name] = total - total.groupby(by_process).shift(fill_value=0)
     marks["skipped"] = marks["skipped"] > 0
     marks["index"] = marks.groupby("process").cumcount()
-    marks["generation"] = by_process.map(_generations(steps)).astype("int64")
+    optimizers = steps[kind != MARK].groupby("process")["optimizer"].nunique()
+    marks["optimizers"] = by_process.map(optimizers).fillna(0).astype("int64")
     return marks.reset_index(drop=True)
+
+
+def processes(steps: pd.DataFrame) -> pd.DataFrame:
+    """The processes that stepped, one row each, by their number.
+
+    Args:
+        steps: as `JobRun.steps`.
+
+    Returns:
+        ``node``, ``rank``, ``pid``, ``steps`` (those that end an iteration), ``median_s`` from one to the next,
+        ``generation`` (how often the rank had been started before), ``alone`` (no other process stepped under this rank
+        at the same time) and ``counts`` (alone, or of several such processes the one with the most steps).
+    """
+    even = "even_{}_ns" if "even_end_ns" in steps else "{}_ns"
+    marks = _marks(steps)
+    times = marks.groupby("process")[even.format("end")]
+    lengths_s = times.diff().groupby(marks["process"]).median() / 1e9
+    by = steps.groupby("process")
+    table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
+    table = table.assign(steps=times.size(), median_s=lengths_s)
+    table["steps"] = table["steps"].fillna(0).astype("int64")
+    begin, end = by[even.format("start")].min(), by[even.format("end")].max()
+    order = np.lexsort((begin.to_numpy(), table["rank"].to_numpy()))
+    rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
+    begin, end = begin.to_numpy()[order], end.to_numpy()[order]
+    groups: list[list[int]] = []  # places of processes whose times overlap under one rank
+    generation, until = np.zeros(len(order), np.int64), 0
+    for place in range(len(order)):
+        again = place > 0 and rank[place] == rank[place - 1]
+        if again and begin[place] < until:
+            groups[-1].append(place)
+            generation[place], until = generation[place - 1], max(until, end[place])
+            continue
+        groups.append([place])
+        generation[place], until = generation[place - 1] + 1 if again else 0, end[place]
+    alone = np.concatenate([np.full(len(group), len(group) == 1) for group in groups] or [np.empty(0, bool)])
+    counts = np.zeros(len(order), bool)
+    counts[[max(group, key=lambda place: (steps_of[place], -begin[place])) for group in groups]] = True
+    for name, values in (("generation", generation), ("alone", alone), ("counts", counts)):
+        table[name] = pd.Series(values, index=table.index[order])
+    return table
 
 
 def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
@@ -194,25 +271,24 @@ def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
     are left out, and so is the first, whose beginning nothing marks.
 
     Args:
-        marks: as `iteration_marks` gives them; ``end_ns`` of all ranks by one clock.
+        marks: as `iteration_marks` gives them; ``end_ns`` of all ranks by one clock. Where they have ``even_end_ns``,
+            that is what the length of an iteration goes by.
 
     Returns:
         ``generation``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row an iteration.
     """
     ranks = marks.groupby("generation")["rank"].nunique()
-    ends = marks.groupby(["generation", "index"]).agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max")).reset_index()
+    even = "even_end_ns" if "even_end_ns" in marks else "end_ns"
+    by = marks.groupby(["generation", "index"])
+    ends = by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max"), even_ns=(even, "max")).reset_index()
     ends = ends[ends["ranks"].to_numpy() == ranks.reindex(ends["generation"]).to_numpy()]
-    of, step, end_ns = (ends[name].to_numpy(dtype=np.int64) for name in ("generation", "index", "end_ns"))
+    of, step, end_ns, even_ns = (
+        ends[name].to_numpy(dtype=np.int64) for name in ("generation", "index", "end_ns", "even_ns")
+    )
     follows = (of[1:] == of[:-1]) & (step[1:] == step[:-1] + 1)
     start, end = end_ns[:-1][follows], end_ns[1:][follows]
     columns = {"generation": of[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
-    return pd.DataFrame({**columns, "iteration_s": (end - start) / 1e9})
-
-
-def _generations(steps: pd.DataFrame) -> pd.Series[int]:
-    """For each process, how often its rank had been started before: 0 for the first process of a rank, then 1."""
-    first = steps.groupby("process").agg(rank=("rank", "first"), start_ns=("start_ns", "min"))
-    return first.sort_values("start_ns").groupby("rank").cumcount()
+    return pd.DataFrame({**columns, "iteration_s": np.diff(even_ns)[follows] / 1e9})
 
 
 def _unwrap(values: pd.Series[Any], width_bits: int) -> pd.Series[Any]:

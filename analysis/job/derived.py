@@ -17,7 +17,7 @@ from ringtap.errors import UsageError
 from ringtap.installed import install_command
 from ringtap.rundir import write_json
 
-SCHEMA = 1
+SCHEMA = 2
 TABLES = ("iterations", "rank_iterations", "ranks", "flows", "wires", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
 _NOT_SOURCES = ("derived", "report")

@@ -172,11 +172,7 @@ def _host(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
 def rank_cores(node: NodeLogs, borders: Borders) -> dict[int, Numbers]:
     """Processors that each rank's processes kept busy, mean in each bin."""
     found = node.records(_PROCESSES)
-    ranks = {
-        int(line["pid"]): int(line["rank"])
-        for line in node.lines("host/processes.jsonl")
-        if isinstance(line.get("pid"), int) and isinstance(line.get("rank"), int)
-    }
+    ranks = {pid: rank for pid, rank in node.rank_of_pid.items() if rank is not None}
     if found is None or not len(found[1]) or not ranks:
         return {}
     names = sorted(set(ranks.values()))

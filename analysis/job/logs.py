@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.clocks import NodeClock, read_clock
 from ringtap.analysis.job.spread import Borders, Integers, Numbers, growth, largest_in, mean_in, unwrapped_growth
 from ringtap.analysis.runs import Records, map_records
 from ringtap.errors import RingtapError
@@ -20,48 +20,6 @@ from ringtap.records import RecordFile
 T = TypeVar("T")
 # logs of collectors that sample from the run's begin to its end
 SAMPLED = ("nic/nic.rec", "host/host.rec", "sockets/sockets.rec", "qdisc/qdisc.rec", "host/processes.rec")
-
-
-class ClockLine(NamedTuple):
-    """From ``from_ns`` on, a clock is ``offset_ns`` + ``drift_ppm`` * 1e-6 * (t - ``t0_ns``) ahead of the reference."""
-
-    from_ns: int
-    t0_ns: int
-    offset_ns: float
-    drift_ppm: float
-
-
-@dataclass(frozen=True)
-class NodeClock:
-    """A node's CLOCK_REALTIME against the reference node's.
-
-    Attributes:
-        lines: what holds when; a clock that was set while the run lasted has several, in order of time.
-        error_ns: bound of the offset's error; None: the offset was not measured.
-        reference: name of the reference node; empty where not measured.
-        steps: how often the clock was set.
-    """
-
-    lines: tuple[ClockLine, ...] = (ClockLine(0, 0, 0.0, 0.0),)
-    error_ns: float | None = None
-    reference: str = ""
-    steps: int = 0
-
-    def _offset_ns(self, t_ns: Integers) -> Integers:
-        columns = [np.array(column) for column in zip(*self.lines, strict=True)]
-        line = np.maximum(np.searchsorted(columns[0], t_ns, side="right") - 1, 0)
-        t0_ns, offset_ns, drift_ppm = (column[line] for column in columns[1:])
-        found: Integers = np.rint(offset_ns + (t_ns - t0_ns) * (drift_ppm * 1e-6)).astype(np.int64)
-        return found
-
-    def to_reference(self, t_ns: Integers) -> Integers:
-        """Times of this clock on the reference's; 0 (not known) stays 0."""
-        return np.where(t_ns == 0, 0, t_ns - self._offset_ns(t_ns))
-
-    def from_reference(self, t_ns: Integers) -> Integers:
-        """Times of the reference's clock on this one."""
-        near = t_ns + self._offset_ns(t_ns)
-        return t_ns + self._offset_ns(near)
 
 
 class Wide:
@@ -161,7 +119,10 @@ class NodeLogs:
         return self._tolerant(relative, read, [])
 
     def records(self, relative: str) -> tuple[RecordFile, Records] | None:
-        """A record file, mapped; None where it is missing, empty or damaged."""
+        """A record file, mapped; None where it is missing, empty or damaged.
+
+        Its ``t_ns`` is as the node's clock would have shown it, had it not been set during the run.
+        """
         if relative not in self._records:
             self._records[relative] = self._map(relative)
         return self._records[relative]
@@ -172,6 +133,11 @@ class NodeLogs:
             file, records, torn = map_records(path)
             if torn:
                 self.torn.append(f"{self.name}/{relative}")
+            # of the ranks' own logs this is done where they are read
+            is_sampled = not relative.startswith("steps/")
+            if is_sampled and self.clock.steps and {"t_ns", "mono_ns"} <= set(records.dtype.names or ()):
+                records = np.array(records)
+                records["t_ns"] = self.clock.unstepped(records["t_ns"], records["mono_ns"])
             return None if file is None else (file, records)
 
         return self._tolerant(relative, read, None)
@@ -205,6 +171,37 @@ class NodeLogs:
                 times += [int(found[1]["t_ns"][0]), int(found[1]["t_ns"][-1])]
         return (min(times), max(times)) if times else (0, 0)
 
+    @cached_property
+    def rank_of_pid(self) -> dict[int, int | None]:
+        """Ranks of the job's processes as far as they are known.
+
+        What a process says of itself once it is in a process group comes first: its environment may give no rank
+        (torch.multiprocessing.spawn), or that of its launcher. Processes that a rank has started (data loaders) are of
+        its rank; one that has started several ranks is of none (None).
+        """
+        own: dict[int, int] = {}
+        for name in self.names("steps/rank*.rec"):
+            about = found[0].about if (found := self.records(name)) else {}
+            pid, rank, size = (about.get(key) for key in ("pid", "rank", "world_size"))
+            if isinstance(pid, int) and isinstance(rank, int) and isinstance(size, int) and size > 1:
+                own[pid] = rank
+        parents: dict[int, int] = {}
+        said: dict[int, int] = {}
+        for line in self.lines("host/processes.jsonl"):
+            pid, parent, rank = (line.get(key) for key in ("pid", "parent", "rank"))
+            if isinstance(pid, int):
+                parents |= {pid: parent} if isinstance(parent, int) else {}
+                said |= {pid: rank} if isinstance(rank, int) else {}
+        started: dict[int, set[int]] = {}
+        for pid, rank in own.items():
+            for above in _ancestors(pid, parents):
+                started.setdefault(above, set()).add(rank)
+        ranks = {pid: rank if len(started.get(pid, ())) < 2 else None for pid, rank in said.items()}
+        for pid in parents:
+            above = next((one for one in _ancestors(pid, parents) if one in own), None)
+            ranks |= {} if above is None else {pid: own[above]}
+        return ranks | own
+
     def covers(self, relative: str, borders: Borders) -> npt.NDArray[np.bool_]:
         """Which bins a log covers to which only changes are written; ``borders`` by the node's clock.
 
@@ -224,7 +221,7 @@ class NodeLogs:
     @cached_property
     def clock(self) -> NodeClock:
         """The node's clock by clock/clock.json; offset 0 with unknown error where there is none."""
-        return self._tolerant("clock/clock.json", _read_clock, NodeClock())
+        return self._tolerant("clock/clock.json", read_clock, NodeClock())
 
     @cached_property
     def collectors(self) -> dict[str, dict[str, Any]]:
@@ -235,21 +232,9 @@ class NodeLogs:
         return {str(name): item for name, item in found.items() if isinstance(item, dict)}
 
 
-def _read_clock(path: Path) -> NodeClock:
-    item = json.loads(path.read_text())
-    reference, fit, steps = str(item.get("reference", "")), item.get("fit"), len(item.get("steps") or [])
-    parts = [part for part in item.get("segments") or [fit] if isinstance(part, dict)]
-    if isinstance(fit, dict) and parts:
-        errors = [float(part["error_ns"]) for part in parts if part.get("error_ns") is not None]
-        lines = sorted(_line(part) for part in parts)
-        return NodeClock(tuple(lines), max(errors) if errors else None, reference, steps)
-    measured = [one for one in item.get("measurements") or [] if one.get("error_ns") is not None]
-    if not measured:
-        return NodeClock(reference=reference, steps=steps)
-    best = min(measured, key=lambda one: float(one["error_ns"]))
-    return NodeClock((_line(best),), float(best["error_ns"]), reference, steps)
-
-
-def _line(part: dict[str, Any]) -> ClockLine:
-    offset_ns, drift_ppm = float(part["offset_ns"]), float(part.get("drift_ppm") or 0.0)
-    return ClockLine(int(part.get("from_ns") or 0), int(part.get("t0_ns") or 0), offset_ns, drift_ppm)
+def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:
+    """The processes above one, the nearest first."""
+    found: list[int] = []
+    while (pid := parents.get(pid, 0)) and pid not in found:
+        found.append(pid)
+    return found

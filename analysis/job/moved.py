@@ -40,10 +40,10 @@ def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:
     """Rank and command of each inode; where several processes had a socket, the one that is a rank."""
     found: dict[int, tuple[int | None, str | None]] = {}
     for line in node.lines("sockets/owners.jsonl"):
-        inode, rank, command = (line.get(name) for name in ("inode", "rank", "command"))
+        inode, pid, rank, command = (line.get(name) for name in ("inode", "pid", "rank", "command"))
         if not isinstance(inode, int):
             continue
-        rank = rank if isinstance(rank, int) else None
+        rank = node.rank_of_pid.get(pid, rank if isinstance(rank, int) else None)  # type: ignore[arg-type]
         other = found.get(inode, (None, None))[0]
         if inode not in found or (rank is not None and (other is None or rank < other)):
             words = " ".join(map(str, command)) if isinstance(command, list) else str(command)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ringtap.analysis.clocks import NodeClock
 from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.spread import Borders, Integers, Numbers
 from ringtap.analysis.pcap.read import scan_packets
@@ -55,7 +56,7 @@ class _Sums:
     total: list[Numbers] = field(default_factory=list)
     binned: list[Numbers] = field(default_factory=list)
 
-    def add(self, interface: str, scanned: Scanned) -> None:
+    def add(self, interface: str, scanned: Scanned, clock: NodeClock) -> None:
         """The TCP packets of one capture, whose rows are looked at some at a time: there may be many."""
         conversations = scanned.conversations
         tcp = (conversations["protocol"] == _TCP) & (conversations["layer"] == 0) & (conversations["family"] > 0)
@@ -72,12 +73,14 @@ class _Sums:
         for what, name in enumerate(("payload", "bytes", "packets")):
             for flow, amount in zip(flows, table[name], strict=True):
                 self.total[row[flow]][what] += amount
+        # in one go where the clock was set: only their order tells which packets came after it
+        times_ns = clock.unstepped(scanned.packets["time_ns"]) if clock.steps else scanned.packets["time_ns"]
         for at in range(0, len(scanned.packets), _BATCH):
             packets = scanned.packets[at : at + _BATCH]
-            self._bin(packets, row[packets["flow"]])
+            self._bin(packets, times_ns[at : at + _BATCH], row[packets["flow"]])
 
-    def _bin(self, packets: npt.NDArray[Any], row: Integers) -> None:
-        place = np.searchsorted(self.edges_ns, packets["time_ns"], side="right") - 1
+    def _bin(self, packets: npt.NDArray[Any], times_ns: Integers, row: Integers) -> None:
+        place = np.searchsorted(self.edges_ns, times_ns, side="right") - 1
         inside = (row >= 0) & (place >= 0) & (place < self.bins)
         known, number = np.unique(row[inside], return_inverse=True)
         amounts = (packets["payload"][inside], packets["bytes"][inside], None)
@@ -102,7 +105,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
             logs.problems.append(f"{logs.name}/{name} is read up to where it breaks: {error}")
             continue
         before = sum(total[2] for total in sums.total)
-        sums.add(interface, scanned)
+        sums.add(interface, scanned, logs.clock)
         counts = scanned.counts
         others += counts["packets"] - int(sum(total[2] for total in sums.total) - before)
         if counts["packets"]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.job.logs import NodeLogs
@@ -14,10 +16,15 @@ from ringtap.analysis.runs import JobRun, Records
 from ringtap.errors import RingtapError
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
-_COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs"]
+_COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
+_NUMBERS = [*PHASES, "synced_bytes"]
 _NONE = "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
 _TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
 _PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
+
+
+# what parts CLOCK_REALTIME from CLOCK_MONOTONIC by more, and by more than slewing may, is a step (docs/clocks.md)
+_STEP_NS, _MOST_SLEW = 1_000_000, 500e-6
 
 
 @dataclass(frozen=True)
@@ -26,11 +33,11 @@ class Phases:
 
     Attributes:
         table: one row a process and iteration of it (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
-            gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes; and
-            the `PHASES` in seconds.
+            gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
+            ``synced_bytes``, what was handed over in them; and the `PHASES` in seconds.
         source: ``ddp``, ``horovod`` or ``none``.
         why: a sentence where ``source`` is ``none``, or where some ranks are not covered.
-        gradient_bytes: bytes that a rank hands over in one synchronisation; None: not known.
+        gradient_bytes: bytes that a rank hands over in one synchronisation of every module; None: not known.
         rebuilt_at: the last iteration in which DDP changed its buckets; 0 where it did not.
     """
 
@@ -67,10 +74,11 @@ def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Pha
             without += 1
             continue
         ends = ends_ns[rows]
-        parts.append(_passes(int(str(process)), found[1], logs, ends))
         changes = logs.lines(f"{stem}.buckets.jsonl")
-        sizes.append(_gradient_bytes(changes))
-        at_ns = logs.clock.to_reference(np.array([int(line.get("t_ns", 0)) for line in changes], np.int64))
+        gradients = _gradient_bytes(changes)
+        parts.append(_passes(int(str(process)), found[1], logs, marks.iloc[rows], gradients))
+        sizes.append(sum(gradients.values()))
+        at_ns = logs.clock.on_reference(np.array([int(line.get("t_ns", 0)) for line in changes], np.int64))
         rebuilt_at = max(rebuilt_at, *_early(np.searchsorted(ends, at_ns)), 0)
     if not parts:
         return Phases(_empty(), "none", _NONE)
@@ -85,32 +93,59 @@ def _early(places: Integers) -> list[int]:
     return [int(place) for place in places if place <= 10]
 
 
-def _gradient_bytes(changes: list[dict[str, object]]) -> float:
-    """Bytes of the buckets of all modules, as they were last."""
+def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:
+    """Bytes of the buckets of each module, as they were last."""
     last: dict[object, float] = {}
     for line in changes:
         buckets = line.get("bucket_bytes")
         last[line.get("module")] = float(sum(buckets)) if isinstance(buckets, list) else 0.0
-    return sum(last.values())
+    return last
 
 
-def _passes(process: int, records: Records, logs: NodeLogs, ends_ns: Integers) -> dict[str, Integers]:
+def _passes(
+    process: int, records: Records, logs: NodeLogs, marks: pd.DataFrame, gradients: dict[object, float]
+) -> dict[str, npt.NDArray[Any]]:
     """DDP's records of a process, on the reference clock, each once, with its iteration (``index``)."""
-    table = {name: np.asarray(records[name], np.int64) for name in _PASS}
+    table: dict[str, npt.NDArray[Any]] = {name: np.asarray(records[name], np.int64) for name in _PASS}
+    ends_ns = marks["end_ns"].to_numpy(np.int64)
+    ahead_ns, whole = _ahead(records, marks)
     # where DDP samples rarely its log repeats the last sample
     told = np.column_stack([table["module"], *(table[name] for name in _TIMES)])
     once = np.sort(np.unique(told, axis=0, return_index=True)[1])
     table = {name: values[once] for name, values in table.items()}
     for name in _TIMES:
-        table[name] = logs.clock.to_reference(table[name])
+        if ahead_ns is None:
+            table[name] = logs.clock.on_reference(table[name])
+        else:
+            table[name] = np.where(table[name] == 0, 0, table[name] - ahead_ns[once])
     seen_ns = np.max([table[name] for name in _TIMES], axis=0)
     index = np.searchsorted(ends_ns, seen_ns)
-    kept = (seen_ns > 0) & (index < len(ends_ns))
+    kept = (seen_ns > 0) & (index < len(ends_ns)) & whole[once]
     table = {name: values[kept] for name, values in table.items()}
+    table["bytes"] = np.array([gradients.get(module) or np.nan for module in table["module"].tolist()], np.float64)
     return table | {"index": index[kept], "process": np.full(int(kept.sum()), process)}
 
 
-def _by_iteration(passes: dict[str, Integers]) -> pd.DataFrame:
+def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.NDArray[np.bool_]]:
+    """How far the clock that DDP went by was ahead of the reference, and whether it ran on evenly during each record.
+
+    Each record says when it was taken by CLOCK_MONOTONIC as well, and so do the process's steps, whose times on the
+    reference clock are known. None for logs that do not say, of versions before 0.2.
+    """
+    whole = np.ones(len(records), bool)
+    if not {"t_ns", "mono_ns"} <= set(records.dtype.names or ()):
+        return None, whole
+    t_ns, mono_ns = (np.asarray(records[name], np.int64) for name in ("t_ns", "mono_ns"))
+    end_mono_ns = marks["end_mono_ns"].to_numpy(np.int64)
+    mark = np.minimum(np.searchsorted(end_mono_ns, mono_ns), len(end_mono_ns) - 1)
+    on_reference = marks["end_ns"].to_numpy(np.int64)[mark] - end_mono_ns[mark] + mono_ns
+    set_by = np.abs(np.diff(t_ns - mono_ns)) > _STEP_NS + np.diff(mono_ns) * _MOST_SLEW
+    whole[1:] &= ~set_by
+    whole[2:] &= ~set_by[:-1]  # where DDP tells of an iteration in the next one
+    return t_ns - on_reference, whole
+
+
+def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
     """DDP's times, summed over the passes of each iteration of each process."""
     table = pd.DataFrame(passes)
     synced = (table["comm_start_ns"] > 0) & (table["comm_end_ns"] >= table["comm_start_ns"])
@@ -126,10 +161,12 @@ def _by_iteration(passes: dict[str, Integers]) -> pd.DataFrame:
         "exposed_s": exposed.clip(lower=0).where(synced, 0),
         "overlap_s": table["overlap_ns"].where(synced, 0),
     }
+    synced_bytes = table["bytes"].where(synced, 0.0)
     by = ["process", "index"]
     result = pd.DataFrame({name: values / 1e9 for name, values in seconds.items()})
     result = result.assign(syncs=synced.astype(np.int64), **{name: table[name] for name in by})
     sums = result.groupby(by)[[*PHASES, "syncs"]].sum()
+    sums["synced_bytes"] = synced_bytes.groupby([table[name] for name in by]).sum(min_count=1)
     within = table.groupby(by)
     sums["ready_ns"] = within["backward_end_ns"].max()
     sums["forward_start_ns"] = within["forward_start_ns"].min()
@@ -137,7 +174,7 @@ def _by_iteration(passes: dict[str, Integers]) -> pd.DataFrame:
 
 
 def _empty() -> pd.DataFrame:
-    kinds = dict.fromkeys(_COLUMNS, "int64") | dict.fromkeys(PHASES, "float64")
+    kinds = dict.fromkeys(_COLUMNS, "int64") | dict.fromkeys(_NUMBERS, "float64")
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})[_COLUMNS]
 
 
@@ -164,7 +201,10 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
     What runs while the optimizer's step waits is exposed: Horovod's wrapper synchronises there. What runs before it is
     hidden behind the backward pass.
     """
-    begin, end = (logs.clock.to_reference(timeline[f"{name}_ns"].to_numpy(np.int64)) for name in ("start", "end"))
+    begin, end = (timeline[f"{name}_ns"].to_numpy(np.int64) for name in ("start", "end"))
+    # Horovod reads CLOCK_REALTIME once, when it begins, and goes on by a clock that is never set
+    ahead_ns = begin[0] - logs.clock.unstepped(begin[:1])[0]
+    begin, end = (logs.clock.to_reference(times - ahead_ns) for times in (begin, end))
     begin, end = _union(begin, end)
     parts = []
     for process, rows in marks.groupby("process"):
@@ -178,6 +218,7 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
     table["overlap_s"] = table["communication_s"] - table["exposed_s"]
     table = table.assign(compute_s=np.nan, forward_s=np.nan, backward_s=np.nan, ready_ns=0, forward_start_ns=0)
     table["syncs"] = (table["communication_s"] > 0).astype(np.int64)
+    table["synced_bytes"] = np.nan
     why = "Horovod's timeline is of rank 0 alone; it says nothing of compute"
     found = Phases(table[_COLUMNS], "horovod", why)
     reduced = timeline[timeline["operation"].str.upper().str.contains("ALLREDUCE")]
@@ -186,7 +227,10 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
         # every tensor once an iteration: the sum over tensors of their size
         by_tensor = reduced.groupby("tensor")["bytes"].agg(["max", "count"])
         often = by_tensor[by_tensor["count"] >= steps_seen / 2]
-        found = replace(found, gradient_bytes=float(often["max"].sum()) or None)
+        gradient_bytes = float(often["max"].sum())
+        if gradient_bytes:
+            synced = found.table.assign(synced_bytes=found.table["syncs"] * gradient_bytes)
+            found = replace(found, gradient_bytes=gradient_bytes, table=synced)
     return found
 
 

@@ -110,9 +110,10 @@ class Job:
         """Iterations, one row each, in order of time.
 
         Columns: ``generation`` (how often the job had been started before), ``step``, ``start_ns``, ``end_ns``,
-        ``iteration_s``; ``warm_up``, ``skipped`` (AMP skipped the step), ``backwards`` (backward passes);
-        ``compute_s`` (forward and backward pass of the rank that took longest), ``communication_s``, ``exposed_s``
-        (communication after the last gradient was ready) and ``overlap_s`` as means over the ranks,
+        ``iteration_s``; ``warm_up``, ``skipped`` (AMP skipped the step), ``backwards`` (backward passes),
+        ``optimizers`` (of a process); ``compute_s`` (forward and backward pass of the rank that took longest),
+        ``communication_s``, ``exposed_s`` (communication after the last gradient was ready) and ``overlap_s`` as means
+        over the ranks,
         ``exposed_least_s`` (of the rank that waited least: what the network alone costs); ``last_rank`` (its step ended
         last), ``slowest_rank`` (its last gradient was ready last; without such times ``last_rank``), ``slowest_by_s``
         (how much later than the others' median), ``slowest_by_ready``, ``clock_error_s`` (bound of the error of
@@ -153,9 +154,11 @@ class Job:
         """Each rank's part in each iteration.
 
         Columns: ``iteration`` (row in `iterations`), ``rank``, ``node``, ``pid``, ``begin_ns`` and ``end_ns`` (ends of
-        its own steps), ``step_start_ns``, ``ready_ns`` (its last gradient was ready; 0: not known), ``optimizer_s`` (in
+        its own steps; before the first one the begin of its forward pass, where DDP says it), ``step_start_ns``,
+        ``ready_ns`` (its last gradient was ready), ``optimizer_s`` (in
         ``optimizer.step()``), ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``, ``exposed_s``,
-        ``overlap_s``, ``syncs`` (synchronised passes), ``skipped``, ``backwards``, ``sent_bytes`` (payload of training
+        ``overlap_s``, ``syncs`` (synchronised passes), ``synced_bytes`` (gradients handed over in them), ``skipped``,
+        ``backwards``, ``optimizers`` (that the process has), ``sent_bytes`` (payload of training
         traffic that its sockets sent), ``retransmissions``, ``cpu_cores`` (processors its process kept busy).
         """
         table = self.work.rank_iterations.copy()
@@ -165,9 +168,11 @@ class Job:
         training = groups[groups["class"] == flows.TRAINING]
         flows_of = training.groupby("from_rank").groups  # labels of the groups are their rows
         rows_of: Mapping[Any, Any] = table.groupby(["rank", "node"]).groups
+        found = self.work.processes
+        shared = set(found.loc[~found["alone"], "rank"])  # whose bytes are whose is not known
         for (rank, node), rows in rows_of.items():
             bins = self.borders.bin_of[table.loc[rows, "iteration"].to_numpy(np.int64)]
-            if node in self.traffic.covered:
+            if node in self.traffic.covered and rank not in shared and self.work.world_size > 1:
                 mine = np.asarray(flows_of.get(rank, ()), np.int64)
                 covered = self.traffic.covered[str(node)]
                 for name, source in (("sent_bytes", "payload_bytes"), ("retransmissions", "retransmissions")):

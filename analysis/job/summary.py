@@ -12,6 +12,7 @@ import pandas as pd
 import ringtap
 from ringtap.analysis.job import flows, wires
 from ringtap.analysis.job.collected import NOT_ASKED, status
+from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.slowest import slow_iterations, slowest
 from ringtap.analysis.job.spread import plain
@@ -25,6 +26,8 @@ _FROM_COUNTERS = (
 )
 _INFINIBAND = ("infiniband_tx_bytes", "infiniband_rx_bytes")
 _NODE_MEANS = ("cpu_busy_cores", "cpu_job_cores", "cpu_other_cores", "cpu_steal_cores", "gpu_utilization_pct")
+# share of a mean that may be uncertain before it is no longer given
+MOST_UNCERTAIN = 0.25
 # bytes an iteration below which a share of them says nothing
 _FEW_BYTES = 10_000
 
@@ -65,7 +68,7 @@ def _run(job: Job) -> dict[str, Any]:
     begin, end = job.window_ns
     seconds = created // 10**9 if isinstance(created, int) else None
     stamp = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-    table = job.work.rank_iterations
+    found = job.work.processes
     return {
         "directory": str(job.path),
         "status": said,
@@ -73,9 +76,18 @@ def _run(job: Job) -> dict[str, Any]:
         "argv": [str(word) for word in info.get("argv") or []],
         "created_utc": stamp.strftime("%Y-%m-%d %H:%M:%S UTC") if stamp else "",
         "nodes": list(job.nodes),
-        "ranks": int(table["rank"].nunique()) if len(table) else 0,
+        "ranks": int(found["rank"].nunique()),
+        "steps": int(found.loc[found["counts"]].groupby("generation")["steps"].max().sum()),
+        "processes": [] if found["alone"].all() else _processes(found),
         "seconds": (end - begin) / 1e9,
     }
+
+
+def _processes(found: pd.DataFrame) -> list[dict[str, Any]]:
+    """Processes that stepped at the same time under one rank; ``shown`` is the one that the numbers are of."""
+    rows = found[~found["alone"]].rename(columns={"counts": "shown"}).sort_values(["rank", "pid"])
+    names = ["node", "rank", "pid", "steps", "median_s", "shown"]
+    return [{name: plain(row[name]) for name in names} for row in rows.to_dict("records")]
 
 
 def _times(job: Job) -> dict[str, Any]:
@@ -85,7 +97,8 @@ def _times(job: Job) -> dict[str, Any]:
     item["warm_up"] = len(table) - len(seconds)
     item["skipped"] = int(table["skipped"].sum()) if len(table) else 0
     item["restarts"] = int(table["generation"].max()) if len(table) else 0
-    item["backwards"] = plain(table["backwards"].iloc[job.measured].median()) if len(seconds) else None
+    for name in ("backwards", "optimizers"):
+        item[name] = plain(table[name].iloc[job.measured].median()) if len(seconds) else None
     names = ("mean_s", "median_s", "p99_s", "min_s", "max_s", "std_s")
     if not len(seconds):
         return item | dict.fromkeys(names)
@@ -103,9 +116,10 @@ def _phases(job: Job) -> dict[str, Any]:
 
 
 def _bytes(job: Job) -> dict[str, Any]:
-    """Payload an iteration by class, all nodes together; without iterations of the whole recording."""
-    has = len(job.work.iterations) > 0
-    result: dict[str, Any] = {"per": "iteration" if has else "run", "classes": {}}
+    """Payload an iteration by class, all nodes together; without iterations, or too few, of the whole recording."""
+    too_short = _is_too_short(job)
+    has = len(job.work.iterations) > 0 and not too_short
+    result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
     for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
         by_sockets, by_packets = _class_means(job, kind, has)
         item = {"sockets": by_sockets, "packets": by_packets, "difference": _difference(by_packets, by_sockets)}
@@ -124,11 +138,13 @@ def _class_means(job: Job, kind: str, has_iterations: bool) -> tuple[float | Non
     if has_iterations:
         table = job.iterations
         return mean_of(table, f"{kind}_bytes", job.measured), mean_of(table, f"packet_{kind}_bytes", job.measured)
-    traffic, by_packets = job.traffic, job.counted.by_class.get(kind)
+    moved, by_packets = job.traffic.flows, job.counted.by_class.get(kind)
     by_sockets = None
-    if kind in flows.CLASSES and traffic.nodes:
-        by_sockets = float(traffic.amounts["payload_bytes"][(traffic.groups["class"] == kind).to_numpy(bool)].sum())
-    return by_sockets, None if by_packets is None else float(by_packets.sum())
+    if kind in flows.CLASSES and job.traffic.nodes:
+        by_sockets = float(moved.loc[moved["class"] == kind, "payload_bytes"].sum())
+    # packets are counted within the iterations
+    of_all = by_packets is not None and not len(job.work.iterations)
+    return by_sockets, float(by_packets.sum()) if by_packets is not None and of_all else None
 
 
 def _difference(value: float | None, against: float | None) -> float | None:
@@ -139,22 +155,27 @@ def _difference(value: float | None, against: float | None) -> float | None:
 
 def _demand(job: Job) -> dict[str, Any]:
     """Equation 3.1 against what the ranks' sockets sent."""
-    gradient, ranks = job.work.gradient_bytes, job.ranks
-    count = len(ranks)
-    sent = mean_of(ranks, "sent_bytes")
-    syncs = mean_of(job.work.rank_iterations, "syncs")
-    expected = None
-    if gradient and count > 1:
-        expected = 2 * (count - 1) / count * gradient * max(syncs or 1.0, 1.0)
+    count, table = job.work.world_size, job.work.rank_iterations
+    mine = table[table["iteration"].isin(job.measured)]
+    synced = mean_of(mine, "synced_bytes")
+    sent = None if _is_too_short(job) else mean_of(job.ranks, "sent_bytes")
+    expected = 2 * (count - 1) / count * synced if synced and count > 1 else None
     return {
-        "gradient_bytes": gradient,
+        "gradient_bytes": job.work.gradient_bytes,
         "ranks": count,
-        "synchronisations": syncs,
+        "synchronisations": mean_of(mine, "syncs"),
+        "synchronised_bytes": synced,
         "expected_bytes": expected,
         "sent_bytes": sent,
         "difference": _difference(sent, expected),
         "equation": "thesis, equation 3.1: 2(N-1)/N times the gradients' bytes, a rank and synchronisation",
     }
+
+
+def _is_too_short(job: Job) -> bool:
+    """Whether the samples at both ends of the iterations leave more than their share of a mean uncertain."""
+    seconds = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[job.measured].sum())
+    return bool(job.traffic.every_s and seconds > 0 and job.traffic.every_s > MOST_UNCERTAIN * seconds)
 
 
 def _wires(job: Job) -> list[dict[str, Any]]:
@@ -195,7 +216,7 @@ def _nodes(job: Job) -> list[dict[str, Any]]:
         item["memory_available_bytes"] = plain(part["memory_available_bytes"].min()) if len(part) else None
         error_ns = node.clock.error_ns
         item |= {"clock_error_s": None if error_ns is None else error_ns / 1e9, "clock_reference": node.clock.reference}
-        result.append(item | {"clock_steps": node.clock.steps})
+        result.append(item | {"clock_steps": len(node.clock.steps)})
     return result
 
 
@@ -217,12 +238,13 @@ def _nccl(job: Job) -> list[dict[str, Any]]:
 
 
 def _marks(job: Job) -> list[dict[str, Any]]:
-    from ringtap.analysis.job.logs import NodeLogs
-
     begin = job.window_ns[0]
     lines = NodeLogs(job.path).lines("marks.jsonl")
     known = [line for line in lines if isinstance(line.get("t_ns"), int)]
-    return [{"at_s": (int(line["t_ns"]) - begin) / 1e9, "text": str(line.get("text", ""))} for line in known]
+    t_ns = np.array([line["t_ns"] for line in known], np.int64)
+    reference = next((node.clock for name, node in job.nodes.items() if node.clock.reference == name), None)
+    at_s = ((t_ns if reference is None else reference.unstepped(t_ns)) - begin) / 1e9
+    return [{"at_s": float(at), "text": str(line.get("text", ""))} for at, line in zip(at_s, known, strict=True)]
 
 
 def _not_collected(job: Job) -> list[dict[str, Any]]:
@@ -258,10 +280,20 @@ def _of_logs(job: Job) -> Iterable[str]:
     for node in job.nodes.values():
         yield from dict.fromkeys(node.problems)
         if node.clock.steps:
-            steps = f"{node.clock.steps} times while the run lasted"
-            yield f"the clock of {node.name} was set {steps}; times are corrected for it"
+            yield _of_steps(node)
     if job.work.why and job.work.source != "none":
         yield job.work.why
+
+
+def _of_steps(node: NodeLogs) -> str:
+    """How a node's clock was set during the run, and what that leaves uncertain."""
+    steps = node.clock.steps
+    by = ", ".join(f"{step.step_ns / 1e9:+.3g} s" for step in steps[:3]) + (", …" if len(steps) > 3 else "")
+    said = f"the clock of {node.name} was set during the run ({by}): times are those of a clock that was not"
+    said += "; DDP's times of the iterations in which it was set are left out"
+    if node.names("packets/*.pcap*"):
+        said += ", and packets of the seconds in which it was set may be counted in a wrong iteration"
+    return said
 
 
 def _of_sides(data: dict[str, Any]) -> Iterable[str]:

@@ -9,6 +9,7 @@ from ringtap.units import format_duration, format_size
 
 # an interface with less an iteration is not worth a line
 _FEW_BYTES = 1000
+_MOST_PROCESSES = 8
 _NO_VALUE = "not measured"
 _PLAIN = {"training": "training", "cross": "cross traffic", "other": "other", "unclassified": "whose, is not known"}
 
@@ -39,14 +40,36 @@ def describe(data: dict[str, Any]) -> list[str]:
 def _run(data: dict[str, Any]) -> list[str]:
     run, iterations = data["run"], data["iterations"]
     nodes = len(run["nodes"])
-    who = f"{run['ranks']} ranks on {_count(nodes, 'node')}" if run["ranks"] else _count(nodes, "node")
-    what = f"{iterations['count']} iterations in" if iterations["count"] else "no iterations,"
-    lines = [f"{run['directory']}: {who}, {what} {format_duration(run['seconds'])}; {run['status']}"]
-    if run["why"]:
-        lines.append(f"{run['status']}: {run['why']}")
-    if not iterations["count"] and not run["ranks"]:
-        lines.append("No optimizer step was recorded, so bytes are those of the whole recording")
-    return lines
+    who = _count(run["ranks"], "rank") if run["ranks"] else ""
+    if run["processes"]:
+        who = f"{len(run['processes'])} processes"
+    where = f"{who} on {_count(nodes, 'node')}" if who else _count(nodes, "node")
+    what = f"{_count(iterations['count'], 'iteration')} in" if iterations["count"] else "no iterations,"
+    why = f": {run['why']}" if run["why"] else ""
+    lines = [f"{run['directory']}: {where}, {what} {format_duration(run['seconds'])}; {run['status']}{why}"]
+    if not run["steps"]:
+        lines.append("No optimizer step was recorded, so bytes are those of the whole recording.")
+    elif not iterations["count"]:
+        lines.append(
+            f"{_count(run['steps'], 'step')} of the optimizer {'was' if run['steps'] == 1 else 'were'} recorded. An "
+            "iteration lasts from the end of one to the end of the next, so there is none, and bytes are those of the "
+            "whole recording."
+        )
+    return lines + _processes(run["processes"])
+
+
+def _processes(found: list[dict[str, Any]]) -> list[str]:
+    """What is said of processes that trained at the same time without a process group."""
+    if not found:
+        return []
+    shown = " and ".join(f"pid {one['pid']}" for one in found if one["shown"])
+    each = [f"pid {one['pid']} {format_duration(one['median_s'])}" for one in found if one["median_s"] is not None]
+    more = f", and {len(each) - _MOST_PROCESSES} more" if len(each) > _MOST_PROCESSES else ""
+    who = f"{len(found)} processes stepped an optimizer at the same time and are not the ranks of one process group"
+    return [
+        f"{who}: nothing makes their steps iterations of one job. Below are those of {shown}.",
+        f"From step to step (median): {', '.join(each[:_MOST_PROCESSES])}{more}.",
+    ]
 
 
 def _count(number: int, what: str) -> str:
@@ -61,12 +84,21 @@ def _time(data: dict[str, Any]) -> list[str]:
     spread = "mean {mean}, p99 {p99}, longest {max}".format(**shown)
     lines = [f"An iteration takes {shown['median']} (median; {spread})."]
     if item["warm_up"]:
-        lines.append(f"Over {item['measured']} iterations; {item['warm_up']} of warm-up are left out here and below.")
+        lines.append(
+            f"Over {_count(item['measured'], 'iteration')}; {item['warm_up']} of warm-up "
+            f"{'is' if item['warm_up'] == 1 else 'are'} left out here and below."
+        )
+    if data["run"]["steps"] == item["count"] + 1 + item["restarts"]:
+        lines.append(f"Nothing marks the beginning of the first of the {data['run']['steps']} steps.")
     if item["restarts"]:
         lines.append(f"The job was started again {_count(item['restarts'], 'time')}.")
     if item["skipped"]:
         lines.append(f"Mixed precision skipped the optimizer in {item['skipped']} of them.")
-    if item["backwards"] and item["backwards"] > 1:
+    if item["backwards"] and item["backwards"] > 1 and item["optimizers"] > 1:
+        lines.append(
+            f"{item['optimizers']:.0f} optimizers step in an iteration, after {item['backwards']:.0f} backward passes."
+        )
+    elif item["backwards"] and item["backwards"] > 1:
         lines.append(f"Gradients are accumulated: {item['backwards']:.0f} backward passes an iteration.")
     return [*lines, *_phases(phases, item["mean_s"])]
 
@@ -144,7 +176,7 @@ def _network(data: dict[str, Any]) -> list[str]:
         for name, item in moved["classes"].items()
         if item["sockets"] is not None or item["packets"] is not None
     ]
-    lines = _demand(data["demand"])
+    lines = _demand(data)
     if rows:
         lines += table([per, "by sockets", "by packets", "difference"], rows)
     if moved["resolution_share"] is not None:
@@ -155,13 +187,19 @@ def _network(data: dict[str, Any]) -> list[str]:
     return lines + _wires(data["wires"])
 
 
-def _demand(item: dict[str, Any]) -> list[str]:
+def _demand(data: dict[str, Any]) -> list[str]:
+    item, moved = data["demand"], data["bytes"]
+    if moved["too_short"]:
+        count, each = _count(data["iterations"]["measured"], "iteration"), format_duration(data["iterations"]["mean_s"])
+        every = format_duration(moved["sampled_every_s"])
+        short = f"it has {count} of {each}, and sockets are sampled every {every}"
+        return [f"The job is too short to say what it moves in an iteration: {short}."]
     if item["sent_bytes"] is None:
         return []
     lines = [f"A rank sends {format_size(item['sent_bytes'])} of payload an iteration."]
     if item["expected_bytes"] is not None and item["difference"] is not None:
         lines.append(
-            f"{format_size(item['gradient_bytes'])} of gradients and {item['ranks']} ranks ask for "
+            f"{format_size(item['synchronised_bytes'])} of gradients an iteration and {item['ranks']} ranks ask for "
             f"{format_size(item['expected_bytes'])} by equation 3.1 (ring all-reduce): {item['difference']:+.2%}."
         )
     return lines

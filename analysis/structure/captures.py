@@ -97,7 +97,7 @@ def _places_of(job: Job) -> list[_Place]:
     for name, logs in job.nodes.items():
         files = [logs.path / each for each in logs.names("packets/*.pcap*")]
         if files:
-            places.append(_Place(name, files, logs.clock.to_reference, own_addresses(logs), _lost(logs)))
+            places.append(_Place(name, files, logs.clock.on_reference, own_addresses(logs), _lost(logs)))
     if not places:
         raise UsageError(
             f"{job.path} has no packets of any node: record them with 'ringtap run --collect default,packets'"

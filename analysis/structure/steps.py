@@ -107,8 +107,8 @@ def _communication_begins(job: Job) -> tuple[Integers, Integers]:
             records = logs.records(name)
             if records is None or "comm_start_ns" not in (records[1].dtype.names or ()):
                 continue
-            times = np.unique(np.asarray(records[1]["comm_start_ns"], np.int64))
-            times = logs.clock.to_reference(times[times > 0])
+            times = np.unique(logs.clock.on_reference(np.asarray(records[1]["comm_start_ns"], np.int64)))
+            times = times[times > 0]
             place = np.searchsorted(ends, times)
             known = place < len(ends)
             found.append(np.column_stack((iterations[place[known]], times[known])))

@@ -15,7 +15,7 @@ MS = 1_000_000
 STEP_NAMES = ("step", "optimizer", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns", "kind", "backwards")
 DDP_NAMES = (
     *("iteration", "module", "forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns"),
-    *("comm_end_ns", "forward_ns", "backward_ns", "comm_ns", "overlap_ns"),
+    *("comm_end_ns", "forward_ns", "backward_ns", "comm_ns", "overlap_ns", "t_ns", "mono_ns"),
 )
 TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 SOCKET_COUNTERS = (
@@ -73,11 +73,16 @@ class Node:
         self.path, self.name = run.node(name), name
         self.collectors: dict[str, dict[str, object]] = {}
 
-    def steps(self, rank: int, records: list[tuple[int, ...]], pid: int | None = None) -> None:
-        """Step records in the order of STEP_NAMES."""
+    def steps(
+        self, rank: int, records: list[tuple[int, ...]], pid: int | None = None, world_size: int | None = None
+    ) -> None:
+        """Step records in the order of STEP_NAMES; CLOCK_MONOTONIC as 0 follows from CLOCK_REALTIME."""
         path = self.path / "steps" / f"rank{rank}-{pid or 100 + rank}.rec"
-        writer = RecordWriter(path, [Field(name, "<i8", "", "gauge") for name in STEP_NAMES], {})
-        writer.append_many(records)
+        about = {"rank": rank, "pid": pid or 100 + rank} | ({} if world_size is None else {"world_size": world_size})
+        writer = RecordWriter(path, [Field(name, "<i8", "", "gauge") for name in STEP_NAMES], about)
+        writer.append_many(
+            [(*one[:4], one[4] or one[2] - START_NS, one[5] or one[3] - START_NS, *one[6:]) for one in records]
+        )
         writer.close()
 
     def ddp(self, rank: int, records: list[tuple[int, ...]], buckets: list[int], pid: int | None = None) -> None:
@@ -166,7 +171,8 @@ def write_ddp_job(path: Path, truth: Truth, *, status: str = "complete", sockets
             forward, ready = at + 30 * MS, at + compute_ms * MS
             comm = ready - 20 * MS
             times = (at, forward, ready, comm, done)
-            ddp.append((number, 0, *times, 30 * MS, (compute_ms - 30) * MS, done - comm, ready - comm))
+            spans = (30 * MS, (compute_ms - 30) * MS, done - comm, ready - comm)
+            ddp.append((number, 0, *times, *spans, done, done - START_NS))
         node.steps(rank, steps)
         node.ddp(rank, ddp, [truth.gradient_bytes // 4, truth.gradient_bytes - truth.gradient_bytes // 4])
         node.clock(truth.offsets_ns[rank], 0 if rank == 0 else truth.error_ns, "n0")

@@ -10,6 +10,7 @@ from ringtap.errors import UsageError
 from ringtap.records import Field, RecordWriter
 from ringtap.rundir import RunDirectory
 from tests.gold.analysis_sweep import START_NS, STEP_FIELDS, counter_fields, edit_info, write_job, write_sweep
+from tests.gold.job_run import Node, Socket
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,8 @@ def test_of_several_optimizers_the_one_that_steps_first_counts(tmp_path):
     for step in range(6):
         end = START_NS + step * 10**9
         if step % 2 == 0:
-            writer.append(step // 2, 0, end - 9, end - 8, 0, 0)
-        writer.append(step, 1, end - 5, end, 0, 0)
+            writer.append(step // 2, 0, end - 9, end - 8, end - 9 - START_NS, end - 8 - START_NS)
+        writer.append(step, 1, end - 5, end, end - 5 - START_NS, end - START_NS)
     writer.close()
     table = open_run(tmp_path / "job").iterations
     assert table["step"].tolist() == [1, 2]
@@ -234,3 +235,15 @@ def test_newer_schemas_and_other_folders_are_refused(tmp_path, sweep):
     edit_info(tmp_path / "new", kind="sweep")
     with pytest.raises(UsageError, match="no plan"):
         _ = open_run(tmp_path / "new").plan
+
+
+def test_addresses_of_a_socket_log_can_be_printed(tmp_path):
+    node = Node(RunDirectory.create(tmp_path / "job", "job", [], 1), "n0")
+    node.sockets([Socket(1, ("10.0.0.1", 1000), ("10.0.0.2", 2000)).record(START_NS)] * 2, 0.1, {})
+    table, torn = read_records(node.path / "sockets" / "sockets.rec")
+    assert torn == 0
+    assert table["source"].iloc[0][:4] == bytes([10, 0, 0, 1])
+    assert table["dport"].iloc[0] == (2000).to_bytes(2, "big")
+    assert table.groupby("source")["bytes_acked"].sum().tolist() == [0]
+    assert len(repr(table)) > 0
+    assert len(table.describe(include="all")) > 0

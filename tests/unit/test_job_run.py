@@ -8,6 +8,7 @@ from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.words import describe
 from ringtap.errors import UsageError
+from ringtap.records import open_records
 from ringtap.rundir import RunDirectory, write_json
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
@@ -106,21 +107,87 @@ def test_clocks_that_are_worse_than_the_effect_are_said(tmp_path, error_ns):
         assert "Not certain: rank 1" in "\n".join(describe(data))
 
 
+def step_at(mono_ms, step_ns, seen_ms=0):
+    """A step as clock.json has it, of a clock that showed START_NS at 0; seen so much later."""
+    mono_ns = (mono_ms + seen_ms) * MS
+    before_ns = (mono_ms - 1000 + seen_ms) * MS
+    return {"t_ns": START_NS + mono_ns + step_ns, "mono_ns": mono_ns, "mono_before_ns": before_ns, "step_ns": step_ns}
+
+
 def test_drift_and_steps_of_a_clock_are_taken_out(tmp_path):
     truth = Truth(iterations=10, offsets_ns=(0, 0))
     write_ddp_job(tmp_path / "job", truth, sockets=False)
     path = tmp_path / "job/nodes/n1/clock/clock.json"
-    later = START_NS + 1_000 * MS
+    common = {"error_ns": 5, "drift_ppm": 0.0}
+    begin = {"from_ns": START_NS, "from_mono_ns": 0, "to_ns": START_NS + 900 * MS, "to_mono_ns": 900 * MS}
+    end = {"from_ns": START_NS + 1007 * MS, "from_mono_ns": 1000 * MS, "to_mono_ns": 2000 * MS, "error_ns": 9}
     segments = [
-        {"from_ns": 0, "to_ns": later, "t0_ns": START_NS, "offset_ns": 0, "drift_ppm": 100.0, "error_ns": 5},
-        {"from_ns": later, "to_ns": later * 2, "t0_ns": later, "offset_ns": 7_000_000, "drift_ppm": 0.0, "error_ns": 9},
+        common | begin | {"t0_ns": START_NS, "offset_ns": 0, "drift_ppm": 100.0},
+        common | end | {"t0_ns": START_NS + 1007 * MS, "offset_ns": 7_100_000},
     ]
-    write_json(path, {"reference": "n0", "fit": segments[0], "segments": segments, "steps": [{"step_ns": 7_000_000}]})
+    write_json(path, {"reference": "n0", "fit": segments[0], "segments": segments, "steps": [step_at(1000, 7 * MS)]})
     clock = open_job(tmp_path / "job").nodes["n1"].clock
-    times = START_NS + np.array([0, 500, 1500], np.int64) * MS
-    assert (times - clock.to_reference(times)).tolist() == [0, 50_000, 7_000_000]
-    assert clock.to_reference(clock.from_reference(times)).tolist() == times.tolist()
-    assert (clock.error_ns, clock.steps) == (9, 1)
+    mono_ns = np.array([0, 500, 990, 1500], np.int64) * MS
+    times = START_NS + mono_ns + np.array([0, 0, 0, 7 * MS])
+    found = clock.on_reference(times, mono_ns)
+    assert (times - found).tolist() == [0, 50_000, 99_000, 7_100_000]
+    assert clock.from_reference(found).tolist() == clock.unstepped(times, mono_ns).tolist()
+    assert (clock.error_ns, len(clock.steps)) == (9, 1)
+
+
+@pytest.mark.parametrize("step_ns", [10**9, -(10**9), 3600 * 10**9, -3600 * 10**9])
+@pytest.mark.parametrize("who", ["n0", "n1"])
+def test_setting_a_clock_of_two_changes_no_iteration(tmp_path, who, step_ns):
+    """n0 is the reference; one of the clocks is set in the middle of the run, and seen up to a second later."""
+    truth = write_ddp_job(tmp_path / "even", Truth(iteration_ms=170))
+    write_ddp_job(tmp_path / "set", truth)
+    at_ms = 2130  # within an iteration, and its communication
+    set_clock(tmp_path / "set", who, at_ms, step_ns, truth)
+    even, found = open_job(tmp_path / "even"), open_job(tmp_path / "set")
+    exact = ["step", "start_ns", "end_ns", "iteration_s", "slowest_rank", "warm_up"]
+    pd.testing.assert_frame_equal(found.iterations[exact], even.iterations[exact])
+    moved = ["training_bytes", "cross_bytes", "nic_tx_bytes"]
+    pd.testing.assert_frame_equal(found.iterations[moved], even.iterations[moved], atol=1.0)
+    lost = found.rank_iterations["compute_s"].isna()
+    assert set(found.rank_iterations.loc[lost, "node"]) == {who}
+    assert lost.sum() <= 2  # DDP's times are of that clock alone: those of the iteration in which it was set are void
+    phases = ["compute_s", "communication_s", "exposed_s", "overlap_s"]
+    kept = found.rank_iterations.loc[~lost, phases]
+    pd.testing.assert_frame_equal(kept, even.rank_iterations.loc[~lost, phases])
+    data = summarize(found)
+    assert any(f"the clock of {who} was set during the run ({step_ns / 1e9:+.3g} s)" in one for one in data["warnings"])
+    assert data["iterations"]["max_s"] == pytest.approx(truth.iteration_ms / 1000)
+
+
+def set_clock(run, who, at_ms, step_ns, truth):
+    """Rewrite the logs of a node as they were, had its clock been set."""
+    offset_ns = truth.offsets_ns[int(who[1:])]
+    steps = run / "nodes" / who
+    for path in [*steps.glob("*/*.rec")]:
+        file = open_records(path)
+        names = [field.name for field in file.fields]
+        records = np.fromfile(path, np.dtype([(one.name, one.type) for one in file.fields]), offset=file.offset)
+        at_ns = START_NS + offset_ns + at_ms * MS
+        for name in names:
+            if name in ("t_ns", "start_ns", "end_ns") or name.endswith(("_start_ns", "_end_ns")):
+                records[name] += np.where(records[name] >= at_ns, step_ns, 0)
+        with path.open("r+b") as stream:
+            stream.seek(file.offset)
+            stream.write(records.tobytes())
+    seen = step_at(at_ms + offset_ns // MS, step_ns, seen_ms=400)
+    path = run / "nodes" / who / "clock" / "clock.json"
+    item = json.loads(path.read_text())
+    other = run / "nodes" / "n1" / "clock" / "clock.json"
+    line = json.loads(other.read_text())
+    begin = {"from_ns": line["fit"]["t0_ns"], "from_mono_ns": 0, "to_mono_ns": seen["mono_before_ns"]}
+    end = {"from_mono_ns": seen["mono_ns"], "to_mono_ns": 60_000 * MS}
+    shift = step_ns if who == "n1" else 0
+    end["from_ns"] = end["t0_ns"] = START_NS + seen["mono_ns"] + shift
+    after = line["fit"]["offset_ns"] + (step_ns if who == "n1" else -step_ns)
+    segments = [line["fit"] | begin, line["fit"] | end | {"offset_ns": after}]
+    write_json(other, line | {"segments": segments})
+    item = json.loads(path.read_text())
+    write_json(path, item | {"steps": [seen]})
 
 
 def test_accumulation_and_skipped_steps_are_flagged(tmp_path):
@@ -182,6 +249,107 @@ def test_a_rank_restarted_begins_a_generation_and_gaps_do_not_count(tmp_path):
     table = open_job(run.path).iterations
     assert table["generation"].tolist() == [0, 0, 0, 1, 1, 1]
     assert table["iteration_s"].to_numpy() == pytest.approx([0.1] * 6)
+
+
+def plain_job(path, processes):
+    """A node whose processes step alone: ``(rank, pid, first step in ms, ms from step to step, steps)`` each."""
+    node = Node(RunDirectory.create(path, "job", [], 1), "n0")
+    for rank, pid, first_ms, each_ms, count in processes:
+        ends = [START_NS + (first_ms + number * each_ms) * MS for number in range(count)]
+        node.steps(rank, [(n, 0, end - MS, end, 0, 0, 0, 1) for n, end in enumerate(ends)], pid, 1)
+    node.finish()
+    return open_job(path)
+
+
+def test_processes_at_the_same_time_are_no_rank_that_was_started_again(tmp_path):
+    found = plain_job(tmp_path / "job", [(0, 50, 0, 10, 60), (0, 51, 5, 20, 40), (0, 52, 5000, 10, 30)])
+    data = summarize(found)
+    assert data["iterations"]["restarts"] == 1  # pid 52 came when the others had ended
+    assert found.iterations["generation"].value_counts().to_dict() == {0: 59, 1: 29}
+    assert found.iterations["iteration_s"].to_numpy() == pytest.approx([0.01] * 88)
+    assert [(one["pid"], one["steps"], one["shown"]) for one in data["run"]["processes"]] == [
+        (50, 60, True),
+        (51, 40, False),
+    ]
+    text = "\n".join(describe(data))
+    assert "2 processes stepped an optimizer at the same time and are not the ranks of one process group" in text
+    assert "Below are those of pid 50." in text
+    assert "From step to step (median): pid 50 10 ms, pid 51 20 ms." in text
+
+
+@pytest.mark.parametrize(("steps", "said"), [(1, "1 step of the optimizer was recorded"), (5, "4 iterations in")])
+def test_a_job_of_few_steps_is_told_how_many_there_were(tmp_path, steps, said):
+    text = "\n".join(describe(summarize(plain_job(tmp_path / "job", [(0, 50, 0, 10, steps)]))))
+    assert said in text
+    assert "1 rank on 1 node" in text
+    assert "No optimizer step" not in text
+    assert ("Nothing marks the beginning of the first of the 5 steps." in text) == (steps == 5)
+
+
+def test_two_optimizers_are_no_accumulation(tmp_path):
+    node = Node(RunDirectory.create(tmp_path / "job", "job", [], 1), "n0")
+    records = []
+    for number in range(20):
+        end = START_NS + number * 100 * MS
+        records.append((number, 0, end - 5, end, 0, 0, 0, 2))
+        records.append((number, 1, end + 10, end + 20, 0, 0, 0, 1))
+    node.steps(0, records)
+    found = open_job(tmp_path / "job")
+    assert found.iterations["optimizers"].tolist() == [2] * 19
+    text = "\n".join(describe(summarize(found)))
+    assert "2 optimizers step in an iteration, after 3 backward passes." in text
+    assert "accumulated" not in text
+
+
+def test_what_several_modules_hand_over_is_counted_pass_by_pass(tmp_path):
+    """A GAN's discriminator is synchronised by the generator's backward pass too."""
+    truth = write_ddp_job(tmp_path / "job", Truth(offsets_ns=(0, 0)))
+    for rank, node in enumerate(("n0", "n1")):
+        path = tmp_path / "job" / "nodes" / node / "steps" / f"rank{rank}-{100 + rank}.ddp.rec"
+        file = open_records(path)
+        records = np.fromfile(path, np.dtype([(one.name, one.type) for one in file.fields]), offset=file.offset)
+        second = records.copy()
+        second["module"] = 1
+        again = records.copy()
+        again["comm_start_ns"] += 1
+        with path.open("r+b") as stream:
+            stream.seek(file.offset)
+            stream.write(np.stack((records, second, again), axis=1).tobytes())
+        lines = path.with_name(path.name.replace(".ddp.rec", ".buckets.jsonl"))
+        first = json.loads(lines.read_text())
+        with lines.open("a") as stream:
+            stream.write(json.dumps(first | {"module": 1, "bucket_bytes": [1_000]}) + "\n")
+    data = summarize(open_job(tmp_path / "job"))["demand"]
+    assert data["synchronisations"] == 3
+    assert data["synchronised_bytes"] == 2 * truth.gradient_bytes + 1_000
+    assert data["expected_bytes"] == 2 * truth.gradient_bytes + 1_000
+
+
+def test_times_that_are_not_known_are_missing(tmp_path):
+    found = plain_job(tmp_path / "job", [(0, 50, 0, 10, 4), (0, 51, 5000, 10, 4)]).rank_iterations
+    assert found["begin_ns"].notna().all()
+    assert ((found["end_ns"] - found["begin_ns"]) == 10 * MS).all()
+    assert found["ready_ns"].isna().all()
+    truth = write_ddp_job(tmp_path / "ddp", Truth())
+    found = open_job(tmp_path / "ddp").rank_iterations
+    first = found[found["iteration"] == 0]
+    assert first["begin_ns"].tolist() == [START_NS + 50 * MS] * 2  # by DDP's first forward pass
+    assert (first["ready_ns"] - first["begin_ns"]).tolist() == [ms * MS for ms in truth.compute_ms]
+    for path in (tmp_path / "ddp").glob("nodes/n1/steps/*.ddp.rec"):
+        path.unlink()
+    found = open_job(tmp_path / "ddp").rank_iterations
+    assert found[found["node"] == "n1"]["ready_ns"].isna().all()
+    assert found["begin_ns"].min() > START_NS
+
+
+def test_a_job_too_short_for_bytes_says_so(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=5, every_ms=400))
+    data = summarize(open_job(tmp_path / "job"))
+    assert data["bytes"]["too_short"]
+    assert (data["demand"]["sent_bytes"], data["demand"]["difference"]) == (None, None)
+    text = "\n".join(describe(data))
+    assert "The job is too short to say what it moves in an iteration: it has 3 iterations of 200 ms" in text
+    assert "Payload of the whole recording" in text
 
 
 def test_a_log_that_ends_early_leaves_missing_bytes_not_zeros(tmp_path):

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.job import flows, open_job, sockets
 from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job.moved import sockets_of
 from ringtap.analysis.job.sockets import socket_log
 from ringtap.analysis.job.spread import Borders
 from ringtap.rundir import RunDirectory
@@ -74,6 +77,31 @@ def test_connections_that_were_idle_all_the_time_grew_by_nothing(tmp_path):
     assert grown(node) == []
     table = measure(tmp_path, ["n0"], [0, 100, 200]).flows
     assert table["payload_bytes"].tolist() == [0.0] * 4
+
+
+def test_ranks_of_a_process_group_are_joined_by_pid(tmp_path):
+    """torch.multiprocessing.spawn sets no RANK; a batch system's may be the launcher's for all of them."""
+    node = new_node(tmp_path)
+    sockets = [one(number, 1000 + number) for number in range(1, 6)]
+    node.sockets([socket.record(START_NS) for socket in sockets], 0.1, {})
+    steps = [(number, 0, START_NS + number * MS, START_NS + number * MS + 5, 0, 0, 0, 1) for number in range(3)]
+    for rank, pid in ((0, 71), (1, 72)):
+        node.steps(rank, steps, pid, 2)
+    node.steps(0, steps, 90, 1)  # of no process group
+    (node.path / "host").mkdir()
+    # the launcher, its ranks, and a loader of the second; all have the batch system's rank
+    parents = {70: 1, 71: 70, 72: 70, 73: 72, 90: 1}
+    ranks = {70: 0, 71: 0, 72: 0, 73: 0}
+    for folder, name, extra in (("host", "processes.jsonl", {}), ("sockets", "owners.jsonl", {"t_ns": START_NS})):
+        rows = [
+            {"pid": pid, "parent": parent, "rank": ranks.get(pid), "inode": 1001 + number, "command": "python"} | extra
+            for number, (pid, parent) in enumerate(parents.items())
+        ]
+        (node.path / folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    logs = NodeLogs(node.path)
+    assert logs.rank_of_pid == {70: None, 71: 0, 72: 1, 73: 1}
+    found = sockets_of(logs).sockets
+    assert [None if pd.isna(rank) else int(rank) for rank in found["rank"]] == [None, 0, 1, 1, None]
 
 
 def test_states_without_counters_are_no_loss(tmp_path):

@@ -8,6 +8,7 @@ remembered when it is made, and asked when a backward pass is over.
 from __future__ import annotations
 
 import os
+import time
 
 from . import backward
 from .files import ProcessFile
@@ -33,6 +34,8 @@ _SOURCE = {
 }
 _FIELDS = [("iteration", "", "index"), ("module", "", "index")]
 _FIELDS += [(name, "ns", "time" if name.endswith(("_start_ns", "_end_ns")) else "gauge") for name in _SOURCE]
+# When DDP was asked, by both clocks: its own times are CLOCK_REALTIME alone, which may be set meanwhile.
+_FIELDS += [("t_ns", "ns", "time"), ("mono_ns", "ns", "time")]
 
 
 class Watcher:
@@ -89,14 +92,14 @@ class Watcher:
             return  # its backward pass is still to come: the one that ended was another module's
         watched.iteration = iteration
         self._note_buckets(watched, item.strs_map if watched.has_news(values) else None)
-        self._records.write(self._pack(iteration - 1, watched.number, *times))
+        now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+        self._records.write(self._pack(iteration - 1, watched.number, *times, now_ns, mono_ns))
 
     def _note_buckets(self, watched: _Module, texts: dict[str, str] | None) -> None:
         """Write down the bucket sizes if they have changed."""
         if texts is None:
             return
         import json
-        import time
 
         text = texts.get("rebuilt_bucket_sizes") or texts.get("bucket_sizes") or ""
         sizes = [int(size) for size in text.split(",") if size.strip()]

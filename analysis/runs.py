@@ -242,10 +242,10 @@ def processes(steps: pd.DataFrame) -> pd.DataFrame:
     table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
     table = table.assign(steps=times.size(), median_s=lengths_s)
     table["steps"] = table["steps"].fillna(0).astype("int64")
-    begin, end = by[even.format("start")].min(), by[even.format("end")].max()
-    order = np.lexsort((begin.to_numpy(), table["rank"].to_numpy()))
+    begin, end = by[even.format("start")].min().to_numpy(), by[even.format("end")].max().to_numpy()
+    order = np.lexsort((begin, table["rank"].to_numpy()))
     rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
-    begin, end = begin.to_numpy()[order], end.to_numpy()[order]
+    begin, end = begin[order], end[order]
     groups: list[list[int]] = []  # places of processes whose times overlap under one rank
     generation, until = np.zeros(len(order), np.int64), 0
     for place in range(len(order)):

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A training job's packets, worked through
 #
-# ring.pcap.gz holds two seconds of data-parallel training on three hosts, beside web-search traffic towards the first
-# of them: headers of 15,177 packets. Run the cells one by one (VS Code, Jupyter with jupytext), or the file at once:
+# ring.pcap.gz holds 18.2 s of data-parallel training on three hosts, beside web-search traffic towards the first of
+# them: headers of 15,177 packets. Run the cells one by one (VS Code, Jupyter with jupytext), or the file at once:
 #
 #     python examples/notebook_flows.py
 

@@ -193,9 +193,9 @@ class NodeLogs:
                 parents |= {pid: parent} if isinstance(parent, int) else {}
                 said |= {pid: rank} if isinstance(rank, int) else {}
         started: dict[int, set[int]] = {}
-        for pid, rank in own.items():
+        for pid, its in own.items():
             for above in _ancestors(pid, parents):
-                started.setdefault(above, set()).add(rank)
+                started.setdefault(above, set()).add(its)
         ranks = {pid: rank if len(started.get(pid, ())) < 2 else None for pid, rank in said.items()}
         for pid in parents:
             above = next((one for one in _ancestors(pid, parents) if one in own), None)

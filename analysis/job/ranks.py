@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ringtap.analysis.job.run import Job
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
-MEANS = (*PHASES, "sent_bytes", "retransmissions", "cpu_cores")
+MEANS = (*PHASES, "unattributed_s", "sent_bytes", "retransmissions", "cpu_cores")
 OF_NODE = {"node_other_cores": "cpu_other_cores", "node_queue_drops": "queue_drops", "gpu_utilization_pct": ""}
 COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "slowest_by_s", *OF_NODE, "clock_error_s"]
 
@@ -19,7 +19,8 @@ COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "sl
 def summarize(job: Job) -> pd.DataFrame:
     """One row a rank.
 
-    Columns: ``rank``, ``node``, ``iterations`` (that are no warm-up), means of the phases in seconds, ``sent_bytes``
+    Columns: ``rank``, ``node``, ``iterations`` (that are no warm-up), means of the phases in seconds,
+    ``unattributed_s`` (the rest of its iterations: data loading, Python, waiting outside of the phases), ``sent_bytes``
     and ``retransmissions`` an iteration, ``cpu_cores``; ``slowest`` (iterations in which it was), ``slowest_share``,
     ``slowest_by_s`` (median lateness in those); of its node ``node_other_cores`` (processors busy for others),
     ``node_queue_drops`` an iteration and ``gpu_utilization_pct``; ``clock_error_s`` of its node.
@@ -29,6 +30,7 @@ def summarize(job: Job) -> pd.DataFrame:
     table = table[table["iteration"].isin(measured)]
     if not len(table):
         return pd.DataFrame(columns=COLUMNS)
+    table = table.assign(unattributed_s=_unattributed_s(job, table))
     by = table.groupby("rank")
     result = by[list(MEANS)].mean()
     result.insert(0, "node", by["node"].last())
@@ -45,6 +47,15 @@ def summarize(job: Job) -> pd.DataFrame:
     errors = {name: node.clock.error_ns for name, node in job.nodes.items()}
     result["clock_error_s"] = result["node"].map(errors).astype("Float64") / 1e9
     return result.reset_index()[COLUMNS]
+
+
+def _unattributed_s(job: Job, table: pd.DataFrame) -> pd.Series[float]:
+    """What compute, exposed communication and the optimizer leave of each iteration; NA where one is not known.
+
+    With Horovod the optimizer's step holds the exposed communication, and compute is not known.
+    """
+    spent = table["compute_s"] + table["exposed_s"] + table["optimizer_s"]
+    return (table["iteration"].map(job.work.iterations["iteration_s"]).astype("Float64") - spent).clip(lower=0.0)
 
 
 def expected_share_limit(ranks: int, iterations: int) -> float:

@@ -112,6 +112,7 @@ def _phases(job: Job) -> dict[str, Any]:
     item: dict[str, Any] = {"source": job.work.source, "why": job.work.why}
     for name in ("compute_s", "communication_s", "exposed_s", "exposed_least_s", "overlap_s"):
         item[name] = mean_of(table, name, job.measured)
+    item["unattributed_s"] = mean_of(job.ranks, "unattributed_s")
     return item
 
 
@@ -129,6 +130,7 @@ def _bytes(job: Job) -> dict[str, Any]:
     result["iterations"] = plain(covered)
     every_s, median_s = job.traffic.every_s, job.work.iterations["iteration_s"].median()
     result["sampled_every_s"] = plain(every_s)
+    result["uncertain_share"] = _uncertain_share(job)
     # what lies between two samples is spread evenly: both borders of an iteration are uncertain by half a period
     result["resolution_share"] = plain(every_s / median_s) if every_s and has and median_s else None
     return result
@@ -172,21 +174,27 @@ def _demand(job: Job) -> dict[str, Any]:
     }
 
 
-def _is_too_short(job: Job) -> bool:
-    """Whether the samples at both ends of the iterations leave more than their share of a mean uncertain."""
+def _uncertain_share(job: Job) -> float | None:
+    """Share of a mean over the iterations that the samples at both ends of them leave uncertain."""
     seconds = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[job.measured].sum())
-    return bool(job.traffic.every_s and seconds > 0 and job.traffic.every_s > MOST_UNCERTAIN * seconds)
+    return job.traffic.every_s / seconds if job.traffic.every_s and seconds > 0 else None
+
+
+def _is_too_short(job: Job) -> bool:
+    """Whether so much of a mean is uncertain that none is given."""
+    return (_uncertain_share(job) or 0.0) > MOST_UNCERTAIN
 
 
 def _wires(job: Job) -> list[dict[str, Any]]:
     table = job.wires
     rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
-    result = []
+    result, too_short = [], _is_too_short(job)
     for keys, part in rows.groupby(["node", "path", "direction", "interfaces"], sort=False):
         item: dict[str, Any] = dict(zip(("node", "path", "direction", "interfaces"), keys, strict=True))
         item |= {name: mean_of(part, name) for name in wires.COLUMNS}
-        item["nic_difference"] = _difference(item["nic_payload_bytes"], item["socket_bytes"])
-        item["packets_difference"] = _difference(item["packet_payload_bytes"], item["socket_bytes"])
+        sides = {"nic_difference": "nic_payload_bytes", "packets_difference": "packet_payload_bytes"}
+        for name, side in sides.items():
+            item[name] = None if too_short else _difference(item[side], item["socket_bytes"])
         item["overhead_share"] = _difference(item["nic_bytes"], item["nic_payload_bytes"])
         result.append(item)
     return result

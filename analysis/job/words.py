@@ -10,6 +10,8 @@ from ringtap.units import format_duration, format_size
 # an interface with less an iteration is not worth a line
 _FEW_BYTES = 1000
 _MOST_PROCESSES = 8
+# share that may be uncertain without a word
+_SURE = 0.01
 _NO_VALUE = "not measured"
 _PLAIN = {"training": "training", "cross": "cross traffic", "other": "other", "unclassified": "whose, is not known"}
 
@@ -122,6 +124,9 @@ def _phases(phases: dict[str, Any], iteration_s: float) -> list[str]:
                 f"Of what is exposed {format_duration(exposed - least)} is waiting for the last rank (mean over the "
                 f"ranks), {format_duration(least)} remains for the network."
             )
+    if (rest := phases["unattributed_s"]) is not None and rest > _SURE * iteration_s:
+        share = f"{rest / iteration_s:.1%} of the iteration"
+        lines.append(f"Not attributed: {format_duration(rest)} ({share}; loading data, Python, waiting elsewhere).")
     return lines
 
 
@@ -181,9 +186,9 @@ def _network(data: dict[str, Any]) -> list[str]:
         lines += table([per, "by sockets", "by packets", "difference"], rows)
     if moved["resolution_share"] is not None:
         period, share = format_duration(moved["sampled_every_s"]), moved["resolution_share"]
-        lines.append(
-            f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly."
-        )
+        spread = f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly"
+        uncertain = moved["uncertain_share"]
+        lines.append(f"{spread}." if uncertain <= _SURE else f"{spread}, so these means are good to ± {uncertain:.1%}.")
     return lines + _wires(data["wires"])
 
 

@@ -17,6 +17,7 @@ from ringtap.analysis.style import INK
 
 NAMES = ("job-iterations", "job-times", "job-ranks", "job-rates", "job-pairs")
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
+_REST = "#DDDDDD"
 # more marks than this say no more to an eye: iterations are drawn as medians and longest of so many groups
 _MOST_GROUPS = 600
 _MOST_RANKS = 40
@@ -92,10 +93,10 @@ def _times(job: Job) -> Drawn:
 
 
 def _ranks(job: Job) -> Drawn | None:
-    """Compute, hidden and exposed communication of each rank; of many the slowest and the fastest."""
+    """Compute, communication, optimizer and the rest of each rank's iterations; of many the slowest and fastest."""
     table = job.ranks
-    columns = ["compute_s", "overlap_s", "exposed_s"]
-    if not len(table) or table[columns].isna().all(axis=None):
+    columns = ["compute_s", "overlap_s", "exposed_s", "optimizer_s", "unattributed_s"]
+    if not len(table) or table[columns[:3]].isna().all(axis=None):
         return None
     numbers = table[["rank", "node", *columns]].copy()
     numbers[columns] = numbers[columns].astype("Float64").astype(float)
@@ -103,22 +104,37 @@ def _ranks(job: Job) -> Drawn | None:
     if len(numbers) > _MOST_RANKS:
         order = numbers.sort_values("compute_s", ascending=False)
         shown = pd.concat((order.head(_MOST_RANKS // 2), order.tail(_MOST_RANKS // 2)))
-    kinds = (("compute", BLUE), ("of it with communication behind", GREEN), ("exposed communication", VERMILION))
+    kinds = [("compute", BLUE), ("of it with communication behind", GREEN), ("exposed communication", VERMILION)]
+    # with Horovod the optimizer's step holds the exposed communication, and the rest is not known
+    parts = ["exposed_s"] if numbers["unattributed_s"].isna().all() else ["exposed_s", "optimizer_s", "unattributed_s"]
+    kinds += [("optimizer step", PURPLE), ("not attributed", _REST)][: len(parts) - 1]
+    colours = dict(zip(parts, (VERMILION, PURPLE, _REST), strict=False))
     handles = [Patch(color=colour, label=text) for text, colour in kinds]
     on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)
     (axes,) = on.panels
     places = np.arange(len(shown))
-    compute, overlap, exposed = (shown[name].fillna(0).to_numpy() * 1e3 for name in columns)
+    compute, overlap = (shown[name].fillna(0).to_numpy() * 1e3 for name in columns[:2])
     axes.barh(places, compute, color=BLUE, height=0.7)
     hidden = np.minimum(overlap, compute)
     axes.barh(places, hidden, left=compute - hidden, color=GREEN, height=0.3)
-    axes.barh(places, exposed, left=compute, color=VERMILION, height=0.7)
+    reached = compute
+    for name in parts:
+        length = shown[name].fillna(0).to_numpy() * 1e3
+        axes.barh(places, length, left=reached, color=colours[name], height=0.7)
+        reached = reached + length
     axes.set_yticks(places, [label(f"rank {row.rank} on {row.node}")[:26] for row in shown.itertuples()])
     axes.invert_yaxis()
     axes.set_xlabel("ms an iteration, means")
-    caption = "What each rank spent an iteration on."
+    caption = "What each rank spent an iteration on"
     if len(shown) < len(numbers):
-        caption = f"{caption[:-1]}; of {len(numbers)} ranks those with the longest and the shortest compute."
+        caption += f"; of {len(numbers)} ranks those with the longest and the shortest compute"
+    if "unattributed_s" in parts:
+        caption += (
+            ". Not attributed is what no recorder times: loading data, Python between the phases, waiting elsewhere"
+        )
+    else:
+        caption += ". The bars are shorter than the iterations: the rest was not timed"
+    caption += "."
     return on.drawn(NAMES[2], caption, numbers)
 
 

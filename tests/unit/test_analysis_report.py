@@ -20,6 +20,7 @@ from ringtap.analysis.report.measured import of_sweep
 from ringtap.analysis.runs import SweepRun, open_run
 from ringtap.cli import main
 from ringtap.models import PROFILES
+from ringtap.records import open_records
 from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
 from tests.gold.job_run import Truth, write_ddp_job
 
@@ -384,6 +385,39 @@ def test_a_jobs_run_has_a_page_of_its_own(tmp_path, capsys):
     assert all(row["class"] in text for row in data["flows"]["rows"])
     sent = [row for row in data["flows"]["rows"] if row["class"] == "training"]
     assert {(row["from_rank"], row["to_rank"]) for row in sent} <= {(a, b) for a in range(9) for b in range(9)}
+
+
+def test_what_no_recorder_timed_of_an_iteration_is_drawn_and_said(tmp_path, capsys):
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=12))
+    # the last 40 ms of the 50 of its optimizer's step pass before it begins
+    for path in (tmp_path / "job").glob("nodes/*/steps/rank?-???.rec"):
+        file = open_records(path)
+        records = np.fromfile(path, np.dtype([(one.name, one.type) for one in file.fields]), offset=file.offset)
+        records["start_ns"] += 40_000_000
+        with path.open("r+b") as stream:
+            stream.seek(file.offset)
+            stream.write(records.tobytes())
+    assert main(["report", str(tmp_path / "job")]) == 0
+    assert "Not attributed: 40 ms (20.0% of the iteration" in capsys.readouterr().out
+    folder = tmp_path / "job" / "report"
+    with (folder / "figures" / "job-ranks.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 2
+    for row in rows:
+        assert float(row["unattributed_s"]) == pytest.approx(0.04, abs=1e-6)
+        parts = [float(row[name]) for name in ("compute_s", "exposed_s", "optimizer_s", "unattributed_s")]
+        assert sum(parts) == pytest.approx(truth.iteration_ms / 1000, abs=1e-6)
+    assert "not attributed" in (folder / "figures" / "job-ranks.svg").read_text()
+    assert "Not attributed is what no recorder times" in (folder / "report.html").read_text()
+
+
+def test_a_job_that_ended_early_is_said_so_once(tmp_path, capsys):
+    write_ddp_job(tmp_path / "job", Truth(iterations=6), status="partial")
+    edit_info(tmp_path / "job", why="somebody stopped it")
+    assert main(["report", str(tmp_path / "job")]) == 0
+    assert "; partial: somebody stopped it\n" in capsys.readouterr().out
+    text = " ".join(" ".join(page(tmp_path / "job").text).split())
+    assert "partial partial" not in text
 
 
 def test_a_job_without_iterations_or_cut_short_has_a_page(tmp_path):

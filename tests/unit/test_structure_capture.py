@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -302,7 +303,9 @@ def test_the_worked_notebook_runs_and_finds_the_ring() -> None:
     script = ROOT / "examples" / "notebook_flows.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "15,177 packets" in done.stdout
+    shown = re.search(r"15,177 packets over (\S+ s)", done.stdout)
+    assert shown is not None
+    assert f"holds {shown[1]} of data-parallel training" in script.read_text()
     assert f"ring of {S1} > S0 > {S2}" in done.stdout
     assert "29,823 to 30,432 parameters" in done.stdout
     assert "160.0 kB by equation 3.1: +1.4%" in done.stdout

@@ -1,0 +1,107 @@
+"""Runs whose clock is really set meanwhile: every process sees CLOCK_REALTIME stepped, CLOCK_MONOTONIC goes on."""
+
+import os
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringtap.analysis.job import open_job
+from ringtap.analysis.job.summary import summarize
+from ringtap.analysis.job.words import describe
+from ringtap.analysis.runs import open_run
+from tests.unit.agent_processes import ROOT, ended, python, wrapped
+
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static int (*read_clock)(clockid_t, struct timespec *);
+static long step(void) {
+    const char *mark = getenv("CLOCK_SET"), *by = getenv("CLOCK_SET_BY_S");
+    return mark && by && access(mark, F_OK) == 0 ? atol(by) : 0;
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    if (!read_clock) read_clock = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = read_clock(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += step();
+    return result;
+}
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    struct timespec precise;
+    int result = clock_gettime(CLOCK_REALTIME, &precise);
+    now->tv_sec = precise.tv_sec;
+    now->tv_usec = precise.tv_nsec / 1000;
+    return result;
+}
+"""
+ITERATIONS, SET_AT, BYTES = 60, 30, 200_000
+# a loop that marks its iterations and sends as much in each; the clock is set in the middle of one
+JOB = f"""
+import os, socket, threading, time
+from pathlib import Path
+import ringtap
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1])
+sender = socket.create_connection(server.getsockname())
+taken, _ = server.accept()
+def drain():
+    while taken.recv(1 << 16):
+        pass
+reader = threading.Thread(target=drain)
+reader.start()
+for number in range({ITERATIONS}):
+    time.sleep(0.03)
+    if number == {SET_AT}:
+        Path(os.environ["CLOCK_SET"]).touch()
+    time.sleep(0.03)
+    sender.sendall(bytes({BYTES}))
+    ringtap.step()
+sender.close()
+reader.join()
+taken.close()
+server.close()
+"""
+OPTIONS = ("--collect", "nic,sockets,steps", "--every", "10ms")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a clock that can be set")
+def test_iterations_and_bytes_are_the_same_when_the_clock_is_set(tmp_path: Path) -> None:
+    library = tmp_path / "shim.so"
+    (tmp_path / "shim.c").write_text(SHIM)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "shim.c", "-ldl"], check=True, timeout=60)
+    for by_s in (1, -1, 3600, -3600):
+        run = tmp_path / f"run{by_s:+d}"
+        more = {"LD_PRELOAD": str(library), "CLOCK_SET": str(tmp_path / f"set{by_s:+d}"), "CLOCK_SET_BY_S": str(by_s)}
+        environment = dict(os.environ) | more | {"PYTHONPATH": str(ROOT)}
+        with ended(wrapped(run, *python(JOB), options=OPTIONS, env=environment)) as process:
+            port, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        check(run, by_s, int(port))
+
+
+def check(path: Path, by_s: int, port: int) -> None:
+    steps = open_run(path).steps
+    jumps = np.diff(steps["end_ns"] - steps["end_mono_ns"])
+    assert np.abs(jumps).max() == pytest.approx(abs(by_s) * 1e9, rel=0.2)  # the records are of a clock that was set
+    true_s = [(end - start) / 1e9 for start, end in pairwise(steps["end_mono_ns"].tolist())]
+    assert open_run(path).iterations["iteration_s"].tolist() == pytest.approx(true_s, abs=1e-6)
+    job = open_job(path)
+    # but for what came between the two readings of the clocks
+    assert job.iterations["iteration_s"].tolist() == pytest.approx(true_s, abs=0.3)
+    assert job.iterations["iteration_s"].sum() == pytest.approx(sum(true_s), abs=0.3)
+    assert (job.iterations["iteration_s"] > 0).all()
+    # each iteration sends as much; the samples at both ends may miss some
+    assert job.iterations["other_bytes"].notna().mean() > 0.9
+    (flow,) = job.flows[job.flows["to_port"] == port].to_dict("records")
+    assert flow["bytes_per_iteration"] == pytest.approx(BYTES, rel=0.1)
+    data = summarize(job)
+    assert data["nodes"][0]["clock_steps"] == 1
+    text = "\n".join(describe(data))
+    assert f"the clock of here was set during the run ({by_s:+.3g} s)" in text

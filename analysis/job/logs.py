@@ -198,8 +198,8 @@ class NodeLogs:
                 started.setdefault(above, set()).add(its)
         ranks = {pid: rank if len(started.get(pid, ())) < 2 else None for pid, rank in said.items()}
         for pid in parents:
-            above = next((one for one in _ancestors(pid, parents) if one in own), None)
-            ranks |= {} if above is None else {pid: own[above]}
+            nearest = next((one for one in _ancestors(pid, parents) if one in own), None)
+            ranks |= {} if nearest is None else {pid: own[nearest]}
         return ranks | own
 
     def covers(self, relative: str, borders: Borders) -> npt.NDArray[np.bool_]:

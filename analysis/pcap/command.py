@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ringtap.analysis.pcap.traffic import Traffic
 
 _SCAN_NS = 1_000_000
+_UNTIMED = {"start_ns": None, "duration_s": None}
 _FEW_FILES = 3
+_SORTS = ("payload", "bytes", "packets", "start", "duration", "resent")
 _AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
 
 
@@ -36,6 +38,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         metavar="HOST",
         help="what HOST sends; rates count packets with payload (short for --filter 'src host HOST' --of data_bytes)",
     )
+    parser.add_argument("--sort", choices=_SORTS, default="payload", help="order of the conversations shown (payload)")
     parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
     parser.add_argument("-o", "--output", type=Path, metavar="TABLE", help="conversations to TABLE.parquet or .csv")
     parser.add_argument("--rates", type=Path, metavar="TABLE", help="rates over time to TABLE.parquet or .csv")
@@ -71,7 +74,7 @@ def _flows(options: argparse.Namespace) -> int:
     else:
         from ringtap.analysis.pcap.words import describe
 
-        print("\n".join(describe(traffic, words, options.matrix)))
+        print("\n".join(describe(traffic, words, options.matrix, options.sort)))
     _write(traffic, options, bin_ns)
     if not options.json and "-" not in options.files:
         names = shlex.join(options.files) if len(options.files) <= _FEW_FILES else "FILE…"
@@ -114,8 +117,9 @@ def _print_json(traffic: Traffic, words: str | None, with_matrix: bool) -> None:
     from ringtap.analysis.pcap.words import notes
 
     item: dict[str, Any] = {"files": list(traffic.files), "filter": words, "counts": traffic.counts}
-    item |= {"notes": notes(traffic), "start_ns": traffic.start_ns, "bin_s": traffic.bin_ns / 1e9}
-    item |= {"duration_s": traffic.duration_s, "interfaces": traffic.scanned.interfaces}
+    item |= {"notes": notes(traffic), "bin_s": traffic.bin_ns / 1e9}
+    item |= {"start_ns": traffic.start_ns, "duration_s": traffic.duration_s} if traffic.bins else _UNTIMED
+    item |= {"interfaces": traffic.scanned.interfaces}
     if with_matrix:
         pairs = traffic.host_pairs()
         item["matrix"] = [{"source": a, "destination": b, "payload": amount} for (a, b), amount in pairs.items()]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.layout import ROCE
+from ringtap.analysis.pcap.layout import ARP, NO_PORTS, RARP, ROCE, is_ip
 from ringtap.errors import UsageError
 
 Mask = npt.NDArray[np.bool_]
@@ -23,8 +23,11 @@ Mask = npt.NDArray[np.bool_]
 _TOKEN = re.compile(r"\s*(&&|\|\||[()!]|[\w.:/\\-]+|\S)", re.ASCII)
 _WITH_PORTS = {"tcp": 6, "udp": 17}
 _PROTOCOLS = {**_WITH_PORTS, "icmp": 1, "icmp6": 58, "sctp": 132}
+_PROTOCOLS |= {"igmp": 2, "esp": 50, "ah": 51, "pim": 103, "vrrp": 112, "carp": 112}
+_OF_ONE_FAMILY = {"icmp": 4, "igmp": 4, "vrrp": 4, "carp": 4, "icmp6": 6}
 _FAMILIES = {"ip": 4, "ip6": 6}
-_NAMES = (*_PROTOCOLS, *_FAMILIES, "roce")
+_ADDRESSED = {"arp": ARP, "rarp": RARP}
+_NAMES = (*_PROTOCOLS, *_FAMILIES, *_ADDRESSED, "roce")
 _TYPES = ("host", "net", "port", "portrange", "proto")
 _SIDES = ("src", "dst")
 _LINKS = {"and": "and", "&&": "and", "or": "or", "||": "or"}
@@ -32,9 +35,9 @@ _NOTS = ("not", "!")
 _WORDS = {*_NAMES, *_TYPES, *_SIDES, *_LINKS, *_NOTS, "(", ")", "vxlan"}
 # words of the language that need the packets themselves
 _PACKETS_ONLY = {
-    *("ether", "arp", "rarp", "vlan", "mpls", "llc", "stp", "pppoes", "geneve", "wlan", "type", "subtype", "dir"),
+    *("ether", "vlan", "mpls", "llc", "stp", "pppoes", "geneve", "wlan", "type", "subtype", "dir"),
     *("gateway", "broadcast", "multicast", "inbound", "outbound", "ifname", "on", "less", "greater", "len"),
-    *("igmp", "pim", "vrrp", "carp", "ah", "esp", "protochain"),
+    "protochain",
 }
 _DEEPEST = 200
 
@@ -70,6 +73,11 @@ class Flows:
             np.repeat(conversations[name], 2) for name in ("protocol", "kind", "layer", "family")
         )
         return cls(protocol, kind, layer, family, ends, ports)
+
+    @property
+    def is_ip(self) -> Mask:
+        """Of which packets are IP."""
+        return is_ip(self.kind)
 
 
 def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
@@ -218,9 +226,11 @@ class _Parser:
         return str(first)
 
     def _check(self, head: _Head) -> None:
-        allowed: tuple[str, ...] = tuple(_FAMILIES)
+        allowed: tuple[str, ...] = (*_FAMILIES, *_ADDRESSED)
         if head.type in ("port", "portrange"):
             allowed = tuple(_WITH_PORTS)
+        elif head.type == "proto":
+            allowed = tuple(_FAMILIES)
         if head.name is not None and head.name not in allowed:
             self._wrong(f"puts {head.name!r} before {head.type!r}, which takes only {', '.join(allowed)}")
 
@@ -259,17 +269,22 @@ class _Parser:
         flows = self._flows
         if name == "roce":
             return np.asarray(flows.kind == ROCE)
-        if name in _FAMILIES:
-            return np.asarray(flows.family == _FAMILIES[name])
-        found = flows.protocol == _PROTOCOLS[name]
-        if name in ("icmp", "icmp6"):
-            found = found & (flows.family == (4 if name == "icmp" else 6))
+        if name in _FAMILIES or name in _ADDRESSED:
+            return self._named(name)
+        found = (flows.protocol == _PROTOCOLS[name]) & flows.is_ip
+        if name in _OF_ONE_FAMILY:
+            found = found & (flows.family == _OF_ONE_FAMILY[name])
         return np.asarray(found)
 
+    def _named(self, name: str) -> Mask:
+        """The flows of a family of addresses, or of ARP or RARP."""
+        flows = self._flows
+        if name in _ADDRESSED:
+            return np.asarray(flows.kind == _ADDRESSED[name])
+        return np.asarray((flows.family == _FAMILIES[name]) & flows.is_ip)
+
     def _of_family(self, head: _Head) -> Mask:
-        if head.name is None:
-            return np.ones(len(self._flows.family), bool)
-        return np.asarray(self._flows.family == _FAMILIES[head.name])
+        return self._flows.is_ip if head.name is None else self._named(head.name)
 
     def _protocol_number(self, token: str) -> int:
         name = token.removeprefix("\\")
@@ -293,7 +308,7 @@ class _Parser:
         first, last = sorted((self._port(low, head), self._port(high or low, head)))
         numbers = (head.name,) if head.name else tuple(_WITH_PORTS)
         flows = self._flows
-        carries = np.isin(flows.protocol, [_WITH_PORTS[name] for name in numbers])
+        carries = np.isin(flows.protocol, [_WITH_PORTS[name] for name in numbers]) & (flows.kind != NO_PORTS)
         return self._on(head.side, (flows.ports >= first) & (flows.ports <= last)) & carries
 
     def _port(self, token: str, head: _Head) -> int:
@@ -309,7 +324,8 @@ class _Parser:
         found = np.zeros(len(self._flows.family), bool)
         networks = self._networks(head, token)
         if head.name is not None:
-            networks = [network for network in networks if network[0] == _FAMILIES[head.name]]
+            family = _FAMILIES.get(head.name, 4)
+            networks = [network for network in networks if network[0] == family]
         if not networks:
             self._wrong(f"has {head.name!r} before {token!r}, which is none")
         for family, value, mask in networks:
@@ -318,7 +334,7 @@ class _Parser:
             ends = self._flows.ends
             same = ((ends[..., 0] & bits[0]) == want[0]) & ((ends[..., 1] & bits[1]) == want[1])
             found |= self._on(head.side, same) & (self._flows.family == family)
-        return found
+        return found if head.name is None else found & self._named(head.name)
 
     def _on(self, side: str, either: Mask) -> Mask:
         source, destination = either

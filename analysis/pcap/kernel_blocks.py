@@ -25,7 +25,6 @@ from ringtap.analysis.pcap.kernel_state import (
     INTERFACE_COUNT,
     INTERFACES,
     IS_END,
-    LAST_NS,
     MORE,
     MOST_BLOCK_BYTES,
     MOST_FRAME_BYTES,
@@ -34,6 +33,7 @@ from ringtap.analysis.pcap.kernel_state import (
     N_NO_TIME,
     N_UNKNOWN_BLOCKS,
     NEEDED,
+    NO_TIME,
     PASS_OVER,
     POWER_OF_TWO,
     SECTION,
@@ -129,7 +129,7 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
         return 0, 0, 0, 0, 0
     interface = get(state, INTERFACES) + number * INTERFACE_BYTES
     if kind == _SIMPLE:
-        length, time_ns = _word(state, block + 8), max(get(state, LAST_NS), 0)
+        length, time_ns = _word(state, block + 8), NO_TIME
         snap = load64(interface + I_SNAP)
         kept = min(length, total - header - 4)
         if snap:
@@ -138,6 +138,8 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
     else:
         kept, length = _word(state, block + 20), _word(state, block + 24)
         time_ns = _time_ns(interface, _word(state, block + 12), _word(state, block + 16))
+        if time_ns < 0:
+            time_ns = NO_TIME - 1  # impossible, and counted as that
     if kept > total - header - 4 or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES:
         count(state, N_MALFORMED)
         return 0, 0, 0, 0, 0

@@ -26,15 +26,18 @@ from ringtap.analysis.pcap.kernel_state import (
     FIRST_NS,
     FULL_CELL_BYTES,
     FULL_CELL_PACKETS,
+    JUMP_NS,
     LAST_NS,
     LEAST_BIN,
-    MOST_BINS_AWAY,
     MOST_NS,
     N_BAD_TIME,
+    N_JUMPS,
     NO_BIN,
+    NO_TIME,
     PACKETS_AT,
     ROOM,
     ROWS,
+    UNKNOWN_BIN,
 )
 from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET, offsets
 
@@ -50,21 +53,21 @@ def in_bin(state: int, time_ns: int) -> int:
     """Make the bin of a time the current one.
 
     Returns:
-        The time; the latest one where it is out of all range, -1 if there was none yet.
+        The time; NO_TIME where it is impossible: the bin of the packet before stays the current one.
     """
     width, latest = get(state, BIN_NS), get(state, LAST_NS)
-    sound = 0 <= time_ns < MOST_NS
-    if sound and latest >= 0:
-        sound = abs(time_ns // width - get(state, BASE_BIN)) < MOST_BINS_AWAY
-    if not sound:
-        count(state, N_BAD_TIME)
+    if time_ns < 0 or time_ns >= MOST_NS:
+        if time_ns != NO_TIME:
+            count(state, N_BAD_TIME)
         if latest < 0:
-            return -1
-        time_ns = latest
+            put(state, BIN, UNKNOWN_BIN)
+        return NO_TIME
     number = time_ns // width
     if latest < 0:
         put(state, BASE_BIN, number)
         put(state, FIRST_NS, time_ns)
+    elif abs(number * width - get(state, BIN_START_NS)) > JUMP_NS:
+        count(state, N_JUMPS)
     put(state, BIN_START_NS, number * width)
     put(state, BIN_END_NS, number * width + width)
     number -= get(state, BASE_BIN)
@@ -75,6 +78,9 @@ def in_bin(state: int, time_ns: int) -> int:
 
 @kernel
 def _went_back(state: int, flow: int, time_ns: int) -> None:
+    """Keep the time of a packet that is not later than all before it, or has none: the latest then stands for it."""
+    if time_ns < 0:
+        time_ns = get(state, LAST_NS)
     row, work = row_of(state, flow), work_of(state, flow)
     store64(row + _FIRST_NS, min(load64(row + _FIRST_NS), time_ns))
     store64(work + D_LAST_NS, max(load64(work + D_LAST_NS), time_ns))
@@ -84,7 +90,7 @@ def _went_back(state: int, flow: int, time_ns: int) -> None:
 def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int) -> None:
     packet = get(state, PACKETS_AT)
     put(state, PACKETS_AT, packet + _PACKET)
-    store64(packet, time_ns)
+    store64(packet, time_ns if time_ns >= 0 else get(state, LAST_NS))
     for number, value in enumerate((flow, length, payload)):
         store32(packet + 8 + 4 * number, value)
 
@@ -104,13 +110,13 @@ def close_cell(state: int, flow: int) -> None:
     )
     cell = get(state, CELLS_AT)
     put(state, CELLS_AT, cell + _CELL)
-    store32(cell, flow)
-    store32(cell + 4, number)
-    store16(cell + 8, packets)
-    store16(cell + 10, data_packets)
-    store32(cell + 12, size)
-    store32(cell + 16, data_bytes)
-    store32(cell + 20, payload)
+    store64(cell, number)
+    store32(cell + 8, flow)
+    store16(cell + 12, packets)
+    store16(cell + 14, data_packets)
+    store32(cell + 16, size)
+    store32(cell + 20, data_bytes)
+    store32(cell + 24, payload)
     store64(work + D_BIN, NO_BIN)
 
 
@@ -174,10 +180,10 @@ def close_all(state: int, first: int) -> int:
 def add_cells(state: int, begin: int, end: int) -> None:
     """Add cells to their conversations: in one go, so that the rows are not fetched for every packet."""
     for cell in range(begin, end, _CELL):
-        flow = load32(cell)
+        flow = load32(cell + 8)
         row = row_of(state, flow) + (flow & 1) * 8
-        add(row + _PACKETS, load16(cell + 8))
-        add(row + _DATA_PACKETS, load16(cell + 10))
-        add(row + _BYTES, load32(cell + 12))
-        add(row + _DATA_BYTES, load32(cell + 16))
-        add(row + _PAYLOAD, load32(cell + 20))
+        add(row + _PACKETS, load16(cell + 12))
+        add(row + _DATA_PACKETS, load16(cell + 14))
+        add(row + _BYTES, load32(cell + 16))
+        add(row + _DATA_BYTES, load32(cell + 20))
+        add(row + _PAYLOAD, load32(cell + 24))

@@ -6,7 +6,8 @@ tcpdump.org/linktypes.html. Functions return the offset of an Ethernet frame ins
 
 from __future__ import annotations
 
-from ringtap.analysis.pcap.kernel_flow import count
+from ringtap.analysis.pcap.kernel_cells import account
+from ringtap.analysis.pcap.kernel_flow import count, flow_of, flow_of6, get, put, rest_of
 from ringtap.analysis.pcap.kernel_memory import (
     inlined,
     kernel,
@@ -23,10 +24,18 @@ from ringtap.analysis.pcap.kernel_state import (
     N_MALFORMED,
     N_NOT_IP,
     N_ZERO_LENGTH,
+    TAG,
+    UNTAGGED,
+    ZEROS,
 )
 from ringtap.analysis.pcap.kernel_transport import tcp4, transport
+from ringtap.analysis.pcap.layout import ARP, NO_ADDRESSES, NOT_IP, RARP
 
 _IPV4, _IPV6, _MPLS, _MPLS_MULTICAST = 0x0800, 0x86DD, 0x8847, 0x8848
+_ARP, _RARP, _PPPOE = 0x0806, 0x8035, 0x8864
+_PPP_IPV4, _PPP_IPV6 = 0x0021, 0x0057
+_TAG_MASK = 2**60 - 1  # of five VLANs
+_FOR_IPV4 = 0x04060008  # of ARP: protocol IPv4, addresses of six and four bytes, as they are loaded
 _NULL, _ETHERNET, _LOOP, _COOKED, _IPOIB, _COOKED2 = 0, 1, 108, 113, 242, 276
 _HOP_BY_HOP, _FRAGMENT, _AUTHENTICATION = 0, 44, 51
 
@@ -141,6 +150,20 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
 
 
 @kernel
+def _not_ip(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> None:
+    """ARP between its protocol addresses (RFC 826); all other frames count in one row, for filters that take them."""
+    count(state, N_NOT_IP)
+    arp = at + offset
+    if ethertype in (_ARP, _RARP) and kept >= offset + 28 and load32(arp + 2) == _FOR_IPV4:
+        rest = rest_of(0, 0, ARP if ethertype == _ARP else RARP, layer, 4)
+        addresses = load32(arp + 14) | load32(arp + 24) << 32
+        flow = flow_of(state, addresses, rest, arp + 14, arp + 24, time_ns)
+    else:
+        flow = flow_of6(state, state + 8 * ZEROS, rest_of(0, 0, NOT_IP, layer, NO_ADDRESSES), time_ns)
+    account(state, flow, length, 0, time_ns)
+
+
+@kernel
 def _network(
     state: int,
     at: int,
@@ -156,6 +179,7 @@ def _network(
         if kept < offset + 4:
             count(state, N_CUT)
             return 0
+        put(state, TAG, (get(state, TAG) << 12 | swapped16(at + offset) & 0xFFF) & _TAG_MASK)
         ethertype, offset = swapped16(at + offset + 2), offset + 4
     if ethertype in (_MPLS, _MPLS_MULTICAST):
         bottom = 0
@@ -165,11 +189,15 @@ def _network(
             count(state, N_CUT)
             return 0
         ethertype = _by_version(load8(at + offset))
+    if ethertype == _PPPOE and kept >= offset + 8:
+        inside = swapped16(at + offset + 6)
+        if inside in (_PPP_IPV4, _PPP_IPV6):
+            ethertype, offset = _IPV4 if inside == _PPP_IPV4 else _IPV6, offset + 8
     if ethertype == _IPV4:
         return _ipv4(state, at, offset, kept, length, time_ns, layer)
     if ethertype == _IPV6:
         return _ipv6(state, at, offset, kept, length, time_ns, layer)
-    count(state, N_NOT_IP)
+    _not_ip(state, at, offset, kept, length, time_ns, ethertype, layer)
     return 0
 
 
@@ -210,8 +238,10 @@ def _link(state: int, at: int, kept: int, length: int, time_ns: int, link: int) 
 
 @kernel
 def _any(state: int, at: int, kept: int, length: int, time_ns: int, link: int) -> None:
+    put(state, TAG, UNTAGGED)
     inner = _link(state, at, kept, length, time_ns, link)
     if inner:
+        put(state, TAG, UNTAGGED << 24 | swapped32(at + inner - 4) >> 8)  # the VNI
         ethertype = swapped16(at + inner + 12)
         _network(state, at, inner + 14, kept, length, time_ns, ethertype, 1)
 

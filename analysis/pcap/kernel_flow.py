@@ -19,6 +19,7 @@ from ringtap.analysis.pcap.kernel_state import (
     DIRECTIONS,
     K_FLOW,
     K_REST,
+    LAST_NS,
     MOST_ROWS,
     N_OVER_LIMIT,
     NO_BIN,
@@ -191,6 +192,8 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
             store64(row + _B + part, load64(destination + part))
     for offset in (_RTT_MIN, _RTT_MIN + 8, _HANDSHAKE):
         store64(row + offset, -1)
+    if time_ns < 0:
+        time_ns = get(state, LAST_NS)
     store64(row + _FIRST_NS, time_ns)
     store64(row + _LAST_NS, time_ns)
     for direction in range(2):

@@ -58,4 +58,6 @@ def flow_of_first(state: int, addresses: int, identity: int, time_ns: int) -> in
     slot = _slot(state, addresses, identity)
     if load64(slot + F_ADDRESSES) != addresses or load64(slot + F_ID) != identity:
         return -1
-    return load64(slot + F_FLOW) - 1 if abs(time_ns - load64(slot + F_NS)) <= FRAGMENT_LIFE_NS else -1
+    since = load64(slot + F_NS)
+    is_known = time_ns >= 0 and since >= 0
+    return -1 if is_known and abs(time_ns - since) > FRAGMENT_LIFE_NS else load64(slot + F_FLOW) - 1

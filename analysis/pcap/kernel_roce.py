@@ -14,6 +14,7 @@ from ringtap.analysis.pcap.kernel_memory import (
     swapped32,
 )
 from ringtap.analysis.pcap.kernel_state import (
+    LAST_NS,
     MOST_QUEUE_PAIRS,
     N_QUEUE_PAIRS,
     Q_NEXT,
@@ -176,6 +177,8 @@ def roce(
         family: 4 or 6.
         time_ns: of the capture.
     """
+    if time_ns < 0:
+        time_ns = get(state, LAST_NS)
     number = _queue_pair(state, swapped32(header + 4) & 0xFFFFFF, addresses, family, time_ns)
     if number < 0:
         count(state, N_QUEUE_PAIRS)

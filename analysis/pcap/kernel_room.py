@@ -20,7 +20,8 @@ from ringtap.analysis.pcap.walk_sections import Interface
 MOST_CONVERSATIONS = 2**18
 """Conversations told apart in one capture; packets of further ones are summed in one row of family 0."""
 
-_CELLS_IN_MEMORY = 2**22
+_CELLS_IN_MEMORY = (96 << 20) // CELL.itemsize
+_PACKETS_IN_MEMORY = 2**22
 
 
 class Room:
@@ -39,7 +40,7 @@ class Room:
         self.cells = Spill(CELL, _CELLS_IN_MEMORY, cells)
         self._spills = [(self.cells, ks.CELLS_AT)]
         if packets:
-            self._spills.append((Spill(PACKET, _CELLS_IN_MEMORY, None), ks.PACKETS_AT))
+            self._spills.append((Spill(PACKET, _PACKETS_IN_MEMORY, None), ks.PACKETS_AT))
         self._interfaces = np.zeros((ks.MOST_INTERFACES, ks.INTERFACE_BYTES // 8), np.int64)
         blocks = {
             ks.DIRECTIONS: most * 2 * ks.DIRECTION_BYTES,

@@ -40,6 +40,8 @@ LAST_NS = 28  # the latest time seen
 NEEDED = 29  # bytes from where the walk stopped until it can go on
 STOPPED = 30  # why it stopped: one of the reasons below
 QUEUE_PAIR_ROWS = 31
+TAG = 36  # what stands for VLAN or VNI of the packet
+UNTAGGED = 1
 
 # --- counts of what the capture held ------------------------------------------------------------------------------
 COUNTED = 40
@@ -59,6 +61,8 @@ COUNTS = (
     "unknown_blocks",
     "packets_over_limit",
     "queue_pairs_over_limit",
+    "time_jumps",
+    "network_changes",
 )
 (
     N_PACKETS,
@@ -70,13 +74,16 @@ COUNTS = (
     N_FRAGMENTS,
     N_FIRST_MISSING,
     N_BACKWARDS,
-    N_BAD_TIME,  # 2^31 bins and more from the first packet: counted at the latest time before it
-    N_NO_TIME,  # simple packet blocks: likewise
+    N_BAD_TIME,  # before 1970, or later than words can hold: taken for no time
+    N_NO_TIME,  # simple packet blocks
     N_LINK,
     N_UNKNOWN_BLOCKS,
     N_OVER_LIMIT,
     N_QUEUE_PAIRS,
+    N_JUMPS,  # more than a day after or before the packet ahead
+    N_NETWORKS,  # another VLAN or VNI than the packet ahead in the same direction of a conversation
 ) = range(COUNTED, COUNTED + len(COUNTS))
+ZEROS = 120  # four words that stay 0: the addresses of what has none
 WORDS = 128
 
 # --- reasons to stop ----------------------------------------------------------------------------------------------
@@ -102,8 +109,10 @@ D_SEGMENT_BYTES = 88  # least MSS of the handshake; 0: not seen
 D_SYN_NS = 96  # of the SYN whose handshake is not over; 0: none
 D_HOLES = 104
 D_SYN = 112  # its sequence number; -1: none
+D_TAG = 120  # VLAN or VNI of the last packet; 0: there was none yet
 DIRECTION_BYTES = 128
 NO_BIN = -(2**62)
+UNKNOWN_BIN = NO_BIN + 1  # of packets without a time before the first that has one
 
 # --- bytes of a direction that were passed over and may come yet --------------------------------------------------
 HOLE_FROM, HOLE_TO, HOLE_NS = 0, 8, 16
@@ -139,7 +148,7 @@ MOST_INTERFACES = 1024
 F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
 FRAGMENT_SHIFT = 5
 FRAGMENT_SLOTS = 8192
-FRAGMENT_LIFE_NS = 30_000_000_000  # what RFC 791 and systems give a datagram to arrive whole
+FRAGMENT_LIFE_NS = 60_000_000_000  # what RFC 8200 (and RFC 1122, at least) give a datagram to arrive whole
 
 # --- a queue pair's work area -------------------------------------------------------------------------------------
 Q_NEXT = 0  # PSN that the next request has; -1: not known
@@ -154,5 +163,6 @@ MOST_BLOCK_BYTES = 2**25
 ROOM = 8  # a packet makes fewer cells and rows than these
 FULL_CELL_BYTES = 2**31
 FULL_CELL_PACKETS = 2**16 - 1
-MOST_BINS_AWAY = 2**31
 MOST_NS = 2**62  # some year after 2100: sums and differences of times fit a word
+JUMP_NS = 86_400_000_000_000
+NO_TIME = -1  # of a packet: its own is missing or impossible

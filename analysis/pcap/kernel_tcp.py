@@ -1,10 +1,14 @@
 """Kernel of what TCP says beside its bytes: repeats, order, round trips, windows, resets, wire segments.
 
-Sequence numbers are compared modulo 2^32 (RFC 9293, 3.4). A segment whose bytes were all seen is a retransmission; one
-that fills a hole is out of order if it comes within the handshake's round trip (3 ms where none was seen) of the
-segment that left the hole, else it is a retransmission of what was lost before the capture point: the rule of
-tshark's TCP analysis. Round trips are timed for one segment at a time, and not across a retransmission (Karn and
-Partridge, SIGCOMM 1987).
+Sequence numbers are compared modulo 2^32 (RFC 9293, 3.4). Bytes that were seen before are retransmitted; those that
+fill a hole are out of order if they come within the handshake's round trip (3 ms where none was seen) of the packet
+that left the hole, else they are a retransmission of what was lost before the capture point. A hole is left by a
+packet further ahead, with or without payload, and by an acknowledgement of bytes that were not captured. Round trips
+are timed for one segment at a time, and not across a retransmission (Karn and Partridge, SIGCOMM 1987).
+
+tshark judges whole segments: behind the highest byte sent, they are out of order within that time of the segment that
+is the highest, retransmissions otherwise, and always retransmissions where they were acknowledged before or end at the
+highest byte.
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ from ringtap.analysis.pcap.layout import CONVERSATION, offsets
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
 _MOST_OUT_OF_ORDER_NS = 3_000_000  # where no handshake was seen
 _MOST_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
+_MOST_TRIP_NS = 240_000_000_000  # both segments live 2 minutes at most (RFC 9293, 3.4.1): beyond, a clock was set
+_MOST_SYN_BYTES = 2**16  # of data with a SYN (RFC 7413)
 
 
 @inlined
@@ -119,7 +125,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
         if first >= last:
             index += 1
             continue
-        if time_ns - since <= limit:
+        if time_ns < 0 or since < 0 or time_ns - since <= limit:
             in_time += last - first
         if first > begin and last < end:  # in the middle: the part behind it is kept as a hole of its own
             _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
@@ -186,6 +192,16 @@ def _not_in_order(
         store64(work + D_NEXT, end)
 
 
+@kernel
+def _pass_over(state: int, flow: int, work: int, until: int, time_ns: int) -> None:
+    """Bytes that were not captured were sent: an acknowledgement covers them, or a packet without payload is behind."""
+    following = load64(work + D_NEXT)
+    ahead = _signed(until - following)
+    if 0 < ahead < _MOST_JUMP:
+        _add_hole(state, flow, work, following, until, time_ns)
+        store64(work + D_NEXT, until)
+
+
 @inlined
 def _sequence(
     state: int,
@@ -233,6 +249,14 @@ def _segment_size(state: int, header: int, kept: int) -> int:
 
 
 @kernel
+def _begin_anew(side: int) -> None:
+    """Forget what a side sent in an earlier connection."""
+    store64(side + D_NEXT, -1)
+    store64(side + D_TIMED, -1)
+    store64(side + D_HOLES, 0)
+
+
+@kernel
 def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, flags: int, time_ns: int) -> None:
     if flags & _RST:
         add(row_of(state, flow) + _RESETS + (flow & 1) * 8, 1)
@@ -244,17 +268,21 @@ def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, 
         store64(other + D_SYN_NS, 0)
         return
     # a new connection, be it between the ports of an old one
-    store64(work + D_SYN, sequence)
-    store64(work + D_SYN_NS, max(time_ns, 1))
-    store64(work + D_NEXT, -1)
-    store64(work + D_TIMED, -1)
-    store64(work + D_HOLES, 0)
+    since = max(time_ns, 1) if time_ns >= 0 else 0
     if not flags & _ACK:
-        for offset in (D_NEXT, D_SYN, D_TIMED):
-            store64(other + offset, -1)
-        for offset in (D_HOLES, D_SYN_NS, D_SEGMENT_BYTES):
-            store64(other + offset, 0)
-        store64(work + D_SEGMENT_BYTES, 0)
+        store64(other + D_SYN, -1)
+        for side in (work, other):
+            _begin_anew(side)
+            store64(side + D_SYN_NS, 0)
+            store64(side + D_SEGMENT_BYTES, 0)
+    else:
+        _begin_anew(work)
+        opening = load64(other + D_SYN)
+        if opening < 0 or not 0 <= _signed(swapped32(header + 8) - opening - 1) <= _MOST_SYN_BYTES:
+            _begin_anew(other)  # the SYN that it answers was not captured
+            since = 0
+    store64(work + D_SYN, sequence)
+    store64(work + D_SYN_NS, since)
     size = _segment_size(state, header, kept)
     for side in (work, other):
         agreed = load64(side + D_SEGMENT_BYTES)
@@ -266,8 +294,9 @@ def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, 
 def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
     """The timed segment of a flow has been acknowledged."""
     store64(work + D_TIMED, -1)
-    took = time_ns - load64(work + D_TIMED_NS)
-    if took < 0:
+    since = load64(work + D_TIMED_NS)
+    took = time_ns - since
+    if since < 0 or took < 0 or took > _MOST_TRIP_NS:
         return
     row = row_of(state, flow) + (flow & 1) * 8
     add(row + _RTT_COUNT, 1)
@@ -278,12 +307,14 @@ def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
 
 
 @kernel
-def _handshake(state: int, flow: int, work: int, other: int, time_ns: int) -> None:
+def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, time_ns: int) -> None:
     """The opener acknowledges the answer to its SYN."""
     row, since = row_of(state, flow), load64(work + D_SYN_NS)
     if since > load64(other + D_SYN_NS):
         return  # it is the answering side that speaks
-    if since > 0 and load64(row + _HANDSHAKE) < 0 and time_ns >= since:
+    if not 0 <= _signed(acknowledged - load64(other + D_SYN) - 1) < _MOST_JUMP:
+        return  # what it acknowledges is of an earlier connection
+    if load64(row + _HANDSHAKE) < 0 and 0 <= time_ns - since <= _MOST_TRIP_NS:
         store64(row + _HANDSHAKE, time_ns - since)
     store64(work + D_SYN_NS, 0)
     store64(other + D_SYN_NS, 0)
@@ -327,8 +358,11 @@ def tcp(
         timed = load64(other + D_TIMED)
         if timed >= 0 and _signed(acknowledged - timed) >= 0:
             _round_trip(state, flow ^ 1, other, time_ns)
+        following = load64(other + D_NEXT)
+        if following >= 0 and _signed(acknowledged - following) > 0:
+            _pass_over(state, flow ^ 1, other, acknowledged, time_ns)
         if load64(work + D_SYN_NS) and load64(other + D_SYN_NS) and not flags & _SYN:
-            _handshake(state, flow, work, other, time_ns)
+            _handshake(state, flow, work, other, acknowledged, time_ns)
     if swapped16(header + 14) == 0 and not flags & (_SYN | _FIN):
         add(row_of(state, flow) + _ZERO_WINDOWS + (flow & 1) * 8, 1)
     sequence = swapped32(header + 4)
@@ -341,5 +375,10 @@ def tcp(
             1 if payload <= room or room <= 0 else (payload + room - 1) // room,
         )
     elif not flags & (_SYN | _FIN):
+        following = load64(work + D_NEXT)
+        if following < 0:
+            store64(work + D_NEXT, sequence)
+        elif sequence != following:
+            _pass_over(state, flow, work, sequence, time_ns)
         return
     _sequence(state, flow, work, sequence, payload, 1 if flags & (_SYN | _FIN) else 0, time_ns)

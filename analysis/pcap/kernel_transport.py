@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernel_cells import account
-from ringtap.analysis.pcap.kernel_flow import add, count, flow_of4, flow_of6, rest_of
+from ringtap.analysis.pcap.kernel_flow import add, count, flow_of4, flow_of6, get, rest_of
 from ringtap.analysis.pcap.kernel_fragments import between, flow_of_first, remember_first
 from ringtap.analysis.pcap.kernel_memory import (
     inlined,
     kernel,
     load8,
     load32,
+    load64,
+    store64,
     swapped16,
 )
 from ringtap.analysis.pcap.kernel_roce import extended_bytes, roce
 from ringtap.analysis.pcap.kernel_state import (
     D_SEGMENTS,
+    D_TAG,
     N_CUT,
     N_FIRST_MISSING,
     N_MALFORMED,
+    N_NETWORKS,
+    TAG,
+    UNTAGGED,
 )
 from ringtap.analysis.pcap.kernel_tcp import tcp
-from ringtap.analysis.pcap.layout import ROCE
+from ringtap.analysis.pcap.layout import NO_PORTS, ROCE
 
 _TCP, _UDP, _VXLAN_PORT, _ROCE_PORT = 6, 17, 4789, 4791
 _BTH_BYTES, _ICRC_BYTES = 12, 4
@@ -37,6 +43,7 @@ def tcp4(state: int, at: int, kept: int, length: int, total: int, time_ns: int) 
     rest = rest_of(load32(at + 34), _TCP, 0, 0, 4)
     flow = flow_of4(state, at + 26, rest, time_ns)
     work = account(state, flow, length, payload, time_ns)
+    store64(work + D_TAG, UNTAGGED)
     tcp(state, flow, work, at + 34, kept - 34, payload, 4, time_ns)
 
 
@@ -136,7 +143,7 @@ def transport(
             flow = _flow(
                 state,
                 addresses,
-                rest_of(0, protocol, 0, layer, family),
+                rest_of(0, protocol, NO_PORTS if protocol in (_TCP, _UDP) else 0, layer, family),
                 family,
                 time_ns,
             )
@@ -148,6 +155,7 @@ def transport(
         if seen < 4 or size < 8:
             count(state, N_CUT if size >= 8 else N_MALFORMED)
             payload = whole = 0
+            kind = NO_PORTS
         elif protocol == _TCP:
             ports = load32(header)
             payload = _tcp_payload(state, header, seen, size)
@@ -162,6 +170,11 @@ def transport(
     if identity >= 0:
         remember_first(state, key, identity, flow, time_ns)
     work = account(state, flow, length, payload, time_ns)
+    tag, before = get(state, TAG), load64(work + D_TAG)
+    if tag != before:
+        if before:
+            count(state, N_NETWORKS)
+        store64(work + D_TAG, tag)
     if protocol == _TCP and whole and identity < 0:
         tcp(state, flow, work, header, seen, payload, family, time_ns)
     elif payload:

@@ -60,12 +60,11 @@ def _packet(state: int, at: int, kept: int, length: int, time_ns: int, link: int
     add(state + 8 * N_BYTES, length)
     if time_ns < get(state, BIN_START_NS) or time_ns >= get(state, BIN_END_NS):
         time_ns = in_bin(state, time_ns)
-        if time_ns < 0:
-            return
     decode(state, at, kept, length, time_ns, link)
     if time_ns < get(state, LAST_NS):
-        count(state, N_BACKWARDS)
-        put(state, FIRST_NS, min(time_ns, get(state, FIRST_NS)))
+        if time_ns >= 0:
+            count(state, N_BACKWARDS)
+            put(state, FIRST_NS, min(time_ns, get(state, FIRST_NS)))
     else:
         put(state, LAST_NS, time_ns)
 

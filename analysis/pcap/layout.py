@@ -9,9 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-PLAIN, ROCE = 0, 1
-"""Values of ``kind``: RoCEv2 is UDP to port 4791 with a base transport header."""
+PLAIN, ROCE, NO_PORTS, ARP, RARP, NOT_IP = range(6)
+"""Values of ``kind``: RoCEv2 is UDP to port 4791 with a base transport header. NO_PORTS: TCP or UDP of which the ports
+are not in the capture. ARP and RARP: between protocol addresses. NOT_IP: all other frames, in one row."""
+
+NO_ADDRESSES = 1
+"""Value of ``family`` of the row of kind NOT_IP."""
 
 CONVERSATION = np.dtype(
     [
@@ -21,7 +26,7 @@ CONVERSATION = np.dtype(
             "layer",
             "u1",
         ),  # 1: inside a tunnel, whose own conversation counts the same frames
-        ("family", "u1"),  # 4 or 6
+        ("family", "u1"),  # 4 or 6; 0: the row of all beyond the limit
         ("a_port", "u2"),
         ("b_port", "u2"),
         ("a", "V16"),  # sender of the first packet; IPv4 in the first four bytes
@@ -48,15 +53,15 @@ CONVERSATION = np.dtype(
         ),  # data of that direction to its acknowledgement, at the capture point
         ("rtt_min_ns", "i8", (2,)),  # -1: none
         ("handshake_ns", "i8"),  # -1: not seen
-        ("first_ns", "i8"),
+        ("first_ns", "i8"),  # -1: no packet of the capture has a time
         ("last_ns", "i8"),
     ]
 )
 
 CELL = np.dtype(
     [
+        ("bin", "i8"),
         ("flow", "u4"),
-        ("bin", "u4"),
         ("packets", "u2"),
         ("data_packets", "u2"),
         ("bytes", "u4"),
@@ -88,6 +93,11 @@ QUEUE_PAIR = np.dtype(
         ("last_ns", "i8"),
     ]
 )
+
+
+def is_ip(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which kinds are IP; the others are ARP, RARP and the row of all other frames."""
+    return np.asarray((kind != ARP) & (kind != RARP) & (kind != NOT_IP))
 
 
 def offsets(dtype: np.dtype[Any], *names: str) -> tuple[int, ...]:

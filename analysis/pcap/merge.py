@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,9 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
         raise UsageError("the captures have bins of different widths: read them with the same one")
     bin_ns = parts[0].bin_ns
     timed = [(part, offset) for part, offset in zip(parts, ahead, strict=True) if part.last_ns >= 0]
+    first_ns = min((part.first_ns - offset for part, offset in timed), default=-1)
+    ahead = [offset if part.last_ns >= 0 else 0 for part, offset in zip(parts, ahead, strict=True)]
+    parts = [part if part.last_ns >= 0 else _at(part, first_ns) for part in parts]
     conversations, flows = _conversations(parts, ahead)
     start_ns = min(((part.start_ns - offset) // bin_ns * bin_ns for part, offset in timed), default=0)
     begins = [part.start_ns - offset - start_ns for part, offset in zip(parts, ahead, strict=True)]
@@ -75,11 +79,21 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
         counts=counts,
         start_ns=start_ns,
         bin_ns=bin_ns,
-        first_ns=min((part.first_ns - offset for part, offset in timed), default=-1),
+        first_ns=first_ns,
         last_ns=max((part.last_ns - offset for part, offset in timed), default=-1),
         interfaces=_distinct([interface for part in parts for interface in part.interfaces]),
         packets=_packets(parts, flows, ahead),
     )
+
+
+def _at(part: Scanned, time_ns: int) -> Scanned:
+    """A part none of whose packets has a time, at a time."""
+    rows, pairs, packets = part.conversations.copy(), part.queue_pairs.copy(), part.packets.copy()
+    for table, name in ((rows, "first_ns"), (rows, "last_ns"), (pairs, "first_ns"), (pairs, "last_ns")):
+        table[name] = time_ns
+    packets["time_ns"] = time_ns
+    start_ns = max(time_ns, 0) // part.bin_ns * part.bin_ns
+    return replace(part, conversations=rows, queue_pairs=pairs, packets=packets, start_ns=start_ns)
 
 
 def _distinct(interfaces: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -182,7 +196,7 @@ def _numbered(
         for begin in range(0, len(part.cells), 2**18):  # what a processor's cache holds
             some = np.array(part.cells[begin : begin + 2**18])
             some["flow"] = numbers[some["flow"]]
-            some["bin"] += np.uint32(shift & 0xFFFFFFFF)
+            some["bin"] += shift
             yield some
 
 

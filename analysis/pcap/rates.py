@@ -43,14 +43,12 @@ class Bins:
     Attributes:
         start_ns: where the first begins: a multiple of the width.
         width_ns: of each.
-        count: how many there may be.
         skipped: the scan's bins that the first would hold before the scan's first.
         factor: the scan's bins in each.
     """
 
     start_ns: int
     width_ns: int
-    count: int
     skipped: int
     factor: int
 
@@ -91,13 +89,16 @@ def batches(walk: Callable[[], Iterator[Cells]], bins: Bins, groups: Groups, wha
 
 
 def _windows(walk: Callable[[], Iterator[Cells]], bins: Bins) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Ranges of bins with about as many cells as are worked on together; and the bins that each piece spans."""
-    held = np.zeros(bins.count, np.int64)
-    ranges = []
+    """Ranges of bins with about as many cells as are worked on together; and the bins that each piece spans.
+
+    Bins may be many more than cells, where a clock was set: the ranges begin at cells taken from all in order of time.
+    """
+    step = max(1, _TOGETHER // 64)
+    marks, ranges = [], []
     for cells in walk():
-        place = bins.of(cells)
-        held += np.bincount(place, minlength=bins.count)
-        ranges.append((int(place.min()), int(place.max())))
-    window = np.cumsum(held) // _TOGETHER
-    edges = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), bins.count]
+        place = np.sort(bins.of(cells))
+        marks.append(place[::step])
+        ranges.append((int(place[0]), int(place[-1])))
+    every = np.unique(np.sort(np.concatenate([np.zeros(1, np.int64), *marks]))[:: _TOGETHER // step])
+    edges = [*every.tolist(), max((last for _, last in ranges), default=0) + 1]
     return list(itertools.pairwise(edges)), ranges

@@ -80,8 +80,18 @@ def read_captures(
         whole = merge([parts[number] for number in order], [ahead[number] for number in order])
     if not whole.counts["packets"]:
         held = f"{names[0]} holds" if len(names) == 1 else f"the {len(names)} captures hold"
-        raise UsageError(f"{held} no packets" + (", only the beginning of one" if whole.counts["torn_bytes"] else ""))
+        raise UsageError(f"{held} no packets{_why_none(whole.counts)}")
     return Traffic(whole, [names[number] for number in order])
+
+
+def _why_none(counts: dict[str, int]) -> str:
+    if counts["corrupt_bytes"]:
+        which = "the first record has an impossible length, and no sound one follows"
+        return f" that can be read: {which} ({counts['corrupt_bytes']:,} bytes)"
+    if counts["malformed"]:
+        return f" that can be read: the {counts['malformed']:,} there are contradict themselves"
+    torn = counts["torn_bytes"]
+    return f", only the beginning of one: the last {torn:,} bytes of the file" if torn else ""
 
 
 def _no_progress(done_bytes: int, total_bytes: int | None) -> None:

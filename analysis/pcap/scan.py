@@ -132,17 +132,28 @@ class Scan:
         counts["corrupt_records"] = self._corrupt_records
         counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._lost else 0)
         (cells, *packets), least = room.rows(), room.word(ks.LEAST_BIN)
+        conversations = room.conversations[: room.word(ks.ROWS)]
+        queue_pairs = room.queue_pairs[: room.word(ks.QUEUE_PAIR_ROWS)]
+        first_ns = room.word(ks.FIRST_NS)
+        if (conversations["first_ns"] < 0).any():
+            # packets without a time came before the first that has one: they count at that
+            cells["bin"][cells["bin"] == ks.UNKNOWN_BIN] = 0
+            for rows in (conversations["first_ns"], conversations["last_ns"], queue_pairs["first_ns"]):
+                rows[rows < 0] = first_ns
+            queue_pairs["last_ns"] = np.maximum(queue_pairs["last_ns"], first_ns)
+            if packets:
+                packets[0]["time_ns"] = np.maximum(packets[0]["time_ns"], first_ns)
         if least < 0:
-            cells["bin"] -= np.uint32(least & 0xFFFFFFFF)
+            cells["bin"] -= least
         some = room.word(ks.LAST_NS) >= 0
         return Scanned(
-            conversations=room.conversations[: room.word(ks.ROWS)],
+            conversations=conversations,
             cells=cells,
-            queue_pairs=room.queue_pairs[: room.word(ks.QUEUE_PAIR_ROWS)],
+            queue_pairs=queue_pairs,
             counts=counts,
             start_ns=(room.word(ks.BASE_BIN) + least) * self._bin_ns if some else 0,
             bin_ns=self._bin_ns,
-            first_ns=room.word(ks.FIRST_NS),
+            first_ns=first_ns,
             last_ns=room.word(ks.LAST_NS),
             interfaces=self._described,
             packets=packets[0] if packets else np.zeros(0, PACKET),

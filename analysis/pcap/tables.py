@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.layout import ROCE
+from ringtap.analysis.pcap.layout import ARP, NO_ADDRESSES, NOT_IP, RARP, ROCE
 from ringtap.errors import UsageError
 from ringtap.installed import install_command
 
@@ -27,6 +27,7 @@ OTHERS = "others"
 """Protocol and ends of the row that sums what came when there were too many conversations to tell apart."""
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6"}
+_KINDS = {ROCE: "roce", ARP: "arp", RARP: "rarp", NOT_IP: "not-ip"}
 _FIRST = ("packets", "bytes")
 _THEN = (
     "data_packets",
@@ -41,17 +42,20 @@ _SUMS = (*_FIRST, "payload", *_THEN)
 
 
 def protocols(rows: Array) -> list[str]:
-    """The protocol of each conversation: ``tcp``, ``udp``, ``roce``, ``icmp``, ``icmp6``, else ``ip-<number>``."""
+    """The protocol of each conversation: ``tcp``, ``udp``, ``roce``, ``icmp``, ``icmp6``, else ``ip-<number>``.
+
+    Frames that are no IP: ``arp``, ``rarp``, else ``not-ip``.
+    """
     numbers, kinds, families = (rows[name].tolist() for name in ("protocol", "kind", "family"))
     return [
-        OTHERS if not family else "roce" if kind == ROCE else _PROTOCOLS.get(number) or f"ip-{number}"
+        OTHERS if not family else _KINDS.get(kind) or _PROTOCOLS.get(number) or f"ip-{number}"
         for number, kind, family in zip(numbers, kinds, families, strict=True)
     ]
 
 
 def addresses(column: Array, families: Array) -> list[str]:
-    """IP addresses as text."""
-    names: dict[bytes, str] = {}
+    """IP addresses as text; empty where there are none."""
+    names: dict[bytes, str] = {bytes((*bytes(16), NO_ADDRESSES)): ""}
     found = []
     packed = np.ascontiguousarray(column).tobytes()
     for row, family in enumerate(families.tolist()):
@@ -87,7 +91,7 @@ def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
         table[f"{end}_port"] = rows[f"{end}_port"].astype(np.int64)
     table |= {f"{name}_{way}": first[f"{name}_{way}"] for way in ("ab", "ba") for name in _FIRST}
     table |= both(["payload"])
-    table |= {name: rows[name].astype(np.int64) for name in ("first_ns", "last_ns")}
+    table |= {name: _times(rows[name]) for name in ("first_ns", "last_ns")}
     table |= both(_THEN)
     for side, way in enumerate(("ab", "ba")):
         table |= {f"{name}_{way}": values for name, values in _round_trips(rows, side, counts[:, side]).items()}
@@ -102,6 +106,11 @@ def _round_trips(rows: Array, side: int, counts: Array) -> Columns:
     mean = rows["rtt_sum_ns"][:, side] // np.maximum(number, 1)
     least = rows["rtt_min_ns"][:, side]
     return {"rtt_count": number * counts, "rtt_mean_ns": _known(mean, known), "rtt_min_ns": _known(least, known)}
+
+
+def _times(values: Array) -> Array | list[int | None]:
+    """Times since the epoch; None where no packet has one."""
+    return values.astype(np.int64) if (values >= 0).all() else _known(values, values >= 0)
 
 
 def _known(values: Array, known: Array) -> list[int | None]:
@@ -123,7 +132,7 @@ def flow_columns(rows: Array, flows: Array) -> Columns:
         table[f"{name}_port"] = ports.astype(np.int64)
     number = np.arange(len(mine))
     table |= {name: mine[name][number, side].astype(np.int64) for name in _SUMS}
-    table |= {name: mine[name].astype(np.int64) for name in ("first_ns", "last_ns")}
+    table |= {name: _times(mine[name]) for name in ("first_ns", "last_ns")}
     trips = [_round_trips(mine, way, np.ones(len(mine), bool)) for way in (0, 1)]
     for name in trips[0]:
         table[name] = [trips[way][name][row] for row, way in enumerate(side.tolist())]
@@ -134,9 +143,8 @@ def flow_columns(rows: Array, flows: Array) -> Columns:
 def queue_pair_columns(rows: Array) -> Columns:
     """RoCE queue pairs, one row a direction: ``queue_pair`` is the number of the destination's."""
     table: Columns = {name: addresses(rows[name], rows["family"]) for name in ("source", "destination")}
-    return table | {
-        name: rows[name].astype(np.int64) for name in rows.dtype.names or () if name not in ("family", *table)
-    }
+    table |= {name: rows[name].astype(np.int64) for name in rows.dtype.names or () if name not in ("family", *table)}
+    return table | {name: _times(rows[name]) for name in ("first_ns", "last_ns")}
 
 
 def rows_of(columns: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
+from ringtap.analysis.pcap.layout import is_ip
 from ringtap.analysis.pcap.rates import Bins, Groups, batches
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.errors import UsageError
@@ -37,14 +38,15 @@ class Traffic:
     A **conversation** is a pair of endpoints and a protocol; ``a`` is the one whose packet came first. A **flow** is
     one direction of it: flow ``2 * row`` goes from ``a`` to ``b``, flow ``2 * row + 1`` back. Conversations inside of
     VXLAN are there beside those of the tunnel (``inner``), and left out of all sums unless a filter asks for them.
+    ARP, and the row of all other frames that are no IP, are there only where a filter takes them.
 
     Attributes:
         scanned: the tables as they were scanned, unfiltered.
         files: names of the captures.
         start_ns: beginning of bin 0 since the epoch, by the capturing host's clock; a multiple of ``bin_ns``.
         bin_ns: width of a bin.
-        bins: number of bins from the first packet's to the last packet's.
-        duration_s: from the first packet to the last.
+        bins: number of bins from the first packet's to the last packet's; 0 where no packet has a time.
+        duration_s: from the first packet to the last; 0 where no packet has a time.
         counts: packets, frame bytes and every anomaly of the files, by name; of all packets, filtered or not.
         selected: flows that count, shape (2 * conversations,).
     """
@@ -55,11 +57,12 @@ class Traffic:
         self.scanned = scanned
         self.files = tuple(files)
         self.start_ns, self.bin_ns = scanned.start_ns, scanned.bin_ns
-        some = scanned.last_ns >= scanned.first_ns >= 0
+        some = self._is_timed = scanned.last_ns >= scanned.first_ns >= 0
         self.bins = (scanned.last_ns - scanned.start_ns) // scanned.bin_ns + 1 if some else 0
         self.duration_s = (scanned.last_ns - scanned.first_ns) / 1e9 if some else 0.0
         self.counts = scanned.counts
-        self.selected = np.ones(2 * len(scanned.conversations), bool) if selected is None else selected
+        self._is_filtered = selected is not None
+        self.selected = np.repeat(is_ip(scanned.conversations["kind"]), 2) if selected is None else selected
 
     def __repr__(self) -> str:
         shown = f"{len(self.rows)} conversations of {', '.join(self.files[:3]) or 'no file'}"
@@ -132,7 +135,9 @@ class Traffic:
         """
         from ringtap.analysis.pcap import filters
 
-        found = self.selected & filters.matches(words, self.scanned.conversations)
+        found = filters.matches(words, self.scanned.conversations)
+        if self._is_filtered:
+            found &= self.selected
         chosen = Traffic(self.scanned, self.files, found)
         if not len(chosen.flow_numbers):
             raise UsageError(f"no packet matches {words!r}: {self._there_is()}")
@@ -182,10 +187,12 @@ class Traffic:
     def _cells(self) -> Iterator[npt.NDArray[Any]]:
         """The cells, some at a time: there may be more than memory holds."""
         cells, flows, bins = self.scanned.cells, 2 * len(self.scanned.conversations), self.bins
+        if len(cells) and not self._is_timed:
+            raise UsageError("no packet of the capture has a time: there are no rates")
         for at in range(0, len(cells), _CHUNK):
             part = cells[at : at + _CHUNK]
             most = int(part["bin"].max())
-            if part["flow"].max() >= flows or most > bins:
+            if part["flow"].max() >= flows or most > bins or part["bin"].min() < 0:
                 raise UsageError("the cache of a capture is damaged: read it with --no-cache, or cache=False")
             if most == bins:  # clocks that were put together: the last bin may be rounded up
                 part = part.copy()
@@ -207,7 +214,7 @@ class Traffic:
             (packets: ``rate_pps``).
 
         Raises:
-            UsageError: no such amount or grouping, or bins that do not fit the scan's.
+            UsageError: no such amount or grouping, bins that do not fit the scan's, or packets without times.
         """
         import pandas as pd
 
@@ -229,8 +236,7 @@ class Traffic:
                 f"bins of {asked} cannot be made of bins of {mine}: read the captures with bins of {asked}"
             )
         skipped, factor = self.start_ns % width_ns // self.bin_ns, width_ns // self.bin_ns
-        count = self._affordable(-(-(int(self.bins) + skipped) // factor), width_ns)
-        return Bins(self.start_ns - skipped * self.bin_ns, width_ns, count, skipped, factor)
+        return Bins(self.start_ns - skipped * self.bin_ns, width_ns, skipped, factor)
 
     def _affordable(self, count: int, width_ns: int) -> int:
         if count > _MOST_BINS:

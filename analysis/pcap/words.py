@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import MOST_CONVERSATIONS
@@ -13,6 +15,17 @@ from ringtap.analysis.pcap.traffic import Traffic, endpoint
 from ringtap.units import format_duration, format_rate, format_size
 
 _SHOWN = 10
+_DAY_S = 86_400.0
+_HEAD = ("", "from", "to", "packets", "payload", "back", "start", "duration", "rate", "resent", "round trip")
+SORTS = {
+    "payload": "payload",
+    "bytes": "bytes",
+    "packets": "packets",
+    "start": "first_ns",
+    "duration": "last_ns",
+    "resent": "retransmitted_bytes",
+}
+"""Orders of the conversations in the text, and what each looks at."""
 _FEW_HOSTS, _MOST_HOSTS = 8, 32
 _OFFLOADED = 1.05  # segments a packet from which frames are taken for several of the wire's
 
@@ -40,12 +53,22 @@ _SENTENCES = {
     "time_backwards": ("packet", "are earlier than one before them: several processors captured, or a clock was set"),
     "times_out_of_range": (
         "packet",
-        "have a time a month or more away from the first's: counted at the last good time",
+        "have an impossible time (before 1970 or after 2116): counted at that of the packet before, and not timed",
     ),
-    "without_time": ("packet", "have no time: counted at the last one before"),
+    "without_time": ("packet", "have no time: counted at that of the packet before, and not timed"),
+    "time_jumps": (
+        "packet",
+        "are more than a day after or before the one ahead: a clock was set, or captures were joined; there are no "
+        "rates across that",
+    ),
+    "network_changes": (
+        "packet",
+        "have another VLAN or VXLAN network than the one ahead in the same conversation: the same addresses and ports "
+        "in several networks, or copies of one packet, are one conversation",
+    ),
     "skipped_link_types": ("packet", "come from a link type that is not read: in the totals only"),
     "unknown_blocks": ("block", "of pcapng hold no packets: passed over"),
-    "not_ip": ("frame", "are no IP (ARP and the like): in the totals only"),
+    "not_ip": ("frame", "are no IP (ARP, LLDP, spanning tree, …): in the totals, and where a filter takes them"),
 }
 # "1 packet belong" becomes "1 packet belongs"
 _SINGULAR = {
@@ -82,16 +105,17 @@ def _note(number: int, what: str, rest: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'} {verb} {others}"
 
 
-def describe(traffic: Traffic, filtered: str | None, with_matrix: bool) -> list[str]:
+def describe(traffic: Traffic, filtered: str | None, with_matrix: bool, sort: str = "payload") -> list[str]:
     """The text for a terminal.
 
     Args:
         traffic: what was read.
         filtered: the filter, as the user wrote it.
         with_matrix: whether the traffic matrix was asked for; a small one is shown anyway.
+        sort: one of `SORTS`: the conversations that are shown, and their order.
     """
     lines = _totals(traffic, filtered)
-    lines += ["", *_largest(traffic)]
+    lines += ["", *_largest(traffic, sort)]
     lines += _matrix(traffic, with_matrix)
     if found := notes(traffic):
         lines += ["", "Mind", *(f"  {line}" for line in found)]
@@ -100,22 +124,30 @@ def describe(traffic: Traffic, filtered: str | None, with_matrix: bool) -> list[
 
 def _totals(traffic: Traffic, filtered: str | None) -> list[str]:
     scanned, counts = traffic.scanned, traffic.counts
-    seconds, part_ns = divmod(scanned.first_ns, 1_000_000_000)
-    begin = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{part_ns // 1_000_000:03d} UTC"
     names = ", ".join(traffic.files[:3]) + (f" and {len(traffic.files) - 3} more" if len(traffic.files) > 3 else "")
-    lines = [f"{names}: from {begin}, {format_duration(traffic.duration_s)}"]
-    lines.append(f"{_amounts(counts['packets'], counts['bytes'], traffic.duration_s)}{_kinds(traffic)}")
+    lines = [f"{names}: no packet has a time"]
+    if traffic.bins:
+        seconds, part_ns = divmod(scanned.first_ns, 1_000_000_000)
+        begin = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{part_ns // 1_000_000:03d} UTC"
+        lines = [f"{names}: from {begin}, {format_duration(traffic.duration_s)}"]
+    lines.append(f"{_amounts(counts['packets'], counts['bytes'], traffic)}{_kinds(traffic)}")
     if filtered is not None:
         rows = scanned.conversations[traffic.flow_numbers // 2]
         side = traffic.flow_numbers % 2
         packets, size = (int(rows[name][np.arange(len(rows)), side].sum()) for name in ("packets", "bytes"))
-        lines.append(f"of these {filtered!r}: {_amounts(packets, size, traffic.duration_s)}")
+        lines.append(f"of these {filtered!r}: {_amounts(packets, size, traffic)}")
     return lines
 
 
-def _amounts(packets: int, size: int, seconds: float) -> str:
-    rate = f", {format_rate(size * 8 / seconds)}" if seconds > 0 else ""
-    return f"{packets:,} packet{'' if packets == 1 else 's'}, {format_size(size)} on the wire{rate}"
+def _amounts(packets: int, size: int, traffic: Traffic) -> str:
+    rate = _rate(size, traffic.duration_s, traffic)
+    return f"{packets:,} packet{'' if packets == 1 else 's'}, {format_size(size)} on the wire{rate and f', {rate}'}"
+
+
+def _rate(size: int, seconds: float, traffic: Traffic) -> str:
+    """Bytes over a time; empty where that is none, or a clock was set within it."""
+    is_sound = 0 < seconds and not (traffic.counts.get("time_jumps") and seconds > _DAY_S)
+    return format_rate(size * 8 / seconds) if is_sound else ""
 
 
 def _kinds(traffic: Traffic) -> str:
@@ -125,29 +157,41 @@ def _kinds(traffic: Traffic) -> str:
     return f"; conversations: {', '.join(shown)}" if shown else ""
 
 
-def _largest(traffic: Traffic) -> list[str]:
-    """The conversations with most payload, each written from the side that sent more of it."""
+def _order(traffic: Traffic, rows: npt.NDArray[np.int64], sort: str) -> npt.NDArray[np.int64]:
+    """Conversations in the order that is asked for, the largest first; by start, the earliest."""
+    conversations, selected = traffic.scanned.conversations[rows], traffic.selected.reshape(-1, 2)[rows]
+    if sort == "start":
+        return np.argsort(conversations["first_ns"], kind="stable")
+    packets = (conversations["packets"] * selected).sum(1).astype(np.int64)
+    if sort == "duration":
+        weight = conversations["last_ns"] - conversations["first_ns"]
+    else:
+        weight = (conversations[SORTS[sort]] * selected).sum(1).astype(np.int64)
+    return np.lexsort((-packets, -weight))
+
+
+def _largest(traffic: Traffic, sort: str) -> list[str]:
+    """The first conversations of an order, each written from the side that sent more payload."""
     rows = traffic.rows
     conversations = traffic.scanned.conversations
-    selected = traffic.selected.reshape(-1, 2)[rows]
-    weight = (conversations["payload"][rows] * selected).sum(1) * 4096 + (
-        conversations["packets"][rows] * selected
-    ).sum(1)
-    chosen = rows[np.argsort(-weight.astype(np.float64), kind="stable")[:_SHOWN]]
+    chosen = rows[_order(traffic, rows, sort)[:_SHOWN]]
     columns = tables.conversation_columns(conversations[chosen], traffic.selected.reshape(-1, 2)[chosen].reshape(-1))
-    table = [("", "from", "to", "payload", "back", "rate", "resent", "round trip")]
+    table = [_HEAD]
     for item in tables.rows_of(columns):
         there, back = ("ab", "ba") if item["payload_ab"] >= item["payload_ba"] else ("ba", "ab")
         ends = [endpoint(item[end], item[f"{end}_port"]) for end in there]
-        seconds = (item["last_ns"] - item["first_ns"]) / 1e9
-        trip = item[f"rtt_min_ns_{there}"]
+        seconds = (item["last_ns"] - item["first_ns"]) / 1e9 if traffic.bins else 0.0
+        trip = _round_trip_ns(item)
         table.append(
             (
                 item["protocol"] + (" in vxlan" if item["inner"] else ""),
                 *ends,
+                f"{item['packets_ab'] + item['packets_ba']:,}",
                 format_size(item[f"payload_{there}"]),
                 format_size(item[f"payload_{back}"]),
-                format_rate(item[f"bytes_{there}"] * 8 / seconds) if seconds > 0 else "-",
+                f"+{format_duration((item['first_ns'] - traffic.scanned.first_ns) / 1e9)}" if traffic.bins else "-",
+                format_duration(seconds) if traffic.bins else "-",
+                _rate(item[f"bytes_{there}"], seconds, traffic) or "-",
                 format_size(item[f"retransmitted_bytes_{there}"]) if item["protocol"] == "tcp" else "-",
                 format_duration(trip / 1e9) if trip is not None else "-",
             )
@@ -156,6 +200,14 @@ def _largest(traffic: Traffic) -> list[str]:
     if len(rows) > len(chosen):
         lines.append(f"… and {len(rows) - len(chosen):,} more (-o TABLE.csv, or --json)")
     return lines
+
+
+def _round_trip_ns(item: Mapping[str, Any]) -> int | None:
+    """The whole round trip, wherever it was captured: the handshake, or the least of both directions together."""
+    ways = [item["rtt_min_ns_ab"], item["rtt_min_ns_ba"]]
+    if item["handshake_ns"] is not None:
+        return int(item["handshake_ns"])
+    return None if None in ways else sum(ways)
 
 
 def _matrix(traffic: Traffic, asked: bool) -> list[str]:

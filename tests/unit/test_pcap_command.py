@@ -17,7 +17,22 @@ import pytest
 from ringtap.analysis.pcap import sources
 from ringtap.analysis.pcap.read import read_captures
 from ringtap.cli import main
-from tests.unit.capture_makers import A4, B4, C4, arp, bare, classic, frames, spaced, udp, usual
+from tests.unit.capture_makers import (
+    A4,
+    B4,
+    C4,
+    START_NS,
+    Blocks,
+    Packet,
+    Talk,
+    arp,
+    bare,
+    classic,
+    frames,
+    spaced,
+    udp,
+    usual,
+)
 
 LOOPBACK = Path(__file__).parents[1] / "gold" / "loopback.pcap"
 FIRST = (
@@ -43,6 +58,11 @@ def fails(capsys, *arguments):
     return found.err
 
 
+def fails_after_text(capsys, *arguments):
+    assert main(["flows", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
 def as_json(capsys, *arguments):
     assert main(["flows", "--json", *map(str, arguments)]) == 0
     return json.loads(capsys.readouterr().out)
@@ -53,7 +73,8 @@ def test_the_text_says_what_was_read_and_what_comes_next(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{LOOPBACK}: from 2026-11-21 02:55:30.948 UTC, 656 µs"
     assert lines[1] == "24 packets, 202.6 kB on the wire, 2.471 Gbit/s; conversations: 2 of tcp"
-    assert lines[4].split()[:6] == ["tcp", "127.0.0.1:41184", "127.0.0.1:5001", "200", "kB", "0"]
+    assert lines[3].split()[2:8] == ["packets", "payload", "back", "start", "duration", "rate"]
+    assert lines[4].split()[:7] == ["tcp", "127.0.0.1:41184", "127.0.0.1:5001", "16", "200", "kB", "0"]
     assert lines[-1] == f"Next: ringtap flows {LOOPBACK} --rates rates.csv"
 
 
@@ -139,6 +160,14 @@ def test_fine_bins_are_read_with(capture, tmp_path, capsys):
         (b"\xd4\xc3\xb2\xa1", "is no capture: it is too short"),
         (classic([]), "holds no packets"),
         (classic(frames(usual()))[:50], "holds no packets, only the beginning of one"),
+        (
+            classic([Packet(1, b"", 2**30)]),
+            "holds no packets that can be read: the first record has an impossible length",
+        ),
+        (
+            Blocks().interface().block(6, bytes(8)).bytes(),
+            "holds no packets that can be read: the 1 there are contradict",
+        ),
         (gzip.compress(b""), "nothing that can be unpacked"),
         (gzip.compress(b"hello, this is no capture at all"), "is no capture"),
     ],
@@ -191,10 +220,77 @@ def test_what_was_unusual_is_said_in_words(tmp_path, capsys):
         "7 bytes at the end belong to a packet that is not whole",
         "1 packet lacks a header that the capture cut off",
         "1 packet is earlier than one before",
-        "1 frame is no IP (ARP and the like): in the totals only",
+        "1 frame is no IP (ARP, LLDP, spanning tree, …): in the totals, and where a filter takes them",
     ):
         assert sentence in text
     assert as_json(capsys, path)["counts"]["unpacking_cut"] == 1
+
+
+def text(capsys, path, *arguments):
+    assert main(["flows", str(path), *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_conversations_are_shown_in_the_order_that_is_asked_for(tmp_path, capsys):
+    path = tmp_path / "sorted.pcap"
+    made = [(0, udp(A4, B4, (1, 2), 100)), (1_000, udp(A4, C4, (3, 4), 900)), (5_000_000, udp(A4, B4, (1, 2), 1))]
+    made += [(2_000 + number, udp(B4, C4, (5, 6), 0)) for number in range(3)]
+    path.write_bytes(classic(frames(sorted(made)), nano=True))
+    orders = {
+        "payload": ["900", "101", "0"],
+        "packets": ["0", "101", "900"],
+        "bytes": ["900", "101", "0"],
+        "start": ["101", "900", "0"],
+        "duration": ["101", "0", "900"],
+        "resent": ["0", "101", "900"],
+    }
+    for order, payloads in orders.items():
+        rows = [line.split() for line in text(capsys, path, "--sort", order) if line.startswith("udp ")]
+        assert [row[4] for row in rows] == payloads, order
+    assert text(capsys, path)[4].split()[3:] == "1 900 B 0 B +1 µs 0 ns - - -".split()
+
+
+def test_the_round_trip_of_the_text_is_that_of_the_whole_path(tmp_path, capsys):
+    """Whoever captured: the handshake's, or both directions' together, and not one host's delay."""
+    path = tmp_path / "path.pcap"
+    talk = Talk(A4, B4, (40001, 5001)).open(rtt_ns=400_000).data(0, 1000, 1000).data(1, 500)
+    path.write_bytes(classic(frames(talk.packets), nano=True))
+    assert text(capsys, path)[4].endswith(" 400 µs")
+    path.write_bytes(classic(frames(talk.packets[3:]), nano=True))
+    assert text(capsys, path)[4].endswith(" 200 µs")
+    path.write_bytes(classic(frames(talk.packets[3:5]), nano=True))
+    assert text(capsys, path)[4].endswith(" -")
+
+
+def test_no_rate_is_told_across_a_clock_that_was_set(tmp_path, capsys):
+    path = tmp_path / "set.pcap"
+    packets = frames([(1_000_000 * number, udp(A4, B4, (1, 2), 1000)) for number in range(3)])
+    early = Packet(1_000, packets[0].data, packets[0].length)
+    path.write_bytes(classic([early, *packets]))
+    lines = text(capsys, path)
+    assert lines[1] == "4 packets, 4.168 kB on the wire; conversations: 1 of udp"
+    assert lines[4].split()[-3:] == ["-", "-", "-"]
+    assert any("1 packet is more than a day after or before the one ahead" in line for line in lines)
+    rates = tmp_path / "rates.csv"
+    text(capsys, path, "--rates", str(rates))
+    assert pd.read_csv(rates)["t_ns"].tolist() == [
+        0,
+        *(START_NS // 1_000_000 * 1_000_000 + 1_000_000 * number for number in range(3)),
+    ]
+
+
+def test_a_capture_without_any_time_is_counted_and_has_no_rates(tmp_path, capsys):
+    path = tmp_path / "simple.pcapng"
+    blocks = Blocks().interface()
+    for one in frames(usual()):
+        blocks.simple_packet(one)
+    path.write_bytes(blocks.bytes())
+    assert text(capsys, path)[0] == f"{path}: no packet has a time"
+    data = as_json(capsys, path)
+    assert (data["start_ns"], data["duration_s"]) == (None, None)
+    assert {(row["first_ns"], row["last_ns"], row["handshake_ns"]) for row in data["conversations"]} == {(None,) * 3}
+    assert sum(row["packets_ab"] + row["packets_ba"] for row in data["conversations"]) == len(usual())
+    assert "no packet of the capture has a time" in fails_after_text(capsys, path, "--rates", tmp_path / "rates.csv")
 
 
 def test_a_small_matrix_is_shown(tmp_path, capsys):

@@ -6,18 +6,44 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scapy.layers.inet import IP, TCP
+from scapy.layers.inet6 import IPv6
+from scapy.packet import Raw
 
+from ringtap.analysis.pcap.layout import is_ip
 from ringtap.analysis.pcap.read import read_captures
 from ringtap.errors import UsageError
-from tests.unit.capture_makers import A4, A6, B4, B6, C4, classic, frames, spaced, udp, usual, vxlan
+from tests.unit.capture_makers import (
+    A4,
+    A6,
+    B4,
+    B6,
+    C4,
+    START_NS,
+    Packet,
+    arp,
+    classic,
+    frames,
+    spaced,
+    udp,
+    usual,
+    vxlan,
+)
 
 PACKETS = [*usual(), *spaced([udp(C4, B4, (port, 5001), port % 1000) for port in (1, 40001, 65535)], 3_000)]
+for _number in (0, 2, 47, 50, 51, 103, 112):
+    PACKETS += spaced([bytes(IP(src=A4, dst=B4, proto=_number) / Raw(bytes(30)))] * 2, 4_000)
+for _number in (2, 50, 103, 112):
+    PACKETS += spaced([bytes(IPv6(src=A6, dst=B6, nh=_number) / Raw(bytes(30)))], 4_100)
+_LLDP = bytes(12) + b"\x88\xcc" + bytes(46)
+_RARP = arp().replace(b"\x08\x06", b"\x80\x35", 1)
+NOT_IP = [Packet(START_NS + 990_000 + place, data, 60) for place, data in enumerate((arp(), _RARP, _LLDP, arp()))]
 
 
 @pytest.fixture(scope="module")
 def capture(tmp_path_factory):
     path = tmp_path_factory.mktemp("filters") / "usual.pcap"
-    path.write_bytes(classic(frames(sorted(PACKETS))))
+    path.write_bytes(classic([*frames(sorted(PACKETS)), *NOT_IP]))
     return path
 
 
@@ -115,7 +141,7 @@ def test_what_tcpdump_refuses_is_refused_in_a_sentence(capture, traffic, words):
 
 
 @pytest.mark.parametrize(
-    "words", ["tcp[13] & 2 != 0", "len > 5", "less 100", "vlan and tcp", "ether host 1", "arp or tcp"]
+    "words", ["tcp[13] & 2 != 0", "len > 5", "less 100", "vlan and tcp", "ether host 1", "arp[0] = 1"]
 )
 def test_what_needs_packets_is_refused_with_the_way_to_it(traffic, words):
     with pytest.raises(UsageError, match=r"tcpdump -r FILE -w PART"):
@@ -167,4 +193,37 @@ def test_filters_narrow_one_another_and_leave_the_rest_as_it_is(traffic):
     twice = traffic.select(f"host {A4}").select("tcp")
     once = traffic.select(f"host {A4} and tcp")
     assert np.array_equal(twice.selected, once.selected)
-    assert traffic.selected.all()
+    assert np.array_equal(traffic.selected, np.repeat(is_ip(traffic.scanned.conversations["kind"]), 2))
+
+
+NAMED = ("igmp", "ah", "esp", "pim", "vrrp", "carp", "icmp", "icmp6", "sctp", "arp", "rarp", "ip proto 0", "proto 0")
+NAMED = (*NAMED, f"arp host {A4}", f"arp src host {A4}", "rarp net 10.1", f"ip host {A4}", f"host {A4}", "net 10.1")
+
+
+@pytest.mark.parametrize("words", [*NAMED, "ip6 proto 103", "ip", "ip6", "tcp", "net 0.0.0.0/0", "src net 0.0.0.0/0"])
+@pytest.mark.parametrize("negated", [False, True])
+def test_protocols_and_frames_that_are_no_ip_as_tcpdump_takes_them(capture, traffic, words, negated):
+    words = f"not ({words})" if negated else words
+    assert by_ringtap(traffic, words) == by_tcpdump(capture, words)
+
+
+def test_without_a_filter_frames_that_are_no_ip_are_in_the_totals_only(traffic):
+    assert traffic.counts["not_ip"] == len(NOT_IP)
+    assert "arp" not in traffic.conversations()["protocol"].tolist()
+    assert traffic.select("arp or rarp").conversations()["protocol"].tolist() == ["arp", "rarp"]
+    assert traffic.select("not ip and not ip6").binned(what="packets").sum() == len(NOT_IP)
+
+
+@pytest.mark.parametrize(
+    "words", ["port 0", "src port 0", "portrange 0-1023", "tcp portrange 0-65535", "udp dst port 0"]
+)
+def test_ports_that_are_not_in_the_capture_match_no_port(tmp_path, words):
+    """Packets cut before their ports, and fragments without their first; a port of 0 is one."""
+    ports_0 = [udp(A4, B4, (0, 0), 9), bytes(IP(src=A4, dst=B4) / TCP(sport=0, dport=0, flags="A"))]
+    cut = [bytes(IP(src=A4, dst=B4) / TCP(sport=5, dport=6)), udp(A4, C4, (53, 53), 9)]
+    later = bytes(IP(src=A4, dst=C4, frag=3, proto=17) / Raw(bytes(40)))
+    path = tmp_path / "cut.pcap"
+    path.write_bytes(classic([*[one.cut(34) for one in frames(spaced(cut))], *frames(spaced([*ports_0, later]))]))
+    traffic = read_captures(path)
+    assert by_ringtap(traffic, words) == by_tcpdump(path, words)
+    assert traffic.counts["cut_by_snap"] == 2

@@ -5,18 +5,30 @@ import struct
 import numpy as np
 import pytest
 from scapy.layers.inet import IP, TCP, UDP, fragment
-from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop, IPv6ExtHdrRouting
+from scapy.layers.inet6 import (
+    IPv6,
+    IPv6ExtHdrDestOpt,
+    IPv6ExtHdrFragment,
+    IPv6ExtHdrHopByHop,
+    IPv6ExtHdrRouting,
+    fragment6,
+)
 from scapy.packet import Raw
 
-from ringtap.analysis.pcap import kernel_room
+from ringtap.analysis.pcap import kernel_room, tables
+from ringtap.analysis.pcap.layout import ARP, NOT_IP, is_ip
 from ringtap.analysis.pcap.scan import Scan, Scanned
+from ringtap.analysis.pcap.traffic import Traffic
 from tests.unit.capture_makers import (
     A4,
     A6,
     B4,
     B6,
     C4,
+    START_NS,
+    Blocks,
     Packet,
+    Talk,
     arp,
     classic,
     ethernet,
@@ -25,6 +37,8 @@ from tests.unit.capture_makers import (
     spaced,
     udp,
     usual,
+    vlan,
+    vxlan,
 )
 
 
@@ -124,8 +138,8 @@ def test_frames_that_are_no_ip_and_headers_that_lie():
     small = bytes(IP(src=A4, dst=B4) / TCP(sport=5, dport=6, dataofs=2) / Raw(bytes(50)))
     packets = [*frames(spaced([bytes(short), bytes(beyond), small])), Packet(1, arp(), 60)]
     scanned = scan(classic(packets))
-    assert odd(scanned) == {"malformed": 3, "not_ip": 1, "times_out_of_range": 1}
-    assert sorted(scanned.conversations["payload"][:, 0].tolist()) == [0, 50]
+    assert odd(scanned) == {"malformed": 3, "not_ip": 1, "time_backwards": 1, "time_jumps": 1}
+    assert sorted(scanned.conversations["payload"][:, 0].tolist()) == [0, 0, 50]
 
 
 def test_time_that_goes_back():
@@ -142,14 +156,140 @@ def test_time_that_goes_back():
     assert np.array_equal(np.sort(scanned.cells), sorted_.cells)
 
 
-def test_a_time_of_another_age_is_counted_at_the_latest_before():
-    packets = frames(spaced([udp(A4, B4, (1, 2), 100) for _ in range(3)]))
-    packets[1] = Packet(5, packets[1].data, packets[1].length)
-    scanned = scan(classic(packets))
-    assert odd(scanned) == {"times_out_of_range": 1}
+DAY_NS = 86_400_000_000_000
+
+
+def of_times(*times_ns: int, **options) -> Scanned:
+    one = frames(spaced([udp(A4, B4, (1, 2), 100)]))[0]
+    return scan(classic([Packet(time_ns, one.data, one.length) for time_ns in times_ns], nano=True), **options)
+
+
+@pytest.mark.parametrize("early", [0, 5, 12 * DAY_NS])
+def test_a_clock_that_was_set_after_the_first_packet_keeps_all_times(early):
+    """A device that captures before it knows the time: the first packet is of 1970."""
+    times = [early, START_NS, START_NS + 1_000_000, START_NS + 3_000_000]
+    scanned = of_times(*times)
+    assert odd(scanned) == {"time_jumps": 1}
+    (row,) = scanned.conversations
+    assert (int(row["first_ns"]), int(row["last_ns"])) == (times[0], times[-1])
+    assert (scanned.start_ns + scanned.cells["bin"] * scanned.bin_ns).tolist() == [
+        time_ns // scanned.bin_ns * scanned.bin_ns for time_ns in times
+    ]
+
+
+def test_round_trips_after_a_clock_was_set_are_those_without():
+    made = Talk(A4, B4, (40001, 5001)).open().data(0, 1448, 100).packets
+    packets = frames(made)
+    early = Packet(7, frames(spaced([udp(A4, B4, (1, 2), 100)]))[0].data, 142)
+    alone, after = scan(classic(packets)), scan(classic([early, *packets]))
+    for name in ("handshake_ns", "rtt_count", "rtt_sum_ns", "rtt_min_ns", "first_ns", "last_ns"):
+        assert np.array_equal(after.conversations[name][1], alone.conversations[name][0]), name
+    assert int(alone.conversations["handshake_ns"][0]) > 0
+
+
+def test_a_time_of_another_age_in_the_middle_is_told():
+    scanned = of_times(START_NS, 5, START_NS + 1_000_000)
+    assert odd(scanned) == {"time_backwards": 1, "time_jumps": 2}
+    assert (scanned.first_ns, scanned.last_ns) == (5, START_NS + 1_000_000)
+
+
+def test_narrow_bins_of_a_long_capture_are_all_told_apart():
+    """More than 2^31 bins: 36 minutes of microseconds."""
+    times = [START_NS + minutes * 60_000_000_000 for minutes in (0, 35, 40, 80, 600)]
+    scanned = of_times(*times, bin_ns=1_000)
+    assert (scanned.start_ns + scanned.cells["bin"] * 1_000).tolist() == times
+    assert odd(scanned) == {}
+
+
+@pytest.mark.parametrize("first", ["simple", "impossible"])
+def test_packets_without_a_time_count_at_the_next_where_none_came_before(first):
+    packets = frames(spaced([udp(A4, B4, (1, 2), size) for size in (100, 200, 300)], 1_000_000))
+    made = Blocks().interface().interface(offset_s=-(2**32) + 1)
+    if first == "simple":
+        made.simple_packet(packets[0])
+    else:
+        made.interfaces[1] = made.interfaces[0]  # whose offset is not taken into account
+        made.packet(packets[0], 1)
+    scanned = scan(made.packet(packets[1]).packet(packets[2]).bytes(), packets=True)
+    assert odd(scanned) == {"without_time" if first == "simple" else "times_out_of_range": 1}
     (row,) = scanned.conversations
     assert row["packets"].tolist() == [3, 0]
-    assert int(row["first_ns"]) == packets[0].time_ns
+    assert int(row["first_ns"]) == scanned.first_ns == packets[1].time_ns
+    assert scanned.packets["time_ns"].tolist() == [packets[one].time_ns for one in (1, 1, 2)]
+    assert scanned.cells["bin"].tolist() == [0, 0, 1]
+
+
+def test_packets_without_a_time_are_not_timed():
+    made = Talk(A4, B4, (40001, 5001)).open().data(0, 1448).packets
+    blocks = Blocks().interface().packet(frames(spaced([udp(A4, B4, (1, 2), 9)]))[0])
+    for one in frames(made):
+        blocks.simple_packet(one)
+    scanned = scan(blocks.bytes())
+    (row,) = scanned.conversations[scanned.conversations["protocol"] == 6]
+    assert (int(row["handshake_ns"]), row["rtt_count"].tolist()) == (-1, [0, 0])
+    assert int(row["first_ns"]) == START_NS
+
+
+@pytest.mark.parametrize("after_s", [29, 31, 59, 61])
+@pytest.mark.parametrize("family", [4, 6])
+def test_fragments_find_their_ports_for_a_minute(after_s, family):
+    """RFC 8200, 4.5: reassembly takes 60 seconds."""
+    if family == 4:
+        whole = IP(src=A4, dst=B4, id=7) / UDP(sport=1000, dport=2000) / Raw(bytes(2000))
+        parts = [bytes(one) for one in fragment(whole, 1480)]
+    else:
+        whole = IPv6(src=A6, dst=B6) / IPv6ExtHdrFragment(id=7) / UDP(sport=1000, dport=2000) / Raw(bytes(2000))
+        parts = [bytes(one) for one in fragment6(whole, 1280)]
+    scanned = scan(classic(frames([(0, parts[0]), (after_s * 10**9, parts[1])])))
+    known = after_s <= 60
+    assert len(scanned.conversations) == (1 if known else 2)
+    assert scanned.counts["fragments_without_first"] == (0 if known else 1)
+
+
+def test_several_networks_in_one_conversation_are_told():
+    packets = [udp(A4, B4, (1, 2), 100), bytes(IP(src=A4, dst=B4) / TCP(sport=5, dport=6, flags="A"))]
+    kept = [
+        Packet(START_NS + place, wrap(packet), 200)
+        for place, (packet, wrap) in enumerate(
+            (packet, wrap) for packet in packets for wrap in (ethernet, vlan(0x8100), vlan(0x8100), ethernet)
+        )
+    ]
+    scanned = scan(classic(kept))
+    assert len(scanned.conversations) == 2
+    # of TCP without tags, what was before is not looked at
+    assert odd(scanned) == {"network_changes": 2 + 1}
+    there, back = (bytes(12) + b"\x08\x00" + udp(*ends, 9) for ends in ((A4, C4, (1, 2)), (C4, A4, (2, 1))))
+    other = vxlan(there).replace(b"\x08\0\0\0\0\0\x2a\0", b"\x08\0\0\0\0\0\x2b\0")
+    assert odd(of(vxlan(there), vxlan(back), vxlan(there))) == {}
+    assert odd(of(vxlan(there), other)) == {"network_changes": 1}
+
+
+def test_ip_in_pppoe():
+    """RFC 2516: a session's PPP frames; those of the discovery and of PPP itself are no IP."""
+    ip = [udp(A4, B4, (1, 2), 100), udp(A6, B6, (1, 2), 100)]
+
+    def session(protocol: int, inside: bytes) -> bytes:
+        size = (len(inside) + 2).to_bytes(2, "big")
+        return bytes(12) + b"\x88\x64\x11\x00\x00\x07" + size + protocol.to_bytes(2, "big") + inside
+
+    kept = [session(0x21, ip[0]), session(0x57, ip[1]), session(0xC021, bytes(8)), session(0x21, ip[0])[:21]]
+    scanned = scan(classic([Packet(START_NS + place, one, len(one)) for place, one in enumerate(kept)]))
+    assert odd(scanned) == {"not_ip": 2}
+    rows = scanned.conversations[is_ip(scanned.conversations["kind"])]
+    assert rows["payload"].tolist() == [[100, 0], [100, 0]]
+
+
+def test_frames_that_are_no_ip_have_rows_of_their_own():
+    lldp = Packet(START_NS, bytes(12) + b"\x88\xcc" + bytes(46), 60)
+    scanned = scan(classic([Packet(START_NS, arp(), 60), lldp, lldp]))
+    assert odd(scanned) == {"not_ip": 3}
+    rows = scanned.conversations
+    assert rows["kind"].tolist() == [ARP, NOT_IP]
+    assert rows["bytes"].tolist() == [[60, 0], [120, 0]]
+    traffic = Traffic(scanned)
+    assert len(traffic.rows) == 0
+    assert [len(traffic.select(words).rows) for words in ("not tcp", "arp", f"host {B4}")] == [2, 1, 1]
+    assert tables.addresses(rows["a"], rows["family"]) == [A4, ""]
 
 
 @pytest.mark.parametrize("form", [classic, modern])

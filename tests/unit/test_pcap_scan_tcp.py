@@ -130,6 +130,69 @@ def test_a_handshake_sent_twice_is_not_timed():
     assert row(made)["handshake_ns"] == -1
 
 
+def syn_ack(made: Talk, acknowledged: int) -> Talk:
+    """A SYN/ACK of the server that acknowledges this number."""
+    right, made.next[0] = made.next[0], acknowledged
+    made.put(1, made.next[1], flags="SA")
+    made.next[0] = right
+    made.next[1] += 1
+    return made
+
+
+def test_a_syn_ack_of_another_connection_ends_no_handshake():
+    made = Talk(A4, B4, (40001, 5001)).send(0, 0, "S").wait(60 * MS)
+    syn_ack(made, made.next[0] + 77_000).wait(MS).put(0, made.next[0])
+    assert row(made)["handshake_ns"] == -1
+
+
+def test_a_syn_ack_of_another_connection_keeps_none_from_the_right_one():
+    made = Talk(A4, B4, (40001, 5001)).send(0, 0, "S")
+    syn_ack(made, made.next[0] - 5_000).wait(MS)
+    made.next[1] += 30_000
+    syn_ack(made, made.next[0]).wait(MS).put(0, made.next[0])
+    assert row(made)["handshake_ns"] == 2 * MS + 10 * US
+
+
+def test_an_acknowledgement_of_an_earlier_connection_ends_no_handshake():
+    made = Talk(A4, B4, (40001, 5001)).send(0, 0, "S").wait(MS)
+    syn_ack(made, made.next[0])
+    new, made.next[1] = made.next[1], made.next[1] - 90_000
+    made.wait(MS).put(0, made.next[0])
+    made.next[1] = new
+    made.wait(3 * MS).put(0, made.next[0])
+    assert row(made)["handshake_ns"] == 5 * MS + 10 * US
+
+
+def test_no_round_trip_spans_a_clock_that_was_set():
+    made = Talk(A4, B4, (40001, 5001)).send(0, 0, "S").wait(3600_000 * MS)
+    made.send(1, 0, "SA").send(0).send(0, 1000).wait(3600_000 * MS).send(1)
+    found = row(made)
+    assert found["handshake_ns"] == -1
+    assert found["rtt_count"].tolist() == [0, 0]
+
+
+def gap(made: Talk, revealed_by: str) -> Talk:
+    """1,000 bytes that are not in the capture, and the packet that tells of them."""
+    made.next[0] += 1000
+    return made.put(0, made.next[0]) if revealed_by == "sender" else made.put(1, made.next[1])
+
+
+@pytest.mark.parametrize("revealed_by", ["sender", "receiver"])
+@pytest.mark.parametrize(("after_ns", "name"), [(300 * US, "out_of_order_bytes"), (30 * MS, "retransmitted_bytes")])
+def test_bytes_of_a_gap_that_a_packet_without_payload_revealed(revealed_by, after_ns, name):
+    made = talk().data(0, 500)
+    begin = made.next[0]
+    found = row(gap(made, revealed_by).wait(after_ns).put(0, begin, 586))
+    both = ("out_of_order_bytes", "retransmitted_bytes")
+    assert {one: found[one].tolist() for one in both} == dict.fromkeys(both, [0, 0]) | {name: [586, 0]}
+
+
+def test_data_behind_a_gap_that_was_revealed_is_new():
+    made = talk().data(0, 500)
+    found = row(gap(made, "receiver").send(0, 700).put(0, made.next[0]))
+    assert found["out_of_order_bytes"].tolist() == found["retransmitted_bytes"].tolist() == [0, 0]
+
+
 def test_ports_used_again_begin_anew():
     first, second = talk().data(0, 1000, 1000).close(), Talk(A4, B4, (40001, 5001)).wait(50 * MS)
     second.next = [5_000, 9_000]

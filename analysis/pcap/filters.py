@@ -309,7 +309,7 @@ class _Parser:
         numbers = (head.name,) if head.name else tuple(_WITH_PORTS)
         flows = self._flows
         carries = np.isin(flows.protocol, [_WITH_PORTS[name] for name in numbers]) & (flows.kind != NO_PORTS)
-        return self._on(head.side, (flows.ports >= first) & (flows.ports <= last)) & carries
+        return np.asarray(self._on(head.side, (flows.ports >= first) & (flows.ports <= last)) & carries)
 
     def _port(self, token: str, head: _Head) -> int:
         number = self._number(token, 65535)

@@ -99,6 +99,16 @@ def _is_tunnel(header: int, kept: int) -> bool:
     return kept >= 30 and swapped16(header + 2) == _VXLAN_PORT and load8(header + 8) & 8 != 0
 
 
+@inlined
+def _keep_network(state: int, work: int) -> None:
+    """VLAN or VNI are no part of a conversation's key: count where they change."""
+    tag, before = get(state, TAG), load64(work + D_TAG)
+    if tag != before:
+        if before:
+            count(state, N_NETWORKS)
+        store64(work + D_TAG, tag)
+
+
 @kernel
 def transport(
     state: int,
@@ -170,11 +180,7 @@ def transport(
     if identity >= 0:
         remember_first(state, key, identity, flow, time_ns)
     work = account(state, flow, length, payload, time_ns)
-    tag, before = get(state, TAG), load64(work + D_TAG)
-    if tag != before:
-        if before:
-            count(state, N_NETWORKS)
-        store64(work + D_TAG, tag)
+    _keep_network(state, work)
     if protocol == _TCP and whole and identity < 0:
         tcp(state, flow, work, header, seen, payload, family, time_ns)
     elif payload:

@@ -86,8 +86,8 @@ def read_captures(
 
 def _why_none(counts: dict[str, int]) -> str:
     if counts["corrupt_bytes"]:
-        which = "the first record has an impossible length, and no sound one follows"
-        return f" that can be read: {which} ({counts['corrupt_bytes']:,} bytes)"
+        which = "the first record has an impossible length (more than 16 MiB, or than is kept of a packet)"
+        return f" that can be read: {which}, and no sound one follows it"
     if counts["malformed"]:
         return f" that can be read: the {counts['malformed']:,} there are contradict themselves"
     torn = counts["torn_bytes"]

@@ -58,13 +58,11 @@ _SENTENCES = {
     "without_time": ("packet", "have no time: counted at that of the packet before, and not timed"),
     "time_jumps": (
         "packet",
-        "are more than a day after or before the one ahead: a clock was set, or captures were joined; there are no "
-        "rates across that",
+        "are more than a day after or before the one ahead (a clock was set?): there are no rates across that",
     ),
     "network_changes": (
         "packet",
-        "have another VLAN or VXLAN network than the one ahead in the same conversation: the same addresses and ports "
-        "in several networks, or copies of one packet, are one conversation",
+        "have another VLAN or VXLAN network than the one ahead in their conversation: networks are not told apart",
     ),
     "skipped_link_types": ("packet", "come from a link type that is not read: in the totals only"),
     "unknown_blocks": ("block", "of pcapng hold no packets: passed over"),
@@ -146,7 +144,7 @@ def _amounts(packets: int, size: int, traffic: Traffic) -> str:
 
 def _rate(size: int, seconds: float, traffic: Traffic) -> str:
     """Bytes over a time; empty where that is none, or a clock was set within it."""
-    is_sound = 0 < seconds and not (traffic.counts.get("time_jumps") and seconds > _DAY_S)
+    is_sound = seconds > 0 and not (traffic.counts.get("time_jumps") and seconds > _DAY_S)
     return format_rate(size * 8 / seconds) if is_sound else ""
 
 

@@ -184,7 +184,7 @@ def test_bytes_of_a_gap_that_a_packet_without_payload_revealed(revealed_by, afte
     begin = made.next[0]
     found = row(gap(made, revealed_by).wait(after_ns).put(0, begin, 586))
     both = ("out_of_order_bytes", "retransmitted_bytes")
-    assert {one: found[one].tolist() for one in both} == dict.fromkeys(both, [0, 0]) | {name: [586, 0]}
+    assert {one: found[one].tolist() for one in both} == {one: [0, 0] for one in both} | {name: [586, 0]}
 
 
 def test_data_behind_a_gap_that_was_revealed_is_new():

@@ -26,6 +26,7 @@ from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.children import Children
 from ringtap.agents.hosts.frames import Frame
 from ringtap.agents.hosts.mirror import Mirror
+from ringtap.agents.node import rendezvous
 
 _ROUND_S = 0.5
 # looking through the folders takes a twentieth of a core at most
@@ -62,7 +63,7 @@ class Servant:
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         os.set_blocking(0, False)
         os.set_blocking(1, False)
-        facts = {"protocol": frames.PROTOCOL, "ringtap": ringtap.__version__, "workdir": f"/tmp/ringtap-{_user()}"}
+        facts = {"protocol": frames.PROTOCOL, "ringtap": ringtap.__version__, "workdir": _usual_workdir()}
         self._out += frames.MARKER + json.dumps(facts).encode() + b"\n"
         selector = selectors.PollSelector()
         selector.register(0, selectors.EVENT_READ)
@@ -219,7 +220,11 @@ class Servant:
         except FileExistsError:
             if base.lstat().st_uid not in (0, os.geteuid()):
                 raise PermissionError(1, "it is another user's", workdir) from None
-        Path(path).mkdir(mode=0o700, exist_ok=True)
+        try:
+            Path(path).mkdir(mode=0o700)
+        except FileExistsError:
+            if not rendezvous.is_private(Path(path)):
+                raise PermissionError(1, "it is not this user's alone", path) from None
         if path not in self._owned:
             self._owned[path] = _own(Path(path), run)
 
@@ -290,6 +295,18 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError):  # others' runs may be in there
             workdir.rmdir()
     return removed
+
+
+def _usual_workdir() -> str:
+    """A folder on local disk that is this user's alone or can be made so; the name that others have taken is left."""
+    names = rendezvous.local_names(f"ringtap-{_user()}")
+    for path in names:
+        try:
+            if rendezvous.is_private(path):
+                return str(path)
+        except OSError:  # nobody has it yet
+            return str(path)
+    return str(names[0])
 
 
 def _user() -> str:

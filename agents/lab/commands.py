@@ -104,7 +104,9 @@ def _exec(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from ringtap.agents.lab import state
 
-    labs = [_describe(lab) for lab in state.all_labs()]
+    found, problems = state.read_records()
+    labs = [_describe(lab) for lab in found]
+    _warn(problems)
     if options.json:
         print(json.dumps(labs))
         return 0
@@ -124,11 +126,24 @@ def _down(options: argparse.Namespace) -> int:
 
     if options.all and options.name:
         raise UsageError("give a name or --all, not both")
+    failures = []
     with state.locked():
-        labs = state.all_labs() if options.all else [state.find(options.name)]
+        found, problems = state.read_records()
+        _warn(problems)
+        labs = found if options.all else [state.find(options.name)]
         for lab in labs:
-            word = "removed" if state.remove(lab) else "was gone; record cleared"
-            print(f"{lab.spec.name}: {word}")
+            try:
+                word = "removed" if state.remove(lab) else "was gone; record cleared"
+                print(f"{lab.spec.name}: {word}")
+            except MeasurementError as error:
+                failures.append(str(error))
+    if failures:
+        raise MeasurementError("; ".join(failures))
     if not labs:
         print("No testbed stands.")
     return 0
+
+
+def _warn(problems: list[str]) -> None:
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)

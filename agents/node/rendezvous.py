@@ -11,6 +11,7 @@ import socket
 import stat
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 LOCAL = Path("/tmp")  # on every node, and on a disk of its own
@@ -23,28 +24,47 @@ _LONGEST_RUNTIME = 70  # a Unix socket's address has 108 bytes, and 31 are for t
 def private_folder() -> Path:
     """A folder of mode 0700 that only this user can enter: below $XDG_RUNTIME_DIR, else /tmp/ringtap-<uid>.
 
-    A folder of that name that is another's is passed over, in an order that all of this user's processes share.
-
     Raises:
         OSError: there is none and none can be made.
     """
-    own = os.geteuid()
-    names = [LOCAL / (f"ringtap-{own}" + (f"-{number}" if number else "")) for number in range(_FOLDERS)]
+    names = local_names(f"ringtap-{os.geteuid()}")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/") and len(runtime) < _LONGEST_RUNTIME and os.access(runtime, os.W_OK | os.X_OK):
         names.insert(0, Path(runtime) / "ringtap")
+    return first_private(names)
+
+
+def local_names(name: str) -> list[Path]:
+    """Names for a private folder on local disk, in the order in which they are tried: others can take the first."""
+    return [LOCAL / (name + (f"-{number}" if number else "")) for number in range(_FOLDERS)]
+
+
+def first_private(paths: Sequence[Path]) -> Path:
+    """Return the first of these folders that is, or can be made, this user's alone; another's is passed over.
+
+    Raises:
+        OSError: none is.
+    """
     refusal = OSError(errno.EACCES, os.strerror(errno.EACCES))
-    for path in names:
+    for path in paths:
         try:
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
-            found = path.lstat()
+            if is_private(path):
+                return path
         except OSError as error:
             refusal = error
-            continue
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == own and not found.st_mode & 0o077:
-            return path
     raise refusal
+
+
+def is_private(path: Path) -> bool:
+    """Whether this is a folder, no link to one, that only this user can enter.
+
+    Raises:
+        OSError: it is not there, or the way to it is barred.
+    """
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 class Rendezvous:

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 import ringtap
-from ringtap.agents.hosts import frames
+from ringtap.agents.hosts import frames, servant
 from ringtap.agents.hosts.local import LocalHosts
 from ringtap.agents.hosts.served import SERVANT
+from ringtap.agents.node import rendezvous
 from ringtap.errors import MeasurementError
 
 
@@ -171,3 +172,25 @@ def test_a_servant_rests_where_there_is_nothing_to_do(hosts: LocalHosts) -> None
     after = servant.cpu_times()
     # measured: 1 ms a second; the clock of processes ticks 10 ms
     assert after.user + after.system - before.user - before.system <= 0.02
+
+
+def test_the_usual_folder_for_runs_is_one_that_nobody_else_has_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "LOCAL", tmp_path)
+    first, second, third, *_ = map(str, rendezvous.local_names(f"ringtap-{servant._user()}"))
+    assert servant._usual_workdir() == first
+    Path(first).symlink_to("/")
+    Path(second).mkdir()
+    Path(second).chmod(0o777)
+    assert servant._usual_workdir() == third
+    Path(third).mkdir(mode=0o700)
+    assert servant._usual_workdir() == third
+
+
+def test_a_run_goes_into_no_folder_that_others_can_enter(hosts: LocalHosts, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    place = {"workdir": str(tmp_path), "path": str(tmp_path / "run"), "key": "run"}
+    answer = hosts.channel("a").request({"op": "make", **place}).answer.result(20)
+    assert answer["why"] == f"{tmp_path / 'run'}: it is not this user's alone"

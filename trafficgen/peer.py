@@ -159,6 +159,8 @@ class Peer:
             self.refuse(protocol.WRONG_VERSION)
         elif not hmac.compare_digest(digest, self._taker.digest):
             self.refuse(protocol.WRONG_TOKEN)
+        elif not self._taker.admit(self._sock.fileno()):
+            self.refuse(protocol.FULL)
         else:
             self.welcome = True
             self.tick = self._taker.tick

@@ -22,7 +22,7 @@ from ringtap.trafficgen import protocol
 from ringtap.trafficgen.crew import Crew
 from ringtap.trafficgen.flowlog import RECEIVED_FIELDS, FlowLog
 from ringtap.trafficgen.limits import raise_file_limit
-from ringtap.trafficgen.taker import ReceiverCounts, Taken, Taker
+from ringtap.trafficgen.taker import MOST_STRANGERS, ReceiverCounts, Taken, Taker
 
 _BACKLOG = 4096
 _OTHER_FILES = 64
@@ -37,7 +37,7 @@ class ReceiveOptions:
         bind: HOST:PORT to listen on; port 0 takes a free one.
         token: senders must give the same one; needed to listen beyond loopback.
         log_path: per-flow record file to create, or None.
-        most_connections: further ones are turned away.
+        most_connections: further ones are turned away; those without a right hello have room of their own.
         arrivals: Unix socket of a sender on this host whose flows wait for others to arrive, or None.
         idle_s: a connection on which nothing comes for so long is dropped.
         workers: processes; new connections are spread over them by the kernel (SO_REUSEPORT).
@@ -76,8 +76,7 @@ class Receiver:
         """
         options = self._options
         loops = options.workers * options.threads
-        files = raise_file_limit(options.most_connections + _OTHER_FILES)
-        most = max(1, min(-(-options.most_connections // loops), files - _OTHER_FILES))
+        most, strangers = _shares(options, loops)
         listeners = _listen(options, loops)
         address = protocol.format_address(*listeners[0].getsockname()[:2])
         FlowLog(options.log_path, RECEIVED_FIELDS, {"source": "receiver", "listening": address}).close()
@@ -86,7 +85,7 @@ class Receiver:
         with self._crew:
             controls = [
                 self._crew.start(
-                    partial(_take, options, most, listeners, first),
+                    partial(_take, options, most, strangers, listeners, first),
                     [*listeners[:first], *listeners[first + options.threads :]],
                 )
                 for first in range(0, loops, options.threads)
@@ -125,15 +124,31 @@ class Receiver:
         return words
 
 
+def _shares(options: ReceiveOptions, loops: int) -> tuple[int, int]:
+    """Connections that each loop may have, and beside them those that have given no right hello."""
+    most = -(-options.most_connections // loops)
+    files = raise_file_limit(options.threads * (most + MOST_STRANGERS) + _OTHER_FILES)
+    room = max(2, (files - _OTHER_FILES) // options.threads)
+    strangers = min(MOST_STRANGERS, max(1, room // 4, room - most))
+    return min(most, room - strangers), strangers
+
+
 def _take(
-    options: ReceiveOptions, most: int, listeners: Sequence[socket.socket], first: int, control: Connection
+    options: ReceiveOptions,
+    most: int,
+    strangers: int,
+    listeners: Sequence[socket.socket],
+    first: int,
+    control: Connection,
 ) -> None:
     """A process of takers, a thread each where there are several."""
     lock = threading.Lock()
     digest = protocol.token_digest(options.token)
 
     def work(index: int) -> None:
-        taker = Taker(index, len(listeners), digest, options.log_path, most, options.idle_s, options.arrivals)
+        taker = Taker(
+            index, len(listeners), digest, options.log_path, most, strangers, options.idle_s, options.arrivals
+        )
         asyncio.run(taker.run(listeners[index], control, lock))
 
     gc.freeze()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.trafficgen import protocol
 from ringtap.trafficgen.arrivals import Announcer
 from ringtap.trafficgen.flowlog import FLUSH_S, RECEIVED_FIELDS, FlowLog
 from ringtap.trafficgen.peer import Peer
@@ -25,7 +24,8 @@ _MOST_EVENTS = 256
 _MOST_ACCEPTS = 64
 _TICK_S = 1.0
 _RETRY_S = 0.0005
-_HELLO_PATIENCE_S = 60.0  # a congested link may lose a hello several times over
+_HELLO_PATIENCE_S = 10.0  # a congested link may lose a hello several times over: the fifth copy goes after 6 s
+MOST_STRANGERS = 512
 
 
 @dataclass
@@ -72,6 +72,7 @@ class Taker:
         digest: of the token that senders must have.
         log_path: per-flow record file that the receiver has made, or None.
         most_connections: further ones are turned away.
+        most_strangers: connections without a right hello; a further one takes the place of the oldest.
         idle_s: a connection on which nothing comes for so long is dropped.
         arrivals: where a sender on this host listens for what has arrived, or None.
 
@@ -87,6 +88,7 @@ class Taker:
         digest: bytes,
         log_path: Path | None,
         most_connections: int,
+        most_strangers: int,
         idle_s: float,
         arrivals: Path | None,
     ) -> None:
@@ -100,7 +102,9 @@ class Taker:
         self._index, self._loops = index, loops
         self._announcer = None if arrivals is None else Announcer(arrivals)
         self._most, self._idle_s = most_connections, idle_s
+        self._most_strangers = most_strangers
         self._peers: dict[int, Peer] = {}
+        self._strangers: dict[int, Peer] = {}  # those of them that have given no right hello, the oldest first
         self._ended = asyncio.Event()
         self._error = ""
 
@@ -129,9 +133,17 @@ class Taker:
             self._announcer.tell(flow, time.monotonic_ns())
             self._announce()
 
+    def admit(self, file: int) -> bool:
+        """A connection has given a right hello: take it in, if there is room."""
+        if len(self._peers) - len(self._strangers) >= self._most:
+            return False
+        del self._strangers[file]
+        return True
+
     def forget(self, file: int) -> None:
         """A connection is being closed."""
         del self._peers[file]
+        self._strangers.pop(file, None)
         self.epoll.unregister(file)
 
     def connection(self, number: int) -> int:
@@ -167,10 +179,18 @@ class Taker:
                 continue  # it went away while it was waiting
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = self._peers[sock.fileno()] = Peer(self, sock)
-            self.epoll.register(sock.fileno(), select.EPOLLIN)
-            if len(self._peers) > self._most:
-                peer.refuse(protocol.FULL)
+            file = sock.fileno()
+            self._peers[file] = self._strangers[file] = Peer(self, sock)
+            self.epoll.register(file, select.EPOLLIN)
+            if len(self._strangers) > self._most_strangers:
+                self._drop_oldest_stranger()
+
+    def _drop_oldest_stranger(self) -> None:
+        """Make room: strangers that say nothing must not keep a sender out."""
+        file, oldest = next(iter(self._strangers.items()))
+        oldest.event(select.EPOLLIN)  # its hello may lie there unread
+        if self._strangers.get(file) is oldest:
+            oldest.malformed()
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:

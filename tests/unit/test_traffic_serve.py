@@ -9,7 +9,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from ringtap.trafficgen import protocol
+from ringtap.trafficgen import protocol, taker
 from ringtap.trafficgen.protocol import FLOW, NOTICE
 from tests.unit.traffic_processes import Serve, children, serving, traffic, wait_until
 
@@ -39,9 +39,9 @@ def welcome(serve: Serve) -> socket.socket:
 def test_connections_beyond_the_limit_are_told_so() -> None:
     with serving("--max-connections", 3) as serve:
         kept = [welcome(serve) for _ in range(3)]
-        for hello in (HELLO, b""):
+        for _ in range(2):
             with connect(serve) as fourth:
-                fourth.sendall(hello)
+                fourth.sendall(HELLO)
                 assert until_end(fourth) == NOTICE.pack(protocol.HELLO_NUMBER, protocol.FULL)
         kept.pop().close()
         time.sleep(0.2)
@@ -50,6 +50,56 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
             connection.close()
         counts = serve.end()
     assert (counts["connections"], counts["refused"], counts["malformed"]) == (4, 2, 0)
+
+
+@pytest.mark.parametrize("said", [b"", HELLO[:30]])
+@pytest.mark.parametrize("silent", [50, 700])
+def test_silent_strangers_never_keep_a_sender_out(silent: int, said: bytes) -> None:
+    """As many as there are places for senders, and more than there are for strangers; those are told apart by age."""
+    with serving("--max-connections", 2, "--workers", 1, "--threads", 1) as serve:
+        strangers = []
+        for _ in range(silent):
+            strangers.append(connect(serve))
+            strangers[-1].sendall(said)
+        kept = [welcome(serve) for _ in range(2)]
+        assert all(flow_is_taken(connection) for connection in kept)
+        with connect(serve) as third:
+            third.sendall(HELLO)
+            assert until_end(third) == NOTICE.pack(protocol.HELLO_NUMBER, protocol.FULL)
+        dropped = max(0, silent - 512)
+        for stranger in strangers[:dropped]:
+            assert until_end(stranger) == b""
+        for stranger in strangers[dropped + 1 :]:  # the first of the three above took a place for a moment
+            stranger.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                stranger.recv(1)
+        for connection in (*strangers, *kept):
+            connection.close()
+        assert serve.end()["refused"] == 1
+
+
+def flow_is_taken(connection: socket.socket) -> bool:
+    connection.sendall(FLOW.pack(1, 1) + b"x")
+    return NOTICE.unpack(connection.recv(NOTICE.size, socket.MSG_WAITALL))[0] == 1
+
+
+def test_a_hello_that_waits_to_be_read_is_not_taken_for_silence() -> None:
+    """Of 600 that knock at once, while the receiver is stopped, all are welcome: there are 512 places for strangers."""
+    with serving("--workers", 1, "--threads", 1) as serve:
+        (loop,) = children(serve.process)
+        loop.suspend()
+        senders = [connect(serve) for _ in range(600)]
+        for sender in senders:
+            sender.sendall(HELLO)
+        loop.resume()
+        for sender in senders:
+            assert sender.recv(NOTICE.size, socket.MSG_WAITALL) == WELCOME
+            sender.close()
+        assert serve.end()["connections"] == 600
+
+
+def test_an_unknown_peer_has_seconds_for_its_first_word() -> None:
+    assert taker._HELLO_PATIENCE_S <= 10
 
 
 @pytest.mark.parametrize("threads", [1, 2])

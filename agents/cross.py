@@ -13,6 +13,7 @@ from ringtap.plan import SweepPlan
 from ringtap.trafficgen import iperf3
 from ringtap.trafficgen.planfile import write_plan
 from ringtap.trafficgen.plans import FlowPlan, PlanSpec
+from ringtap.trafficgen.words import TOKEN_VARIABLE
 
 # iperf3 paces by whole blocks: its own 128 kB would be bursts of 4 ms at 250 Mbit/s
 IPERF_BLOCK_BYTES = 131_072
@@ -36,7 +37,8 @@ class CrossTraffic:
         self._from, self._to = stage.roles.cross_from, stage.roles.cross_to
         self._sent = run / "nodes" / self._from / "sent"
         self._received = run / "nodes" / self._to / "received"
-        self._token = secrets.token_hex(8)  # of this run's sender and receiver
+        # of this run's sender and receiver; in the environment, where other users of the hosts cannot read it
+        self._token = {TOKEN_VARIABLE: secrets.token_hex(8)}
         self._port = 0
         self._sender: HostProcess | None = None
         self._report = self._sent
@@ -54,9 +56,13 @@ class CrossTraffic:
         if self.kind == "iperf":
             command = iperf3.server_argv(self._stage.iperf3[self._to], self._port, address)
         else:
-            log = ["--log", self._hosts.path(self._to, self._received / "flows.rec"), "--token", self._token]
+            log = [
+                "--log",
+                self._hosts.path(self._to, self._received / "flows.rec"),
+            ]
             command = [*self._hosts.ringtap(self._to), "traffic", "serve", "--bind", f"{address}:{self._port}", *log]
-        server = self._hosts.start(self._to, f"{self.kind} receiver", command, self._received / "receiver.log")
+        name, words = f"{self.kind} receiver", self._received / "receiver.log"
+        server = self._hosts.start(self._to, name, command, words, environment=self._token)
         if not self._hosts.wait_for_port(self._to, self._port, server):
             server.stop()
             raise MeasurementError(f"the {server.name} does not listen on port {self._port}: {server.last_words()}")
@@ -79,7 +85,8 @@ class CrossTraffic:
         self._sent.mkdir(parents=True, exist_ok=True)
         command = self._iperf(load_bps, longest_s) if self.kind == "iperf" else self._flows(load_bps, name, longest_s)
         log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
-        self._sender = self._hosts.start(self._from, f"{self.kind} sender", command, log, report=self._report)
+        name = f"{self.kind} sender"
+        self._sender = self._hosts.start(self._from, name, command, log, environment=self._token, report=self._report)
 
     def _iperf(self, load_bps: float, longest_s: float) -> list[str]:
         streams, most_bps = self._plan.iperf_streams, self._stage.most_load_bps
@@ -102,7 +109,7 @@ class CrossTraffic:
         write_plan(self._flow_plan(load_bps, name, longest_s, destination), path)
         self._hosts.put(self._from, path)
         log = self._hosts.path(self._from, self._sent / f"{name}.rec")
-        record = ["--log", log, "--json", "--token", self._token, "--line-rate", f"{self._plan.capacity_bps}bit"]
+        record = ["--log", log, "--json", "--line-rate", f"{self._plan.capacity_bps}bit"]
         record += ["--pacing", f"{most_bps}bit"] if most_bps else []
         plan = self._hosts.path(self._from, path)
         source = self._stage.cross[self._from]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -18,7 +19,7 @@ from ringtap.errors import RingtapError
 from ringtap.records import open_records
 
 TRAFFIC = [sys.executable, "-m", "ringtap.cli", "traffic"]
-_TOKEN = ("--token", "benchmark")  # a receiver beyond loopback asks for one
+os.environ["RINGTAP_TOKEN"] = "benchmark"  # a receiver beyond loopback asks for one
 _SLACK_S = 30.0
 
 
@@ -55,7 +56,7 @@ class Receiver:
         self.address = f"{route.address}:{port}"
         self.summary: dict[str, Any] = {}
         self.cpu_s = 0.0
-        argv = [*TRAFFIC, "serve", "--bind", self.address, *_TOKEN, "--json", *map(str, arguments)]
+        argv = [*TRAFFIC, "serve", "--bind", self.address, "--json", *map(str, arguments)]
         self._child = processes.start(argv, route.receiver, cpus)
 
     def __enter__(self) -> Receiver:
@@ -94,7 +95,7 @@ class Sent:
 
 def start_sending(processes: Processes, route: Route, plan: Path, *arguments: object) -> Child:
     """Begin to send a plan from a route's sending side."""
-    return processes.start([*TRAFFIC, "send", str(plan), *_TOKEN, "--json", *map(str, arguments)], route.sender)
+    return processes.start([*TRAFFIC, "send", str(plan), "--json", *map(str, arguments)], route.sender)
 
 
 def finish_sending(sending: Child, timeout_s: float) -> Sent:

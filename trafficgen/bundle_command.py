@@ -43,7 +43,7 @@ def _bundle(options: argparse.Namespace) -> int:
         raise UsageError(f"{path} exists: name another file or add --force")
     write_archive(path)
     print(f"Wrote {path} ({format_size(path.stat().st_size)})")
-    print(f"Next: copy it to the nodes, and there: python3 {path.name} serve --bind HOST:PORT --token WORD")
+    print(f"Next: copy it to the nodes, and there: python3 {path.name} serve --bind HOST:PORT --token-file FILE")
     return 0
 
 

@@ -26,7 +26,7 @@ NOTICE = struct.Struct("!QQ")
 HELLO_NUMBER = 2**64 - 1
 WELCOME, WRONG_TOKEN, WRONG_VERSION, FULL = range(4)
 VERDICTS = {
-    WRONG_TOKEN: "it refused the token: give both sides the same --token",
+    WRONG_TOKEN: "it refused the token: give both sides the same (RINGTAP_TOKEN or --token-file)",
     WRONG_VERSION: "it speaks another version of the protocol: use the same ringtap on both sides",
     FULL: "it has as many connections as it takes",
 }

@@ -164,7 +164,7 @@ def _listen(options: ReceiveOptions, loops: int) -> list[socket.socket]:
     """A listening socket for each loop; the port must be free, shared it is only among them."""
     family, address = protocol.resolve(options.bind)
     if not options.token and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
-        raise UsageError(f"others can reach {options.bind}: give --token, the same to receiver and senders")
+        raise UsageError(f"others can reach {options.bind}: give --token-file or set RINGTAP_TOKEN, the same for all")
     listeners: list[socket.socket] = []
     try:
         listeners.append(_bound(family, address, share=False))

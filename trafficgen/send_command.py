@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.trafficgen.words import add_crew, at_least, print_settings, seconds_words
+from ringtap.trafficgen.words import add_crew, add_token, at_least, print_settings, read_token, seconds_words
 from ringtap.units import format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_send(verbs: Any) -> None:
     add("plan", type=Path, metavar="PLAN", help="file written by 'ringtap traffic plan'")
     add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")
     add("--duration", metavar="TIME", help="stop launching after this (default: the plan's end)")
-    add("--token", default="", help="the receivers' token (default: empty)")
+    add_token(parser)
     add("--connections", choices=("kept", "new"), default="kept", help="reused, or one a flow (default kept)")
     add("--as", dest="only_source", default="", metavar="ADDRESS", help="send only the plan's flows from this source")
     add("--arrivals", type=Path, metavar="SOCKET", help="where this host's receivers tell what arrives (--as)")
@@ -108,7 +108,7 @@ def _asked(options: argparse.Namespace) -> SendOptions:
     asked = SendOptions(
         log_path=options.log,
         duration_s=None if options.duration is None else parse_duration_s(options.duration),
-        token=options.token,
+        token=read_token(options),
         transport=transport,
         source=options.source,
         only_source=options.only_source,

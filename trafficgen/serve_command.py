@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.trafficgen.words import add_crew, at_least, print_settings
+from ringtap.trafficgen.words import add_crew, add_token, at_least, print_settings, read_token
 from ringtap.units import format_size, parse_duration_s
 
 
@@ -18,7 +18,7 @@ def add_serve(verbs: Any) -> None:
     add = parser.add_argument
     add("--bind", default="127.0.0.1:5001", metavar="HOST:PORT", help="where (default 127.0.0.1:5001)")
     add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")
-    add("--token", default="", help="senders must give the same one; needed to listen beyond loopback")
+    add_token(parser)
     add("--max-connections", type=int, default=16384, metavar="N", help="further ones are refused (default 16384)")
     add("--idle", default="5min", metavar="TIME", help="drop a connection that is silent so long (default 5min)")
     add("--arrivals", type=Path, metavar="SOCKET", help="tell a sender on this host what arrives (its --arrivals)")
@@ -32,7 +32,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     asked = ReceiveOptions(
         bind=options.bind,
-        token=options.token,
+        token=read_token(options),
         log_path=options.log,
         most_connections=options.max_connections,
         idle_s=parse_duration_s(options.idle),
@@ -43,7 +43,7 @@ def _serve(options: argparse.Namespace) -> int:
     for option in ("max_connections", "workers", "threads"):
         at_least(f"--{option.replace('_', '-')}", getattr(options, option), 1)
     at_least("--idle", asked.idle_s, 1)
-    print_settings(vars(asked) | {"token": "set" if options.token else "empty"})
+    print_settings(vars(asked) | {"token": "set" if asked.token else "empty"})
     summary = Receiver(asked).run()
     if options.json:
         print(json.dumps(summary))

@@ -169,9 +169,11 @@ class Recording(LocalHosts):
     def __init__(self) -> None:
         super().__init__(["a", "b", "c"])
         self.commands: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
 
     def start(self, host: str, name: str, command: list[str], log: Path, **kept: Any) -> Any:
         self.commands.append(command)
+        self.environments.append(kept.get("environment") or {})
         return super().start(host, name, ["true"], log, **kept)
 
     def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> "subprocess.CompletedProcess[str]":
@@ -195,6 +197,17 @@ def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str
     with pytest.raises(UsageError, match="more than the plan's most_load"):
         cross.start_sender(5.1e9, "002", 1.0)
     assert len(hosts.commands) == 2
+    hosts.stop_all()
+
+
+def test_a_sweeps_token_is_in_no_command_line(tmp_path: Path) -> None:
+    plan, hosts = plan_of(tmp_path), Recording()
+    cross = CrossTraffic(plan, "consistent", hosts, cluster_stage(plan, plain()), tmp_path / "run")
+    cross.start_receiver()
+    cross.start_sender(4e9, "001", 1.0)
+    (token,) = {environment["RINGTAP_TOKEN"] for environment in hosts.environments}
+    assert len(token) >= 16
+    assert not [command for command in hosts.commands if token in " ".join(command)]
     hosts.stop_all()
 
 

@@ -33,9 +33,9 @@ from tests.unit.traffic_processes import (
 
 
 def test_every_byte_of_the_plan_arrives_and_both_logs_say_so(tmp_path: Path) -> None:
-    with serving("--log", tmp_path / "r.rec", "--token", "t") as serve:
+    with serving("--log", tmp_path / "r.rec") as serve:
         plan = plan_for(tmp_path, serve.address)
-        summary, _ = send(plan, "--log", tmp_path / "s.rec", "--token", "t")
+        summary, _ = send(plan, "--log", tmp_path / "s.rec")
         received = serve.end()
     flows = list(FlowPlan(PlanSpec("consistent", 20e6, 500 * MS, (serve.address,), 1, 100)).flows())
     assert summary["flows"] == summary["finished"] == received["flows"] == len(flows)
@@ -158,11 +158,13 @@ def test_nothing_listening_is_one_sentence_and_soon(tmp_path: Path) -> None:
     assert "connection refused" in complaint
 
 
-def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
-    with serving("--token", "right") as serve:
-        _, complaint = send(plan_for(tmp_path, serve.address), "--token", "wrong", expect=1)
+def test_a_wrong_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGTAP_TOKEN", "right")
+    with serving() as serve:
+        monkeypatch.setenv("RINGTAP_TOKEN", "wrong")
+        _, complaint = send(plan_for(tmp_path, serve.address), expect=1)
         assert serve.end()["refused"] > 0
-    assert "--token" in complaint
+    assert "give both sides the same (RINGTAP_TOKEN or --token-file)" in complaint
 
 
 def reset(connection: socket.socket) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
 
 from ringtap.trafficgen import protocol, taker
 from ringtap.trafficgen.protocol import FLOW, NOTICE
-from tests.unit.traffic_processes import Serve, children, serving, traffic, wait_until
+from tests.unit.traffic_processes import Serve, children, plan_for, serving, traffic, wait_until
 
 HELLO = protocol.hello("", 5)
 WELCOME = NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME)
@@ -226,10 +227,11 @@ def _settled_rss(process: psutil.Process, files: int) -> int:
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0"])
-def test_beyond_loopback_a_token_is_needed(bind: str) -> None:
+def test_beyond_loopback_a_token_is_needed(bind: str, tmp_path: Path) -> None:
     done = traffic("serve", "--bind", bind, expect=2)
-    assert "give --token" in done.stderr.splitlines()[-1]
-    with serving("--bind", bind, "--token", "t") as serve, connect(serve) as stranger:
+    assert "give --token-file or set RINGTAP_TOKEN" in done.stderr.splitlines()[-1]
+    (tmp_path / "token").write_text("t\n")
+    with serving("--bind", bind, "--token-file", tmp_path / "token") as serve, connect(serve) as stranger:
         stranger.sendall(HELLO)
         assert until_end(stranger) == NOTICE.pack(protocol.HELLO_NUMBER, protocol.WRONG_TOKEN)
         assert serve.end()["refused"] == 1
@@ -242,8 +244,33 @@ def test_beyond_loopback_a_token_is_needed(bind: str) -> None:
         (("--threads", 0), "--threads"),
         (("--max-connections", 0), "--max-connections"),
         (("--idle", "10ms"), "--idle"),
-        (("--bind", "203.0.113.1:5001", "--token", "t"), "cannot listen on 203.0.113.1:5001"),
+        (("--bind", "127.0.0.1:0", "--token", "t"), "--token shows the token to every user of this host"),
+        (("--bind", "127.0.0.1:0", "--token-file", "/no/such"), "/no/such cannot be read: No such file"),
+        (("--bind", "127.0.0.1:0", "--token-file", "/dev/null"), "/dev/null holds no token"),
     ],
 )
 def test_what_cannot_be_served_is_refused(arguments: tuple[object, ...], words: str) -> None:
     assert words in traffic("serve", *arguments, expect=2).stderr.splitlines()[-1]
+
+
+def test_an_address_of_another_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGTAP_TOKEN", "t")
+    said = traffic("serve", "--bind", "203.0.113.1:5001", expect=2).stderr.splitlines()[-1]
+    assert "cannot listen on 203.0.113.1:5001" in said
+
+
+def test_no_command_line_shows_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment, a file, and a descriptor: flows pass, and ps shows the word for none of the processes."""
+    word = "open-sesame"
+    (tmp_path / "token").write_text(f"{word}\n")
+    with serving("--token-file", tmp_path / "token") as serve:
+        plan = plan_for(tmp_path, serve.address)
+        monkeypatch.setenv("RINGTAP_TOKEN", word)
+        traffic("send", plan)
+        monkeypatch.setenv("RINGTAP_TOKEN", "another")
+        traffic("send", plan, expect=1)
+        with (tmp_path / "token").open() as file:
+            traffic("send", plan, "--token-file", f"/dev/fd/{file.fileno()}", pass_fds=[file.fileno()])
+        processes = [psutil.Process(serve.process.pid), *children(serve.process)]
+        assert not [one for one in processes if word in " ".join(one.cmdline())]
+        assert word not in " ".join(serve.words)

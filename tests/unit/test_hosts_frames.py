@@ -76,7 +76,7 @@ FACTS = b'%s{"protocol":%d,"ringtap":"%s","workdir":"/tmp"}\n' % (
 def test_a_host_that_answers_what_it_should_not_is_lost(said: bytes, tmp_path: Path) -> None:
     (tmp_path / "said").write_bytes(said)
 
-    def explain(_host: str, _said: str, why: str) -> str:
+    def explain(_host: str, _said: str, why: str, _code: int) -> str:
         return why
 
     def sink(*_: object) -> None:

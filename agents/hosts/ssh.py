@@ -289,7 +289,9 @@ class SshHosts(ServedHosts):
             waiting.append((host, self.channel(host).request(item).answer))
         found = []
         for host, answer in waiting:
-            with suppress(MeasurementError, FutureTimeoutError):
+            with suppress(
+                MeasurementError, FutureTimeoutError, KeyError, TypeError, ValueError
+            ):  # a host may say anything
                 removed = answer.result(_CLEAN_S).get("removed", [])
                 found += [Leftover(host, str(one["path"]), int(one["bytes"]), str(one["run"])) for one in removed]
         return found

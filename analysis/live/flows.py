@@ -65,6 +65,7 @@ class Owners:
         self._by_inode: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.processes: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.jobs: frozenset[int] = frozenset()
+        self.step_ranks: dict[int, int] = {}  # by pid, of processes in a process group: what they say of themselves
 
     def add_owner(self, item: dict[str, Any]) -> None:
         """Take in a line of owners.jsonl."""
@@ -76,7 +77,13 @@ class Owners:
 
     def of(self, inode: int) -> dict[str, Any]:
         """What is known of a socket's owner; empty where nothing is."""
-        return self._by_inode.get(inode, {})
+        owner = self._by_inode.get(inode, {})
+        return owner and owner | {"rank": self.rank_of(owner)}
+
+    def rank_of(self, process: Mapping[str, Any]) -> int | None:
+        """The rank of a process by its process group, else by its environment."""
+        rank: int | None = self.step_ranks.get(process.get("pid", 0), process.get("rank"))
+        return rank
 
     def traffic(self, inode: int) -> Traffic | None:
         """What a socket carries, by its owner; None where the owner is not known."""

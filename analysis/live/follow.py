@@ -137,6 +137,8 @@ class NodeLog:
             steps.compute = self._compute.setdefault(path, steps.compute)
             self.ranks[path] = steps
             first = tail.first or ()
+            if steps.world_size > 1:
+                self.owners.step_ranks[steps.pid] = steps.rank
             self.first_step_ns[id(steps)] = int(first[steps.layout.index["start_ns"]]) if first else 0
         elif (series := self._keyed(path)) is not None:
             series.begin(file)
@@ -221,7 +223,8 @@ class RunFollower:
         for node in self.nodes.values():
             node.poll()
         ranks = self.ranks
-        if (now := [id(steps) for steps in ranks]) != self._numbered:
+        several = len(ranks) > len({steps.rank for steps in ranks})
+        if (now := [id(steps) for steps in ranks]) != self._numbered or several:
             first = {key: start for node in self.nodes.values() for key, start in node.first_step_ns.items()}
             number_generations(ranks, first)
             self._numbered = now

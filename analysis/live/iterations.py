@@ -93,6 +93,7 @@ class RankSteps:
         self.last_end_ns = 0
         self.last_step_s: float | None = None
         self.generation = 0
+        self.counts = True
         self.compute: dict[str, float | None] = {}
         self._marks = False
         self._optimizer: int | None = None
@@ -130,16 +131,29 @@ def ddp_times(layout: Layout, record: Record) -> dict[str, float | None]:
 
 
 def number_generations(files: list[RankSteps], first_ns: dict[int, int]) -> None:
-    """Number the processes of each rank in order of their first step: 0 for the first, 1 for the one after it.
+    """Number the processes of each rank in order of their first step: 0 for the first, 1 for one that came after it.
+
+    Processes that step at the same time under one rank are no ranks of one process group and none was started again:
+    of these the one with the most steps counts.
 
     Args:
         files: all processes.
         first_ns: start of the first step, by the id() of the file.
     """
-    started: Counter[int] = Counter()
+    together: dict[int, list[RankSteps]] = {}
     for file in sorted(files, key=lambda file: first_ns.get(id(file), 0)):
-        file.generation = started[file.rank]
-        started[file.rank] += 1
+        others = together.setdefault(file.rank, [])
+        if others and first_ns.get(id(file), 0) >= max(other.last_end_ns for other in others):
+            file.generation = others[0].generation + 1
+            others.clear()
+        elif others:
+            file.generation = others[0].generation
+        else:
+            file.generation = 0
+        others.append(file)
+        most = max(others, key=lambda other: other.samples)
+        for other in others:
+            other.counts = other is most
 
 
 def join(files: list[RankSteps], over: int = 100) -> IterationStats:
@@ -151,6 +165,7 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
     """
     if not files:
         return IterationStats()
+    files = [file for file in files if file.counts]
     newest = max(file.generation for file in files)
     current = [file for file in files if file.generation == newest]
     history = _iterations(current)

@@ -145,7 +145,7 @@ def _node(node: NodeLog, now_ns: int | None) -> Node:
 
 def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | None) -> Iterator[Rank]:
     last = iterations.history[-1].number if iterations.history else None
-    newest = {file.rank: file for file in sorted(files, key=lambda file: file.generation) if file.ends}
+    newest = {file.rank: file for file in sorted(files, key=lambda file: file.generation) if file.ends and file.counts}
     ended = {rank: next((end[1] for end in file.ends if end[0] == last), 0) for rank, file in newest.items()}
     first_ns = min([end for end in ended.values() if end], default=0)
     for rank in sorted(newest):
@@ -209,7 +209,7 @@ def _processes(node: NodeLog) -> Iterator[Process]:
         yield Process(
             node.name,
             int(pid),
-            about.get("rank"),
+            node.owners.rank_of(about),
             series.rate(pid, "cpu_s"),
             series.value(pid, "rss_bytes") or 0.0,
             int(series.value(pid, "threads") or 0),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ SCALE_MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "scale_mode
 # what a job moved until all connections were asked for is spread over 0.3 s: half an iteration or two of so many
 PARAMETERS, ITERATIONS = 1_383_574, 60
 SHORT_ITERATIONS = 120
+JOBS = Path(__file__).resolve().parents[1] / "frameworks" / "jobs"
 COLLECT = ["--every", "10ms", "--collect", "default,packets"]
 # gloo puts 48 bytes before each of its messages (gloo/transport/tcp/pair.h: Op::preamble)
 GLOO_MESSAGE_BYTES = 48
@@ -140,3 +142,35 @@ def wait_for_steps(run: Path) -> None:
     while not any(run.glob("nodes/*/steps/*.rec")):
         assert time.monotonic() < end_s, "no rank stepped"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_given_in_code(tmp_path: Path, workers: int) -> None:
+    """torch.multiprocessing.spawn sets no RANK: ranks and their number are those of the process group."""
+    run = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    job = [sys.executable, str(JOBS / "spawned_ddp.py"), "--port", str(port), "--workers", str(workers)]
+    command = [*RINGTAP, "run", "--every", "20ms", "-o", str(run), "--", *job]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    data = analyze(run)
+    gradient_bytes = int(done.stdout.split("gradients ")[1].split()[0])
+    assert (data["run"]["ranks"], data["demand"]["ranks"], data["iterations"]["count"]) == (2, 2, 100)
+    assert data["demand"]["expected_bytes"] == gradient_bytes  # 2(N-1)/N of them, for two ranks
+    assert abs(data["demand"]["difference"]) < 0.01
+    between = [flow for flow in data["flows_table"] if flow["why"] == "rank to rank" and flow["payload_bytes"] > 1e6]
+    assert {(flow["from_rank"], flow["to_rank"]) for flow in between} == {(0, 1), (1, 0)}
+    assert [row["cpu_cores"] > 0 for row in data["ranks_table"]] == [True, True]
+
+
+def test_processes_without_a_process_group(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [*RINGTAP, "run", "-o", str(run), "--", sys.executable, str(JOBS / "hogwild.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    data = analyze(run)
+    assert data["iterations"]["restarts"] == 0
+    found = {one["steps"]: one["shown"] for one in data["run"]["processes"]}
+    assert found == {100: True, 80: False, 60: False}
+    assert data["iterations"]["count"] == 99

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.live import series
+from ringtap.analysis.live.flows import Owners
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.analysis.live.take import SnapshotSource
@@ -318,6 +319,27 @@ def test_a_job_that_begins_anew(tmp_path: Path) -> None:
                 node.step(rank, 5 + rank, step, 20.0 + 2 * step)
         stats = watch.at(25).iterations
         assert [(item.number, item.seconds) for item in stats.history] == [(1, 2.0), (2, 2.0)]
+
+
+def test_processes_that_step_at_the_same_time_have_not_begun_anew(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", "S0") as run:
+        node, watch = run.nodes["S0"], Watch(run.path)
+        for step in range(6):
+            node.step(0, 10, step, step * 1.0)
+            if step < 3:
+                node.step(0, 11, step, step * 2.0 + 0.5)
+            watch.at(step + 1)
+        stats = watch.at(7).iterations
+    assert stats.restarts == 0
+    assert [(item.number, item.seconds) for item in stats.history] == [(number, 1.0) for number in range(1, 6)]
+    assert [rank.pid for rank in watch.at(7).ranks] == [10]
+
+
+def test_a_rank_given_in_code_is_that_of_its_process_group() -> None:
+    owners = Owners()
+    owners.add_owner({"inode": 5, "pid": 10, "rank": None, "command": "python train.py"})
+    owners.step_ranks[10] = 1
+    assert (owners.of(5)["rank"], owners.traffic(5), owners.of(6)) == (1, "training", {})
 
 
 def test_ranks_are_compared_on_the_reference_nodes_clock(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def telling_line(text: str) -> tuple[int, str]:
 
 def words_of_hosts(
     plan: SweepPlan, hosts: Hosts, run: RunDirectory, processes: Mapping[str, Sequence[HostProcess]]
-) -> str:
+) -> tuple[bool, str]:
     """What every host said, the most telling first, with the file that it is in.
 
     Args:
@@ -55,6 +55,9 @@ def words_of_hosts(
         hosts: the hosts.
         run: the series' run directory.
         processes: what was started on each host.
+
+    Returns:
+        Whether one of them tells a cause, and the words.
     """
     found: list[tuple[float, str]] = []
     for host, started in processes.items():
@@ -63,15 +66,18 @@ def words_of_hosts(
         if lost or full:
             found.append((4, f"{host}: {lost or full}"))
             continue
-        logs = list(dict.fromkeys([*(process.log for process in started), run.node(host) / "log" / "agent.log"]))
+        logs = list(dict.fromkeys(process.log for process in started))
         said = [(*telling_line(_tail(log)), log) for log in logs]
+        agent = run.node(host) / "log" / "agent.log"
+        if (heard := telling_line(_tail(agent)))[0] > 1:  # it says when it starts, too
+            said.append((*heard, agent))
         score, line, log = max(said, key=lambda one: one[0])
         ended = any(process.exit_code() not in (None, 0) for process in started)
         where = f" ({log})" if score else ""
         found.append((score + (0.5 if ended else 0), f"{host}: {line}{where}"))
     # a host that failed by itself comes before those that say as much and still run
     found.sort(key=lambda one: -one[0])
-    return "; ".join(words for _, words in found)
+    return found[0][0] >= 3, "; ".join(words for _, words in found)
 
 
 def _room(plan: SweepPlan, hosts: Hosts, host: str) -> str:

@@ -144,9 +144,11 @@ class Series:
         while len(self._watcher.iteration_ends_ns()) <= self._plan.window.warmup_iterations:
             self._check()
             if time.monotonic() > deadline:
+                is_told, words = self._words()
+                question = "" if is_told else ": does it step an optimizer?"
                 raise MeasurementError(
                     f"{self._model.title} made {len(self._watcher.iteration_ends_ns())} iterations in {timeout_s:g} s, "
-                    f"too few to warm up{self._unstepped()}: {self._words()}"
+                    f"too few to warm up{question}{self._unstepped()}: {words}"
                 )
             time.sleep(_POLL_S)
 
@@ -157,7 +159,7 @@ class Series:
             code = process.exit_code()
             if code is not None:
                 raise MeasurementError(
-                    f"{process.name} ended with exit code {code} before its series did: {self._words()}"
+                    f"{process.name} ended with exit code {code} before its series did: {self._words()[1]}"
                 )
         self._cross.check()
 
@@ -168,8 +170,8 @@ class Series:
         missing = [f"{host} {seen[host]} of {wanted[host]}" for host in self._workers if seen[host] < wanted[host]]
         return f" (ranks that stepped an optimizer: {', '.join(missing)})" if missing else ""
 
-    def _words(self) -> str:
-        """The words of every host, the most telling first."""
+    def _words(self) -> tuple[bool, str]:
+        """Whether some host tells a cause, and the words of every host, the most telling first."""
         with suppress(MeasurementError):
             self._hosts.gather(self._run.path)
         return words_of_hosts(self._plan, self._hosts, self._run, self._logs)

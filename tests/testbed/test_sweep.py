@@ -178,7 +178,6 @@ def test_a_machine_by_itself_without_cross_traffic(tmp_path: Path) -> None:
     ("command", "words"),
     [
         (["sh", "-c", "echo the data set is missing; exit 3"], "exit code 3.*the data set is missing"),
-        (["no-such-trainer"], "exit code 127.*no-such-trainer cannot be run"),
         (["sleep", "1000"], "too few to warm up: does it step an optimizer"),
     ],
 )
@@ -190,6 +189,16 @@ def test_a_job_that_fails_or_never_steps_ends_the_sweep(tmp_path: Path, command:
     assert re.search(words, one_sentence(done.stderr)), done.stderr
     assert status(tmp_path / "out")[0] == "failed"
     assert points(tmp_path / "out") == []
+
+
+def test_a_job_that_is_no_program_is_named_before_anything_starts(tmp_path: Path) -> None:
+    text = alone(QUICK).replace(json.dumps(MARKS), json.dumps(["no-such-trainer"]))
+    done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "model marks: the job's command begins with no-such-trainer, which is no program" in one_sentence(
+        done.stderr
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_tool_is_named_before_anything_starts(tmp_path: Path) -> None:

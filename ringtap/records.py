@@ -7,12 +7,11 @@ to the line's length reads the rest. A writer that is killed leaves at most one 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ FORMAT = "ringtap-records"
 VERSION = 1
 _ALIGN = 64
 _WALK_RECORDS = 4096
+_BLOCK_BYTES = 1 << 16
 _STRUCT_OF = {"<i8": "q", "<u8": "Q", "<f8": "d", "<i4": "i", "<u4": "I", "<u2": "H", "<u1": "B"}
 # Bytes as the kernel gave them (addresses, ports in network order)
 _STRUCT_OF |= {f"V{size}": f"{size}s" for size in (2, 4, 16)}
@@ -48,6 +48,65 @@ class Field:
     width_bits: int = 0
 
 
+def append_whole(fd: int, data: bytes) -> None:
+    """Append data to a file as a whole, or not at all: a disk that is nearly full takes a part of it.
+
+    Raises:
+        OSError: it cannot be written; what had been written of it is cut off again, unless another writer's follows.
+    """
+    left = memoryview(data)
+    try:
+        while left:
+            left = left[os.write(fd, left) :]
+    except OSError:
+        written, end = len(data) - len(left), os.lseek(fd, 0, os.SEEK_CUR)
+        if written and os.fstat(fd).st_size == end:
+            os.ftruncate(fd, end - written)
+        raise
+
+
+def mend_last_line(fd: int, is_whole: Callable[[bytes], bool]) -> None:
+    """See that a file of lines ends with a line end before more is appended.
+
+    Args:
+        fd: the file, open for reading and appending.
+        is_whole: tells whether a last line without its line end is whole: it then gets one, else the line is cut off.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    end, tail = os.fstat(fd).st_size, b""
+    while len(tail) < end and b"\n" not in tail:
+        start = max(0, end - len(tail) - _BLOCK_BYTES)
+        tail = os.pread(fd, end - len(tail) - start, start) + tail
+    line = tail.rpartition(b"\n")[2]
+    if line and is_whole(line):
+        append_whole(fd, b"\n")
+    elif line:
+        os.ftruncate(fd, end - len(line))
+
+
+def cut_torn_record(path: Path) -> RecordFile:
+    """Cut the torn last record off a record file that one writer will append to; returns the file as it is then.
+
+    Raises:
+        UsageError: not a record file.
+        OSError: it cannot be written.
+    """
+    found = open_records(path)
+    if found.torn_bytes:
+        os.truncate(path, found.offset + found.count * found.record_bytes)
+    return replace(found, torn_bytes=0)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
 class RecordWriter:
     """Appends packed records; every record is handed to the kernel at once, so SIGKILL loses none.
 
@@ -72,7 +131,12 @@ class RecordWriter:
         line += b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.write(self._fd, line)
+        try:
+            append_whole(self._fd, line)
+        except OSError:
+            os.close(self._fd)
+            path.unlink()
+            raise
 
     def append(self, *values: float) -> None:
         """Append one record; values in the order of the fields."""
@@ -88,9 +152,7 @@ class RecordWriter:
         self._write(b"".join([pack(*values) for values in records]))
 
     def _write(self, data: bytes) -> None:
-        """One write, or an error: a disk that is nearly full takes a part and says so only to the next write."""
-        if os.write(self._fd, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append_whole(self._fd, data)
 
     def close(self) -> None:
         """Close the file."""
@@ -207,15 +269,23 @@ def open_records(path: Path) -> RecordFile:
 
 
 class JsonLinesWriter:
-    """Appends one JSON object a line, each handed to the kernel at once."""
+    """Appends one JSON object per line, each handed to the kernel at once.
+
+    A torn last line of an earlier writer is cut first, one that only lacks its line end is ended.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            mend_last_line(self._fd, _is_json)
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def append(self, item: dict[str, Any]) -> None:
         """Append one object."""
-        os.write(self._fd, json.dumps(item, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        append_whole(self._fd, json.dumps(item, separators=(",", ":"), allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file."""

@@ -12,7 +12,7 @@ from ringtap.agents.clock import fit as clock_fit
 from ringtap.agents.clock.fit import Break, Fit, Measurement
 from ringtap.agents.clock.source import Clock, Step, adjtimex, boot_id, file_system
 from ringtap.errors import RingtapError
-from ringtap.records import Field, RecordFile, RecordWriter, open_records
+from ringtap.records import Field, RecordFile, RecordWriter, cut_torn_record
 from ringtap.rundir import read_json, write_json
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ class Account:
         try:
             self._writer = RecordWriter(path, _FIELDS, {"collector": "clock", "source": "UDP pings", "every_s": 10.0})
         except FileExistsError:  # an earlier agent of this node and run
+            log = cut_torn_record(path)
             self._writer = RecordWriter(path, _FIELDS, None)
-            self._go_on(open_records(path))
+            self._go_on(log)
 
     def _go_on(self, log: RecordFile) -> None:
         """Take over what an earlier agent of this node has measured, where its monotonic clock was this one."""

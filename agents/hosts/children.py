@@ -18,6 +18,7 @@ from typing import IO, Any
 from ringtap.agents.hosts.frames import ANSWER_BYTES
 from ringtap.agents.lab import namespaces
 from ringtap.agents.node.jobs import descendants
+from ringtap.records import mend_last_line
 
 _GRACE_S = 3.0  # from SIGTERM to SIGKILL for what the controller has left behind
 
@@ -151,7 +152,9 @@ class Children:
 
 def _append(path: str) -> IO[bytes]:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return Path(path).open("ab")
+    file = Path(path).open("a+b")  # noqa: SIM115
+    mend_last_line(file.fileno(), lambda _: True)  # of an earlier process
+    return file
 
 
 def _text(file: IO[bytes]) -> str:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
-from ringtap.records import Field, JsonLinesWriter, RecordWriter, open_records, read_json_lines
+from ringtap.records import Field, JsonLinesWriter, RecordWriter, cut_torn_record, open_records, read_json_lines
 
 FIELDS = (
     Field("t_ns", "<i8", "ns", "time"),
@@ -117,3 +118,80 @@ def test_json_lines_survive_a_torn_end(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="line 3"):
         read_json_lines(path)
     assert read_json_lines(tmp_path / "missing") == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        (b"", []),
+        (b'{"a":1}\n', [{"a": 1}]),
+        (b'{"a":1}\n{"b":2', [{"a": 1}]),
+        (b'{"a":1}\n{"b":2}', [{"a": 1}, {"b": 2}]),
+        (b'{"a"', []),
+        (b'{"a":1}\n{"b":"' + b"b" * 200_000, [{"a": 1}]),
+        (b'{"a":1}\n{"b":"\xc3', [{"a": 1}]),
+    ],
+    ids=["new", "whole", "torn", "only its line end missing", "one torn line", "a long torn line", "half a letter"],
+)
+def test_an_appending_writer_ends_or_cuts_a_torn_last_line_first(
+    tmp_path: Path, before: bytes, kept: list[dict[str, int]]
+) -> None:
+    path = tmp_path / "points.jsonl"
+    path.write_bytes(before)
+    writer = JsonLinesWriter(path)
+    writer.append({"c": 3})
+    writer.close()
+    assert read_json_lines(path) == ([*kept, {"c": 3}], 0)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from ringtap.records import Field, JsonLinesWriter, RecordWriter
+fields = [Field("a", "<i8", "", "index"), Field("b", "<i8", "", "index"), Field("c", "<i8", "", "index")]
+records = RecordWriter(Path("log.rec"), fields, {})
+lines = JsonLinesWriter(Path("log.jsonl"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+for append in (lambda n: records.append(n, n, n), lambda n: lines.append({"number": n})):
+    for number in range(1000):
+        try:
+            append(number)
+        except OSError as error:
+            print(error.errno)
+            break
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+records.append(-1, -1, -1)
+lines.append({"number": -1})
+"""
+
+
+def test_a_write_cut_short_leaves_whole_records_and_lines_to_go_on_from(tmp_path: Path) -> None:
+    """A limit of file sizes that is raised again, as a disk that is full for a while."""
+    path = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-c", LIMITED]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=dict(os.environ) | path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(errno.EFBIG)] * 2
+    records = open_records(tmp_path / "log.rec")
+    rows = records.tail()
+    assert records.torn_bytes == 0
+    assert rows == [*((number,) * 3 for number in range(len(rows) - 1)), (-1, -1, -1)]
+    assert len(rows) > 10
+    items, torn = read_json_lines(tmp_path / "log.jsonl")
+    assert (torn, items[-1]) == (0, {"number": -1})
+    assert [item["number"] for item in items[:-1]] == list(range(len(items) - 1))
+
+
+def test_a_record_file_that_is_appended_to_loses_its_torn_record_first(tmp_path: Path) -> None:
+    path, fields = tmp_path / "log.rec", [Field("a", "<i8", "", "index")]
+    writer = RecordWriter(path, fields, {})
+    writer.append(1)
+    writer.close()
+    with path.open("ab") as file:
+        file.write(b"torn")
+    assert cut_torn_record(path).count == 1
+    again = RecordWriter(path, fields, None)
+    again.append(2)
+    again.close()
+    assert (open_records(path).tail(), open_records(path).torn_bytes) == ([(1,), (2,)], 0)

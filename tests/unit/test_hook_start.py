@@ -350,7 +350,7 @@ def test_an_exception_in_the_hook_is_logged_once_and_ends_the_recording(tmp_path
     assert open_records(path).count == 1
 
 
-def test_a_full_disk_leaves_whole_records_and_one_torn(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_whole_records_alone(tmp_path: Path) -> None:
     # A limit on file sizes fails a write as a full disk does: part of it is written, then nothing.
     code = """
         import glob, os, resource, torch
@@ -367,8 +367,24 @@ def test_a_full_disk_leaves_whole_records_and_one_torn(tmp_path: Path) -> None:
     result = run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, **recording(tmp_path))
     assert (result.stdout, result.stderr) == ("done\n", "")
     (path,) = steps.glob("*.rec")
-    assert (open_records(path).count, open_records(path).torn_bytes) == (2, 20)
-    assert "only 20 of 64 bytes" in log_of(steps)
+    assert (open_records(path).count, open_records(path).torn_bytes) == (2, 0)
+    assert "File too large" in log_of(steps)
+
+
+def test_a_record_file_that_is_deleted_ends_its_recorder_with_the_reason(tmp_path: Path) -> None:
+    code = """
+        import glob, os, torch
+        optimizer = torch.optim.Optimizer()
+        optimizer.step()
+        (path,) = glob.glob("run/nodes/node/steps/*")
+        os.unlink(path)
+        optimizer.step()
+        print('done')
+    """
+    steps = steps_of(tmp_path)
+    result = run_python(code, HOOK, fake_torch(tmp_path), cwd=tmp_path, **recording(tmp_path))
+    assert (result.stdout, result.stderr) == ("done\n", "")
+    assert "the record file was deleted" in log_of(steps)
 
 
 def test_a_disk_full_from_the_start_leaves_no_half_header(tmp_path: Path) -> None:

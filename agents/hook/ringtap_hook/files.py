@@ -42,6 +42,7 @@ class ProcessFile:
         self._folder, self._suffix, self._fields, self._source = folder, suffix, fields, source
         self._fd = -1
         self._file_id = (0, 0)
+        self._is_linked = True
 
     def write(self, data: bytes) -> None:
         """Append; one call to the kernel, so that a killed process loses none.
@@ -92,9 +93,16 @@ class ProcessFile:
     def _hand_over(self, data: bytes) -> None:
         if not self._is_open():
             raise OSError("the record file was closed by the job")
-        written = os.write(self._fd, data)
-        if written != len(data):
-            raise OSError(f"only {written} of {len(data)} bytes could be written")
+        if not self._is_linked:
+            raise OSError("the record file was deleted")
+        left = data
+        try:
+            while left:  # a disk that is nearly full takes a part
+                left = left[os.write(self._fd, left) :]
+        except OSError:
+            if len(left) < len(data):  # this process alone writes here: end with the record before
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - len(data) + len(left))
+            raise
 
     def _is_open(self) -> bool:
         """Whether the file is still open; the job may have closed it, and its number be one of the job's own by now."""
@@ -102,4 +110,5 @@ class ProcessFile:
             found = os.fstat(self._fd)
         except OSError:
             return False
+        self._is_linked = found.st_nlink > 0
         return (found.st_dev, found.st_ino) == self._file_id

@@ -17,6 +17,8 @@ def note(settings: Settings, what: str) -> None:
         os.makedirs(settings.steps_folder, exist_ok=True)
         path = os.path.join(settings.steps_folder, f"hook-{os.getpid()}.log")
         with open(path, "a", encoding="utf-8") as file:
+            if file.tell():  # the one before may lack its end
+                file.write("\n")
             file.write(f"ringtap's {what} stopped; the job goes on\n{traceback.format_exc()}")
     except Exception:  # nowhere left to say it
         pass

@@ -53,6 +53,8 @@ class Connection:
         """Send a message; one that does not fit into the socket's buffer closes the connection."""
         try:
             self.stream.sendall(json.dumps(message).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # `receive` finds out, once it has read what the other end said before it went
         except OSError:
             self.is_open = False
 

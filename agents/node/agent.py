@@ -18,7 +18,7 @@ from typing import Any
 import ringtap
 from ringtap.agents.node.connection import Connection
 from ringtap.agents.node.facts import FactsChild
-from ringtap.agents.node.jobs import Job, descendants
+from ringtap.agents.node.jobs import Job, descendants, hook_obstacle, unhooked
 from ringtap.agents.node.record import NodeRecord, hook_entry
 from ringtap.agents.node.recorders import Recorders
 from ringtap.agents.node.rendezvous import Rendezvous
@@ -33,6 +33,7 @@ _LINGER_S = 2.0  # for ranks that the launcher has announced and that have not c
 _YOUNG_S = 10.0
 _SAME_FACTS_NS = 2_000_000_000  # a run so short does not change its node
 _CLOCK_STEP_NS = 20_000_000
+_DELETED = " (deleted)"  # in /proc/PID/fd
 
 
 class _Peer:
@@ -93,6 +94,11 @@ class Agent:
         self._record = NodeRecord(run.node(node), item)
         self._recorders = Recorders(run, node, settings, self._pids, self._record.say)
         self._clock_gap_ns = time.time_ns() - time.monotonic_ns()
+        self._hook_is_wanted = any(name in settings.recorders for name in ("steps", "ddp"))
+        self._obstacle = ""
+        self._looked_at: set[int] = set()
+        self._looked_at_once: set[int] = set()
+        self._folder_id = _identity(self._record.folder)
 
     def serve(self) -> None:
         """Record until no supervisor is connected and no job lives; then end in order."""
@@ -124,6 +130,7 @@ class Agent:
                 self._save()
             now_s = time.monotonic()
             self._look_at_clock()
+            self._look_at_hook()
             if now_s - saved_s >= _SAVE_S:
                 self._save()
                 saved_s = now_s
@@ -239,6 +246,16 @@ class Agent:
             self._record.say(f"CLOCK_REALTIME was set by {step['step_ns'] / 1e9:+.3f} s")
         self._clock_gap_ns = gap_ns
 
+    def _look_at_hook(self) -> None:
+        """While no process of the job has loaded the hook: see whether one is kept from it."""
+        if self._obstacle or not self._hook_is_wanted or (self._record.folder / ".hook-loaded").exists():
+            return
+        pids = set(self._pids())
+        for pid in pids - self._looked_at:
+            self._obstacle = self._obstacle or unhooked(pid)
+        # a process that is to become another one is looked at twice
+        self._looked_at, self._looked_at_once = pids & self._looked_at_once, pids
+
     def _pids(self) -> list[int]:
         """The recorded processes and all that they started; called from the sampling threads."""
         return descendants([job.pid for job in list(self._jobs) if job.entry["ended_ns"] is None])
@@ -251,11 +268,16 @@ class Agent:
         """Stop the collectors, say how it went, let the supervisors go."""
         self._rendezvous.close_door()
         self._listener.close()
+        self._whys += self._lost_logs()
         self._recorders.stop()
         item = self._record.item
         item["collectors"] = self._recorders.facts()
-        if any(name in self._settings.recorders for name in ("steps", "ddp")):
-            item["collectors"]["steps"] = hook_entry(self._record.folder)
+        if self._hook_is_wanted and any(job.holds for job in self._jobs):
+            obstacles = [self._obstacle, *(hook_obstacle(job.entry["command"] or []) for job in self._jobs)]
+            entry = hook_entry(self._record.folder, next(filter(None, obstacles), ""))
+            item["collectors"]["steps"] = entry
+            if entry["state"] == "degraded":
+                self._whys.append(f"steps: {entry['reason']}")
         if facts:
             item["before"] = facts.poll(1.0) or None
         if time.time_ns() - item["agent"]["began_ns"] < _SAME_FACTS_NS:
@@ -282,10 +304,36 @@ class Agent:
             peer.connection.send({"last": True, "status": "partial" if why else "complete", "why": why})
         self._rendezvous.clear()
 
+    def _lost_logs(self) -> list[str]:
+        """What has become of the logs that are being written, in words; empty while they are in the run directory."""
+        folder = self._record.folder
+        if _identity(folder) != self._folder_id:
+            folder.mkdir(parents=True, exist_ok=True)  # for node.json, which says so
+            return [f"{self._run.path} was deleted or moved while it was written, and what was in it is not here"]
+        open_files = []
+        for pid in descendants([os.getpid()]):  # with tcpdump's
+            with contextlib.suppress(OSError):
+                for link in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        open_files.append(str(link.readlink()))
+        gone = {name.removesuffix(_DELETED) for name in open_files if name.endswith(_DELETED)}
+        names = sorted(str(Path(name).relative_to(folder)) for name in gone if Path(name).is_relative_to(folder))
+        logs = [name for name in names if not Path(name).name.startswith(".")]
+        return [f"{', '.join(logs[:3])}{', …' if logs[3:] else ''} deleted while being written"] if logs else []
+
     def _finish_run(self, why: str) -> None:
         """Write run.json's end in place of the supervisor that made the run and was killed."""
         with contextlib.suppress(OSError):
             self._run.finish("partial", why)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Device and inode of a folder; zeros where there is none."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino
 
 
 def run_agent(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_SHORT_OPTIONS = re.compile(r"-[A-Za-z?]\S*")
+_OWN_LETTERS = re.compile(r"([^cmWX]*)(.*)", re.DOTALL)  # up to an option that takes the rest, or the next word
+_HOOKLESS = {"I", "E", "S"}
 
 
 @dataclass
@@ -71,3 +77,39 @@ def descendants(pids: Iterable[int]) -> list[int]:
             with contextlib.suppress(OSError):
                 waiting += map(int, (thread / "children").read_text().split())
     return found
+
+
+def hook_obstacle(command: Sequence[str]) -> str:
+    """What on a command line keeps a Python interpreter from loading the hook, in words; empty where nothing does."""
+    for number, word in enumerate(command):
+        name, options = Path(word).name, command[number + 1 :]
+        if name == "env" and any(option in ("-", "-i", "--ignore-environment") for option in options[:1]):
+            return f"{name} {options[0]} empties the environment of what it starts"
+        if not _PYTHON.fullmatch(name):
+            continue
+        waits = False  # for the word that belongs to an option
+        for option in options:
+            if not waits and not _SHORT_OPTIONS.fullmatch(option):
+                break
+            letters, rest = ("", "") if waits else _OWN_LETTERS.fullmatch(option[1:]).groups()  # type: ignore[union-attr]
+            waits = rest in ("W", "X")
+            if found := set(letters) & _HOOKLESS:
+                return f"{name} was started with -{min(found)}, which keeps it from loading ringtap's recorder"
+            if rest[:1] in ("c", "m"):
+                break
+    return ""
+
+
+def unhooked(pid: int) -> str:
+    """What keeps a running process from loading the hook, in words; empty where nothing does or it is no Python."""
+    try:
+        folder = Path(f"/proc/{pid}")
+        if not _PYTHON.fullmatch((folder / "exe").readlink().name):
+            return ""
+        command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        environment = (folder / "environ").read_bytes()
+    except OSError:
+        return ""
+    if found := hook_obstacle(command):
+        return found
+    return "" if b"RINGTAP_RUN=" in environment else f"{Path(command[0]).name} was started in another environment"

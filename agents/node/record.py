@@ -8,9 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ringtap.records import append_whole, mend_last_line
 from ringtap.rundir import write_json
 
 _RESERVE_BYTES = 1 << 16
+_NO_STEP = "no process of the job stepped an optimizer of torch"
+_MARK_STEPS = "call ringtap.step() at the end of each iteration of another loop"
+_LET_LOAD = (
+    "start Python without -I, -E and -S, and leave PYTHONPATH and the variables that begin with RINGTAP_ in its "
+    "environment"
+)
 
 
 class NodeRecord:
@@ -63,24 +70,36 @@ def say(node_folder: Path, text: str) -> None:
     with contextlib.suppress(OSError):
         path = node_folder / "log" / "agent.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            mend_last_line(fd, lambda _: True)
+            append_whole(fd, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n".encode(errors="replace"))
+        finally:
+            os.close(fd)
 
 
-def hook_entry(node_folder: Path) -> dict[str, Any]:
-    """What became of the recorders within the job's processes, as an entry of node.json's collectors."""
+def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
+    """What became of the recorders within the job's processes, as an entry of node.json's collectors.
+
+    Args:
+        node_folder: the node's folder.
+        obstacle: what was seen to keep an interpreter of the job from loading the hook; empty: nothing.
+    """
     logs = sorted([*node_folder.glob("steps/hook-*.log"), *node_folder.glob("log/hook-*.log")])
-    count = sum(path.suffixes == [".rec"] for path in node_folder.glob("steps/rank*.rec"))
-    entry: dict[str, Any] = {"state": "ok", "reason": f"{count} processes recorded their steps", "remedy": ""}
-    entry["processes"] = count
-    if not count:
-        entry["reason"] = "no process of the job stepped an optimizer of torch"
+    records = [path for path in node_folder.glob("steps/rank*.rec") if path.suffixes == [".rec"]]
+    entry: dict[str, Any] = {"state": "ok", "reason": f"{len(records)} processes recorded their steps", "remedy": ""}
+    entry["processes"] = len(records)
     words = []
     for path in logs:
         with contextlib.suppress(OSError):
             lines = path.read_text(errors="replace").strip().splitlines()
-            words.append(f"{path.stem}: {lines[-1] if lines else 'no words'}")
+            words.append(f"{path.stem}: {lines[-1] if lines else 'it could not write why (is the disk full?)'}")
     if words:
         shown = "; ".join(words[:3]) + ("; …" if len(words) > 3 else "")
-        entry |= {"state": "degraded", "reason": f"{len(words)} processes stopped recording: {shown}"}
-    return entry
+        return entry | {"state": "degraded", "reason": f"{len(words)} processes stopped recording: {shown}"}
+    if records:
+        return entry
+    if (node_folder / ".hook-loaded").exists():
+        return entry | {"state": "unavailable", "reason": _NO_STEP, "remedy": _MARK_STEPS}
+    reason = obstacle or "no Python process of the job loaded ringtap's recorder"
+    return entry | {"state": "unavailable", "reason": reason, "remedy": _LET_LOAD, "obstacle": bool(obstacle)}

@@ -50,11 +50,18 @@ def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:
     return found
 
 
+def no_steps(run: RunDirectory) -> list[str]:
+    """What kept the job's interpreters from loading the hook, with the remedy, where that was seen."""
+    entries = [item.get("collectors", {}).get("steps", {}) for item in node_items(run).values()]
+    return sorted({f"{entry['reason']}; {entry['remedy']}" for entry in entries if entry.get("obstacle")})
+
+
 def not_collected(nodes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """What was asked for and could not be had, with the reason, once for all nodes with the same one."""
+    """What was asked for and could not be had, with reason and remedy, once for all nodes with the same one."""
     missing: dict[tuple[str, str], None] = {}
     for item in nodes.values():
         for name, entry in item.get("collectors", {}).items():
             if entry.get("state") in ("unavailable", "failed"):
-                missing[name, str(entry.get("reason"))] = None
+                how = f" ({entry['remedy']})" if entry.get("remedy") else ""
+                missing[name, f"{entry.get('reason')}{how}"] = None
     return [{"what": name, "why": why} for name, why in missing]

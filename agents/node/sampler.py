@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import threading
 import time
@@ -77,6 +78,8 @@ class Entry:
     def _fail(self, what: str, error: Exception) -> None:
         self.running = False
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            words += ": a log has reached the largest size that this user's files may have (ulimit -f)"
         self.facts |= {"state": "failed", "reason": f"{what}: {words}", "failed_ns": time.time_ns()}
         if not isinstance(error, OSError):
             words = "".join(traceback.format_exception(error)).rstrip()

@@ -48,6 +48,9 @@ def run_job(place: Place, settings: Settings, command: list[str], live: bool = F
     if place.created:
         tell(f"ringtap: run={place.label} node={place.node} {settings.line()}")
     relay.block_signals()
+    if settings.recorders:
+        with contextlib.suppress(OSError):  # for the hook, which makes no folder before it records
+            place.run.node(place.node)
     environment = job_environment(place.run.path, place.node, settings.recorders)
     began_ns = time.time_ns()
     output = None
@@ -107,7 +110,7 @@ def _attend(passing: relay.Relay, link: AgentLink, view: LiveView | None) -> str
 
 def _finish(place: Place, link: AgentLink, passing: relay.Relay, status: int, view: LiveView | None, told: str) -> None:
     """After the job: the agent's end, the run's end, and a word on where it all is."""
-    from ringtap.agents.node.run_end import conclude
+    from ringtap.agents.node.run_end import conclude, no_steps
 
     code = os.waitstatus_to_exitcode(status)
     ended: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code, "ended_ns": time.time_ns()}
@@ -117,6 +120,8 @@ def _finish(place: Place, link: AgentLink, passing: relay.Relay, status: int, vi
     answer = link.finish(ended, FINISH_S, lambda: bool(relay.ENDING & signal.sigpending()))
     if place.created:
         conclude(place.run, code, passing.ended_by, link.why or answer.get("why", ""))
+        for what in no_steps(place.run):
+            tell(f"ringtap: no steps were recorded: {what}")
     if view:
         view.end(passing)
     if link.why and link.why != told:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from ringtap.agents.node import rendezvous
+from ringtap.agents.node.connection import Connection
 from ringtap.agents.node.link import AgentLink
 from ringtap.agents.node.settings import Settings
 from ringtap.records import open_records
@@ -37,6 +39,7 @@ from tests.unit.agent_processes import (
     wait_for,
     wrapped,
 )
+from tests.unit.test_hook_start import fake_torch
 
 JOB = "import time; print('up', flush=True); time.sleep(1.5); print('result 42')"
 
@@ -88,6 +91,19 @@ def test_a_first_sigterm_does_not_end_the_recording_a_second_does(tmp_path: Path
         assert process.wait(30) == 0
     assert node_item(run)["why"] == "the agent was ended by SIGTERM"
     assert run_item(run)["status"] == "partial"
+
+
+def test_last_words_are_read_though_an_answer_cannot_be_sent() -> None:
+    """An agent may end in order at the moment at which its supervisor tells it of the job's end."""
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours)
+    other = Connection(theirs)
+    other.send({"last": True})
+    other.close()
+    connection.send({"end": {}})
+    assert connection.receive() == [{"last": True}]
+    assert not connection.is_open
+    connection.close()
 
 
 @pytest.mark.parametrize("number", ["TERM", "KILL"])
@@ -192,6 +208,122 @@ def test_a_run_folder_removed_under_the_job(tmp_path: Path) -> None:
     assert (output, process.returncode) == ("up\nresult 42\n", 0)
     assert "Traceback" not in errors
     gone(run)
+    why = f"{run} was deleted or moved while it was written, and what was in it is not here"
+    for item in (run_item(run), node_item(run)):
+        assert (item["status"], item["why"]) == ("partial", why)
+
+
+def test_a_run_folder_moved_under_the_job(tmp_path: Path) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    with ended(wrapped(run, *python(JOB))) as process:
+        agent_of(run)
+        run.rename(moved)
+        assert process.wait(30) == 0
+    gone(run)
+    assert run_item(run)["status"] == "partial"
+    assert "was deleted or moved while it was written" in run_item(run)["why"]
+    assert rows_of(moved)
+
+
+def test_logs_deleted_under_the_job_make_the_run_partial(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with ended(wrapped(run, *python(JOB))) as process:
+        agent_of(run)
+        (run / "nodes" / "here" / "nic" / "nic.rec").unlink()
+        assert process.wait(30) == 0
+    gone(run)
+    for item in (run_item(run), node_item(run)):
+        assert (item["status"], item["why"]) == ("partial", "nic/nic.rec deleted while being written")
+
+
+HOOKLESS = "start Python without -I, -E and -S, and leave PYTHONPATH and the variables that begin with RINGTAP_ in its"
+
+
+def not_collected(run: Path) -> str:
+    (why,) = (item["why"] for item in run_item(run)["not_collected"] if item["what"] == "steps")
+    return str(why)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ([sys.executable, "-I", "-c", "pass"], "was started with -I, which keeps it from loading ringtap's recorder"),
+        ([sys.executable, "-uE", "-c", "pass"], "was started with -E, which keeps it from loading ringtap's recorder"),
+        ([sys.executable, "-W", "error", "-S", "-c", "pass"], "was started with -S, which keeps it from loading"),
+        (["env", "-i", sys.executable, "-c", "pass"], "env -i empties the environment of what it starts"),
+        # not on the job's own command line: seen while it runs
+        (["sh", "-c", '"$0" -Ic "import time; time.sleep(4)"; exit $?', sys.executable], "was started with -I"),
+        (["sh", "-c", 'env - "$0" -c "import time; time.sleep(4)"; exit $?', sys.executable], "in another environment"),
+    ],
+    ids=["-I", "-E", "-S", "env -i", "-I below a shell", "env - below a shell"],
+)
+def test_an_interpreter_that_never_loads_the_hook_is_named_with_what_to_do(
+    tmp_path: Path, command: list[str], why: str
+) -> None:
+    run = tmp_path / "run"
+    with ended(wrapped(run, *command)) as process:
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert why in not_collected(run)
+    assert HOOKLESS in not_collected(run)
+    assert "ringtap: no steps were recorded: " in errors
+    assert run_item(run)["status"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["true"], "no Python process of the job loaded ringtap's recorder"),
+        (
+            [sys.executable, "-c", "pass", "-I"],
+            "no process of the job stepped an optimizer of torch (call ringtap.step()",
+        ),
+        ([sys.executable, "-X", "dev", "-W", "ignore", "-c", "pass"], "no process of the job stepped an optimizer"),
+    ],
+    ids=["no Python", "no optimizer", "options"],
+)
+def test_a_job_that_records_no_step_says_why(tmp_path: Path, command: list[str], why: str) -> None:
+    run = tmp_path / "run"
+    with ended(wrapped(run, *command)) as process:
+        _, errors = process.communicate(timeout=30)
+    assert why in not_collected(run)
+    assert "no steps were recorded" not in errors
+
+
+FILL_UP = """
+import os, time, torch
+optimizer = torch.optim.Optimizer()
+optimizer.step()
+while not os.path.exists(os.path.join(os.environ["RINGTAP_RUN"], "nodes", "here", "node.json")):
+    time.sleep(0.02)
+with open(os.path.join(os.environ["RINGTAP_RUN"], "filler"), "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+for _ in range(100):
+    optimizer.step()
+print("result 42")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_steps_lost_on_a_full_disk_are_named_in_why(tmp_path: Path) -> None:
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    run = [*RINGTAP, "run", "-o", str(disk / "run"), "--node", "here", "--collect", "steps", "--"]
+    script = 'mount -t tmpfs -o size=400k none "$0" && shift 1 && "$@"; code=$?; cp -r "$0/run" "$OUT"; exit $code'
+    environment = dict(os.environ) | {"OUT": str(kept), "PYTHONPATH": f"{fake_torch(tmp_path)}:{ROOT}"}
+    command = ["unshare", "--mount", "sh", "-c", script, str(disk), "-", *run, *python(FILL_UP)]
+    done = shell(command, env=environment)
+    assert (done.stdout, done.returncode) == ("result 42\n", 0), done.stderr
+    for item in (run_item(kept), node_item(kept)):
+        assert item["status"] == "partial"
+        assert item["why"].startswith("steps: 1 processes stopped recording: hook-"), item["why"]
+    (steps,) = (kept / "nodes" / "here" / "steps").glob("rank0-*.rec")
+    assert open_records(steps).count >= 1
+    assert open_records(steps).torn_bytes == 0
 
 
 def test_the_meeting_point_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +464,7 @@ def test_a_clock_that_is_set_back_an_hour(tmp_path: Path) -> None:
     assert sum(after[0] < before[0] for before, after in pairwise(rows)) == 1
 
 
-def test_a_disk_that_fills_up_and_has_room_again(tmp_path: Path) -> None:
+def test_files_that_reach_their_largest_size(tmp_path: Path) -> None:
     """Files end at 16 kB (RLIMIT_FSIZE): what is written until then stays, what is missing is said."""
     run = tmp_path / "run"
     options = ("--collect", "nic", "--every", "1ms")
@@ -343,8 +475,11 @@ def test_a_disk_that_fills_up_and_has_room_again(tmp_path: Path) -> None:
     item = node_item(run)
     assert item["collectors"]["nic"]["state"] == "failed"
     assert item["status"] == run_item(run)["status"] == "partial"
-    assert run_item(run)["why"] == "nic stopped early: No space left on device"
+    reason = (
+        "stopped early: File too large: a log has reached the largest size that this user's files may have (ulimit -f)"
+    )
+    assert run_item(run)["why"] == f"nic {reason}"
     assert open_records(run / "nodes" / "here" / "nic" / "nic.rec").count > 10
-    assert run_item(run)["not_collected"] == [{"what": "nic", "why": "stopped early: No space left on device"}]
+    assert run_item(run)["not_collected"] == [{"what": "nic", "why": reason}]
     assert json.loads((run / "run.json").read_text())["settings"]["every_s"] == 0.001
     assert not processes_of(run)

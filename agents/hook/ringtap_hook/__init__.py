@@ -17,6 +17,7 @@ def arm() -> None:
         return
     try:
         finder.install(wanted)
+        settings.note_loaded(wanted)
     except Exception:
         log.note(wanted, "recorder")
 

@@ -36,6 +36,7 @@ def attach(_module: ModuleType | None, settings: Settings) -> None:
             file_actions=actions,
             setpgroup=0,
         )
+        environment.note_loaded(settings)
         _reap(shell)
     except Exception:
         log.note(settings, "start of an agent on this node")

@@ -59,6 +59,15 @@ def from_environment() -> Settings | None:
     return _SETTINGS
 
 
+def note_loaded(settings: Settings) -> None:
+    """Leave an empty file on the node: a process of the job has loaded the recorder, should none come to record."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        os.close(os.open(os.path.join(settings.node_folder, ".hook-loaded"), flags, 0o644))
+    except OSError:  # another process was first, as a rule; without the folder nobody looks
+        pass
+
+
 def is_foreign() -> bool:
     """Whether this host is not the one whose supervisor started the job."""
     return os.environ.get("RINGTAP_HOST", "") not in ("", os.uname().nodename)

@@ -1,11 +1,12 @@
-# make demo: measure and report, from nothing.   make test: lint, types, tests, from nothing.
+# make demo: measure and report, from nothing.   make check: lint, types and the computing tests, in three minutes.
+# make test: lint, types and all tests.   Each makes the environment it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 REPRODUCE ?= runs/reproduce
 
-.PHONY: demo test lint reproduce clean
+.PHONY: demo check test lint reproduce clean say-check say-test
 
 $(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
@@ -28,13 +29,22 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+check: say-check lint
+	$(BIN)/python -m pytest -n 2 -m computes
+
 # What measures does so on a machine that may be shared: a test of that kind that fails is run once more, by itself.
-test: lint $(VENV)/tests
-	@$(BIN)/python -m pytest -n 2 -m computes; first=$$?; \
-	$(BIN)/python -m pytest -m "not computes" || { \
+test: say-test lint $(VENV)/tests
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "computes or shares"; first=$$?; \
+	$(BIN)/python -m pytest -m "not computes and not shares" || { \
 		echo "Failed once; these tests again:"; \
-		$(BIN)/python -m pytest -m "not computes" --last-failed --last-failed-no-failures none; \
+		$(BIN)/python -m pytest -m "not computes and not shares" --last-failed --last-failed-no-failures none; \
 	} && exit $$first
+
+say-check:
+	@echo "This takes about 3 minutes on two cores; the environment takes 3 more the first time."
+
+say-test:
+	@echo "This takes about 20 minutes on two cores; the environment and Horovod take 8 more the first time."
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

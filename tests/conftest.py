@@ -10,9 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-# Tests that compute and measure nothing: two may run at once (make test), the rest have the machine to themselves.
+# Tests that compute, and start no job: make check runs these alone.
 COMPUTES = re.compile(
     r"property/|unit/test_(analysis|core|job|pcap|structure|sweep_csv|thesis)_|unit/test_traffic_(formats|plan|sizes|verify)"
+)
+# Tests that start processes and keep no time: others may run beside them. What is left has the machine to itself.
+SHARES = re.compile(
+    r"slurm/|frameworks/test_frameworks|unit/test_(agent_live|clock_fit|collect_(ethtool|gpu|infiniband|nic|qdisc|ring|sockets)"
+    r"|doctor|hook_(start|torch)|hosts_(frames|mirror)|jobs_wide_resnet|live_|packaging|slurm_|suite|sweep_cluster"
+    r"|traffic_(arrivals|bundle|commands|figures|iperf3|parts|replay|transport))"
 )
 # only what no test machine can be given
 HARDWARE = ("an mlx5 NIC", "a GPU")
@@ -23,7 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, path in paths.items():
         if COMPUTES.match(path):
             item.add_marker("computes")
-    # last: its tests share a cluster, which is to run beside no other test
+        elif SHARES.match(path):
+            item.add_marker("shares")
+        if path.startswith("slurm/"):
+            # one process runs these: its tests share a cluster
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+    # last where one process runs all: the cluster stands until the end
     items.sort(key=lambda item: paths[item].startswith("slurm/"))
 
 
@@ -51,13 +62,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def machine() -> dict[str, object]:
-    """What a testbed could leave behind: namespaces, interfaces, processes of ours, kernel settings."""
+    """What a testbed could leave behind: namespaces, interfaces, processes of ours, kernel settings.
+
+    Processes of tests that another worker of xdist runs at the same time are left out.
+    """
 
     def text(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     # by their command lines: a test may start what others use anew
-    lines = (" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    lines = (
+        " ".join(process.info["cmdline"] or [])
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if (process.info["environ"] or {}).get("PYTEST_XDIST_WORKER", worker) == worker
+    )
     words = ("ringtap.", "iperf3", "tcpdump", "scale_model")
     ours = sorted(line[:200] for line in lines if any(word in line for word in words))
     settings = {}

@@ -6,7 +6,6 @@ The question is JSON. ``room`` asks for room on a disk (``folder``, ``bytes``), 
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
@@ -60,6 +59,28 @@ def host_facts() -> dict[str, Any]:
     }
 
 
+def space_problem(path: Path, needed_bytes: int) -> str:
+    """Why a disk has no space for a run's files in a folder that is there; empty where it has.
+
+    Raises:
+        OSError: the disk cannot be asked.
+    """
+    found = os.statvfs(path)
+    free_bytes = found.f_bavail * found.f_frsize
+    if free_bytes < needed_bytes:
+        return f"{path} has {format_size(free_bytes)} left, and the sweep may write {format_size(needed_bytes)}"
+    if found.f_files and not found.f_favail:
+        return f"the disk of {path} has no inodes left"
+    return ""
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder itself, or the one nearest above it that is there."""
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
 def room_problem(folder: str, needed_bytes: int) -> str:
     """Why a run's files have no room in a folder, which need not be there yet; empty where they have.
 
@@ -67,16 +88,10 @@ def room_problem(folder: str, needed_bytes: int) -> str:
         folder: the folder; empty: the one that sweeps take by themselves.
         needed_bytes: what they may need.
     """
-    path = Path(folder or f"{tempfile.gettempdir()}/ringtap-{getpass.getuser()}")
-    while not path.is_dir() and path != path.parent:
-        path = path.parent
+    path = nearest_folder(Path(folder or "/tmp"))
     try:
-        found = os.statvfs(path)
-        free_bytes = found.f_bavail * found.f_frsize
-        if free_bytes < needed_bytes:
-            return f"{path} has {format_size(free_bytes)} left, and the sweep may write {format_size(needed_bytes)}"
-        if found.f_files and not found.f_favail:
-            return f"the disk of {path} has no inodes left"
+        if problem := space_problem(path, needed_bytes):
+            return problem
         with tempfile.TemporaryFile(dir=path) as file:  # a quota is seen only so
             file.write(bytes(min(_TRIAL_BYTES, needed_bytes)))
             file.flush()

@@ -9,14 +9,15 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.agents.cross import CrossTraffic
-from ringtap.agents.estimate import estimate, layout, resolved, series_names
+from ringtap.agents.estimate import estimate, layout, resolved, room_bytes, series_names
+from ringtap.agents.host_facts import nearest_folder, space_problem
 from ringtap.agents.hosts import Hosts, LabHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.interrupt import termination_as_interrupt
@@ -237,6 +238,18 @@ def _kept(run: RunDirectory) -> Iterator[None]:
     run.finish("complete")
 
 
+def _check_space(plan: SweepPlan, path: Path) -> None:
+    """See that this machine has space for the files of all hosts.
+
+    Raises:
+        UsageError: it has not.
+    """
+    count = len(plan.topology.hosts if isinstance(plan.topology, Cluster) else layout(plan)[0].hosts)
+    with suppress(OSError):  # what keeps the folder from being written is said when it is made
+        if problem := space_problem(nearest_folder(path.absolute()), count * room_bytes(plan)):
+            raise UsageError(f"{problem}: free some, or name another folder with -o")
+
+
 def _checked_stage(plan: SweepPlan, hosts: Hosts) -> Stage:
     """A cluster's stage, once its hosts have what the sweep needs and reach each other.
 
@@ -297,6 +310,7 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
         MeasurementError: the measurement failed; what was measured is kept, and can be resumed.
     """
     check_series(plan, only)
+    _check_space(plan, path)
     begin_s, ground, missing = time.monotonic(), None, _NOT_COLLECTED
 
     def say(words: str) -> None:

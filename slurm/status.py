@@ -136,7 +136,7 @@ def _own_standing(run: RunDirectory) -> Standing:
     plan, status, why = run.info.get("plan"), str(run.info.get("status")), str(run.info.get("why") or "")
     if not isinstance(plan, dict):
         raise UsageError(f"{run.path / 'run.json'} has no plan")
-    if status == "running" and not is_locked(run.path):
+    if status == "running" and is_abandoned(run.path):
         status, why = "partial", "it was ended before it could say so"
     names = [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
     points = read_json_lines(run.path / "points.jsonl")[0]
@@ -170,16 +170,14 @@ def is_submitted(found: Standing) -> bool:
     return SubmitPaths(Path(found.run)).request.is_file()
 
 
-def is_locked(run: Path) -> bool:
-    """Whether a sweep measures into a run directory now."""
+def is_abandoned(run: Path) -> bool:
+    """Whether the sweep that measured into a run directory was killed: nobody holds the lock that it made."""
     try:
         with (run / "sweep.lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except OSError:  # it is held, or there is none that could tell
         return False
-    except OSError:
-        return True
-    return False
+    return True
 
 
 def _submitted(paths: SubmitPaths) -> list[str]:

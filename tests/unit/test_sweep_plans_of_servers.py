@@ -1,7 +1,9 @@
 """Plans for real servers: the processes of a job, what a host is asked before a sweep, corrected plans, and doubts."""
 
+import fcntl
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,18 @@ def test_room_on_a_disk_is_asked_for_where_the_folder_will_be(tmp_path: Path) ->
     assert room_problem(str(tmp_path / "not" / "there"), 1000) == ""
     assert "left, and the sweep may write" in room_problem(str(tmp_path / "not" / "there"), 10**18)
     assert "/proc cannot be written" in room_problem("/proc/none", 0) or "/proc has" in room_problem("/proc/none", 1)
+
+
+def test_a_sweep_that_this_machines_disk_cannot_hold_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    window = '[window]\nmin_time = "9999999999s"\nmax_time = "9999999999s"\n'
+    long = f'[sweep]\nloads = [0]\n{window}[[models]]\nname = "vgg16"\n'
+    plan_of(tmp_path, long)
+    assert main(["sweep", str(tmp_path / "plan.toml"), "-o", str(tmp_path / "not" / "there")]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"ringtap: {tmp_path} has .* left, and the sweep may write .*: free some, or name .*\n", said)
+    assert not (tmp_path / "not").exists()
 
 
 def test_ports_are_those_of_the_plan(tmp_path: Path) -> None:
@@ -267,6 +281,11 @@ def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.Ca
     run = RunDirectory.create(tmp_path / "run", "sweep", [], 0, plan=resolved(plan_of(tmp_path)))
     (run.path / "points.jsonl").write_text(json.dumps(point()) + "\n")
     RunDirectory.create(run.path / "series" / "mine-iperf-1", "job", [], 0)
+    with (run.path / "sweep.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["status", str(run.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{run.path}: running: 1 of 2 points", "    0 mine-iperf  1 of 2 points, running"]
     assert main(["status", str(run.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{run.path}: partial: 1 of 2 points; it was ended before it could say so"

@@ -48,20 +48,25 @@ class Field:
     width_bits: int = 0
 
 
-def append_whole(fd: int, data: bytes) -> None:
-    """Append data to a file as a whole, or not at all: a disk that is nearly full takes a part of it.
+def append_whole(fd: int, data: bytes, record_bytes: int = 0) -> None:
+    """Append data to a file, and leave no torn record: a disk that is nearly full takes a part of it.
+
+    Args:
+        fd: the file, open for appending.
+        data: one line, or records.
+        record_bytes: size of a record; 0: the data is one.
 
     Raises:
-        OSError: it cannot be written; what had been written of it is cut off again, unless another writer's follows.
+        OSError: not all can be written; a torn record is cut off again, unless another writer's data follows it.
     """
     left = memoryview(data)
     try:
         while left:
             left = left[os.write(fd, left) :]
     except OSError:
-        written, end = len(data) - len(left), os.lseek(fd, 0, os.SEEK_CUR)
-        if written and os.fstat(fd).st_size == end:
-            os.ftruncate(fd, end - written)
+        torn, end = (len(data) - len(left)) % (record_bytes or len(data)), os.lseek(fd, 0, os.SEEK_CUR)
+        if torn and os.fstat(fd).st_size == end:
+            os.ftruncate(fd, end - torn)
         raise
 
 
@@ -152,7 +157,7 @@ class RecordWriter:
         self._write(b"".join([pack(*values) for values in records]))
 
     def _write(self, data: bytes) -> None:
-        append_whole(self._fd, data)
+        append_whole(self._fd, data, self._struct.size)
 
     def close(self) -> None:
         """Close the file."""

@@ -183,6 +183,20 @@ def test_a_write_cut_short_leaves_whole_records_and_lines_to_go_on_from(tmp_path
     assert [item["number"] for item in items[:-1]] == list(range(len(items) - 1))
 
 
+def test_of_a_batch_that_does_not_fit_the_whole_records_stay(tmp_path: Path) -> None:
+    code = LIMITED.split("for append", maxsplit=1)[0] + (
+        "try:\n    records.append_many([(number,) * 3 for number in range(1000)])\n"
+        "except OSError as error:\n    print(error.errno)\n"
+    )
+    environment = dict(os.environ) | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    records = open_records(tmp_path / "log.rec")
+    assert (done.stdout, records.torn_bytes) == (f"{errno.EFBIG}\n", 0)
+    assert records.count == (1000 - records.offset) // 24
+    assert records.tail() == [(number,) * 3 for number in range(records.count)]
+
+
 def test_a_record_file_that_is_appended_to_loses_its_torn_record_first(tmp_path: Path) -> None:
     path, fields = tmp_path / "log.rec", [Field("a", "<i8", "", "index")]
     writer = RecordWriter(path, fields, {})

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
+_FAR_NS = 2**62  # 146 years: what no clock shows
+_MOST_DRIFT_PPM = 1e6
 
 
 class ClockStep(NamedTuple):
@@ -115,8 +117,10 @@ def read_clock(path: Path) -> NodeClock:
         ValueError, KeyError, TypeError: it is damaged.
     """
     item = json.loads(path.read_text())
+    if not isinstance(item, dict):
+        raise ValueError("it is not an object")
     reference = str(item.get("reference", ""))
-    steps = _steps(item)
+    steps = steps_of(item.get("steps"))
     clock = NodeClock(reference=reference, steps=steps)
     if path.parents[1].name == reference:
         return NodeClock(error_ns=0.0, reference=reference, steps=steps)
@@ -134,23 +138,36 @@ def read_clock(path: Path) -> NodeClock:
     return NodeClock(tuple(lines), max(errors) if errors else None, reference, steps)
 
 
-def _steps(item: dict[str, Any]) -> tuple[ClockStep, ...]:
-    found = [ClockStep(*(int(step[name]) for name in ClockStep._fields)) for step in item.get("steps") or []]
-    return tuple(sorted(found))
+def steps_of(items: Any) -> tuple[ClockStep, ...]:
+    """Steps by the list of clock.json (``steps``) or node.json (``clock_steps``); none where these do not say when.
+
+    Raises:
+        ValueError, KeyError, TypeError: the list is damaged.
+    """
+    found = [item for item in items or [] if "mono_ns" in item]
+    return tuple(sorted(ClockStep(*(_nanoseconds(item[name]) for name in ClockStep._fields)) for item in found))
+
+
+def _nanoseconds(value: Any) -> int:
+    """A number of nanoseconds that a clock may show, or be apart by."""
+    if not isinstance(value, int | float) or not abs(value) < _FAR_NS:
+        raise ValueError(f"{value!r} is no time")
+    return int(value)
 
 
 def _reference_steps(path: Path, reference: str) -> tuple[ClockStep, ...]:
     """Steps of the reference's clock; none where its clock.json is missing or damaged."""
     try:
-        return _steps(json.loads((path.parents[2] / reference / "clock" / "clock.json").read_text()))
+        item = json.loads((path.parents[2] / reference / "clock" / "clock.json").read_text())
+        return steps_of(item.get("steps"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ()
 
 
 def _middle(part: dict[str, Any]) -> int:
     """CLOCK_MONOTONIC in the middle of a segment, or of a measurement; 0 where it does not say."""
-    first = int(part.get("from_mono_ns") or part.get("mono_ns") or 0)
-    return (first + int(part.get("to_mono_ns") or first)) // 2
+    first = _nanoseconds(part.get("from_mono_ns") or part.get("mono_ns") or 0)
+    return (first + _nanoseconds(part.get("to_mono_ns") or first)) // 2
 
 
 def _lines(clock: NodeClock, parts: Sequence[dict[str, Any]], theirs: tuple[ClockStep, ...]) -> list[ClockLine]:
@@ -163,11 +180,14 @@ def _lines(clock: NodeClock, parts: Sequence[dict[str, Any]], theirs: tuple[Cloc
     sums_ns = np.cumsum([0, *(step.step_ns for step in theirs)])
     lines: list[ClockLine] = []
     for part in parts:
-        offset_ns, drift_ppm = float(part["offset_ns"]), float(part.get("drift_ppm") or 0.0)
-        t0_ns, from_ns = int(part.get("t0_ns") or part.get("t_ns") or 0), int(part.get("from_ns") or 0)
+        offset_ns, drift_ppm = float(_nanoseconds(part["offset_ns"])), float(part.get("drift_ppm") or 0.0)
+        if not abs(drift_ppm) <= _MOST_DRIFT_PPM:
+            raise ValueError(f"a clock does not run off by {drift_ppm:g} ppm")
+        t0_ns, from_ns = (_nanoseconds(part.get(name) or 0) for name in ("t0_ns", "from_ns"))
+        t0_ns = t0_ns or _nanoseconds(part.get("t_ns") or 0)
         own_ns = 0  # steps of this clock before the segment
         if clock.steps and (middle := _middle(part)):
-            t_ns = from_ns + middle - int(part.get("from_mono_ns") or middle)
+            t_ns = from_ns + middle - _nanoseconds(part.get("from_mono_ns") or middle)
             own_ns = t_ns - int(clock.unstepped(np.array([t_ns]), np.array([middle]))[0])
         line = ClockLine(from_ns - own_ns, t0_ns - own_ns, offset_ns - own_ns, drift_ppm)
         if lines:

@@ -93,7 +93,8 @@ class Agent:
         }
         self._record = NodeRecord(run.node(node), item)
         self._recorders = Recorders(run, node, settings, self._pids, self._record.say)
-        self._clock_gap_ns = time.time_ns() - time.monotonic_ns()
+        self._clock_mono_ns = time.monotonic_ns()
+        self._clock_gap_ns = time.time_ns() - self._clock_mono_ns
         self._hook_is_wanted = any(name in settings.recorders for name in ("steps", "ddp"))
         self._obstacle = ""
         self._looked_at: set[int] = set()
@@ -239,12 +240,16 @@ class Agent:
 
     def _look_at_clock(self) -> None:
         """Note a step of CLOCK_REALTIME against CLOCK_MONOTONIC; slewing stays far below."""
-        gap_ns = time.time_ns() - time.monotonic_ns()
+        before_ns, t_ns, mono_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        if mono_ns - before_ns > _CLOCK_STEP_NS // 2:  # something came between the readings: the next look tells
+            return
+        gap_ns = t_ns - mono_ns
         if abs(gap_ns - self._clock_gap_ns) > _CLOCK_STEP_NS:
-            step = {"t_ns": time.time_ns(), "step_ns": gap_ns - self._clock_gap_ns}
+            step = {"t_ns": t_ns, "step_ns": gap_ns - self._clock_gap_ns}
+            step |= {"mono_ns": mono_ns, "mono_before_ns": self._clock_mono_ns}
             self._record.item["clock_steps"].append(step)
             self._record.say(f"CLOCK_REALTIME was set by {step['step_ns'] / 1e9:+.3f} s")
-        self._clock_gap_ns = gap_ns
+        self._clock_gap_ns, self._clock_mono_ns = gap_ns, mono_ns
 
     def _look_at_hook(self) -> None:
         """While no process of the job has loaded the hook: see whether one is kept from it."""

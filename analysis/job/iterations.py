@@ -69,7 +69,7 @@ def _aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
     columns = {name: steps[name].to_numpy(np.int64).copy() for name in ("start_ns", "end_ns")}
     for node, rows in steps.groupby("node").indices.items():
         logs, mine = nodes[str(node)], steps.iloc[rows]
-        unknown = not logs.clock.reference and _was_set(mine)
+        unknown = not (logs.clock.reference or logs.clock.steps) and _was_set(mine)
         if unknown:
             logs.problems.append(
                 f"the clock of {node} was set during the run and clock/clock.json does not say when: its steps are "

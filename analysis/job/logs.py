@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.clocks import NodeClock, read_clock
+from ringtap.analysis.clocks import NodeClock, read_clock, steps_of
 from ringtap.analysis.job.spread import Borders, Integers, Numbers, growth, largest_in, mean_in, unwrapped_growth
 from ringtap.analysis.runs import Records, map_records
 from ringtap.errors import RingtapError
@@ -220,8 +220,11 @@ class NodeLogs:
 
     @cached_property
     def clock(self) -> NodeClock:
-        """The node's clock by clock/clock.json; offset 0 with unknown error where there is none."""
-        return self._tolerant("clock/clock.json", read_clock, NodeClock())
+        """The node's clock by clock/clock.json; else at offset 0 with unknown error, and the steps its agent noted."""
+        if (self.path / "clock" / "clock.json").exists():
+            return self._tolerant("clock/clock.json", read_clock, NodeClock())
+        noted = self.info.get("clock_steps")
+        return self._tolerant("node.json", lambda _: NodeClock(steps=steps_of(noted)), NodeClock())
 
     @cached_property
     def collectors(self) -> dict[str, dict[str, Any]]:

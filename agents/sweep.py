@@ -22,6 +22,7 @@ from ringtap.agents.hosts import Hosts, LabHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab, rate_warnings
+from ringtap.agents.lease import holder, locked, take_leases
 from ringtap.agents.plan_changes import plan_changes
 from ringtap.agents.precheck import check_generator, check_host
 from ringtap.agents.progress import Progress
@@ -306,7 +307,8 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
         ``{path, status, points, duration_s}``.
 
     Raises:
-        UsageError: a tool is missing, the folder is in use or cannot be written, another plan was measured there.
+        UsageError: a tool is missing, the folder is in use or cannot be written, another plan was measured there,
+            another sweep measures into it or on the same hosts.
         MeasurementError: the measurement failed; what was measured is kept, and can be resumed.
     """
     check_series(plan, only)
@@ -317,8 +319,13 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
         print(words, file=sys.stderr, flush=True)
 
     with termination_as_interrupt(), ExitStack() as stack:
+        me = holder(path, sum(point["duration_s"] for point in estimate(plan, only)))
+        goes_on = resume and (path / "run.json").exists()
+        if goes_on:
+            stack.enter_context(locked(path, me, say))
         if isinstance(plan.topology, Cluster):
             hosts = stack.enter_context(reached(plan.topology))
+            take_leases(hosts, me, say)
             if resume and isinstance(hosts, SshHosts):
                 hosts.clean(path)
             ground = Ground(hosts, _checked_stage(plan, hosts))
@@ -328,6 +335,8 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
             missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
         calibration = check_host(plan, force, say, ground.hosts if ground else None)
         run = _open(plan, path, resume, say)
+        if not goes_on:
+            stack.enter_context(locked(path, me, say))
         run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
         run.info["calibration"] = calibration
         say(f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class HostProcess(Protocol):
@@ -99,6 +99,16 @@ class Hosts(Protocol):
 
     def gather(self, run: Path) -> None:
         """See that all the hosts have written below a published run directory is here; lost hosts are left out."""
+
+    def lease(self, host: str, holder: Mapping[str, Any]) -> dict[str, Any]:
+        """Take a host's lease for as long as it is being reached (`ringtap.agents.hosts.lease`).
+
+        Returns:
+            Empty where it is taken; else facts of the sweep that holds it.
+
+        Raises:
+            MeasurementError: the host gives no answer, or has no leases.
+        """
 
     def lost(self) -> dict[str, str]:
         """The hosts known to be lost, and why."""

@@ -25,6 +25,7 @@ import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.children import Children
 from ringtap.agents.hosts.frames import Frame
+from ringtap.agents.hosts.lease import Lease
 from ringtap.agents.hosts.mirror import Mirror
 from ringtap.agents.node import rendezvous
 
@@ -39,7 +40,7 @@ class Servant:
     """Serves one controller."""
 
     def __init__(self) -> None:
-        self._children, self._mirror = Children(), Mirror()
+        self._children, self._mirror, self._lease = Children(), Mirror(), Lease()
         self._unpacker = frames.Unpacker()
         self._out = bytearray()
         self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # last words of commands, and news of their end
@@ -74,7 +75,11 @@ class Servant:
                 if writing != bool(self._out):
                     writing = not writing
                     (selector.register(1, selectors.EVENT_WRITE) if writing else selector.unregister(1))
+                if self._lease.fileno() >= 0 and self._lease.fileno() not in selector.get_map():
+                    selector.register(self._lease.fileno(), selectors.EVENT_READ)
                 ready = {key.fd for key, _ in selector.select(self._pause_s())}
+                if self._lease.fileno() in ready:
+                    self._lease.answer()
                 if self._wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
@@ -192,6 +197,8 @@ class Servant:
                 self._done(item)
             elif op == "clean":
                 self._done(item, removed=clean(Path(item["workdir"]), item["run"]))
+            elif op == "lease":
+                self._done(item, held=self._lease.take(item["holder"]))
             elif op == "listens":
                 self._done(item, listens=_listens(item["port"]))
         except OSError as error:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
+from typing import Any
 
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.base import HostProcess
@@ -199,6 +200,24 @@ class ServedHosts:
                     return True
                 time.sleep(_PORT_POLL_S)
         return False
+
+    def lease(self, host: str, holder: Mapping[str, Any]) -> dict[str, Any]:
+        """Take a host's lease for as long as it is being reached.
+
+        Returns:
+            Empty where it is taken; else facts of the sweep that holds it.
+
+        Raises:
+            MeasurementError: the host gives no answer, or has no leases.
+        """
+        call = self.channel(host).request({"op": "lease", "holder": dict(holder)})
+        try:
+            answer = call.answer.result(self.connect_s + _STOP_TIMEOUT_S)
+        except FutureTimeoutError:
+            raise MeasurementError(f"{host} does not say whether another sweep uses it") from None
+        if "why" in answer:
+            raise MeasurementError(f"{host} has no leases: {answer['why']}")
+        return dict(answer["held"])
 
     def lost(self) -> dict[str, str]:
         """The hosts known to be lost, and why."""

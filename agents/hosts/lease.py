@@ -1,0 +1,93 @@
+"""On a host: the lease that a sweep holds on its links while it measures.
+
+The lease is an abstract Unix socket. Its name exists once per network namespace, for all users, and the kernel removes
+it with the process that holds it, so a lease never outlives its holder. Whoever connects is told who holds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+_NAME = b"\0ringtap-sweep"
+_LONGEST_BYTES = 4096
+_ANSWER_S = 1.0
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+
+Holder = dict[str, Any]
+
+
+class Lease:
+    """The lease of this host's network namespace, held by at most one sweep."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._holder = b""
+
+    def take(self, holder: Holder) -> Holder:
+        """Take the lease.
+
+        Two hosts of one sweep may share a network namespace: then the first of them holds it for both.
+
+        Args:
+            holder: facts of the sweep; ``id`` tells it from others.
+
+        Returns:
+            Empty where the sweep has the lease; else facts of the sweep that holds it: what that says of itself, and
+            ``silent`` with its process's ``pid`` and ``uid`` where it says nothing.
+
+        Raises:
+            OSError: this machine has no such sockets.
+        """
+        words = json.dumps(holder).encode()
+        if self._socket is None:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                listener.bind(_NAME)
+                listener.listen()
+                listener.setblocking(False)
+            except OSError as error:
+                listener.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                other = _ask()
+                return {} if other.get("id") == holder["id"] else other
+            self._socket = listener
+        self._holder = words
+        return {}
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when somebody asks who holds the lease; -1 where it is not held here."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def answer(self) -> None:
+        """Tell who holds the lease to everybody who asks."""
+        assert self._socket is not None
+        with suppress(OSError):
+            while True:
+                caller, _ = self._socket.accept()
+                with caller, suppress(OSError):
+                    caller.setblocking(False)
+                    caller.send(self._holder)
+
+
+def _ask() -> Holder:
+    """Facts of the sweep that holds the lease, as far as it gives them."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(_ANSWER_S)
+        who: Holder = {"silent": True}
+        try:
+            caller.connect(_NAME)
+            pid, uid, _ = _CREDENTIALS.unpack(
+                caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+            who |= {"pid": pid, "uid": uid}
+            words = caller.recv(_LONGEST_BYTES)
+            found = json.loads(words)
+        except (OSError, ValueError):
+            return who
+        return found if found and isinstance(found, dict) else who

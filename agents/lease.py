@@ -1,0 +1,168 @@
+"""One sweep at a time: a lock on the run directory, and a lease on every host that the sweep uses.
+
+Both end with the process that holds them, however it ends: the lock is the kernel's (flock), the lease a socket that a
+host's servant holds (`ringtap.agents.hosts.lease`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import getpass
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ringtap.agents.hosts import Hosts
+from ringtap.errors import MeasurementError, UsageError
+
+LOCK_FILE = "sweep.lock"
+_ENDING_S = 10.0  # what a servant takes at most to end what its sweep has left running
+_POLL_S = 0.25
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def holder(run: Path, expected_s: float) -> dict[str, Any]:
+    """Facts of the sweep that this process is.
+
+    Args:
+        run: its run directory.
+        expected_s: seconds that it is expected to take.
+
+    Returns:
+        ``{id, user, host, pid, run, since_s, until_s}``; times are Unix times in seconds.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        user = str(os.geteuid())
+    now_s = int(time.time())
+    return {
+        "id": secrets.token_hex(8),
+        "user": user,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "run": str(run.absolute()),
+        "since_s": now_s,
+        "until_s": now_s + round(expected_s),
+    }
+
+
+def _words(found: dict[str, Any]) -> str:
+    """Who a holder is, since when and until when; it may say anything of itself, so only printable words are passed on.
+
+    Returns:
+        Such as "alice's sweep, process 4711 on desk, since 2026-03-01 10:00 UTC, expected to end at 2026-03-01 10:40
+        UTC".
+    """
+    if found.get("silent"):
+        pid, uid = found.get("pid"), found.get("uid")
+        return "a sweep that gives no answer" + (f", process {pid} there, of user {uid}" if pid else "")
+    text = f"{found.get('user')}'s sweep, process {found.get('pid')} on {found.get('host')}"
+    for key, say in (("since_s", ", since {}"), ("until_s", ", expected to end at {}")):
+        with suppress(TypeError, ValueError, OverflowError, OSError):
+            when = datetime.fromtimestamp(int(str(found.get(key))), timezone.utc)
+            text += say.format(when.strftime("%Y-%m-%d %H:%M UTC"))
+    return "".join(character for character in text if character.isprintable())[:300]
+
+
+@contextmanager
+def locked(path: Path, me: dict[str, Any], say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a run directory for as long as the block lasts.
+
+    Args:
+        path: the run directory, which is there.
+        me: facts of this sweep.
+        say: takes a warning for the user where the file system has no locks.
+
+    Raises:
+        UsageError: another sweep measures into it, or it cannot be written.
+    """
+    file = path / LOCK_FILE
+    try:
+        fd = _lock(file)
+    except BlockingIOError:
+        raise UsageError(f"{path} is being measured by {_words(_read(file))}: wait for it to end, or end it") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+        say(f"warning: the file system of {path} has no locks: see that no other sweep measures into it")
+        yield
+        return
+    try:
+        os.ftruncate(fd, 0)
+        os.write(fd, json.dumps(me).encode() + b"\n")
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink()
+        os.close(fd)
+
+
+def _lock(file: Path) -> int:
+    """The descriptor of a lock file that is locked and still the one of that name.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it cannot be written, or not be locked.
+    """
+    while True:
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):  # its holder has just removed it
+                if os.path.samestat(os.fstat(fd), file.stat()):
+                    return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        found = json.loads(file.read_bytes()[:4096])
+        if isinstance(found, dict):
+            return found
+    return {"silent": True}
+
+
+def take_leases(hosts: Hosts, me: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Take the lease of every host; they are given up when the hosts are left.
+
+    Args:
+        hosts: the hosts.
+        me: facts of this sweep.
+        say: takes a warning for the user where a host has no leases.
+
+    Raises:
+        UsageError: another sweep uses some of them.
+        MeasurementError: a host is lost.
+    """
+    taken: dict[str, list[str]] = {}
+    for name in hosts.names:
+        try:
+            if found := _take(hosts, name, me):
+                taken.setdefault(_words(found), []).append(name)
+        except MeasurementError as error:
+            if hosts.lost():
+                raise
+            say(f"warning: {error}: see that no other sweep uses it")
+    if taken:
+        words = "; ".join(f"{', '.join(names)} in use by {who}" for who, names in taken.items())
+        raise UsageError(f"another sweep measures on these hosts ({words}): wait for it to end, or end it")
+
+
+def _take(hosts: Hosts, name: str, me: dict[str, Any]) -> dict[str, Any]:
+    """Take a host's lease; one whose holder gives no answer is about to be free, and is waited for."""
+    deadline_s = time.monotonic() + _ENDING_S
+    while (found := hosts.lease(name, me)).get("silent") and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    return found

@@ -28,7 +28,10 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
         "default (all but packets and horovod), all, none",
     )
     parser.add_argument(
-        "--every", default="100ms", metavar="TIME", help="period of the collectors, 1ms to 60s (default: 100ms)"
+        "--every",
+        default="100ms",
+        metavar="TIME",
+        help="period of the collectors, 1ms to 60s (default: 100ms); `10ms,sockets=100ms` gives one its own",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
@@ -66,7 +69,11 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep in DIR, if there is one")
     parser.add_argument("--series", default="", metavar="NAME", help="measure this series alone: MODEL-TRAFFIC")
-    parser.add_argument("--force", action="store_true", help="measure loads beyond the sender's calibration too")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="measure loads beyond the sender's calibration, and on links that others use, too",
+    )
     parser.add_argument(
         "--clean",
         action="store_true",

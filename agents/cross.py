@@ -30,6 +30,9 @@ class CrossTraffic:
         hosts: where processes run.
         stage: who sends to whom, and how much at most.
         run: the job run directory that plans and logs go to, published.
+
+    Attributes:
+        port: TCP port that the receiver listens on; 0 before it does.
     """
 
     def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, run: Path) -> None:
@@ -39,7 +42,7 @@ class CrossTraffic:
         self._received = run / "nodes" / self._to / "received"
         # of this run's sender and receiver; in the environment, where other users of the hosts cannot read it
         self._token = {TOKEN_VARIABLE: secrets.token_hex(8)}
-        self._port = 0
+        self.port = 0
         self._sender: HostProcess | None = None
         self._report = self._sent
 
@@ -52,20 +55,20 @@ class CrossTraffic:
         if not max(self._plan.loads):
             return
         address = self._stage.cross[self._to]
-        self._port = free_port(self._hosts, self._to, address, ports=self._stage.ports)
+        self.port = free_port(self._hosts, self._to, address, ports=self._stage.ports)
         if self.kind == "iperf":
-            command = iperf3.server_argv(self._stage.iperf3[self._to], self._port, address)
+            command = iperf3.server_argv(self._stage.iperf3[self._to], self.port, address)
         else:
             log = [
                 "--log",
                 self._hosts.path(self._to, self._received / "flows.rec"),
             ]
-            command = [*self._hosts.ringtap(self._to), "traffic", "serve", "--bind", f"{address}:{self._port}", *log]
+            command = [*self._hosts.ringtap(self._to), "traffic", "serve", "--bind", f"{address}:{self.port}", *log]
         name, words = f"{self.kind} receiver", self._received / "receiver.log"
         server = self._hosts.start(self._to, name, command, words, environment=self._token)
-        if not self._hosts.wait_for_port(self._to, self._port, server):
+        if not self._hosts.wait_for_port(self._to, self.port, server):
             server.stop()
-            raise MeasurementError(f"the {server.name} does not listen on port {self._port}: {server.last_words()}")
+            raise MeasurementError(f"the {server.name} does not listen on port {self.port}: {server.last_words()}")
 
     def start_sender(self, load_bps: float, name: str, longest_s: float) -> None:
         """Start sending.
@@ -93,7 +96,7 @@ class CrossTraffic:
         command = iperf3.client_argv(
             self._stage.iperf3[self._from],
             self._stage.cross[self._to],
-            self._port,
+            self.port,
             load_bps,
             longest_s,
             streams=streams,
@@ -104,7 +107,7 @@ class CrossTraffic:
         return [*command, "--fq-rate", str(round(most_bps / streams))] if most_bps else command
 
     def _flows(self, load_bps: float, name: str, longest_s: float) -> list[str]:
-        destination, most_bps = f"{self._stage.cross[self._to]}:{self._port}", self._stage.most_load_bps
+        destination, most_bps = f"{self._stage.cross[self._to]}:{self.port}", self._stage.most_load_bps
         path = self._sent / f"{name}.plan"
         write_plan(self._flow_plan(load_bps, name, longest_s, destination), path)
         self._hosts.put(self._from, path)

@@ -38,7 +38,7 @@ def host_facts() -> dict[str, Any]:
     Returns:
         ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are
         there), ``kernel_ports`` (first and last port that the kernel picks) and ``interfaces``: by name ``addresses``
-        (IPv4), ``mtu`` and ``below`` (interfaces it stands on).
+        (IPv4), ``addresses6``, ``mtu`` and ``below`` (interfaces it stands on).
     """
     states = psutil.net_if_stats()
     interfaces: dict[str, dict[str, Any]] = {}
@@ -48,8 +48,9 @@ def host_facts() -> dict[str, Any]:
         with suppress(OSError):
             below = [path.name.removeprefix("lower_") for path in Path("/sys/class/net", name).glob("lower_*")]
         mtu = states[name].mtu if name in states else _USUAL_MTU
-        item = interfaces.setdefault(name, {"addresses": [], "below": below, "mtu": mtu})
+        item = interfaces.setdefault(name, {"addresses": [], "addresses6": [], "below": below, "mtu": mtu})
         item["addresses"] += [entry.address for entry in entries if entry.family == socket.AF_INET]
+        item["addresses6"] += [entry.address.partition("%")[0] for entry in entries if entry.family == socket.AF_INET6]
     return {
         "boot_id": boot_id(),
         "iperf3": shutil.which("iperf3") or "",

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ringtap.agents.calibrated import calibrated
 from ringtap.agents.cross import CrossTraffic
+from ringtap.agents.disturbed import MOST_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.reach import check_lost
 from ringtap.agents.stage import Stage
@@ -31,6 +32,9 @@ from ringtap.wire import frame_bytes
 REQUIRED_SHARE = 0.88
 _WARM_UP_S = 1.0
 _WINDOW_S = 3.0
+_RECORDERS_S = 30.0
+_POLL_S = 0.05
+_RECORDED_S = 0.3  # until the last samples of a window are in the logs
 _CALIBRATION_S = 60.0
 
 
@@ -79,44 +83,124 @@ def most_bps(plan: SweepPlan) -> float:
     return float(plan.capacity_bps)
 
 
+def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: Stage, path: Path) -> dict[str, Any]:
+    """Count what the links of a cluster carry while the sweep does not use them.
+
+    Args:
+        plan: the sweep.
+        hosts: its hosts.
+        stage: its stage.
+        path: folder of the job run directory to make.
+
+    Returns:
+        ``{rates, words}``: by host its ``rx_bps`` and ``tx_bps``, and a sentence for each that is much of the capacity.
+
+    Raises:
+        MeasurementError: a host is lost, or does not count.
+    """
+    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **stage.clock())
+    hosts.publish(path)
+    try:
+        _start_recorders(hosts, run, stage.attachments)
+        start_ns, end_ns = _counted_window(hosts)
+    finally:
+        hosts.stop_all()
+        hosts.gather(path)
+    rates: dict[str, dict[str, int]] = {}
+    words = []
+    for node, port in stage.attachments.items():
+        try:
+            counters = Counters(run.path / "nodes" / node, start_ns, end_ns)
+            for way in ("rx", "tx"):
+                size_bytes = counters.port_bytes(port, way, stage.bottleneck["mtu"], start_ns, end_ns)
+                bps = size_bytes * 8e9 / (end_ns - start_ns)
+                rates.setdefault(node, {})[f"{way}_bps"] = round(bps)
+                if bps > MOST_OTHER_SHARE * plan.capacity_bps:
+                    words.append(other_words(node, way, bps, plan.capacity_bps))
+        except UsageError as error:
+            raise MeasurementError(f"host {node} could not count its idle links: {error}") from error
+    run.finish("complete", "; ".join(words))
+    return {"rates": rates, "words": words}
+
+
+def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str]) -> None:
+    """Start recorders; returns when all of them count.
+
+    Raises:
+        MeasurementError: one does not.
+    """
+    recorders = []
+    for node in dict.fromkeys(nodes):
+        log = run.node(node) / "log" / "job.out"
+        record = ["--collect", "nic,sockets", "--every", SOCKETS_EVERY, "--join", hosts.path(node, run.path)]
+        command = [*hosts.ringtap(node), "capture", *record, "--node", node]
+        recorders.append((run.node(node) / "nic" / "nic.rec", hosts.start(node, "recorder", command, log)))
+    deadline_s = time.monotonic() + _RECORDERS_S
+    for path, process in recorders:
+        while not path.exists():
+            check_lost(hosts)
+            if process.exit_code() is not None or time.monotonic() > deadline_s:
+                raise MeasurementError(f"the {process.name} counts nothing: {process.last_words()} ({process.log})")
+            time.sleep(_POLL_S)
+
+
+def _counted_window(hosts: Hosts) -> tuple[int, int]:
+    """A window of time in which recorders count: its start and end (CLOCK_REALTIME, ns)."""
+    time.sleep(_WARM_UP_S)
+    start_ns = time.time_ns()
+    time.sleep(_WINDOW_S)
+    end_ns = time.time_ns()
+    time.sleep(_RECORDED_S)
+    check_lost(hosts)
+    return start_ns, end_ns
+
+
 def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, path: Path) -> dict[str, Any]:
     """Send one kind of cross traffic at the highest rate, without a job, and count what comes through.
 
+    The generator is judged by what its receiver has acknowledged; what the links carry beside that is other traffic.
+
     Returns:
-        ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok}``; rates as the link's limit
-        counts them.
+        ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok, judged_by, total_bps, others}``;
+        rates as the link's limit counts them.
     """
     run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", **stage.clock())
     hosts.publish(path)
     cross = CrossTraffic(plan, kind, hosts, stage, path)
     requested_bps = most_bps(plan)
-    node = stage.timekeeper
+    watched = [node for node, port in stage.attachments.items() if not port.why]
     try:
-        log = run.node(node) / "log" / "job.out"
-        record = ["--collect", "nic", "--every", "10ms", "--join", hosts.path(node, path), "--node", node]
-        hosts.start(node, "recorder", [*hosts.ringtap(node), "capture", *record], log)
+        _start_recorders(hosts, run, (stage.timekeeper, stage.roles.cross_from, *watched))
         cross.start_receiver()
         cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10)
-        time.sleep(_WARM_UP_S)
-        start_ns = time.time_ns()
-        time.sleep(_WINDOW_S)
-        end_ns = time.time_ns()
-        check_lost(hosts)
+        start_ns, end_ns = _counted_window(hosts)
         cross.check()
     finally:
         cross.stop_sender()
         hosts.stop_all()
         hosts.gather(path)
     mtu, counters = stage.bottleneck["mtu"], stage.bottleneck["total"]
-    reached_bps = sum(_rate_bps(run, counter, mtu, start_ns, end_ns) for counter in counters)
+    total_bps = sum(_rate_bps(run, counter, mtu, start_ns, end_ns) for counter in counters)
+    watch = Watch(run.path, stage, plan.capacity_bps, cross.port)
+    try:
+        rates = watch.rates(stage.roles.cross_from, start_ns, end_ns)
+        reached_bps, judged_by = rates.acknowledged_bps, "acknowledged bytes"
+    except UsageError as error:  # no socket diagnostics on that host
+        reached_bps, judged_by = total_bps, f"all that came through the bottleneck: {error}"
+    others = watch.window(start_ns, end_ns, 0.0).others
     run.finish("complete", f"reached {format_rate(reached_bps)}")
     required = REQUIRED_SHARE * requested_bps / plan.capacity_bps
-    result = {"kind": kind, "requested_bps": round(requested_bps), "reached_bps": round(reached_bps)}
     share = reached_bps / plan.capacity_bps
-    return result | {
+    return {
+        "kind": kind,
+        "requested_bps": round(requested_bps),
+        "reached_bps": round(reached_bps),
+        "total_bps": round(total_bps),
         "share_of_capacity": round(share, 4),
         "required_share": round(required, 4),
         "ok": share >= required,
+        "judged_by": judged_by,
+        "others": list(others),
     }
 
 

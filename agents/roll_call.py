@@ -14,7 +14,7 @@ from ringtap.agents.estimate import room_bytes
 from ringtap.agents.hosts import Hosts
 from ringtap.agents.lab.topology import Roles
 from ringtap.agents.launch import filled, job_python, own_environment
-from ringtap.agents.stage import Stage
+from ringtap.agents.stage import Attachment, Stage
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import PLACEHOLDERS, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
@@ -179,6 +179,7 @@ def cluster_stage(plan: SweepPlan, answers: Sequence[Answer]) -> Stage:
     places = {host.name: _place(host, facts[host.name]) for host in cluster.hosts}
     roles = Roles("custom", cluster.workers, cluster.cross_from, cluster.cross_to)
     counters = _counters(roles, places, facts)
+    used = {name: nics for name in places if (nics := _used_nics(name, roles, places[name]))}
     at = counters["total"][0]
     mtu = int(facts[at["node"]]["interfaces"][at["nic"]]["mtu"])
     return Stage(
@@ -193,6 +194,8 @@ def cluster_stage(plan: SweepPlan, answers: Sequence[Answer]) -> Stage:
         most_load_bps=cluster.most_load_bps,
         ports=cluster.ports,
         kernel_ports={name: one.get("kernel_ports", []) for name, one in facts.items()},
+        links={name: _with_below(nics, facts[name]) for name, nics in used.items()},
+        attachments={name: _attachment(name, nics, facts) for name, nics in used.items()},
     )
 
 
@@ -212,6 +215,38 @@ def _place(host: ClusterHost, facts: dict[str, Any]) -> _Place:
     return _Place(training, cross, _interface_of(training, facts), _interface_of(cross, facts))
 
 
+def _used_nics(name: str, roles: Roles, place: _Place) -> tuple[str, ...]:
+    """The interfaces of a host that the sweep's traffic takes."""
+    training = [place.training_nic] if name in roles.workers else []
+    cross = [place.cross_nic] if name in (roles.cross_from, roles.cross_to) else []
+    return tuple(dict.fromkeys((*training, *cross)))
+
+
+def _with_below(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
+    """Interfaces and all that they stand on."""
+    found = list(nics)
+    for nic in found:
+        found += [below for below in facts["interfaces"].get(nic, {}).get("below", []) if below not in found]
+    return tuple(found)
+
+
+def _standing(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
+    """Interfaces without those that stand on others of them: a VLAN's frames are counted by the one below, too."""
+    return tuple(nic for nic in nics if not set(_with_below([nic], facts)[1:]) & set(nics))
+
+
+def _attachment(name: str, nics: tuple[str, ...], facts: dict[str, dict[str, Any]]) -> Attachment:
+    own = facts[name]["interfaces"]
+    standing = _standing(nics, facts[name])
+    above = [nic for nic in own if set(_with_below([nic], facts[name])) & set(standing)]
+    addresses = {address for nic in above for key in ("addresses", "addresses6") for address in own[nic].get(key, [])}
+    mine = {address for nic in nics for address in own[nic]["addresses"]}
+    for other, found in facts.items():
+        if other != name and mine & {one for nic in found["interfaces"].values() for one in nic["addresses"]}:
+            return Attachment(standing, frozenset(addresses), f"{name} and {other} share their interfaces")
+    return Attachment(standing, frozenset(addresses))
+
+
 def _counters(roles: Roles, places: dict[str, _Place], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The interface counters of the bottleneck.
 
@@ -227,9 +262,7 @@ def _counters(roles: Roles, places: dict[str, _Place], facts: dict[str, dict[str
     sender, receiver = roles.cross_from, roles.cross_to
     at, direction = (sender, "tx") if sender in roles.workers else (receiver, "rx")
     nics = dict.fromkeys((places[at].training_nic, places[at].cross_nic))
-    # a VLAN's frames are counted by the interface it stands on, too
-    standing = [nic for nic in nics if not set(facts[at]["interfaces"][nic]["below"]) & set(nics)]
-    total = [_counter(at, nic, direction) for nic in standing]
+    total = [_counter(at, nic, direction) for nic in _standing(tuple(nics), facts[at])]
     for host, way in ((receiver, "rx"), (sender, "tx")):
         place = places[host]
         training = (place.training_nic, *facts[host]["interfaces"][place.training_nic]["below"])

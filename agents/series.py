@@ -13,13 +13,14 @@ from typing import Any
 
 from ringtap.agents.cross import CrossTraffic, free_port
 from ringtap.agents.diagnosis import words_of_hosts
+from ringtap.agents.disturbed import SOCKETS_EVERY, Watch
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.launch import processes, ranks_of
 from ringtap.agents.punctual import MOST_LATE_SHARE, late_share
 from ringtap.agents.reach import check_alive, check_lost
 from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError
-from ringtap.plan import Model, SweepPlan, Window
+from ringtap.plan import Model, SweepPlan, Testbed, Window
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory
 
@@ -82,14 +83,24 @@ class Series:
         stage: who trains and who disturbs.
         run: the job run directory, freshly made and published.
         cross: the cross traffic.
+        tolerant: whether traffic that is not the sweep's is no reason to measure a window again.
     """
 
     def __init__(
-        self, plan: SweepPlan, model: Model, hosts: Hosts, stage: Stage, run: RunDirectory, cross: CrossTraffic
+        self,
+        plan: SweepPlan,
+        model: Model,
+        hosts: Hosts,
+        stage: Stage,
+        run: RunDirectory,
+        cross: CrossTraffic,
+        *,
+        tolerant: bool = False,
     ) -> None:
         self._plan, self._model, self._workers = plan, model, stage.roles.workers
         self._hosts, self._stage, self._run, self._cross = hosts, stage, run, cross
         self._watcher = StepWatcher(run, {host: ranks_of(plan, host) for host in self._workers})
+        self._tolerant, self._is_testbed = tolerant, isinstance(plan.topology, Testbed)
         self._jobs: list[HostProcess] = []
         self._recorders: list[HostProcess] = []
         self._logs: dict[str, list[HostProcess]] = {}
@@ -118,6 +129,7 @@ class Series:
             if host not in self._workers:
                 self._recorders.append(self._start_agent(host, [], {}))
         self._cross.start_receiver()
+        self._watch = Watch(self._run.path, self._stage, self._plan.capacity_bps, self._cross.port)
         first = self._workers[0]
         port = free_port(self._hosts, first, self._stage.training[first], _MASTER_PORTS, self._stage.ports)
         for one in processes(self._plan, self._model, self._stage, self._hosts, port):
@@ -128,8 +140,10 @@ class Series:
         self, host: str, command: list[str], environment: dict[str, str], file: str = "job.out"
     ) -> HostProcess:
         # every 10 ms for the punctuality check (agents/punctual.py)
-        path = self._hosts.path(host, self._run.path)
-        record = ["--collect", "nic,steps", "--every", "10ms", "--join", path, "--node", host]
+        collect = (
+            ["nic,steps", "--every", "10ms"] if self._is_testbed else ["nic,sockets,steps", "--every", SOCKETS_EVERY]
+        )
+        record = ["--collect", *collect, "--join", self._hosts.path(host, self._run.path), "--node", host]
         verb = ["run" if command else "capture", *record]
         log = self._run.node(host) / "log" / file
         name = self._model.title if command else "recorder"
@@ -177,27 +191,34 @@ class Series:
         return words_of_hosts(self._plan, self._hosts, self._run, self._logs)
 
     def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Go through the load steps; a window in which the machine did not keep time is measured again.
+        """Go through the load steps; a window that something disturbed is measured again.
 
         Args:
             steps: the load steps, in order.
             tick: called with the seconds gone of the present step, for a progress display.
 
         Yields:
-            A record of points.jsonl and whether it is the one to keep of its step's windows.
+            A record of points.jsonl and whether it is the one to keep of its step's windows: the least disturbed one.
 
         Raises:
             MeasurementError: the job, a recorder or the sender ended, or no iteration ended in the longest window.
         """
         for step in steps:
             tries: list[dict[str, Any]] = []
-            while not tries or (tries[-1]["late_share"] > MOST_LATE_SHARE and len(tries) <= self._plan.window.retries):
+            while not tries or (self._why_again(tries[-1]) and len(tries) <= self._plan.window.retries):
                 tries.append(self._try(step, len(tries), tick))
-            best = min(tries, key=lambda one: float(one["late_share"]))
+            best = min(tries, key=lambda one: (len(one["cut"]), len(one["others"]), float(one["late_share"])))
             for one in tries:
                 if one is not best:
-                    yield one, False
+                    yield one | {"why": self._why_again(one)}, False
             yield best, True
+
+    def _why_again(self, point: dict[str, Any]) -> str:
+        """Why a window is to be measured again; empty where it is good."""
+        found = [*point["cut"], *(() if self._tolerant else point["others"])]
+        if self._is_testbed and point["late_share"] > MOST_LATE_SHARE:
+            found.append(f"{point['late_share']:.1%} of the samples came late")
+        return "; ".join(found)
 
     def _try(self, step: Step, attempt: int, tick: Callable[[float], None]) -> dict[str, Any]:
         """One load step and its window."""
@@ -214,6 +235,7 @@ class Series:
         check_alive(self._hosts)
         self._hosts.gather(self._run.path)
         recorder = self._run.path / "nodes" / self._stage.timekeeper / "nic" / "nic.rec"
+        found = self._watch.window(start_ns, end_ns, window.settle_s)
         return {
             "series": f"{self._model.name}-{self._cross.kind}",
             "model": self._model.name,
@@ -225,6 +247,10 @@ class Series:
             "iterations": iterations,
             "ended": "enough" if iterations >= window.min_iterations else "time",
             "late_share": round(late_share(recorder, start_ns, end_ns), 4),
+            "other_bps": None if found.other_bps is None else round(found.other_bps),
+            "other_why": found.other_why,
+            "others": list(found.others),
+            "cut": list(found.links),
         }
 
     def _window(self, window: Window, tick: Callable[[float], None]) -> tuple[int, int, int]:
@@ -245,9 +271,11 @@ class Series:
             if enough or (spent_s >= window.max_s and len(ends) > 1):
                 return ends[0], ends[-1], len(ends) - 1
             if spent_s >= 2 * window.max_s:
+                self._hosts.gather(self._run.path)
+                cut = "; ".join(self._watch.links(settled_ns, time.time_ns(), settled_ns))
                 raise MeasurementError(
                     f"{self._model.title} ended no two iterations in {spent_s:.0f} s under this load: "
-                    "raise window.max_time"
+                    + (f"{cut}: see to the link, then resume" if cut else "raise window.max_time")
                 )
 
     def _stop(self) -> None:

@@ -6,7 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtap.agents.lab.topology import SWITCH, TRAINING_NIC, LabSpec, Roles
+from ringtap.agents.lab.topology import CROSS_NIC, SWITCH, TRAINING_NIC, LabSpec, Roles
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A host's way to the network that a sweep measures.
+
+    Attributes:
+        nics: interfaces that together count each of its frames once.
+        addresses: all addresses that they have.
+        why: why the sweep's traffic cannot be told from other traffic there; empty where it can.
+    """
+
+    nics: tuple[str, ...]
+    addresses: frozenset[str]
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,8 @@ class Stage:
         most_load_bps: what cross traffic may come to at most; 0: whatever the plan asks for.
         ports: first and last TCP port that may be listened on; None: any.
         kernel_ports: first and last port that each host's kernel picks.
+        links: interfaces that carry the sweep's traffic, and those they stand on, by host.
+        attachments: where the sweep's traffic enters and leaves each host that has any.
     """
 
     roles: Roles
@@ -38,6 +55,8 @@ class Stage:
     most_load_bps: int = 0
     ports: tuple[int, int] | None = None
     kernel_ports: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    links: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    attachments: Mapping[str, Attachment] = field(default_factory=dict)
 
     @property
     def timekeeper(self) -> str:
@@ -60,4 +79,13 @@ def lab_stage(spec: LabSpec, roles: Roles, iperf3: str) -> Stage:
         bottleneck=roles.bottleneck() | {"mtu": spec.mtu},
         one_clock=True,
         iperf3=dict.fromkeys(spec.hosts, iperf3),
+        links={SWITCH: tuple(spec.port(host) for host in spec.hosts)},
+        attachments={
+            host: Attachment(
+                (TRAINING_NIC, CROSS_NIC),
+                frozenset((spec.training_ip(host), spec.cross_ip(host))),
+                "a testbed's links carry nothing else",
+            )
+            for host in spec.hosts
+        },
     )

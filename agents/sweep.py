@@ -24,7 +24,7 @@ from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab, rate_warnings
 from ringtap.agents.lease import holder, locked, take_leases
 from ringtap.agents.plan_changes import plan_changes
-from ringtap.agents.precheck import check_generator, check_host
+from ringtap.agents.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.progress import Progress
 from ringtap.agents.reach import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.roll_call import call_roll, cluster_stage, needs_iperf3
@@ -39,15 +39,15 @@ from ringtap.rundir import RunDirectory
 from ringtap.trafficgen import iperf3
 
 PRECHECK_TRIES = 3  # a busy moment of the machine is not the generator's
-_NOT_ASKED = "not asked for: a sweep records interfaces and steps"
+_NOT_ASKED = "not asked for: a sweep records what tells iteration times and loads"
 _NOT_COLLECTED = {
     "packets": "not asked for: the bottleneck is counted at its interfaces",
-    "sockets": _NOT_ASKED,
     "host load": _NOT_ASKED,
     "GPU": _NOT_ASKED,
     "RDMA": _NOT_ASKED,
 }
 _NOT_ON_A_TESTBED = {
+    "sockets": _NOT_ASKED,
     "GPU": "the scale model has none: compute time is slept",
     "RDMA": "the testbed's links carry TCP only",
 }
@@ -80,10 +80,13 @@ class Conductor:
         run: the sweep's run directory.
         ground: the hosts of the plan's cluster; None: the plan's testbed, which is built.
         only: the one series to measure; empty: all.
+        force: measure although others use the links.
     """
 
-    def __init__(self, plan: SweepPlan, run: RunDirectory, ground: Ground | None, only: str = "") -> None:
-        self._plan, self._run, self._ground, self._only = plan, run, ground, only
+    def __init__(
+        self, plan: SweepPlan, run: RunDirectory, ground: Ground | None, only: str = "", *, force: bool = False
+    ) -> None:
+        self._plan, self._run, self._ground, self._only, self._force = plan, run, ground, only, force
         self._points = run.path / "points.jsonl"
 
     def _todo(self) -> list[_Todo]:
@@ -117,6 +120,8 @@ class Conductor:
             with set_up as ground, losses_named(ground.hosts):
                 self._run.info["bottleneck"] = ground.stage.bottleneck
                 self._run.save()
+                if self._ground:
+                    self._look_first(ground, progress)
                 if max(self._plan.loads) > 0:
                     for kind in dict.fromkeys(one.kind for one in todo):
                         self._precheck(ground, kind, progress)
@@ -139,20 +144,45 @@ class Conductor:
             with closing(LabHosts(spec)) as hosts:
                 yield Ground(hosts, lab_stage(spec, roles, shutil.which("iperf3") or ""))
 
+    def _look_first(self, ground: Ground, progress: Progress) -> None:
+        """See that nobody else uses the links; what was found is kept in run.json.
+
+        Raises:
+            MeasurementError: somebody does, and that is not to be ignored.
+        """
+        idle = look_at_idle_links(self._plan, ground.hosts, ground.stage, self._attempt("precheck", "idle"))
+        self._run.info["idle"] = idle
+        self._run.save()
+        if not idle["words"]:
+            return
+        words = "; ".join(idle["words"])
+        if not self._force:
+            raise MeasurementError(
+                f"others use the links while the sweep does not yet: {words}: measure when they are idle, or all the "
+                "same with --force"
+            )
+        progress.say(f"warning: others use the links: {words}")
+
     def _precheck(self, ground: Ground, kind: str, progress: Progress) -> None:
         """See that a generator alone can load the bottleneck; the result is kept in run.json."""
         for _ in range(PRECHECK_TRIES):
             result = check_generator(self._plan, kind, ground.hosts, ground.stage, self._attempt("precheck", kind))
-            if result["ok"]:
+            if result["ok"] and (self._force or not result["others"]):
                 break
         others = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind]
         self._run.info["precheck"] = [*others, result]
         self._run.save()
-        progress.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck")
+        words = "; ".join(result["others"])
+        beside = f", and beside it {words}" if words else ""
+        progress.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck{beside}")
         if not result["ok"]:
             raise MeasurementError(
                 f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, "
-                f"{result['required_share']:.0%} are needed: are its hosts busy, or its links?"
+                f"{result['required_share']:.0%} are needed{beside}: are its hosts busy, or its links?"
+            )
+        if words and not self._force:
+            raise MeasurementError(
+                f"others use the links: {words}: measure when they are idle, or all the same with --force"
             )
 
     def _attempt(self, first: str, second: str) -> Path:
@@ -170,7 +200,7 @@ class Conductor:
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, **stage.clock())
         hosts.publish(path)
         cross = CrossTraffic(self._plan, todo.kind, hosts, stage, path)
-        series = Series(self._plan, todo.model, hosts, stage, run, cross)
+        series = Series(self._plan, todo.model, hosts, stage, run, cross, tolerant=self._force)
         points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / "rejected.jsonl")
         try:
             progress.tick(f"{name}: starting the job", 0.0)
@@ -179,8 +209,10 @@ class Conductor:
                     (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
                     if keep:
                         progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
+                        for words in (*point["cut"], *point["others"]):
+                            progress.say(f"warning: {name}: {words}")
                     else:
-                        progress.say(f"{name}: measured again, {point['late_share']:.1%} of the samples came late")
+                        progress.say(f"{name}: measured again: {point['why']}")
             check_lost(hosts)
             run.info["status"] = "complete"
         except BaseException as error:
@@ -300,7 +332,7 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
         plan: what to measure.
         path: the run directory to make, or to go on with.
         resume: keep the points that are there and measure the rest; all of them where there is no run yet.
-        force: measure loads beyond what the sender's traffic generator is calibrated for.
+        force: measure loads beyond what the sender's traffic generator is calibrated for, and on links that others use.
         only: the one series to measure; empty: all.
 
     Returns:
@@ -341,7 +373,7 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
         run.info["calibration"] = calibration
         say(f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}")
         with _kept(run):
-            Conductor(plan, run, ground, only).conduct()
+            Conductor(plan, run, ground, only, force=force).conduct()
     count = len(read_json_lines(path / "points.jsonl")[0])
     return {
         "path": str(path),

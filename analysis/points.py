@@ -38,7 +38,9 @@ class Point:
         cross_gbps: the same, full size.
         total_bps: everything that left the bottleneck port.
         total_gbps: the same, full size.
-        training_bps: total less cross traffic.
+        other_bps: traffic at the bottleneck that is not the sweep's, as the sweep noted it; None where it did not.
+        other_gbps: the same, full size.
+        training_bps: total less cross traffic and, where it is known, other traffic.
         training_gbps: the same, full size.
         window_s: length of the window; None for a point of a table.
         iterations: whole iterations in the window; None where a table does not say.
@@ -54,6 +56,7 @@ class Point:
         variation: standard deviation over mean.
         ended: why the window ended, as the sweep noted it.
         late_share: share of the recorder's samples that came late, as the sweep noted it; None where it did not.
+        disturbed: links that were cut and where there was much other traffic, as the sweep noted it, one sentence each.
         reasons: what is missing and why, one sentence each.
         iteration_s: the iteration times in order of time, shape (iterations,); empty where only their mean is known.
     """
@@ -69,6 +72,8 @@ class Point:
     cross_gbps: float | None
     total_bps: float | None
     total_gbps: float | None
+    other_bps: float | None
+    other_gbps: float | None
     training_bps: float | None
     training_gbps: float | None
     window_s: float | None
@@ -85,13 +90,14 @@ class Point:
     variation: float | None
     ended: str
     late_share: float | None
+    disturbed: tuple[str, ...]
     reasons: tuple[str, ...]
     iteration_s: Array = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The point's numbers as plain values, without the single iteration times."""
         item = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "iteration_s"}
-        return item | {"reasons": list(self.reasons)}
+        return item | {"disturbed": list(self.disturbed), "reasons": list(self.reasons)}
 
 
 def measure(sweep: SweepRun, workers: Workers = ALONE) -> list[Point]:
@@ -132,8 +138,9 @@ def _points_of(
 
 
 def table(points: Sequence[Point]) -> pd.DataFrame:
-    """Points as a table; missing numbers are ``pd.NA``, the reasons one text."""
-    rows = [{**point.to_json(), "reasons": "; ".join(point.reasons)} for point in points]
+    """Points as a table; missing numbers are ``pd.NA``, the sentences of a point one text."""
+    texts = ("disturbed", "reasons")
+    rows = [{**point.to_json(), **{name: "; ".join(getattr(point, name)) for name in texts}} for point in points]
     columns = [item.name for item in fields(Point) if item.name != "iteration_s"]
     result = pd.DataFrame(rows, columns=columns)
     numbers = [name for name in columns if name.endswith(("_bps", "_gbps", "_s"))] + ["variation", "independent"]
@@ -195,7 +202,10 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         return found
 
     cross, total = rate("cross"), rate("total")
-    training = None if cross is None or total is None else max(total - cross, 0.0)
+    other = None if window.get("other_bps") is None else float(window["other_bps"])
+    if window.get("other_why"):
+        reasons.append(f"other traffic: {window['other_why']}")
+    training = None if cross is None or total is None else max(total - cross - (other or 0.0), 0.0)
     full = float(sweep.plan["scale"]) / 1e9
 
     def gbps(bps: float | None) -> float | None:
@@ -214,12 +224,15 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         cross_gbps=gbps(cross),
         total_bps=total,
         total_gbps=gbps(total),
+        other_bps=other,
+        other_gbps=gbps(other),
         training_bps=training,
         training_gbps=gbps(training),
         window_s=(end - start) / 1e9,
         iterations=len(inside),
         ended=str(window.get("ended", "")),
         late_share=None if "late_share" not in window else float(window["late_share"]),
+        disturbed=tuple(str(words) for words in [*window.get("cut", ()), *window.get("others", ())]),
         reasons=tuple(reasons),
         iteration_s=inside,
         **asdict(times_of(inside)),

@@ -1,4 +1,4 @@
-"""Interface counters of this network namespace, all interfaces by one read of /proc/net/dev.
+"""Interface counters of this network namespace, all interfaces by one read of /proc/net/dev, and their links' states.
 
 /proc/net shows the namespace of the process; /sys/class/net would show that of the mount, which may be another one.
 One read takes 5 µs for two interfaces (seven files of /sys: 8 µs an interface) and, unlike netlink, no lock.
@@ -7,14 +7,27 @@ One read takes 5 µs for two interfaces (seven files of /sys: 8 µs an interface
 from __future__ import annotations
 
 import os
+import socket
 import struct
+import sys
 import time
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ringtap.collectors.base import Check, Context
-from ringtap.records import Field, HoldingRecordWriter
+from ringtap.collectors.netlink import (
+    DUMP,
+    HEADER_BYTES,
+    ROUTE,
+    NetlinkSocket,
+    aligned,
+    attributes,
+    is_done,
+    message_at,
+    request,
+)
+from ringtap.records import Field, HoldingRecordWriter, JsonLinesWriter
 
 # /proc/net/dev's columns after the name; drops of the receiving side include packets missed for want of a buffer
 _COUNTERS = (
@@ -32,13 +45,121 @@ _HEADING_LINES = 2
 _READ_BYTES = 1 << 16
 _SURE_BYTES = 3500  # the kernel hands out a page at a time: less than that is all there is
 
+# linux/rtnetlink.h and linux/if_link.h
+_NEW_LINK, _GET_LINK, _LINK_GROUP = 16, 18, 1
+_IFINFO = struct.Struct("=BxHiII")
+_UP = 1
+_NAME, _OPERSTATE, _CARRIER, _CARRIER_CHANGES = 3, 16, 33, 35
+_OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")
+_LOOK_EVERY_NS = 100_000_000
+
+
+class LinkWatch:
+    """Writes ``nic/links.jsonl``: the state of every link at first, and each change of it.
+
+    The kernel tells of changes (rtnetlink); then all links are looked at, ten times a second at most. What is shorter
+    than that shows in ``carrier_changes``.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the kernel gives no such news.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._known: dict[str, dict[str, Any]] = {}
+        self._netlink = NetlinkSocket(ROUTE)
+        self._news = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, ROUTE)
+        try:
+            self._news.setblocking(False)
+            self._news.bind((0, _LINK_GROUP))
+            found = self._look()
+        except OSError:
+            self._netlink.close()
+            self._news.close()
+            raise
+        self._log = JsonLinesWriter(path)
+        self._write(found)
+        self._has_news, self._look_ns = False, 0
+
+    def sample(self, mono_ns: int) -> None:
+        """Write what has changed."""
+        try:
+            while self._news.recv(1 << 16):
+                self._has_news = True
+        except BlockingIOError:
+            pass
+        except OSError:  # more news than there is room for
+            self._has_news = True
+        if self._has_news and mono_ns >= self._look_ns:
+            self._has_news, self._look_ns = False, mono_ns + _LOOK_EVERY_NS
+            try:
+                self._write(self._look())
+            except OSError:  # the kernel's answer was lost: ask again
+                self._has_news = True
+
+    def _look(self) -> dict[str, dict[str, Any]]:
+        """The states of all links, by name."""
+        found: dict[str, dict[str, Any]] = {}
+
+        def take(data: memoryview, length: int) -> bool:
+            position = 0
+            while True:
+                size, kind, _ = message_at(data, position, length)
+                if not size:
+                    return not is_done(kind)
+                if kind == _NEW_LINK:
+                    name, state = _link(data, position, position + size)
+                    found[name] = state
+                position += aligned(size)
+
+        self._netlink.dump(request(_GET_LINK, DUMP, _IFINFO.pack(0, 0, 0, 0, 0)), take)
+        return found
+
+    def _write(self, found: dict[str, dict[str, Any]]) -> None:
+        """Write the states that are not known yet; of a link that has gone, that it is down."""
+        gone = {"up": False, "carrier": False, "operstate": "notpresent"}
+        found |= {nic: self._known[nic] | gone for nic in self._known.keys() - found.keys()}
+        times = {"t_ns": time.time_ns(), "mono_ns": time.monotonic_ns()}
+        for nic, state in sorted(found.items()):
+            if self._known.get(nic) != state:
+                self._log.append({**times, "nic": nic, **state})
+        self._known = found
+
+    def close(self) -> None:
+        """Close the file and the sockets."""
+        self._netlink.close()
+        self._news.close()
+        self._log.close()
+
+
+def _link(data: memoryview, begin: int, end: int) -> tuple[str, dict[str, Any]]:
+    """Name and state in a message about a link."""
+    begin += HEADER_BYTES
+    flags = _IFINFO.unpack_from(data, begin)[3]
+    values = {kind: bytes(data[at : at + size]) for kind, at, size in attributes(data, begin + _IFINFO.size, end)}
+    number = {
+        kind: int.from_bytes(values[kind], sys.byteorder) if kind in values else None
+        for kind in (_OPERSTATE, _CARRIER, _CARRIER_CHANGES)
+    }
+    operstate = number[_OPERSTATE] or 0
+    return values[_NAME].rstrip(b"\0").decode(errors="replace"), {
+        "up": bool(flags & _UP),
+        "carrier": bool(number[_CARRIER]),
+        "operstate": _OPERSTATES[operstate] if operstate < len(_OPERSTATES) else str(operstate),
+        "carrier_changes": number[_CARRIER_CHANGES],
+    }
+
 
 class NicCollector:
-    """Writes ``nic/nic.rec``: every interface's counters (docs/run-directory.md)."""
+    """Writes ``nic/nic.rec``: every interface's counters, and ``nic/links.jsonl`` (docs/run-directory.md)."""
 
     name = "nic"
     slow = False
     source = Path("/proc/net/dev")
+
+    _links: LinkWatch | None
 
     def __init__(self, context: Context) -> None:
         self._path = context.folder / "nic" / "nic.rec"
@@ -71,6 +192,11 @@ class NicCollector:
         about = {"collector": self.name, "source": str(self.source), "every_s": self.every_s, "nics": self._nics}
         self._pack = struct.Struct(f"<qq{len(self._where)}Q").pack
         self._writer = HoldingRecordWriter(self._path, fields, about)
+        self._links, self._links_why = None, ""
+        try:
+            self._links = LinkWatch(self._path.with_name("links.jsonl"))
+        except OSError as error:
+            self._links_why = f"the kernel tells nothing of links: {error.strerror}"
         self.sample()
 
     def sample(self) -> None:
@@ -81,6 +207,8 @@ class NicCollector:
             self._learn(words)
         self._last = self._values(words)
         self._writer.hold(self._pack(t_ns, mono_ns, *self._last), mono_ns)
+        if self._links is not None:
+            self._links.sample(mono_ns)
 
     def stop(self) -> dict[str, Any]:
         """Take a last sample and close; names interfaces that appeared later (not recorded) or vanished, and when."""
@@ -89,7 +217,10 @@ class NicCollector:
         finally:
             self._writer.close()
             os.close(self._fd)
-        return {"nics": len(self._nics), "appeared_ns": self._appeared_ns, "vanished_ns": self._vanished_ns}
+            if self._links is not None:
+                self._links.close()
+        facts = {"nics": len(self._nics), "appeared_ns": self._appeared_ns, "vanished_ns": self._vanished_ns}
+        return facts | ({"links_not_watched": self._links_why} if self._links_why else {})
 
     def _words(self) -> list[bytes]:
         """The whole file in words."""

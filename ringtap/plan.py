@@ -86,7 +86,7 @@ class Window:
         min_s: least length of the window.
         min_iterations: least number of iterations in it.
         max_s: length at which it ends even with fewer iterations.
-        retries: how often a window is measured again when the machine was too busy to keep time in it.
+        retries: how often a window is measured again when something disturbed it.
         start_timeout_s: seconds a job may take to its first iteration.
     """
 
@@ -188,7 +188,7 @@ def load_plan(path: Path) -> SweepPlan:
             if is_real
             else _testbed(file.one("testbed"))
         ),
-        window=_window(file.one("window"), retries=0 if is_real else 2),
+        window=_window(file.one("window")),
         burst=burst,
     )
     sweep.finish()
@@ -308,14 +308,14 @@ def _testbed(table: Table) -> Testbed:
     return testbed
 
 
-def _window(table: Table, retries: int) -> Window:
+def _window(table: Table) -> Window:
     window = Window(
         warmup_iterations=table.integer("warmup_iterations", 5, 0, 10_000),
         settle_s=table.quantity("settle", "3s", parse_duration_s),
         min_s=table.quantity("min_time", "10s", parse_duration_s),
         min_iterations=table.integer("min_iterations", 20, 2, 1_000_000),
         max_s=table.quantity("max_time", "30s", parse_duration_s),
-        retries=table.integer("retries", retries, 0, 100),
+        retries=table.integer("retries", 2, 0, 100),
         start_timeout_s=table.quantity("start_timeout", "120s", parse_duration_s),
     )
     table.finish()

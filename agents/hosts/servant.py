@@ -195,15 +195,19 @@ class Servant:
             elif op == "remove":
                 self._remove(item["path"])
                 self._done(item)
-            elif op == "clean":
-                self._done(item, removed=clean(Path(item["workdir"]), item["run"]))
-            elif op == "lease":
-                self._done(item, held=self._lease.take(item["holder"]))
-            elif op == "listens":
-                self._done(item, listens=_listens(item["port"]))
+            elif op in ("clean", "lease", "listens"):
+                self._done(item, **self._answer(item))
         except OSError as error:
             why = f"{error.filename or item.get('path', '')}: {error.strerror}"
             self._done(item, why=why)
+
+    def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Do what a frame asks for that is answered with more than that it is done."""
+        if item["op"] == "clean":
+            return {"removed": clean(Path(item["workdir"]), item["run"])}
+        if item["op"] == "lease":
+            return {"held": self._lease.take(item["holder"])}
+        return {"listens": _listens(item["port"])}
 
     def _done(self, item: dict[str, Any], **more: object) -> None:
         if "id" in item:

@@ -13,6 +13,7 @@ from ringtap.agents.node.settings import Settings
 from ringtap.collectors.base import Context
 from ringtap.collectors.registry import collector_class
 from ringtap.rundir import RunDirectory
+from ringtap.units import parse_duration_s
 
 _STOP_S = 10.0
 
@@ -49,7 +50,8 @@ class Recorders:
         for name in self._settings.collectors:
             options = self._settings.options.get(name, {})
             try:
-                collector = collector_class(name)(Context(folder, self._settings.every_s, self._pids, options))
+                every_s = parse_duration_s(options["every"]) if "every" in options else self._settings.every_s
+                collector = collector_class(name)(Context(folder, every_s, self._pids, options))
                 self._entries.append(Entry(name, collector, self._say))
             except ImportError as error:
                 reason = f"a package is missing: {error.name or error}"

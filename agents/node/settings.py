@@ -21,8 +21,8 @@ class Settings(NamedTuple):  # no dataclass: its module takes 10 ms to import, a
     Attributes:
         collectors: names of collectors, in the registry's order.
         recorders: names of job-side recorders.
-        every_s: period asked of every collector.
-        options: by collector, words of the command line for it.
+        every_s: period asked of every collector that has none of its own.
+        options: by collector, words of the command line for it; ``every`` is its own period.
     """
 
     collectors: tuple[str, ...]
@@ -47,7 +47,11 @@ class Settings(NamedTuple):  # no dataclass: its module takes 10 ms to import, a
     def line(self) -> str:
         """The settings as one line for the user."""
         words = ",".join((*self.collectors, *self.recorders)) or "none"
-        extra = "".join(f" {name}={value}" for words in self.options.values() for name, value in words.items())
+        extra = "".join(
+            f" {f'{collector}.{name}' if name == 'every' else name}={value}"
+            for collector, words in self.options.items()
+            for name, value in words.items()
+        )
         return f"collect={words} every={format_duration(self.every_s).replace(' ', '')}{extra}"
 
 
@@ -82,17 +86,37 @@ def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) 
 
     Args:
         collect: the word after ``--collect``.
-        every: the word after ``--every``.
+        every: the words after ``--every``: a period, and after commas ``COLLECTOR=PERIOD`` for those with their own.
         packets: options of the packet collector by name; None where not given.
 
     Raises:
         UsageError: a word that is not understood.
     """
-    every_s = parse_duration_s(every)
-    if not LEAST_EVERY_S <= every_s <= MOST_EVERY_S:
-        raise UsageError(f"--every {every} is outside 1ms to 60s")
+    first, *own = every.split(",")
+    every_s = _period_s(first)
     collectors, recorders = parse_collect(collect)
+    options: dict[str, dict[str, str]] = {}
+    for word in own:
+        name, _, period = word.strip().partition("=")
+        if name not in collectors:
+            raise UsageError(f"--every {every}: {name!r} is no collector that --collect names")
+        _period_s(period)
+        options[name] = {"every": period}
     given = {name: value for name, value in packets.items() if value is not None}
     if given and "packets" not in collectors:
         raise UsageError("--interface, --filter and --snap are for packets: add --collect default,packets")
-    return Settings(collectors, recorders, every_s, {"packets": given} if given else {})
+    if given:
+        options["packets"] = options.get("packets", {}) | given
+    return Settings(collectors, recorders, every_s, options)
+
+
+def _period_s(text: str) -> float:
+    """A collector's period in seconds.
+
+    Raises:
+        UsageError: it is no time, or not from 1 ms to 60 s.
+    """
+    seconds = parse_duration_s(text)
+    if not LEAST_EVERY_S <= seconds <= MOST_EVERY_S:
+        raise UsageError(f"--every {text} is outside 1ms to 60s")
+    return seconds

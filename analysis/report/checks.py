@@ -41,7 +41,15 @@ def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
     found = [_precheck(item) for item in info.get("precheck") or []]
     every = list(series)
     for one in every:
-        found += [*_punctual(one), *_no_load(one), _rises(one), _volume(one), *_vgg(one), _chosen(one)]
+        found += [
+            *_punctual(one),
+            *_undisturbed(one),
+            *_no_load(one),
+            _rises(one),
+            _volume(one),
+            *_vgg(one),
+            _chosen(one),
+        ]
     return found + [check for one in every if one.traffic == "burst" for check in _tails(one, every)]
 
 
@@ -62,6 +70,15 @@ def _punctual(series: Series) -> list[Check]:
     expected = f"the machine kept time: at most {MOST_LATE_SHARE:.0%} of the samples of a window late"
     found = f"{len(over)} of {len(late)} windows above it" if over else "it did"
     return [Check(series.name, expected, f"{found}; {max(late):.1%} in the worst", not over)]
+
+
+def _undisturbed(series: Series) -> list[Check]:
+    disturbed = [point.disturbed for point in series.points if point.disturbed]
+    known = any(point.other_bps is not None for point in series.points)
+    if not known and not disturbed:
+        return []
+    found = f"{len(disturbed)} of {len(series.points)} points disturbed: {disturbed[0][0]}" if disturbed else "it was"
+    return [Check(series.name, "the links were whole and the sweep's alone", found, not disturbed)]
 
 
 def _no_load(series: Series) -> list[Check]:

@@ -233,6 +233,8 @@ def _point(row: _Row) -> Point:
         cross_gbps=row.load_gbps,
         total_bps=None,
         total_gbps=None,
+        other_bps=None,
+        other_gbps=None,
         training_bps=None,
         training_gbps=None,
         window_s=None,
@@ -249,6 +251,7 @@ def _point(row: _Row) -> Point:
         variation=None if row.std_s is None else row.std_s / row.seconds,
         ended="",
         late_share=None,
+        disturbed=(),
         reasons=(),
         iteration_s=np.empty(0),
     )

@@ -1,19 +1,28 @@
 """Sweeps over ssh that are not alone: other sweeps on the same servers, other people's traffic, a link that is cut."""
 
+import json
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from getpass import getuser
 from pathlib import Path
 
 import pytest
 
+import ringtap
+from ringtap.agents.lab.topology import SWITCH
 from ringtap.agents.lab.up import Lab
+from ringtap.records import read_json_lines
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import one_sentence, status, wait_for
 from tests.testbed.test_ssh_sweep import SPEC, Desk
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 SHORT = {"loads = [0, 0.7]": "loads = [0]", 'min_time = "2500ms"': 'min_time = "500ms"'}
+LONGER = {"loads = [0, 0.7]": "loads = [0.1]", 'min_time = "2500ms"': 'min_time = "4s"'}
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +54,75 @@ def test_two_sweeps_at_once_are_refused_and_a_killed_ones_hosts_are_free(desk: D
         first.communicate()
     done = desk.run("sweep", desk.plan("short", SHORT), "-o", tmp_path / "third")
     assert done.returncode == 0, done.stderr
+
+
+OTHERS = """
+import socket, sys, time
+to, bytes_per_s, begin_s, sent = (sys.argv[1], 9), float(sys.argv[2]), time.monotonic(), 0
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    while time.monotonic() < begin_s + 300:
+        while sent < bytes_per_s * (time.monotonic() - begin_s):
+            sent += sender.sendto(bytes(1400), to)
+        time.sleep(0.002)
+"""
+
+
+@contextmanager
+def others_send(bps: float) -> Iterator[None]:
+    """Other people's traffic from S1 to S0, of so much payload, for as long as the block lasts."""
+    inside = [sys.executable, "-m", "ringtap.agents.lab.enter", SPEC.name, "S1"]
+    sender = [sys.executable, "-c", OTHERS, SPEC.training_ip("S0"), str(bps / 8)]
+    with subprocess.Popen([*inside, *sender]) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def test_other_traffic_is_seen_before_the_sweep_and_in_its_windows(desk: Desk, tmp_path: Path) -> None:
+    plan = desk.plan("others", SHORT)
+    with others_send(50e6):
+        refused = desk.run("sweep", plan, "-o", tmp_path / "refused")
+        assert refused.returncode == 1
+        assert "S0 took in 5" in (words := one_sentence(refused.stderr)), words
+        assert "others use the links while the sweep does not yet" in words
+        forced = desk.run("sweep", plan, "-o", tmp_path / "forced", "--force")
+    assert forced.returncode == 0, forced.stderr
+    assert "warning: small-iperf: S0 took in 5" in forced.stderr
+    (noted,) = read_json_lines(tmp_path / "forced" / "points.jsonl")[0]
+    assert noted["other_bps"] == pytest.approx(51.5e6, rel=0.1), "50 Mbit/s of payload, and headers"
+    assert any(words.startswith("S1 sent 5") for words in noted["others"])
+    assert not read_json_lines(tmp_path / "forced" / "rejected.jsonl")[0]
+    (point,) = ringtap.open_run(tmp_path / "forced").points.to_dict("records")
+    assert point["training_bps"] == pytest.approx(point["total_bps"] - point["cross_bps"] - noted["other_bps"])
+
+
+def test_a_window_with_a_cut_link_or_other_traffic_is_measured_again(desk: Desk, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sweep = desk.start("sweep", desk.plan("cut", LONGER), "-o", out)
+    sent = out / "series" / "small-iperf-1" / "nodes" / "S2" / "sent"
+    wait_for((sent / "000.log").exists, sweep)
+    time.sleep(1.5)  # the window is open
+    desk.servers.run(SWITCH, "ip", "link", "set", "to-S1", "down")
+    time.sleep(1.0)
+    desk.servers.run(SWITCH, "ip", "link", "set", "to-S1", "up")
+    wait_for((sent / "000-1.log").exists, sweep)
+    with others_send(50e6):
+        time.sleep(2.5)
+    errors = sweep.communicate(timeout=60)[1]
+    assert sweep.returncode == 0, errors
+    cut, others = read_json_lines(out / "rejected.jsonl")[0]
+    assert cut["why"].startswith("eth0 of S1 had no link for 1."), cut
+    assert cut["why"] in errors
+    assert [words[:8] for words in others["others"]] == ["S0 took ", "S1 sent "], others
+    assert others["cut"] == []
+    (point,) = read_json_lines(out / "points.jsonl")[0]
+    assert point["cut"] == point["others"] == []
+    assert point["other_bps"] < 0.02 * 250e6
+    (shown,) = ringtap.open_run(out).points.to_dict("records")
+    assert shown["disturbed"] == ""
+    (generator,) = json.loads((out / "run.json").read_text())["precheck"]
+    assert generator["judged_by"] == "acknowledged bytes"
+    assert generator["reached_bps"] == pytest.approx(generator["total_bps"], rel=0.05)
+    assert generator["others"] == []
+    print(point, cut, others, generator)

@@ -1,5 +1,7 @@
 """Interface counters on a written-down /proc/net/dev whose interfaces come and go."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,57 @@ def test_records_are_held_for_a_tenth_of_a_second_at_most(dev: Path, tmp_path: P
     assert len(everything) == 3002
     held = [mono_ns for mono_ns in everything[:-1] if mono_ns > last_ns]
     assert not held or held[-1] - held[0] < 100_000_000
+
+
+CUT = """
+import subprocess, sys, time
+from pathlib import Path
+from ringtap.collectors.nic import LinkWatch
+from ringtap.records import read_json_lines
+
+def ip(words):
+    subprocess.run(["ip", "link", *words.split()], check=True)
+
+def states():
+    return [item for item in read_json_lines(path)[0] if item["nic"] == "va"]
+
+def await_change(number):
+    deadline = time.monotonic() + 30
+    while len(states()) < number:
+        watch.sample(time.monotonic_ns())
+        assert time.monotonic() < deadline, states()
+        time.sleep(0.01)
+
+path = Path(sys.argv[1])
+ip("add name va type veth peer name vb")
+ip("set va up")
+ip("set vb up")
+watch = LinkWatch(path)
+deadline = time.monotonic() + 30
+while states()[-1]["operstate"] != "up":
+    watch.sample(time.monotonic_ns())
+    assert time.monotonic() < deadline, states()
+before = len(states())
+ip("set vb down")
+await_change(before + 1)
+cut = states()[-1]
+assert (cut["up"], cut["carrier"]) == (True, False), cut
+assert cut["carrier_changes"] > states()[before - 1]["carrier_changes"]
+assert cut["t_ns"] > states()[before - 1]["t_ns"]
+ip("set vb up")
+deadline = time.monotonic() + 30
+while states()[-1]["operstate"] != "up" or not states()[-1]["carrier"]:
+    watch.sample(time.monotonic_ns())
+    assert time.monotonic() < deadline, states()
+count = len(states())
+ip("del va")
+await_change(count + 1)
+assert states()[-1]["operstate"] in ("notpresent", "down"), states()[-1]
+watch.close()
+"""
+
+
+def test_a_link_that_is_cut_and_comes_back_is_noted(tmp_path: Path) -> None:
+    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", CUT, tmp_path / "links.jsonl"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

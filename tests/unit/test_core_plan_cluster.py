@@ -56,7 +56,7 @@ def cluster_of(tmp_path: Path, text: str) -> Cluster:
 
 def test_a_real_link_has_the_capacity_that_it_has(tmp_path: Path) -> None:
     plan = load_plan(plan_file(tmp_path, GOOD))
-    assert (plan.scale, plan.capacity_bps, plan.window.retries) == (1, 10_000_000_000, 0)
+    assert (plan.scale, plan.capacity_bps, plan.window.retries) == (1, 10_000_000_000, 2)
     scaled = load_plan(plan_file(tmp_path, GOOD.replace("[sweep]", "[sweep]\nscale = 100")))
     assert (scaled.scale, scaled.capacity_bps) == (100, 10_000_000_000)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: Stage, path: Path) 
     run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **stage.clock())
     hosts.publish(path)
     try:
-        _start_recorders(hosts, run, stage.attachments)
+        _start_recorders(hosts, run, stage.attachments, stage.attachments)
         start_ns, end_ns = _counted_window(hosts)
     finally:
         hosts.stop_all()
@@ -123,8 +123,8 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: Stage, path: Path) 
     return {"rates": rates, "words": words}
 
 
-def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str]) -> None:
-    """Start recorders; returns when all of them count.
+def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], attached: Container[str]) -> None:
+    """Start recorders, of connections too where hosts are attached; returns when all of them count.
 
     Raises:
         MeasurementError: one does not.
@@ -132,8 +132,10 @@ def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str]) -> N
     recorders = []
     for node in dict.fromkeys(nodes):
         log = run.node(node) / "log" / "job.out"
-        record = ["--collect", "nic,sockets", "--every", SOCKETS_EVERY, "--join", hosts.path(node, run.path)]
-        command = [*hosts.ringtap(node), "capture", *record, "--node", node]
+        # a testbed's switch has no connections
+        collect = ["nic,sockets", "--every", SOCKETS_EVERY] if node in attached else ["nic", "--every", "10ms"]
+        record = ["--collect", *collect, "--join", hosts.path(node, run.path), "--node", node]
+        command = [*hosts.ringtap(node), "capture", *record]
         recorders.append((run.node(node) / "nic" / "nic.rec", hosts.start(node, "recorder", command, log)))
     deadline_s = time.monotonic() + _RECORDERS_S
     for path, process in recorders:
@@ -170,7 +172,7 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, path
     requested_bps = most_bps(plan)
     watched = [node for node, port in stage.attachments.items() if not port.why]
     try:
-        _start_recorders(hosts, run, (stage.timekeeper, stage.roles.cross_from, *watched))
+        _start_recorders(hosts, run, (stage.timekeeper, stage.roles.cross_from, *watched), stage.attachments)
         cross.start_receiver()
         cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10)
         start_ns, end_ns = _counted_window(hosts)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+from ringtap.rundir import add_access
 
 if TYPE_CHECKING:
     from ringtap.agents.node.settings import Settings
@@ -36,6 +37,7 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
     )
+    add_access(parser)
     parser.add_argument("--node", metavar="NAME", help="this node's name in the run (default: its host name)")
     parser.add_argument("--join", type=Path, metavar="DIR", help="write this node's part of an existing run directory")
     parser.add_argument("--live", action="store_true", help="watch the run in this terminal (see ringtap live)")
@@ -64,6 +66,7 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
     )
+    add_access(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the points and the time they will take, measure nothing"
     )
@@ -104,7 +107,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("nothing to run: ringtap run -- COMMAND")
     settings, node = _settings(options), node_name(options.node)
     try:
-        place = find_place(Path(command[0]).name, options.output, options.join, node, settings)
+        place = find_place(Path(command[0]).name, options.output, options.join, node, settings, options.access)
     except UnwritableError as error:
         return run_unrecorded(command, str(error))
     return run_job(place, settings, command, options.live)
@@ -118,7 +121,7 @@ def _capture(options: argparse.Namespace) -> int:
     settings, node = _settings(options), node_name(options.node)
     seconds = parse_duration_s(options.duration) if options.duration else None
     check_pids(options.pid)
-    place = find_place("capture", options.output, options.join, node, settings)
+    place = find_place("capture", options.output, options.join, node, settings, options.access)
     return capture(place, settings, seconds, options.pid, options.live)
 
 
@@ -175,7 +178,9 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.resume and not options.output:
         raise UsageError("--resume needs the sweep's folder: -o DIR")
     path = options.output or Path("runs") / new_name(plan.name)
-    summary = run_sweep(plan, path, resume=options.resume, force=options.force, only=options.series)
+    summary = run_sweep(
+        plan, path, resume=options.resume, force=options.force, only=options.series, access=options.access
+    )
     if options.json:
         print(json.dumps(summary))
     else:

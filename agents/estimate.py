@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from ringtap.agents.lab.topology import LabSpec, Roles, thesis_roles
+from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.units import format_duration, format_rate
@@ -50,8 +51,13 @@ def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
 
 
 def resolved(plan: SweepPlan) -> dict[str, Any]:
-    """The plan as run.json keeps it: hosts and roles of the named configurations filled in."""
+    """Return the plan as run.json keeps it: hosts and roles of the named configurations filled in, secrets masked."""
     item: dict[str, Any] = json.loads(json.dumps(plan.to_json()))
+    for model in item["models"]:
+        model["command"] = mask_words(model["command"])
+    for part in (*item["models"], item["topology"], *item["topology"].get("machines", ())):
+        if "environment" in part:
+            part["environment"] = mask_variables(part["environment"])
     if isinstance(plan.topology, Cluster):
         return item
     spec, roles = layout(plan)

@@ -232,9 +232,9 @@ def _line(plan: SweepPlan, point: dict[str, Any]) -> str:
     return f"{point['series']:<24} asked {asked:6.2f} Gbit/s (full size): {measured}"
 
 
-def _open(plan: SweepPlan, path: Path, resume: bool, say: Callable[[str], None]) -> RunDirectory:
+def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[[str], None]) -> RunDirectory:
     if not resume or not (path / "run.json").exists():
-        return RunDirectory.create(path, "sweep", sys.argv, plan.seed, plan=resolved(plan))
+        return RunDirectory.create(path, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
     run = RunDirectory.open(path)
     before, now = run.info.get("plan") or {}, resolved(plan)
     changes = plan_changes(before, now, read_json_lines(path / "points.jsonl")[0])
@@ -325,7 +325,14 @@ def check_series(plan: SweepPlan, only: str) -> None:
         raise UsageError(f"--series {only} is no series of this plan; {hint}")
 
 
-def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = False, only: str = "") -> dict[str, Any]:
+def run_sweep(
+    plan: SweepPlan,
+    path: Path,
+    resume: bool = False,
+    force: bool = False,
+    only: str = "",
+    access: str = "private",
+) -> dict[str, Any]:
     """Measure a sweep into a run directory.
 
     Args:
@@ -334,6 +341,7 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
         resume: keep the points that are there and measure the rest; all of them where there is no run yet.
         force: measure loads beyond what the sender's traffic generator is calibrated for, and on links that others use.
         only: the one series to measure; empty: all.
+        access: who may enter a run directory that is made.
 
     Returns:
         ``{path, status, points, duration_s}``.
@@ -366,7 +374,7 @@ def run_sweep(plan: SweepPlan, path: Path, resume: bool = False, force: bool = F
             _check_machine(plan)
             missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
         calibration = check_host(plan, force, say, ground.hosts if ground else None)
-        run = _open(plan, path, resume, say)
+        run = _open(plan, path, resume, access, say)
         if not goes_on:
             stack.enter_context(locked(path, me, say))
         run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ringtap.masking import mask_words
+
 # Most specific first, as the step recorder has it: a launcher within a Slurm step leaves that step's SLURM_PROCID
 _RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _MOST_CHARACTERS = 200
@@ -32,12 +34,12 @@ def rank_of(pid: int, proc: Path = PROC) -> int | None:
 
 
 def command_of(pid: int, proc: Path = PROC) -> str:
-    """The command line in one line, cut short; empty where it cannot be read."""
+    """Return the command line in one line, cut short, its secrets masked; empty where it cannot be read."""
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
         return ""
-    return b" ".join(words).decode(errors="replace")[:_MOST_CHARACTERS]
+    return " ".join(mask_words([word.decode(errors="replace") for word in words]))[:_MOST_CHARACTERS]
 
 
 class Process:

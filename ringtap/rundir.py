@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 import ringtap
 from ringtap.errors import UsageError
+from ringtap.masking import mask_words
 
 SCHEMA = 1
+ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
 _JOIN_S = 5.0
 Status = Literal["running", "complete", "partial", "failed"]
 
@@ -34,6 +36,21 @@ def new_name(slug: str) -> str:
 def shared_name(slug: str, key: str) -> str:
     """The folder name that all ranks of a launched job come to by themselves: ``<slug>-<run key>``."""
     return f"{_clean(slug)}-{re.sub(r'[^A-Za-z0-9.]+', '-', key).strip('-')}"
+
+
+def add_access(parser: Any) -> None:
+    """Add ``--access`` to a verb that makes run directories."""
+    text = "who may enter the run directory, as far as your umask allows: its owner, the group, everybody"
+    parser.add_argument("--access", choices=tuple(ACCESS), default="private", help=f"{text} (default: private)")
+
+
+def _mode(path: Path, access: str) -> int:
+    """Mode of a new run directory; a run within another, as a series of a sweep, has that one's."""
+    for parent in path.absolute().parents:
+        with contextlib.suppress(OSError):
+            if (parent / "run.json").is_file():
+                return parent.stat().st_mode & 0o777
+    return ACCESS[access]
 
 
 def write_json(path: Path, item: object) -> None:
@@ -92,27 +109,36 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path, kind: Literal["job", "sweep"], argv: list[str], seed: int, *, key: str = "", **extra: Any
+        cls,
+        path: Path,
+        kind: Literal["job", "sweep"],
+        argv: list[str],
+        seed: int,
+        *,
+        key: str = "",
+        access: str = "private",
+        **extra: Any,
     ) -> RunDirectory:
         """Make the folder and its run.json with status ``running``.
 
         Args:
             path: the folder.
             kind: what the run is.
-            argv: the command line.
+            argv: the command line; the values of secret options are masked.
             seed: seed of everything random.
             key: what the ranks of one launched job have in common; empty where there is but one process.
+            access: who may enter a folder that is made here, one of `ACCESS`.
             **extra: further facts for run.json.
 
         Raises:
             UsageError: the folder exists and is not empty.
             UnwritableError: it cannot be written.
         """
-        info = {"schema": SCHEMA, "kind": kind, "ringtap": ringtap.__version__, "argv": argv}
+        info = {"schema": SCHEMA, "kind": kind, "ringtap": ringtap.__version__, "argv": mask_words(argv)}
         info |= {"created_ns": time.time_ns(), "seed": seed, "status": "running", "why": "", "not_collected": []}
         info |= {"key": key} | extra
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(_mode(path, access), parents=True, exist_ok=True)
             # another rank of the same job may be about to make it: its temporary name is no content
             strangers = [entry for entry in path.iterdir() if not (key and entry.name.startswith(".run.json."))]
             if strangers or not _write_new_json(path / "run.json", info):
@@ -134,7 +160,7 @@ class RunDirectory:
             argv: the command line.
             key: the job's key.
             rank: this process's rank in the job; each rank joins a run once.
-            **extra: further facts for run.json.
+            **extra: further facts for run.json, and ``access``.
 
         Returns:
             The run and whether this process made it; None where this rank has had its turn there: another run of the

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+from ringtap.rundir import add_access
 
 if TYPE_CHECKING:
     from ringtap.slurm.request import Environment, Resources
@@ -33,6 +34,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     )
     parser.add_argument("--print", action="store_true", help="show the batch script, submit nothing")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="run directory, on a shared file system")
+    add_access(parser)
     parser.add_argument("--json", action="store_true", help="for machines")
     _add_resources(parser.add_argument_group("what the job gets"))
     _add_environment(parser.add_argument_group("its Python"))
@@ -167,7 +169,7 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
     print(f"ringtap: site={site.name} run={path} {settings_line(resources, environment)}", file=sys.stderr)
     for doubt in doubts:
         print(f"ringtap: {doubt}", file=sys.stderr)
-    job = submit_command(request, site, path)
+    job = submit_command(request, site, path, options.access)
     if options.json:
         print(json.dumps({"job": job, "run": str(paths.run), "script": str(paths.script), "site": site.name}))
     else:

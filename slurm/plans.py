@@ -142,7 +142,7 @@ def submit_plan(
     settings = f"site={site.name} run={path} plan={file} {settings_line(resources, environment)}"
     for line in (settings, *doubts):
         print(f"ringtap: {line}", file=sys.stderr)
-    job = _submit(request, file, paths, todo, after)
+    job = _submit(request, file, paths, todo, after, options.access)
     if options.json:
         series = [names[index] for index in todo]
         print(json.dumps({"job": job, "run": str(paths.run), "series": series, "site": site.name}))
@@ -198,7 +198,9 @@ def _time_doubts(plan: SweepPlan, names: Sequence[str], resources: Resources) ->
     return [text]
 
 
-def _submit(request: _Request, file: Path, paths: SubmitPaths, todo: Sequence[int], after: Sequence[str]) -> str:
+def _submit(
+    request: _Request, file: Path, paths: SubmitPaths, todo: Sequence[int], after: Sequence[str], access: str
+) -> str:
     """Make the run directory, or take the one that is there, and hand the array to Slurm; returns its id."""
     sbatch = find_sbatch()
     plan, text = request.plan, plan_script(request, paths, todo, after)
@@ -209,12 +211,13 @@ def _submit(request: _Request, file: Path, paths: SubmitPaths, todo: Sequence[in
         run = RunDirectory.open(paths.run)
         run.finish("running", WAITING)
         return job
-    run = RunDirectory.create(paths.run, "sweep", sys.argv, plan.seed, plan=resolved(plan))
+    run = RunDirectory.create(paths.run, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
     try:
         run.finish("running", WAITING)
         paths.folder.mkdir()
         paths.parts.mkdir()
         shutil.copyfile(file, paths.plan)
+        paths.plan.chmod(0o600)  # its commands and variables may hold secrets
         return hand_over(sbatch, paths, text, about | {"tasks": [list(todo)]})
     except (UsageError, OSError):
         for folder in (paths.folder, paths.parts):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.masking import mask_words
 from ringtap.slurm.sites import Nodes, Site
 
 # sbatch's own names of what `Resources` asks for
@@ -109,7 +110,7 @@ class Request:
     def to_json(self) -> dict[str, Any]:
         """For request.json."""
         item: dict[str, Any] = asdict(self)
-        item["folder"] = str(self.folder)
+        item |= {"folder": str(self.folder), "command": mask_words(self.command)}
         for name in ("requirement", "wheels"):
             path = item["environment"][name]
             item["environment"][name] = None if path is None else str(path)

@@ -105,13 +105,14 @@ def check_files(request: Request) -> None:
             raise UsageError(f"--keep {pattern!r} is not below $SLURM_TMPDIR: write it relative to that, as '*.pt'")
 
 
-def submit_command(request: Request, site: Site, path: Path) -> str:
+def submit_command(request: Request, site: Site, path: Path, access: str = "private") -> str:
     """Make the run directory and hand the job to Slurm; returns the job's id.
 
     Args:
         request: the command and what it asks for, checked.
         site: the site.
         path: the run directory to make.
+        access: who may enter it.
 
     Raises:
         UsageError: the folder is in use, there is no sbatch, or it refuses; nothing is left behind then.
@@ -119,7 +120,7 @@ def submit_command(request: Request, site: Site, path: Path) -> str:
     sbatch = find_sbatch()
     paths = SubmitPaths(path)
     settings = parse_settings(request.collect, request.every, {})
-    run = RunDirectory.create(paths.run, "job", sys.argv, 0, settings=settings.to_json(), reference="")
+    run = RunDirectory.create(paths.run, "job", sys.argv, 0, access=access, settings=settings.to_json(), reference="")
     try:
         run.info["why"] = WAITING
         run.save()
@@ -160,6 +161,7 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
     """
     paths.states.mkdir(parents=True, exist_ok=True)
     with paths.script.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        paths.script.chmod(0o600)  # it has the command with its secrets
         file.write(script)
     # from the script's folder, where Slurm puts its output; its name needs no quoting then
     try:

@@ -24,6 +24,7 @@ from ringtap.agents.node.recorders import Recorders
 from ringtap.agents.node.rendezvous import Rendezvous
 from ringtap.agents.node.settings import Settings
 from ringtap.agents.relay import state_of
+from ringtap.masking import mask_words
 from ringtap.rundir import RunDirectory
 
 _TICK_S = 1.0
@@ -215,6 +216,8 @@ class Agent:
         entries = [item] if item.get("pid") else [{"pid": pid} for pid in item.get("watch") or []]
         for entry in entries:
             kept = {name: entry.get(name) for name in ("pid", "command", "rank", "began_ns")}
+            if isinstance(kept["command"], list):
+                kept["command"] = mask_words([str(word) for word in kept["command"]])
             kept["began_ns"] = kept["began_ns"] or time.time_ns()
             job = Job(int(entry["pid"]), kept | {"exit_code": None, "ended_ns": None}, bool(item.get("holds", True)))
             if item.get("pid") and not item.get("attached"):

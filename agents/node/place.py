@@ -52,7 +52,9 @@ def node_name(given: str | None) -> str:
     return name
 
 
-def find_place(slug: str, output: Path | None, join: Path | None, node: str, settings: Settings) -> Place:
+def find_place(
+    slug: str, output: Path | None, join: Path | None, node: str, settings: Settings, access: str = "private"
+) -> Place:
     """Make, or join, the run directory.
 
     Args:
@@ -61,6 +63,7 @@ def find_place(slug: str, output: Path | None, join: Path | None, node: str, set
         join: the run directory to join; None for none.
         node: this node's name.
         settings: what will be recorded.
+        access: who may enter a folder that is made.
 
     Raises:
         UsageError: the folder is in use, or there is nothing to join.
@@ -71,7 +74,7 @@ def find_place(slug: str, output: Path | None, join: Path | None, node: str, set
             raise UsageError("-o makes a run directory and --join joins one: give one of them")
         return Place(RunDirectory.wait_for(join.absolute(), _JOIN_S), node, created=False)
     key = run_key(os.environ)
-    extra: dict[str, Any] = {"settings": settings.to_json(), "reference": node}
+    extra: dict[str, Any] = {"settings": settings.to_json(), "reference": node, "access": access}
     if not key:
         path = (output or Path("runs") / new_name(slug)).absolute()
         return Place(RunDirectory.create(path, "job", sys.argv, 0, **extra), node, created=True)

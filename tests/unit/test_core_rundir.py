@@ -1,5 +1,8 @@
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,30 @@ def test_a_broken_description_is_refused(tmp_path: Path, content: str, words: st
 def test_another_folder_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no run\.json"):
         RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize(("access", "mode"), [("private", 0o700), ("group", 0o750), ("all", 0o755)])
+def test_a_run_directory_is_its_owners_alone_unless_asked_otherwise(access: str, mode: int, tmp_path: Path) -> None:
+    """A run within it, as a series of a sweep, is as open as it is; a folder that is there stays as it is."""
+    before = os.umask(0o022)
+    try:
+        outer = RunDirectory.create(tmp_path / "runs" / "outer", "sweep", [], 0, access=access).path
+        inner = RunDirectory.create(outer / "series" / "one", "job", [], 0).path
+        (tmp_path / "there").mkdir(0o711)
+        there = RunDirectory.create(tmp_path / "there", "job", [], 0, access=access).path
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (outer, inner, there, outer.parent)]
+    assert modes == [mode, mode, 0o711, 0o755]
+
+
+def test_the_verbs_that_make_run_directories_say_who_may_enter(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        for options, mode in (((), 0o700), (("--access", "group"), 0o750)):
+            run = tmp_path / f"run{len(options)}"
+            command = [sys.executable, "-m", "ringtap.cli", "run", "-o", str(run), *options, "--", "true"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            assert (done.returncode, run.stat().st_mode & 0o777) == (0, mode), done.stderr
+    finally:
+        os.umask(before)

@@ -1,0 +1,63 @@
+"""Secrets in command lines and environments: found by the names of options and variables, and masked for records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MASK = "***"
+# the last part of a name: HF_TOKEN, --api-key, wandb.api_key, AWS_SECRET_ACCESS_KEY
+_SECRET = re.compile(
+    r"(?:^|_)(?:token|password|passwd|passphrase|secret|credentials?|apikey|authtoken"
+    r"|(?:access|account|api|app|auth|encryption|license|private|secret|signing|storage)_?key)$|_(?:pass|pwd)$"
+)
+# tokens of a language model's vocabulary
+_VOCABULARY = re.compile(r"(?:^|_)(?:bos|cls|eos|image|mask|pad|sep|special|unk)_token$")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_ASSIGNED = re.compile(r"([-+]*[A-Za-z_][\w.+-]*)=(.*)", re.DOTALL)
+_VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s;&|<>()\"']+)"
+_ASSIGNED_IN_TEXT = re.compile(rf"(?<![\w.+-])([-+]*[A-Za-z_][\w.+-]*)(=){_VALUE}")
+_GIVEN_IN_TEXT = re.compile(rf"(?<![\w.+-])(--?[A-Za-z][\w.-]*)([ \t]+)(?!--){_VALUE}")
+_URL = re.compile(r"([A-Za-z][\w+.-]*://[^\s/:@]*:)[^\s/@]+@")
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option or variable of this name holds a secret."""
+    last = name.lstrip("-+").rpartition(".")[2]
+    plain = _CAMEL.sub("_", last).lower().replace("-", "_")
+    return bool(_SECRET.search(plain)) and not _VOCABULARY.search(plain)
+
+
+def mask_words(words: Sequence[str]) -> list[str]:
+    """Return a command line with the values of secret options and variables as ``***``."""
+    masked, follows = [], False
+    for word in words:
+        if follows and not word.startswith("--"):
+            masked.append(MASK)
+            follows = False
+            continue
+        follows = word.startswith("-") and "=" not in word and is_secret(word)
+        assigned = _ASSIGNED.fullmatch(word)
+        if assigned and is_secret(assigned[1]):
+            masked.append(f"{assigned[1]}={MASK}")
+        else:
+            masked.append(mask_text(word))
+    return masked
+
+
+def mask_text(text: str) -> str:
+    """Return a text that may hold command lines, as a shell's ``-c`` does, with their secrets as ``***``."""
+
+    def mask(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{MASK}" if is_secret(found[1]) else found[0]
+
+    return _URL.sub(rf"\1{MASK}@", _GIVEN_IN_TEXT.sub(mask, _ASSIGNED_IN_TEXT.sub(mask, text)))
+
+
+def mask_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment with the values of secret variables as ``***``."""
+    return {
+        name: MASK if is_secret(name) else mask_text(value) if isinstance(value, str) else value
+        for name, value in variables.items()
+    }

@@ -48,6 +48,7 @@ class Traffic:
         groups: what the rows of ``amounts`` are: flows, or kinds of flows where there are too many.
         amounts: by name of `AMOUNTS`, shape (groups, bins).
         every_s: the longest period of the nodes' socket samples; None without sockets.
+        all_every_s: that of connections which carried little so far, as new ones have.
         nodes: nodes with a socket log.
         covered: for each of these, the bins that its log covers.
     """
@@ -56,6 +57,7 @@ class Traffic:
     groups: pd.DataFrame
     amounts: dict[str, Numbers]
     every_s: float | None
+    all_every_s: float | None
     nodes: list[str]
     covered: dict[str, npt.NDArray[np.bool_]]
 
@@ -94,7 +96,9 @@ def measure(
     amounts, totals, covered = _spread(workers, ends, flows, logged, borders, len(groups), bins)
     flows = flows.join(totals)
     every_s = max((known.every_s for known in found.values()), default=None)
-    return Traffic(flows.reindex(columns=_FLOW_COLUMNS), groups, amounts, every_s, sorted(found), covered)
+    all_every_s = max((known.all_every_s for known in found.values()), default=None)
+    flows = flows.reindex(columns=_FLOW_COLUMNS)
+    return Traffic(flows, groups, amounts, every_s, all_every_s, sorted(found), covered)
 
 
 def _ends(parts: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

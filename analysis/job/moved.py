@@ -17,10 +17,11 @@ AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked
 
 @dataclass(frozen=True)
 class Known:
-    """The sockets of a node, with their owners, and the period of their samples."""
+    """The sockets of a node, with their owners, and how often they are sampled: busy ones, and at least all."""
 
     sockets: pd.DataFrame
     every_s: float
+    all_every_s: float
 
 
 def sockets_of(node: NodeLogs) -> Known | None:
@@ -33,7 +34,7 @@ def sockets_of(node: NodeLogs) -> Known | None:
     table = log.sockets.assign(node=node.name, number=np.arange(len(owner)))
     table["rank"] = pd.array([rank for rank, _ in owner], "Int64")
     table["command"] = np.array([command for _, command in owner], object)
-    return Known(table, log.every_s)
+    return Known(table, log.every_s, log.all_every_s)
 
 
 def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:

@@ -63,6 +63,7 @@ class SocketLog:
 
     Attributes:
         every_s: period of the samples.
+        all_every_s: period at which connections that carried little so far are asked for as well.
         sockets: one row a connection: ``cookie``, ``family``, ``local``, ``local_port``, ``remote``, ``remote_port``,
             ``inode``, ``first_ns``, ``last_ns``, ``closed``, ``rtt_us`` (median over its records of at most the first
             chunk it is in), ``min_rtt_us``.
@@ -76,6 +77,7 @@ class SocketLog:
         self._period_ns = round(self.every_s * 1e9)
         seldom_s = file.about.get("dump_every_s")
         self._seldom_ns = round(seldom_s * 1e9) if isinstance(seldom_s, int | float) else self._period_ns
+        self.all_every_s = max(self._seldom_ns, self._period_ns) / 1e9
         busy_s = file.about.get("asked_by_name_s")
         self._busy_ns = round(busy_s * 1e9) if isinstance(busy_s, int | float) else np.iinfo(np.int64).max
         self._first_ns = int(records["t_ns"][0]) if len(records) else 0

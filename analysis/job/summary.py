@@ -175,9 +175,14 @@ def _demand(job: Job) -> dict[str, Any]:
 
 
 def _uncertain_share(job: Job) -> float | None:
-    """Share of a mean over the iterations that the samples at both ends of them leave uncertain."""
+    """Share of a mean over the iterations that the samples at both ends of them leave uncertain.
+
+    A connection that has begun a moment ago is asked for less often than one that is busy.
+    """
     seconds = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[job.measured].sum())
-    return job.traffic.every_s / seconds if job.traffic.every_s and seconds > 0 else None
+    if not (job.traffic.every_s and job.traffic.all_every_s and seconds > 0):
+        return None
+    return (job.traffic.every_s + job.traffic.all_every_s) / 2 / seconds
 
 
 def _is_too_short(job: Job) -> bool:

@@ -120,6 +120,8 @@ def _finish(place: Place, link: AgentLink, passing: relay.Relay, status: int, vi
     answer = link.finish(ended, FINISH_S, lambda: bool(relay.ENDING & signal.sigpending()))
     if place.created:
         conclude(place.run, code, passing.ended_by, link.why or answer.get("why", ""))
+        if answer.get("why"):
+            tell(f"ringtap: the recording is partial: {answer['why']}")
         for what in no_steps(place.run):
             tell(f"ringtap: no steps were recorded: {what}")
     if view:

@@ -5,9 +5,9 @@ import ctypes
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.unit.agent_processes import (
+    PLAIN,
     RINGTAP,
     agent_of,
     ended,
@@ -117,7 +118,8 @@ def test_a_job_that_was_asked_to_end_is_partial_whatever_its_code(tmp_path: Path
 def test_a_pipe_that_closes_ends_the_job_as_ever(tmp_path: Path) -> None:
     """Python ignores SIGPIPE, and what it starts would inherit that."""
     run = tmp_path / "run"
-    line = f"{' '.join(RINGTAP)} run -o {run} --collect nic -- yes | head -n 1; echo ${{PIPESTATUS[0]}}"
+    command = shlex.join([*RINGTAP, "run", "-o", str(run), "--collect", "nic", "--", "yes"])
+    line = f"{command} | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=30)
     assert done.stdout == f"y\n{128 + signal.SIGPIPE}\n"
 
@@ -348,8 +350,7 @@ def terminal(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def command(run: Path, code: str) -> str:
-    options = "--node here --collect nic,steps --every 10ms"
-    return f'{" ".join(RINGTAP)} run -o {run} {options} -- {sys.executable} -c "{code}"'
+    return shlex.join([*RINGTAP, "run", "-o", str(run), "--node", "here", *PLAIN, "--", *python(code)])
 
 
 def test_ctrl_c_reaches_the_job_once(tmp_path: Path, terminal: Terminal) -> None:
@@ -421,7 +422,7 @@ def test_ctrl_z_and_bg_let_the_job_end_in_the_background(tmp_path: Path, termina
 
 def test_ctrl_z_stops_a_capture_and_its_recording_goes_on(tmp_path: Path, terminal: Terminal) -> None:
     run = tmp_path / "run"
-    terminal.type(f"{' '.join(RINGTAP)} capture -o {run} --node here --collect nic --every 10ms\n")
+    terminal.type(shlex.join([*RINGTAP, "capture", "-o", str(run), "--node", "here", *PLAIN]) + "\n")
     agent_of(run)
     terminal.type("\x1a")
     terminal.wait_for("Stopped")

@@ -17,6 +17,7 @@ from ringtap.agents.node.rendezvous import Rendezvous
 from ringtap.agents.node.settings import Settings
 from ringtap.agents.node.start import RECORDED, start_agent
 from ringtap.errors import UsageError
+from ringtap.masking import mask_words
 from ringtap.rundir import RunDirectory, UnwritableError, read_json, write_json
 
 _CONNECT_S = 10.0
@@ -131,8 +132,14 @@ class AgentLink:
                     (path.parent / ".reserve").unlink()
                 item = read_json(path)
                 item |= {"status": "partial", "why": self.why}
+                pid = self._greeting.get("pid")
+                if pid and pid not in [job["pid"] for job in item["jobs"]]:  # killed before it had read of the job
+                    names = ("pid", "command", "rank", "began_ns")
+                    entry = {name: self._greeting.get(name) for name in names}
+                    entry["command"] = mask_words([str(word) for word in entry["command"] or []])
+                    item["jobs"].append(entry | {"exit_code": None, "ended_ns": None})
                 for job in item["jobs"]:
-                    if job["pid"] == self._greeting.get("pid") and job.get("exit_code") is None:
+                    if job["pid"] == pid and job.get("exit_code") is None:
                         job.update(ended)
                 write_json(path, item)
             finally:

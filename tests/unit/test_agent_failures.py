@@ -67,6 +67,21 @@ def test_a_killed_agent_is_noted_at_once_and_at_the_end(tmp_path: Path) -> None:
     gone(run)
 
 
+def test_a_job_that_a_killed_agent_had_not_read_of_is_on_record(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0)
+    (run.node("here") / "node.json").write_text('{"status": "running", "why": "", "jobs": []}')
+    link = AgentLink(run, "here", Settings((), (), 0.1))
+    link._greeting = {"pid": 7, "command": ["train", "--token", "hidden"], "rank": None, "began_ns": 1}
+    link._rendezvous = rendezvous.Rendezvous(run.path, "here")
+    link.why = "the agent was killed"
+    link._note({"exit_code": 3, "ended_ns": 9})
+    item = node_item(run.path)
+    assert (item["status"], item["why"]) == ("partial", "the agent was killed")
+    (job,) = item["jobs"]
+    assert (job["pid"], job["exit_code"], job["began_ns"], job["ended_ns"]) == (7, 3, 1, 9)
+    assert "hidden" not in job["command"]
+
+
 def test_a_job_that_fails_beside_a_killed_agent(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with ended(wrapped(run, *python("import time; time.sleep(1.5); exit(9)"))) as process:

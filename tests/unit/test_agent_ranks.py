@@ -66,7 +66,7 @@ def test_four_ranks_share_one_run_and_one_agent(tmp_path: Path, options: tuple[s
     assert (item["status"], item["why"]) == ("complete", "")
     assert [folder.name for folder in (run / "nodes").iterdir()] == ["here"]
     rows = rows_of(run)
-    assert rows[-1][0] - rows[0][0] > 1e9  # the last rank's 1.3 s, not the first one's
+    assert rows[-1][0] - rows[0][0] > 0.75e9  # the last rank's 1.3 s, not the first one's 0.7 s
     assert run_item(run)["key"] == "slurm-4711.0"
 
 

@@ -6,7 +6,7 @@ import secrets
 import zlib
 from pathlib import Path
 
-from ringtap.agents.hosts import HostProcess, Hosts
+from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
@@ -167,4 +167,8 @@ def free_port(hosts: Hosts, host: str, address: str, count: int = 1, ports: tupl
         words = (done.stderr.strip().splitlines() or ["no words"])[-1]
         among = f" among {ports[0]}-{ports[1]}" if ports else ""
         raise MeasurementError(f"host {host} has no free port at {address}{among}: {words}")
-    return int(done.stdout)
+    with understood(host):
+        port = int(done.stdout)
+        if not 0 < port <= 65536 - count:
+            raise ValueError(port)
+    return port

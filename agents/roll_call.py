@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringtap.agents.estimate import room_bytes
-from ringtap.agents.hosts import Hosts
+from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.lab.topology import Roles
 from ringtap.agents.launch import filled, job_python, own_environment
 from ringtap.agents.stage import Attachment, Stage
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import PLACEHOLDERS, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
 
@@ -61,8 +62,11 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
     for model in plan.models if host.name in cluster.workers else ():
         if model.command:
             values = dict.fromkeys(PLACEHOLDERS, "0") | {"python": job_python(plan, host.name, hosts)}
-            about = {"command": filled(model.command, values | {"host": host.name}), "directory": model.directory}
-            question["jobs"][model.name] = about | {"environment": own_environment(plan, model, host.name)}
+            # without secrets: every user of the host can read the question, which is an argument
+            command = mask_words(filled(model.command, values | {"host": host.name}))
+            variables = mask_variables(own_environment(plan, model, host.name))
+            about = {"command": command, "directory": model.directory, "environment": variables}
+            question["jobs"][model.name] = about
     return question
 
 
@@ -72,7 +76,7 @@ def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
     if plan.topology.reach != "ssh":
         return ""
     question = {"room": {"folder": plan.topology.host(host).workdir, "bytes": _ROOM_LEFT_BYTES}}
-    with suppress(MeasurementError, ValueError, KeyError):
+    with suppress(MeasurementError), understood(host):
         command = [hosts.python(host), "-m", "ringtap.agents.host_facts", json.dumps(question)]
         return str(json.loads(hosts.ask(host, command).stdout)["room"])
     return ""
@@ -91,11 +95,19 @@ def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no words"])[-1]
         return Answer(name, {}, (f"host {name}: {hosts.python(name)} cannot say what is there: {words}",))
-    facts = json.loads(done.stdout)
-    problems = [*_clock_problems(name, apart_s), *_address_problems(host, facts), *_tool_problems(plan, name, facts)]
-    problems += [f"host {name}: {facts['room']}: free some, or name another workdir"] if facts["room"] else []
-    for model, found in facts["jobs"].items():
-        problems += [f"host {name}, model {model}: {problem}" for problem in found["problems"]]
+    try:
+        with understood(name):
+            facts = json.loads(done.stdout)
+            problems = [
+                *_clock_problems(name, apart_s),
+                *_address_problems(host, facts),
+                *_tool_problems(plan, name, facts),
+            ]
+            problems += [f"host {name}: {facts['room']}: free some, or name another workdir"] if facts["room"] else []
+            for model, found in facts["jobs"].items():
+                problems += [f"host {name}, model {model}: {problem}" for problem in found["problems"]]
+    except MeasurementError as error:
+        return Answer(name, {}, (str(error),))
     return Answer(name, facts, tuple(problems))
 
 
@@ -104,7 +116,9 @@ def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
     before_ns = time.time_ns()
     done = hosts.ask(host, [hosts.python(host), "-S", "-c", "import time; print(time.time_ns())"])
     after_ns = time.time_ns()
-    return (int(done.stdout) - after_ns) / 1e9, (int(done.stdout) - before_ns) / 1e9
+    with understood(host):
+        there_ns = int(done.stdout)
+    return (there_ns - after_ns) / 1e9, (there_ns - before_ns) / 1e9
 
 
 def _clock_problems(name: str, apart_s: tuple[float, float]) -> list[str]:

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
-from ringtap.agents.hosts import Hosts
+from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError
 
@@ -92,7 +92,8 @@ def check_ways(stage: Stage, hosts: Hosts) -> list[str]:
             trying[host] = own, pool.submit(_ask, hosts, host, "try", {"calls": calls})
         failed: dict[Way, str] = {}
         for own, answer in trying.values():
-            failed |= {way: why for way, why in zip(own, answer.result()["failed"], strict=True) if why}
+            with understood(own[0].source):
+                failed |= {way: str(why) for way, why in zip(own, answer.result()["failed"], strict=True) if why}
         for host in {way.target for way in failed}:  # it waits for callers that do not come
             place = next([way.target_address, at[way]] for way in planned if way.target == host)
             _ask(hosts, host, "end", {"place": place})
@@ -119,9 +120,8 @@ def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[s
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no words"])[-1]
         raise MeasurementError(f"host {host} cannot try its connections: {words}")
-    answer = json.loads(done.stdout or "{}")
-    assert isinstance(answer, dict)
-    return answer
+    with understood(host):
+        return dict(json.loads(done.stdout or "{}"))
 
 
 def _sentences(stage: Stage, failed: dict[Way, str], at: dict[Way, int]) -> list[str]:

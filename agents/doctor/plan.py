@@ -116,9 +116,8 @@ def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
     command += ["--python", question.python] if question.python else []
     done = hosts.ask(host, command, _HOST_S)
     try:
-        item = json.loads(done.stdout)
-    except ValueError as error:
+        item = dict(json.loads(done.stdout))
+    except (ValueError, TypeError, RecursionError) as error:
         words = done.stderr.strip().splitlines()
         raise MeasurementError(f"host {host} gave no answer: {words[-1] if words else 'no words'}") from error
-    assert isinstance(item, dict)
     return item | {"host": host}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringtap.agents.hosts.base import HostProcess, Hosts
+from ringtap.agents.hosts.base import HostProcess, Hosts, understood
 
 if TYPE_CHECKING:
     from ringtap.agents.hosts.lab import LabHosts
     from ringtap.agents.hosts.local import LocalHosts
 
-__all__ = ["HostProcess", "Hosts", "LabHosts", "LocalHosts"]
+__all__ = ["HostProcess", "Hosts", "LabHosts", "LocalHosts", "understood"]
 
 
 def __getattr__(name: str) -> Any:

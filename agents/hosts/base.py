@@ -4,9 +4,30 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+
+from ringtap.errors import MeasurementError
+
+_NOT_AS_ASKED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+@contextmanager
+def understood(host: str) -> Iterator[None]:
+    """Take a host's answer apart within the block: a host may answer anything.
+
+    Raises:
+        MeasurementError: it is not what was asked for.
+    """
+    try:
+        yield
+    except _NOT_AS_ASKED as error:
+        raise MeasurementError(
+            f"host {host} gives an answer that cannot be understood ({type(error).__name__}): "
+            "does its login or its python print something of its own?"
+        ) from error
 
 
 class HostProcess(Protocol):

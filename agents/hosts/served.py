@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.hosts import frames
-from ringtap.agents.hosts.base import HostProcess
+from ringtap.agents.hosts.base import HostProcess, understood
 from ringtap.agents.hosts.channel import Answer, Channel
 from ringtap.errors import MeasurementError
 
@@ -217,7 +217,8 @@ class ServedHosts:
             raise MeasurementError(f"{host} does not say whether another sweep uses it") from None
         if "why" in answer:
             raise MeasurementError(f"{host} has no leases: {answer['why']}")
-        return dict(answer["held"])
+        with understood(host):
+            return dict(answer["held"])
 
     def lost(self) -> dict[str, str]:
         """The hosts known to be lost, and why."""

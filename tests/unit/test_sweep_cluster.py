@@ -8,11 +8,14 @@ import pytest
 
 from ringtap import open_run
 from ringtap.agents.cross import CrossTraffic
+from ringtap.agents.cross import free_port as cross_free_port
 from ringtap.agents.host_facts import free_port, host_facts
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.served import ServedHosts
+from ringtap.agents.precheck import check_host
 from ringtap.agents.reach import LostHostError, check_alive, check_lost, losses_named
 from ringtap.agents.roll_call import Answer, call_roll, cluster_stage
+from ringtap.agents.tcp_paths import check_ways
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.rundir import read_json
@@ -209,6 +212,47 @@ def test_a_sweeps_token_is_in_no_command_line(tmp_path: Path) -> None:
     assert len(token) >= 16
     assert not [command for command in hosts.commands if token in " ".join(command)]
     hosts.stop_all()
+
+
+class Saying(LocalHosts):
+    """Three hosts that answer everything with the same words."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(["a", "b", "c"])
+        self.words = words
+        self.asked: list[list[str]] = []
+
+    def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> "subprocess.CompletedProcess[str]":
+        self.asked.append(command)
+        return subprocess.CompletedProcess(command, 0, self.words, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "x", "[]", "{}", "null", "1e999", "-1", "70000", '"a"', "[" * 100_000, '{"interfaces": 3}', '{"failed": 1}'],
+    ids=lambda words: words[:20],
+)
+def test_hosts_that_answer_anything_are_named_in_a_sentence(tmp_path: Path, words: str) -> None:
+    plan, hosts = plan_of(tmp_path, PLAN.replace("iperf", "consistent")), Saying(words)
+    for one in call_roll(plan, hosts):
+        assert f"host {one.host} gives an answer that cannot be understood" in " ".join(one.problems)
+    for ask in (
+        lambda: cross_free_port(hosts, "a", "10.0.0.1"),
+        lambda: check_ways(cluster_stage(plan, plain()), hosts),
+        lambda: check_host(plan, False, lambda _: None, hosts),
+    ):
+        with pytest.raises(MeasurementError, match=r"host [abc] gives an answer that cannot be understood"):
+            ask()
+
+
+def test_no_question_to_a_host_shows_a_secret_of_the_plan(tmp_path: Path) -> None:
+    text = PLAN.replace('command = ["true"]', 'command = ["true", "--token", "pineapple"]\nenvironment = {VARIABLES}')
+    plan = plan_of(tmp_path, text.replace("VARIABLES", 'HF_TOKEN = "pineapple", LD_LIBRARY_PATH = "/opt/x"'))
+    hosts = Saying("")
+    call_roll(plan, hosts)
+    questions = [" ".join(command) for command in hosts.asked]
+    assert any("/opt/x" in question for question in questions)
+    assert not [question for question in questions if "pineapple" in question]
 
 
 class Losing(ServedHosts):

@@ -34,6 +34,7 @@ _LINGER_S = 2.0  # for ranks that the launcher has announced and that have not c
 _YOUNG_S = 10.0
 _SAME_FACTS_NS = 2_000_000_000  # a run so short does not change its node
 _CLOCK_STEP_NS = 20_000_000
+_LOOK_AT_HOOK_S = 60.0  # from the start; each look reads of all processes of the job
 _DELETED = " (deleted)"  # in /proc/PID/fd
 
 
@@ -97,6 +98,7 @@ class Agent:
         self._clock_mono_ns = time.monotonic_ns()
         self._clock_gap_ns = time.time_ns() - self._clock_mono_ns
         self._hook_is_wanted = any(name in settings.recorders for name in ("steps", "ddp"))
+        self._began_s = time.monotonic()
         self._obstacle = ""
         self._looked_at: set[int] = set()
         self._looked_at_once: set[int] = set()
@@ -256,11 +258,15 @@ class Agent:
 
     def _look_at_hook(self) -> None:
         """While no process of the job has loaded the hook: see whether one is kept from it."""
-        if self._obstacle or not self._hook_is_wanted or (self._record.folder / ".hook-loaded").exists():
+        if self._obstacle or not self._hook_is_wanted or time.monotonic() - self._began_s > _LOOK_AT_HOOK_S:
+            return
+        if (self._record.folder / ".hook-loaded").exists():
             return
         pids = set(self._pids())
         for pid in pids - self._looked_at:
             self._obstacle = self._obstacle or unhooked(pid)
+        if self._obstacle:
+            self._record.say(f"no steps: {self._obstacle}")
         # a process that is to become another one is looked at twice
         self._looked_at, self._looked_at_once = pids & self._looked_at_once, pids
 

@@ -251,6 +251,10 @@ def test_logs_deleted_under_the_job_make_the_run_partial(tmp_path: Path) -> None
         assert (item["status"], item["why"]) == ("partial", "nic/nic.rec deleted while being written")
 
 
+UNTIL_SEEN = (
+    ' & for _ in $(seq 200); do grep -q "no steps" "$RINGTAP_RUN/nodes/here/log/agent.log" && break; sleep 0.1; done; '
+    "kill $!"
+)
 HOOKLESS = "start Python without -I, -E and -S, and leave PYTHONPATH and the variables that begin with RINGTAP_ in its"
 
 
@@ -267,8 +271,11 @@ def not_collected(run: Path) -> str:
         ([sys.executable, "-W", "error", "-S", "-c", "pass"], "was started with -S, which keeps it from loading"),
         (["env", "-i", sys.executable, "-c", "pass"], "env -i empties the environment of what it starts"),
         # not on the job's own command line: seen while it runs
-        (["sh", "-c", '"$0" -Ic "import time; time.sleep(4)"; exit $?', sys.executable], "was started with -I"),
-        (["sh", "-c", 'env - "$0" -c "import time; time.sleep(4)"; exit $?', sys.executable], "in another environment"),
+        (["sh", "-c", '"$0" -Ic "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable], "was started with -I"),
+        (
+            ["sh", "-c", 'env - "$0" -c "import time; time.sleep(60)"' + UNTIL_SEEN, sys.executable],
+            "another environment",
+        ),
     ],
     ids=["-I", "-E", "-S", "env -i", "-I below a shell", "env - below a shell"],
 )

@@ -153,13 +153,12 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
 def _not_ip(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> None:
     """ARP between its protocol addresses (RFC 826); all other frames count in one row, for filters that take them."""
     count(state, N_NOT_IP)
-    arp = at + offset
-    if ethertype in (_ARP, _RARP) and kept >= offset + 28 and load32(arp + 2) == _FOR_IPV4:
-        rest = rest_of(0, 0, ARP if ethertype == _ARP else RARP, layer, 4)
+    arp, kind = at + offset, ARP if ethertype == _ARP else RARP if ethertype == _RARP else NOT_IP
+    if kind != NOT_IP and kept >= offset + 28 and load32(arp + 2) == _FOR_IPV4:
         addresses = load32(arp + 14) | load32(arp + 24) << 32
-        flow = flow_of(state, addresses, rest, arp + 14, arp + 24, time_ns)
+        flow = flow_of(state, addresses, rest_of(0, 0, kind, layer, 4), arp + 14, arp + 24, time_ns)
     else:
-        flow = flow_of6(state, state + 8 * ZEROS, rest_of(0, 0, NOT_IP, layer, NO_ADDRESSES), time_ns)
+        flow = flow_of6(state, state + 8 * ZEROS, rest_of(0, 0, kind, layer, NO_ADDRESSES), time_ns)
     account(state, flow, length, 0, time_ns)
 
 
@@ -203,9 +202,9 @@ def _network(
 
 @kernel
 def _is_loopback_ip(at: int) -> bool:
-    """A loopback header holds the address family of the capturing system: IPv4, or what its kind calls IPv6."""
+    """A loopback header holds the address family of the capturing system, or an ethertype: IPv4, or its IPv6."""
     family = load32(at)
-    return (family if family < 0x10000 else swapped32(at)) in (2, 10, 24, 28, 30)
+    return (family if family < 0x10000 else swapped32(at)) in (2, 10, 24, 28, 30, _IPV4, _IPV6)
 
 
 @kernel

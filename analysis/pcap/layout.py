@@ -16,7 +16,7 @@ PLAIN, ROCE, NO_PORTS, ARP, RARP, NOT_IP = range(6)
 are not in the capture. ARP and RARP: between protocol addresses. NOT_IP: all other frames, in one row."""
 
 NO_ADDRESSES = 1
-"""Value of ``family`` of the row of kind NOT_IP."""
+"""Value of ``family`` of frames that are no IP, but for ARP between IPv4 addresses."""
 
 CONVERSATION = np.dtype(
     [

@@ -287,6 +287,8 @@ def test_frames_that_are_no_ip_have_rows_of_their_own():
     assert rows["kind"].tolist() == [ARP, NOT_IP]
     assert rows["bytes"].tolist() == [[60, 0], [120, 0]]
     traffic = Traffic(scanned)
+    other = arp().replace(b"\x08\x00\x06\x04", b"\x86\xdd\x06\x10", 1)  # of IPv6
+    assert [len(Traffic(scan(classic([Packet(START_NS, other, 60)]))).select("arp").rows)] == [1]
     assert len(traffic.rows) == 0
     assert [len(traffic.select(words).rows) for words in ("not tcp", "arp", f"host {B4}")] == [2, 1, 1]
     assert tables.addresses(rows["a"], rows["family"]) == [A4, ""]

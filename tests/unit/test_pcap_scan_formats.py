@@ -85,6 +85,7 @@ LINKS = {
     "cooked 2": (make.SLL2, make.cooked2),
     "null": (make.NULL, make.null("<")),
     "null of another host": (make.NULL, make.null(">", 30)),
+    "null with ethertypes": (make.NULL, lambda ip: make.ethernet(ip)[13:11:-1] + bytes(2) + ip),
     "loop": (make.LOOP, make.null(">", 24)),
     "raw": (make.RAW, make.bare),
     "raw BSD": (make.RAW_BSD, make.bare),

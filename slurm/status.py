@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ringtap.agents.lease import LOCK_FILE
 from ringtap.agents.node.run_end import node_items
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.records import read_json_lines
@@ -173,7 +174,7 @@ def is_submitted(found: Standing) -> bool:
 def is_abandoned(run: Path) -> bool:
     """Whether the sweep that measured into a run directory was killed: nobody holds the lock that it made."""
     try:
-        with (run / "sweep.lock").open("rb") as file:
+        with (run / LOCK_FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:  # it is held, or there is none that could tell
         return False

@@ -166,7 +166,7 @@ def _read_record(path: Path) -> LabState:
         numbers = (item["pid"], item["start_ticks"], item.get("owner_pid", 0))
         links = item.get("links", [])
     except UsageError as error:
-        raise _NoRecordError(str(error)) from None
+        raise _NoRecordError(str(error).removeprefix(f"{path} ")) from None
     except OSError as error:
         raise _NoRecordError(error.strerror) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -93,6 +93,13 @@ def test_other_traffic_is_seen_before_the_sweep_and_in_its_windows(desk: Desk, t
     assert noted["other_bps"] == pytest.approx(51.5e6, rel=0.1), "50 Mbit/s of payload, and headers"
     assert any(words.startswith("S1 sent ") for words in noted["others"])
     assert not read_json_lines(tmp_path / "forced" / "rejected.jsonl")[0]
+    report = desk.run("report", tmp_path / "forced")
+    assert report.returncode == 0, report.stderr
+    checks = json.loads((tmp_path / "forced" / "report" / "report.json").read_text())["checks"]
+    (alone,) = [check for check in checks if check["expected"] == "the links were whole and the sweep's alone"]
+    assert not alone["ok"]
+    assert alone["found"].startswith("1 of 1 points disturbed: S0 took in ")
+    assert "Disturbed, the point at " in (tmp_path / "forced" / "report" / "report.html").read_text()
     (point,) = ringtap.open_run(tmp_path / "forced").points.to_dict("records")
     assert point["training_bps"] == pytest.approx(point["total_bps"] - point["cross_bps"] - noted["other_bps"])
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from ringtap.agents.node.recorders import Recorders
 from ringtap.agents.node.sampler import Entry, Sampler
 from ringtap.agents.node.settings import Settings, parse_settings
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import DEFAULT, ORDER
 from ringtap.errors import UsageError
+from ringtap.rundir import RunDirectory
 
 
 class Metronome:
@@ -193,6 +195,19 @@ def test_what_collect_means(words: str, collectors: tuple[str, ...], recorders: 
     assert Settings.from_json(settings.to_json()) == settings
 
 
+def test_a_collector_may_have_a_period_of_its_own(tmp_path: Path) -> None:
+    settings = parse_settings("nic,host", "50ms,host=2s", {})
+    assert settings.line() == "collect=nic,host every=50ms host.every=2s"
+    run = RunDirectory.create(tmp_path / "run", "job", [], 0, one_clock=True)
+    recorders = Recorders(run, "here", Settings.from_json(settings.to_json()), list, print)
+    recorders.start()
+    while not recorders.are_ready():
+        time.sleep(0.01)
+    recorders.stop()
+    facts = recorders.facts()
+    assert (facts["nic"]["every_s"], facts["host"]["every_s"]) == (0.05, 2.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -201,6 +216,8 @@ def test_what_collect_means(words: str, collectors: tuple[str, ...], recorders: 
         (("nic", "0.1ms", {}), "outside 1ms to 60s"),
         (("nic", "2min", {}), "outside 1ms to 60s"),
         (("nic", "100ms", {"filter": "tcp"}), "--collect default,packets"),
+        (("nic", "10ms,sockets=1s", {}), "'sockets' is no collector that --collect names"),
+        (("nic", "10ms,nic=0s", {}), "outside 1ms to 60s"),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, str, dict[str, str]], words: str) -> None:

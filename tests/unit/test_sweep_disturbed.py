@@ -1,0 +1,49 @@
+"""What a host's log of its links says of a window."""
+
+from pathlib import Path
+
+import pytest
+
+from ringtap.agents.disturbed import Watch
+from ringtap.agents.lab.topology import Roles
+from ringtap.agents.stage import Stage
+from ringtap.records import JsonLinesWriter
+
+S = 1_000_000_000
+STAGE = Stage(
+    roles=Roles("custom", ("a",), "", ""),
+    recorded=("a",),
+    training={},
+    cross={},
+    interface={},
+    bottleneck={"total": [{"node": "a", "nic": "eth0", "direction": "rx"}], "cross": [], "mtu": 1500},
+    one_clock=True,
+    iperf3={},
+    links={"a": ("eth0",)},
+)
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ([(0, True, 2)], []),
+        ([(0, True, 2), (12, False, 3), (17, True, 4)], ["eth0 of a had no link for 5.0 s"]),
+        ([(0, True, 2), (8.5, False, 3), (9.5, True, 4)], ["eth0 of a had no link for 1.0 s"]),
+        ([(0, True, 2), (2, False, 3), (9, True, 4)], ["eth0 of a had no link for 7.0 s"]),
+        ([(0, True, 2), (2, False, 3), (5, True, 4)], []),
+        ([(0, True, 2), (21, False, 3), (22, True, 4)], []),
+        ([(0, True, 2), (15, False, 3)], ["eth0 of a had no link to the end of the window"]),
+        ([(0, False, 1)], ["eth0 of a had no link to the end of the window"]),
+        ([(0, True, 2), (15, True, 4)], ["eth0 of a lost its link for a moment"]),
+    ],
+)
+def test_a_cut_link_disturbs_the_window_that_it_touches(
+    states: list[tuple[float, bool, int]], words: list[str], tmp_path: Path
+) -> None:
+    log = JsonLinesWriter(tmp_path / "nodes" / "a" / "nic" / "links.jsonl")
+    for seconds, carrier, changes in states:
+        log.append({"t_ns": round(seconds * S), "nic": "eth0", "carrier": carrier, "carrier_changes": changes})
+    log.close()
+    found = Watch(tmp_path, STAGE, 10**9, 0).window(10 * S, 20 * S, 2.0)
+    assert list(found.links) == words
+    assert (found.other_bps, found.others) == (None, ())

@@ -1,4 +1,5 @@
-# make demo: measure and report, from nothing.   make check: lint, types and the computing tests, in three minutes.
+# make demo: measure and report, from nothing; runs/demo leads to the latest.
+# make check: lint, types and the computing tests, in three minutes.
 # make test: lint, types and all tests.   Each makes the environment it needs.
 PYTHON ?= python3
 VENV := .venv
@@ -16,8 +17,10 @@ $(VENV)/tests: $(VENV)/ready scripts/build_horovod.py
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV) tests
 
 demo: $(VENV)/ready
-	@dir=$(DEMO)-$$(date -u +%Y%m%dT%H%M%SZ); \
-	$(BIN)/ringtap sweep examples/demo.toml -o $$dir && $(BIN)/ringtap report $$dir
+	@dir="$(DEMO)-$$(date -u +%Y%m%dT%H%M%SZ)"; \
+	$(BIN)/ringtap sweep examples/demo.toml -o "$$dir" && \
+	{ [ -e "$(DEMO)" ] && [ ! -L "$(DEMO)" ] || ln -sfn "$${dir##*/}" "$(DEMO)"; } && \
+	$(BIN)/ringtap report "$$dir"
 
 reproduce: $(VENV)/ready
 	@if [ -e $(REPRODUCE)/run.json ]; then resume=--resume; fi; \

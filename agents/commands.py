@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.rundir import add_access
+from ringtap.units import counted
 
 if TYPE_CHECKING:
+    from ringtap.agents.node.place import Place
     from ringtap.agents.node.settings import Settings
     from ringtap.plan import SweepPlan
 
@@ -40,6 +42,7 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
     add_access(parser)
     parser.add_argument("--node", metavar="NAME", help="this node's name in the run (default: its host name)")
     parser.add_argument("--join", type=Path, metavar="DIR", help="write this node's part of an existing run directory")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the settings first")
     parser.add_argument("--live", action="store_true", help="watch the run in this terminal (see ringtap live)")
     parser.add_argument("--interface", metavar="NIC", help="packets: the interface to capture on")
     parser.add_argument("--filter", metavar="BPF", help="packets: a capture filter, as tcpdump takes it")
@@ -97,19 +100,40 @@ def _settings(options: argparse.Namespace) -> Settings:
     return parse_settings(options.collect, options.every, packets)
 
 
+def _check_live(live: bool) -> None:
+    """Refuse ``--live`` before anything starts where the view cannot be shown."""
+    from ringtap.agents.node.live import missing_for_view
+
+    missing = missing_for_view() if live else ""
+    if missing:
+        from ringtap.installed import install_command
+
+        raise UsageError(f"--live needs {missing}, which is not installed here: {install_command('tui')}")
+
+
+def _say_place(place: Place, settings: Settings, verbose: bool) -> None:
+    from ringtap.agents.node.supervisor import tell
+
+    if place.created:
+        more = f" node={place.node} {settings.line()}" if verbose else ""
+        tell(f"ringtap: recording to {place.label}{more}")
+
+
 def _run(options: argparse.Namespace) -> int:
     from ringtap.agents.node.place import find_place, node_name
     from ringtap.agents.node.supervisor import run_job, run_unrecorded
     from ringtap.rundir import UnwritableError
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    settings, node = _settings(options), node_name(options.node)
     if not command:
         raise UsageError("nothing to run: ringtap run -- COMMAND")
-    settings, node = _settings(options), node_name(options.node)
+    _check_live(options.live)
     try:
         place = find_place(Path(command[0]).name, options.output, options.join, node, settings, options.access)
     except UnwritableError as error:
         return run_unrecorded(command, str(error))
+    _say_place(place, settings, options.verbose)
     return run_job(place, settings, command, options.live)
 
 
@@ -121,7 +145,9 @@ def _capture(options: argparse.Namespace) -> int:
     settings, node = _settings(options), node_name(options.node)
     seconds = parse_duration_s(options.duration) if options.duration else None
     check_pids(options.pid)
+    _check_live(options.live)
     place = find_place("capture", options.output, options.join, node, settings, options.access)
+    _say_place(place, settings, options.verbose)
     return capture(place, settings, seconds, options.pid, options.live)
 
 
@@ -184,5 +210,5 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(summary))
     else:
-        print(f"Wrote {path}: {summary['points']} points. Next: ringtap report {path}")
+        print(f"Wrote {path}: {counted(summary['points'], 'point')}. Next: ringtap report {path}")
     return 0

@@ -10,7 +10,7 @@ from ringtap.agents.lab.topology import LabSpec, Roles, thesis_roles
 from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
-from ringtap.units import format_duration, format_rate
+from ringtap.units import counted, format_duration, format_rate
 
 # of different loads that a report needs, and of the rise from the lightest to the heaviest (analysis/congestion.py)
 LEAST_LOADS = {"a fit": 3, "a congestion point": 4}
@@ -143,6 +143,6 @@ def print_estimate(plan: SweepPlan, points: list[dict[str, Any]]) -> None:
         rate = format_rate(point["requested_bps"])
         print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
     total_s = sum(point["duration_s"] for point in points)
-    print(f"{len(points)} points, scale 1:{plan.scale:g}, about {format_duration(total_s)}")
+    print(f"{counted(len(points), 'point')}, scale 1:{plan.scale:g}, about {format_duration(total_s)}")
     for doubt in doubts(plan):
         print(f"warning: {doubt}")

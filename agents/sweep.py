@@ -37,6 +37,7 @@ from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
 from ringtap.trafficgen import iperf3
+from ringtap.units import format_rate
 
 PRECHECK_TRIES = 3  # a busy moment of the machine is not the generator's
 _NOT_ASKED = "not asked for: a sweep records what tells iteration times and loads"
@@ -379,7 +380,7 @@ def run_sweep(
             stack.enter_context(locked(path, me, say))
         run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
         run.info["calibration"] = calibration
-        say(f"plan={plan.name} seed={plan.seed} scale=1:{plan.scale:g} capacity_bps={plan.capacity_bps} output={path}")
+        say(f"{plan.name} at 1:{plan.scale:g} of {format_rate(plan.capacity_bps)}, seed {plan.seed}, into {path}")
         with _kept(run):
             Conductor(plan, run, ground, only, force=force).conduct()
     count = len(read_json_lines(path / "points.jsonl")[0])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.points_csv import read_points_csv
 from ringtap.errors import UsageError
-from ringtap.units import format_duration, format_rate, format_size, parse_duration_s, parse_rate_bps
+from ringtap.units import counted, format_duration, format_rate, format_size, parse_duration_s, parse_rate_bps
 
 FEWEST_SETS, MOST_SETS = 40, 100_000  # fewer do not reach the tails of a 95 % interval
 _EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free": "free"}
@@ -54,9 +54,13 @@ def _fit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str, option: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.replace("_", "").replace(",", "")):
-        raise UsageError(f"{option} {text!r} is not a whole number")
-    return int(text.replace("_", "").replace(",", ""))
+    try:
+        number = Decimal(text.replace("_", "").replace(",", ""))
+    except InvalidOperation:
+        number = Decimal("nan")
+    if not number.is_finite() or abs(number) >= 10**18 or number != int(number):
+        raise UsageError(f"{option} {text!r} is not a whole number below 10^18")
+    return int(number)
 
 
 def _print_json(item: object) -> None:
@@ -82,7 +86,9 @@ def _demand(options: argparse.Namespace) -> int:
         item |= {"required_gbps": None if required_bps is None else required_bps / 1e9, "source": result.source}
         _print_json(item)
         return 0
-    print(f"{result.collective}, {result.workers} workers, {result.parameters:,} parameters of 32 bit")
+    print(
+        f"{result.collective}, {counted(result.workers, 'worker')}, {counted(result.parameters, 'parameter')} of 32 bit"
+    )
     print(f"Demand a worker and iteration  {format_size(result.worker_bytes)}")
     print(f"Busiest link, one direction    {format_size(result.busiest_link_bytes)}")
     if iteration_s is not None and required_bps is not None:

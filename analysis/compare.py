@@ -21,6 +21,7 @@ from ringtap.analysis.quantiles import quantile_interval
 from ringtap.analysis.regression import Array
 from ringtap.analysis.samples import Values, effective_count, sample
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 MIN_VALUES = 5
 TAIL_SHARE = 0.05  # of both samples together, whose origin the tail test looks at
@@ -161,7 +162,7 @@ def compare_all(samples: Mapping[str, Values], level: float = 0.95) -> tuple[Com
         UsageError: as `compare`; or fewer than two samples.
     """
     if len(samples) < 2:
-        raise UsageError(f"{len(samples)} samples cannot be compared: give at least two")
+        raise UsageError(f"{counted(len(samples), 'sample')} cannot be compared: give at least two")
     return correct_together(
         [compare(samples[a], samples[b], (a, b), level) for a, b in itertools.combinations(samples, 2)]
     )

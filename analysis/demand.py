@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 GRADIENT_BYTES = 4
 
@@ -118,7 +119,7 @@ def demand(parameters: int, workers: int, collective: str = "ring", group: int =
         raise UsageError(f"{workers} workers: at least one is needed")
     if collective == "hierarchical":
         if group < 1 or workers % group or workers // group < 2:
-            raise UsageError(f"{workers} workers in groups of {group} do not make two or more full groups")
+            raise UsageError(f"{counted(workers, 'worker')} in groups of {group} do not make two or more full groups")
     elif group != 1:
         raise UsageError(f"a group of {group} workers has a meaning for the hierarchical collective only")
     elif workers < 2 and collective != "parameter-server":

@@ -17,6 +17,7 @@ from ringtap.analysis.noise import RESIDUAL_FLOOR, Noise
 from ringtap.analysis.regression import FREE_BOUNDS, Array, Exponent, Solution
 from ringtap.analysis.weighing import weigh
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 EXPONENTS = (0.5, 1.0, 2.0)
 MIN_POINTS, MIN_LOADS = 4, 3
@@ -144,7 +145,8 @@ def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads
     distinct = _distinct(load, capacity)
     if len(load) < points or distinct < loads:
         raise UsageError(
-            f"{len(load)} points at {distinct} loads are too few: this fit needs {points} at {loads} different loads"
+            f"{counted(len(load), 'point')} at {counted(distinct, 'load')} are too few: this fit needs {points} at "
+            f"{loads} different loads"
         )
     return load, seconds
 

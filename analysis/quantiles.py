@@ -11,6 +11,7 @@ from scipy import stats
 
 from ringtap.analysis.samples import Values, effective_count, sample
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> Q
     if low is None or high is None:
         end = "either" if low is high else "the upper" if high is None else "the lower"
         alike = "" if effective == count else f" that say as much as {effective:.0f} independent ones"
-        reason = f"{count} values{alike} cannot bound {end} end of p{100 * q:g}: {_needed(q, level)} are needed"
+        reason = (
+            f"{counted(count, 'value')}{alike} cannot bound {end} end of p{100 * q:g}: {_needed(q, level)} are needed"
+        )
     return QuantileInterval(
         q=q,
         value=float(np.quantile(ranked, q)),

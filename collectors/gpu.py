@@ -15,6 +15,7 @@ from ringtap.collectors.base import Check, Context
 from ringtap.collectors.gpu_pcie import PcieMeter
 from ringtap.installed import install_command
 from ringtap.records import Field, Kind, RecordWriter
+from ringtap.units import counted
 
 # NVML samples utilisation every 1/6 to 1 s, by product
 _LEAST_PERIOD_S = 1 / 6
@@ -213,7 +214,7 @@ class GpuCollector:
             return Check(
                 "unavailable", "the driver shows no GPU to this job", "ask for a GPU in the job (--gres=gpu:1)"
             )
-        return Check("ok", f"{len(names)} GPUs: {', '.join(sorted(set(names)))}")
+        return Check("ok", f"{counted(len(names), 'GPU')}: {', '.join(sorted(set(names)))}")
 
     def start(self) -> None:
         """Open NVML and the logs and write the first records.

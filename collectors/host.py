@@ -18,6 +18,7 @@ from ringtap.collectors.base import Check, Context
 from ringtap.collectors.host_processes import PROC, Process, command_of, rank_of
 from ringtap.collectors.host_tcp import COUNTERS, read_counters
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.units import counted
 
 _LEAST_EVERY_S = 1.0
 _COST_SHARE = 0.005  # of one core, for finding the job's processes
@@ -57,9 +58,11 @@ class HostCollector:
             return Check("unavailable", f"/proc/stat or /proc/meminfo cannot be read: {error}", "mount /proc")
         absent = self._absent_counters()
         if len(absent) == len(COUNTERS):
-            return Check("degraded", f"{cores} cores and memory, but no TCP counters: {self.net} cannot be read")
+            return Check(
+                "degraded", f"{counted(cores, 'core')} and memory, but no TCP counters: {self.net} cannot be read"
+            )
         missing = f"; this kernel does not count {', '.join(absent)}" if absent else ""
-        return Check("ok", f"{cores} cores, memory, TCP counters and the job's processes{missing}")
+        return Check("ok", f"{counted(cores, 'core')}, memory, TCP counters and the job's processes{missing}")
 
     def start(self) -> None:
         """Open the logs and take the first sample."""

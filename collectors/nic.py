@@ -28,6 +28,7 @@ from ringtap.collectors.netlink import (
     request,
 )
 from ringtap.records import Field, HoldingRecordWriter, JsonLinesWriter
+from ringtap.units import counted
 
 # /proc/net/dev's columns after the name; drops of the receiving side include packets missed for want of a buffer
 _COUNTERS = (
@@ -176,7 +177,7 @@ class NicCollector:
         names = sorted(line.partition(b":")[0].strip().decode() for line in lines)
         if not names:
             return Check("unavailable", "this network namespace has no interface", "record in the job's namespace")
-        return Check("ok", f"{len(names)} interfaces: {', '.join(names)}")
+        return Check("ok", f"{counted(len(names), 'interface')}: {', '.join(names)}")
 
     def start(self) -> None:
         """Open the log and take the first sample; its columns are the interfaces that are there now."""

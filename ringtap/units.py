@@ -71,6 +71,11 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Write a number with its noun in the form that it asks for: ``1 flow``, ``2,000 flows``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def format_duration(seconds: float) -> str:
     """Write seconds as ``8 min 05 s``, ``12.3 s``, ``4.1 ms`` or ``2.5 µs``."""
     if seconds >= 3600:

@@ -26,7 +26,6 @@ def _bundle(options: argparse.Namespace) -> int:
     from ringtap.units import format_size
 
     site = load_site(options.site)
-    print(f"ringtap: site={site.name} python={options.python} architecture={site.architecture}", file=sys.stderr)
     bundle = write_bundle(options.python, site, options.output)
     if options.json:
         print(json.dumps({"folder": str(bundle.folder), "files": bundle.files, "from_site": bundle.from_site}))
@@ -36,6 +35,6 @@ def _bundle(options: argparse.Namespace) -> int:
     if bundle.from_site:
         print(f"  from the wheels of {site.name}: {', '.join(bundle.from_site)}")
     size = sum(path.stat().st_size for path in options.output.iterdir())
-    print(f"Wrote {options.output} ({format_size(size)})")
+    print(f"Wrote {options.output} ({format_size(size)}) for {site.name}: Python {options.python}, {site.architecture}")
     print(f"Next: copy it to {site.name}, and there: ringtap submit --wheels DIR -- COMMAND")
     return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.rundir import add_access
+from ringtap.units import counted
 
 if TYPE_CHECKING:
     from ringtap.slurm.request import Environment, Resources
@@ -166,29 +167,29 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
     doubts = check_place(paths.run, site)
     if read_only_place(request.folder, site, os.environ):
         doubts.append(f"the job runs in {request.folder}, which is read-only on the nodes of {site.name}")
-    print(f"ringtap: site={site.name} run={path} {settings_line(resources, environment)}", file=sys.stderr)
     for doubt in doubts:
         print(f"ringtap: {doubt}", file=sys.stderr)
     job = submit_command(request, site, path, options.access)
     if options.json:
         print(json.dumps({"job": job, "run": str(paths.run), "script": str(paths.script), "site": site.name}))
     else:
-        print(f"Submitted job {job}")
+        print(f"Submitted job {job} to {site.name}: {resource_words(resources, environment)}")
         print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shlex.quote(str(path))}")
     return 0
 
 
-def settings_line(resources: Resources, environment: Environment) -> str:
-    """What a job gets, for the user, as one line."""
-    items = {
-        "nodes": resources.nodes,
-        "tasks-per-node": resources.tasks_per_node,
-        "cpus-per-task": resources.cpus_per_task,
-        "gpus-per-node": resources.gpus_per_node,
-        "mem": resources.mem,
-        "time": resources.time,
-        "account": resources.account,
-        "stop-before": f"{resources.stop_before_s}s",
-        "python": environment.python or "made on each node",
-    }
-    return " ".join(f"{name}={value}" for name, value in items.items() if value is not None)
+def resource_words(resources: Resources, environment: Environment) -> str:
+    """What a job gets, in words for the user."""
+    words = [counted(resources.nodes, "node"), f"{counted(resources.tasks_per_node, 'task')} per node"]
+    for given, text in (
+        (resources.cpus_per_task, "CPUs per task: {}"),
+        (resources.gpus_per_node, "GPUs per node: {}"),
+        (resources.mem, "memory per node: {}"),
+        (resources.time, "time limit {}"),
+        (resources.account, "account {}"),
+    ):
+        if given is not None:
+            words.append(text.format(given))
+    words.append(f"asked to stop {resources.stop_before_s} s before its end")
+    words.append(f"Python {environment.python}" if environment.python else "a Python environment made on each node")
+    return ", ".join(words)

@@ -17,7 +17,7 @@ from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, new_name, read_json
 from ringtap.slurm import script
-from ringtap.slurm.commands import settings_line
+from ringtap.slurm.commands import resource_words
 from ringtap.slurm.parts import part_path, read_parts
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Environment, Resources, parse_time_s
@@ -139,8 +139,7 @@ def submit_plan(
         print(f"Nothing is left to submit. Next: ringtap collect {path}")
         return 0
     doubts = [*check_place(paths.run, site), *_time_doubts(plan, [names[index] for index in todo], resources)]
-    settings = f"site={site.name} run={path} plan={file} {settings_line(resources, environment)}"
-    for line in (settings, *doubts):
+    for line in doubts:
         print(f"ringtap: {line}", file=sys.stderr)
     job = _submit(request, file, paths, todo, after, options.access)
     if options.json:
@@ -148,6 +147,7 @@ def submit_plan(
         print(json.dumps({"job": job, "run": str(paths.run), "series": series, "site": site.name}))
     else:
         print(f"Submitted job {job}: {len(todo)} of {len(names)} series, one after the other")
+        print(f"Each gets, on {site.name}: {resource_words(resources, environment)}")
         print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {path}")
     return 0
 

@@ -20,6 +20,7 @@ from ringtap.slurm.accounts import ALIVE, WAITING, Account, Answer, ask_slurm, r
 from ringtap.slurm.parts import Part, read_parts
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.run_file import WAITING as NOT_BEGUN
+from ringtap.units import counted
 
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
 # what Slurm says of jobs that ended by themselves, or that it has forgotten
@@ -275,7 +276,7 @@ def sweep_standing(run: RunDirectory, parts: Sequence[Part]) -> Standing:
     series = tuple(_series_standing(part, found.get(last.get(part.index, "")), last) for part in parts)
     states = [one.status for one in series]
     points = sum(one.points for one in series)
-    why = f"{points} of {points + sum(len(one.missing) for one in series)} points"
+    why = f"{points} of {counted(points + sum(len(one.missing) for one in series), 'point')}"
     alive = [state for state in ("running", "waiting", "unknown") if state in states]
     ended = "complete" if set(states) == {"complete"} else "partial" if points else "failed"
     status = alive[0] if alive else ended

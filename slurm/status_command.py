@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.units import counted
+
 if TYPE_CHECKING:
     from ringtap.slurm.status import SeriesStanding, Standing
 
@@ -54,7 +56,7 @@ def lines(found: Standing) -> list[str]:
 
 
 def _series(one: SeriesStanding) -> str:
-    text = f"{one.points} of {one.points + len(one.missing)} points, {one.status}"
+    text = f"{one.points} of {counted(one.points + len(one.missing), 'point')}, {one.status}"
     if one.job and one.status in ("waiting", "running", "unknown"):
         text += f" as job {one.job}"
     return text + (f": {one.why}" if one.why else "")

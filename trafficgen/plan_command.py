@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+from ringtap.trafficgen.words import print_settings
 from ringtap.units import (
+    counted,
     format_duration,
     format_rate,
     format_size,
@@ -82,6 +84,7 @@ def add_plan(verbs: Any) -> None:
     add("--force", action="store_true", help="overwrite files")
     add("--summary", action="store_true", help="print what the plan holds; needs no -o and no --to")
     add("--json", action="store_true", help="print the summary as one JSON object")
+    add("-v", "--verbose", action="store_true", help="print the settings first")
     parser.set_defaults(handler=_plan)
 
 
@@ -90,15 +93,16 @@ def _plan(options: argparse.Namespace) -> int:
     from ringtap.trafficgen.planfile import write_plan
 
     outputs = (options.output, options.export_cdf, options.export_hpcc)
+    given = _given(options)
     if not options.summary and not any(outputs):
         raise UsageError("nothing to do: name a file with -o, or ask for --summary")
-    given = _given(options)
     if "to" in KIND_OPTIONS[options.kind][1] and "to" not in given and options.kind != "replay":
         if options.output is not None:
             raise UsageError("a plan needs a destination: give --to HOST:PORT")
         given["to"] = [_ANYWHERE]
     plan = make_plan(options.kind, given)
-    print(" ".join(f"{key}={value}" for key, value in plan.header.items()), file=sys.stderr, flush=True)
+    if options.verbose:
+        print_settings(plan.header)
     stream = sys.stderr if options.json else sys.stdout
     if options.output is not None:
         write_plan(plan, options.output, options.force)
@@ -169,4 +173,4 @@ def _print_summary(header: dict[str, Any], as_json: bool) -> None:
     rate = "as much as the network gives" if offered_bps is None else f"{format_rate(offered_bps)} of payload"
     rate += f", {format_rate(summary['wire_bps'])} on the wire" if "wire_bps" in summary else ""
     what = f"of {format_size(total / flows)} on average, {format_size(total)}" if sized else "without end"
-    print(f"{flows} flows {what} in {format_duration(duration_s)}: {rate}")
+    print(f"{counted(flows, 'flow')} {what} in {format_duration(duration_s)}: {rate}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.trafficgen.words import add_crew, add_token, at_least, print_settings, read_token, seconds_words
-from ringtap.units import format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
+from ringtap.units import counted, format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.sendoptions import SendOptions
@@ -41,6 +41,7 @@ def add_send(verbs: Any) -> None:
     add("--line-rate", metavar="RATE", help="rate of the empty link, for slowdowns")
     add("--baseline", type=Path, metavar="FILE.rec", help="log of a run without congestion, to compare with")
     add("--json", action="store_true", help="print the summary as one JSON object")
+    add("-v", "--verbose", action="store_true", help="print the settings first")
     parser.set_defaults(handler=_send)
 
 
@@ -64,7 +65,8 @@ def _send(options: argparse.Namespace) -> int:
     if calibration is not None:
         spin_ns = calibration.spin_for(own_processor=asked.launcher_cpu is not None)
         asked = replace(asked, spin_ns=spin_ns, method=calibration.method)
-    print_settings({"plan": options.plan, **_shown(asked)})
+    if options.verbose:
+        print_settings({"plan": options.plan, **_shown(asked)})
     sender = Sender(PlanFile(options.plan), asked)
     if calibration is not None:
         beyond = calibration.exceeded_by(sender.load_bps, sender.flows_per_s, asked.connections == "new")
@@ -143,8 +145,9 @@ def _check_transport(asked: Transport) -> None:
 
 def _print_summary(summary: dict[str, Any], log: Path | None) -> None:
     print(
-        f"{summary['flows']} flows in {seconds_words(summary['duration_s'])}: {summary['finished']} finished, "
-        f"{summary['unfinished']} unfinished, {summary['failed']} failed; {summary['retransmits']} retransmissions"
+        f"{counted(summary['flows'], 'flow')} in {seconds_words(summary['duration_s'])}: "
+        f"{summary['finished']} finished, {summary['unfinished']} unfinished, {summary['failed']} failed; "
+        f"{summary['retransmits']} retransmissions"
     )
     print(f"{format_rate(summary['offered_bps'])} offered, {format_rate(summary['achieved_bps'])} achieved (payload)")
     for row in summary["fct_by_size"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.trafficgen.words import add_crew, add_token, at_least, print_settings, read_token
-from ringtap.units import format_size, parse_duration_s
+from ringtap.units import counted, format_size, parse_duration_s
 
 
 def add_serve(verbs: Any) -> None:
@@ -24,6 +24,7 @@ def add_serve(verbs: Any) -> None:
     add("--arrivals", type=Path, metavar="SOCKET", help="tell a sender on this host what arrives (its --arrivals)")
     add_crew(parser)
     add("--json", action="store_true", help="print the summary as one JSON object")
+    add("-v", "--verbose", action="store_true", help="print the settings first")
     parser.set_defaults(handler=_serve)
 
 
@@ -43,14 +44,16 @@ def _serve(options: argparse.Namespace) -> int:
     for option in ("max_connections", "workers", "threads"):
         at_least(f"--{option.replace('_', '-')}", getattr(options, option), 1)
     at_least("--idle", asked.idle_s, 1)
-    print_settings(vars(asked) | {"token": "set" if asked.token else "empty"})
+    if options.verbose:
+        print_settings(vars(asked) | {"token": "set" if asked.token else "empty"})
     summary = Receiver(asked).run()
     if options.json:
         print(json.dumps(summary))
     else:
         print(
-            f"{summary['flows']} flows and {format_size(summary['bytes'])} received on {summary['connections']} "
-            f"connections; {summary['unfinished']} flows unfinished; {summary['refused']} connections refused, "
+            f"{counted(summary['flows'], 'flow')} and {format_size(summary['bytes'])} received on "
+            f"{counted(summary['connections'], 'connection')}; {counted(summary['unfinished'], 'flow')} unfinished; "
+            f"{counted(summary['refused'], 'connection')} refused, "
             f"{summary['malformed']} malformed, {summary['idle']} idle"
         )
     if options.log is not None:

@@ -18,7 +18,7 @@ from ringtap.agents.clock import source as clock_source
 from ringtap.agents.clock.ping import open_socket, receive
 from ringtap.collectors.base import Check
 from ringtap.installed import pip
-from ringtap.units import format_size
+from ringtap.units import counted, format_size
 
 _DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", "openntpd")
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
@@ -142,7 +142,8 @@ def scheduler(_runs: Path) -> Check:
     if job := environment.get("SLURM_JOB_ID"):
         step = environment.get("SLURM_STEP_ID")
         tasks = environment.get("SLURM_NTASKS") or environment.get("SLURM_STEP_NUM_TASKS", "?")
-        told = f"Slurm job {job}{f' step {step}' if step else ''}{where}: {_slurm_nodes()} nodes, {tasks} tasks"
+        told = f"Slurm job {job}{f' step {step}' if step else ''}{where}: {counted(_slurm_nodes(), 'node')}, "
+        told += counted(int(tasks), "task") if tasks.isdecimal() else f"{tasks} tasks"
         return Check("ok", told)
     for name, title in (("PBS_JOBID", "PBS"), ("LSB_JOBID", "LSF"), ("JOB_ID", "Grid Engine")):
         if environment.get(name):
@@ -211,7 +212,7 @@ def limits(_runs: Path) -> Check:
     told = f"{soft} open files"
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if processes != resource.RLIM_INFINITY:
-        told += f", {processes} processes"
+        told += f", {counted(processes, 'process', 'processes')}"
     if soft < _LEAST_FILES:
         more = f"ulimit -n {hard}" if hard > soft else "ask the site for a higher limit of open files"
         return Check("degraded", f"{told}: few for a job of many sockets", more)

@@ -16,7 +16,7 @@ from ringtap.agents.node.live import LiveView
 from ringtap.agents.node.place import Place
 from ringtap.agents.node.run_end import conclude
 from ringtap.agents.node.settings import Settings
-from ringtap.agents.node.supervisor import FINISH_S, tell
+from ringtap.agents.node.supervisor import FINISH_S
 from ringtap.errors import MeasurementError, UsageError
 
 _POLL_S = 0.02
@@ -59,8 +59,6 @@ def capture(place: Place, settings: Settings, seconds: float | None, pids: list[
     Raises:
         MeasurementError: the agent could not be started, or was killed.
     """
-    if place.created:
-        tell(f"ringtap: run={place.label} node={place.node} {settings.line()}")
     relay.block_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, relay.STOPS)  # Ctrl-Z stops this command; the recording goes on
     link = AgentLink(place.run, place.node, settings)

@@ -36,6 +36,15 @@ def keep_output(node_folder: Path) -> Callable[[], None]:
     return prepare
 
 
+def missing_for_view() -> str:
+    """The packages that the view lacks here; empty where it lacks none, or where no terminal shows it."""
+    import importlib.util
+
+    if not (os.isatty(0) and os.isatty(1)):
+        return ""
+    return " and ".join(name for name in ("textual", "rich") if importlib.util.find_spec(name) is None)
+
+
 class LiveView:
     """The view as a child of its own; whatever becomes of it, job and capture go on.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ringtap.records import append_whole, mend_last_line
 from ringtap.rundir import write_json
+from ringtap.units import counted
 
 _RESERVE_BYTES = 1 << 16
 _NO_STEP = "no process of the job stepped an optimizer of torch"
@@ -87,7 +88,8 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
     """
     logs = sorted([*node_folder.glob("steps/hook-*.log"), *node_folder.glob("log/hook-*.log")])
     records = [path for path in node_folder.glob("steps/rank*.rec") if path.suffixes == [".rec"]]
-    entry: dict[str, Any] = {"state": "ok", "reason": f"{len(records)} processes recorded their steps", "remedy": ""}
+    reason = f"{counted(len(records), 'process', 'processes')} recorded steps"
+    entry: dict[str, Any] = {"state": "ok", "reason": reason, "remedy": ""}
     entry["processes"] = len(records)
     words = []
     for path in logs:
@@ -96,7 +98,8 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
             words.append(f"{path.stem}: {lines[-1] if lines else 'it could not write why (is the disk full?)'}")
     if words:
         shown = "; ".join(words[:3]) + ("; …" if len(words) > 3 else "")
-        return entry | {"state": "degraded", "reason": f"{len(words)} processes stopped recording: {shown}"}
+        reason = f"{counted(len(words), 'process', 'processes')} stopped recording: {shown}"
+        return entry | {"state": "degraded", "reason": reason}
     if records:
         return entry
     if (node_folder / ".hook-loaded").exists():

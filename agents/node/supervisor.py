@@ -45,8 +45,6 @@ def run_job(place: Place, settings: Settings, command: list[str], live: bool = F
         command: the job.
         live: keep the job's output in a file and give the terminal to the live view.
     """
-    if place.created:
-        tell(f"ringtap: run={place.label} node={place.node} {settings.line()}")
     relay.block_signals()
     if settings.recorders:
         with contextlib.suppress(OSError):  # for the hook, which makes no folder before it records

@@ -16,6 +16,7 @@ from ringtap.analysis.live.drawing import BAD, DIM, HEADER, WARNING
 from ringtap.analysis.live.iterations import Iteration
 from ringtap.analysis.live.overview import overview
 from ringtap.analysis.live.snapshot import Mark, Snapshot
+from ringtap.units import counted
 
 _TABLES: tuple[tables.Table | None, ...] = (
     None,
@@ -157,7 +158,7 @@ class Screenful:
         nodes = self._state.node or f"{len(run.nodes)} node{'s' if len(run.nodes) != 1 else ''}"
         ranks = run.iterations.ranks
         parts: list[tuple[str, str]] = [(run.status, style), (drawing.clock(run.elapsed_s), ""), (nodes, "")]
-        parts += [(f"{ranks} of {max(run.iterations.world_size, ranks)} ranks", "")] if ranks else []
+        parts += [(f"{ranks} of {counted(max(run.iterations.world_size, ranks), 'rank')}", "")] if ranks else []
         parts += [(f"no sample for {max(silent):.0f} s", BAD)] if silent and not run.ended else []
         parts += [("PAUSED", f"bold {WARNING}")] if self._state.paused else []
         tail = Text("  ").join(Text(text, style) for text, style in parts)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ringtap.analysis import thesis
 from ringtap.analysis.series import Series
+from ringtap.units import counted
 
 NO_LOAD_TOLERANCE = 0.10
 FALL_TOLERANCE = 0.05  # of the mean: a smaller fall between neighbouring loads is noise
@@ -138,7 +139,9 @@ def _tails(burst: Series, every: list[Series]) -> list[Check]:
     if not shared:
         return [Check(burst.name, expected, "they have no such load in common", None)]
     of_burst, of_consistent = (sum(each[load] for load in shared) / len(shared) for each in spreads)
-    found = f"standard deviation {of_burst:.1%} of the mean, and {of_consistent:.1%}, over {len(shared)} loads"
+    found = (
+        f"standard deviation {of_burst:.1%} of the mean, and {of_consistent:.1%}, over {counted(len(shared), 'load')}"
+    )
     return [Check(burst.name, expected, found, of_burst > of_consistent)]
 
 

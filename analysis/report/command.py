@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.scheduler import add_option, workers
 from ringtap.errors import UsageError
-from ringtap.units import parse_rate_bps
+from ringtap.units import counted, parse_rate_bps
 
 if TYPE_CHECKING:
     from ringtap.analysis.report.pages import Written
@@ -58,7 +58,7 @@ def report(options: argparse.Namespace) -> int:
     print(written.summary)
     for path in written.paths[:3]:
         print(f"Wrote {path}")
-    print(f"Wrote {len(written.paths) - 3} files of figures in {written.paths[0].parent / 'figures'}")
+    print(f"Wrote {counted(len(written.paths) - 3, 'file')} of figures in {written.paths[0].parent / 'figures'}")
     print(f"Next: open {written.paths[0]}", file=sys.stderr)
     return 0
 

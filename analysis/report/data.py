@@ -16,7 +16,7 @@ from ringtap.analysis.report.measured import Measured
 from ringtap.analysis.report.tails import Tails, mean_interval
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import title_of
-from ringtap.units import format_rate
+from ringtap.units import counted, format_rate
 
 REPORT_SCHEMA = 2
 
@@ -136,7 +136,7 @@ def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
     where = f"{scale['full_size_gbps']:g} Gbit/s"
     if scale["factor"] != 1:
         where += f" (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
-    amount = f"{points} points" + (f", {iterations:,} iterations" if iterations else "")
+    amount = counted(points, "point") + (f", {counted(iterations, 'iteration')}" if iterations else "")
     lines = [f"{_and(models)} under {_and(kinds)} cross traffic, capacity {where}: {amount}."]
     lines += [_outcome(one) for one in series]
     judged = [item for item in data["checks"] if item["ok"] is not None]

@@ -18,6 +18,7 @@ from ringtap.analysis.fit import FitResult
 from ringtap.analysis.points import Point
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import Look, title_of
+from ringtap.units import counted
 
 Place = Callable[[Any], Any]
 
@@ -110,7 +111,7 @@ def words(series: Series, point: Point) -> str:
     if point.p99_s is not None:
         bounds = "" if point.p99_low_s is None else f" ({_bounds(point.p99_low_s, point.p99_high_s)})"
         lines.append(f"p99 {point.p99_s:.4g} s{bounds}")
-    lines.append("iterations not known" if point.iterations is None else f"{point.iterations:,} iterations")
+    lines.append("iterations not known" if point.iterations is None else counted(point.iterations, "iteration"))
     return "\n".join(lines)
 
 

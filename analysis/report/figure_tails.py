@@ -17,6 +17,7 @@ from ringtap.analysis.report.figure_parts import Setting, name_of, plain_ticks, 
 from ringtap.analysis.report.tails import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import FAINT, INK, Look, looks, title_of
+from ringtap.units import counted
 
 _STEPS = 200  # a distribution of more iterations is drawn at this many heights, and as many in its longest 2 %
 _BAR = "with its 95 % interval as a bar; one that ends at the longest iteration has no upper end."
@@ -224,7 +225,7 @@ def _spread_row(on: Sheet, axes: Axes, number: int, series: Series, found: Tails
     for loaded, value in zip(ends, at, strict=True):
         said = f"{name_of(series)}\n{loaded.bandwidth_gbps:.2f} Gbit/s cross traffic\nspread {value:.2g} %"
         if loaded.iterations is not None:
-            said += f"\n{loaded.iterations:,} iterations"
+            said += f"\n{counted(loaded.iterations, 'iteration')}"
         face = "white" if loaded is found.light else look.colour
         on.mark(axes, [value], [number], [said], marker="o", color=look.colour, markerfacecolor=face, zorder=3)
 

@@ -66,9 +66,8 @@ def _structure(options: argparse.Namespace) -> int:
         for path in paths:
             print(f"Wrote {path}", file=sys.stderr)
         return 0
-    print(f"bin={options.bin} captures={','.join(found.streams.places)}")
     print("\n".join(describe(found)))
-    print()
+    print(f"\nFrom {', '.join(map(str, found.streams.places))}, in bins of {options.bin}.\n")
     for path in paths:
         print(f"Wrote {path}")
     if not paths:

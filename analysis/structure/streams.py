@@ -18,7 +18,7 @@ import pandas as pd
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.errors import UsageError
-from ringtap.units import format_duration
+from ringtap.units import counted, format_duration
 
 Integers = npt.NDArray[np.int64]
 
@@ -137,8 +137,8 @@ def streams_of(vantages: Sequence[Vantage], names: dict[str, str] | None = None)
     if not len(flows):
         packets = sum(vantage.traffic.counts["packets"] for vantage in vantages)
         raise UsageError(
-            f"{', '.join(vantage.name for vantage in vantages)}: {packets} packets and no payload of TCP, UDP or RoCE "
-            "in them, so there is no training to find: capture the interface that the job uses"
+            f"{', '.join(vantage.name for vantage in vantages)}: {counted(packets, 'packet')} and no payload of TCP, "
+            "UDP or RoCE in them, so there is no training to find: capture the interface that the job uses"
         )
     known = {address: vantage.name for vantage in vantages for address in vantage.addresses} | (names or {})
     for side in ("source", "destination"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.units import format_duration, format_rate, format_size, parse_rate_bps
+from ringtap.units import counted, format_duration, format_rate, format_size, parse_rate_bps
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
@@ -63,7 +63,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     became = ", ".join(f"{flows[name]} {name}" for name in ("finished", "unfinished", "failed", "missing"))
     achieved = f"{format_rate(whole['achieved_bps'])} achieved{_share(whole['error'])}"
     lines = [
-        f"{flows['planned']} flows of {format_size(total['planned'])} planned: {became}",
+        f"{counted(flows['planned'], 'flow')} of {format_size(total['planned'])} planned: {became}",
         f"{format_rate(whole['offered_bps'])} offered, {achieved}; {format_size(total['received'])} received",
     ]
     for name, errors in data["load"]["bins_100ms"].items():
@@ -103,4 +103,4 @@ def _completion(row: dict[str, Any]) -> str:
         text += f"; slowdown {row['slowdown_mean']:.3g}, p99 {row['slowdown_p99']:.3g}"
     if row["congestion_impact_mean"] is not None:
         text += f"; congestion impact {row['congestion_impact_mean']:.3g}, p99 {row['congestion_impact_p99']:.3g}"
-    return f"{text} ({row['flows']} flows)"
+    return f"{text} ({counted(row['flows'], 'flow')})"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 FORMAT, VERSION = "ringtap-flow-plan", 2
 _LONGEST_HEADER = 2**24
@@ -145,8 +146,8 @@ def _checked(plan: Plan) -> Plan:
     found, asked = (len(plan.start_ns), plan.bytes), (plan.header["flows"], plan.header["bytes"])
     if found != asked:
         raise UsageError(
-            f"{plan.path} holds {found[0]} flows of {found[1]} bytes but its header says {asked[0]} of {asked[1]}: it "
-            "was cut short or edited; write it again"
+            f"{plan.path} holds {counted(found[0], 'flow')} of {counted(found[1], 'byte')} but its header says "
+            f"{asked[0]:,} of {asked[1]:,}: it was cut short or edited; write it again"
         )
     if len(plan.start_ns) and (plan.start_ns[0] < 0 or plan.size_bytes.min() < 0 or (np.diff(plan.start_ns) < 0).any()):
         raise UsageError(f"{plan.path} has flows that are not sorted by start, or a number below 0: write it again")

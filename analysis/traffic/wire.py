@@ -16,6 +16,7 @@ from ringtap.analysis.runs import read_records
 from ringtap.analysis.traffic.log import Sent
 from ringtap.analysis.traffic.plan import Integers, Numbers
 from ringtap.errors import UsageError
+from ringtap.units import counted
 from ringtap.wire import HEADER_BYTES
 
 FLOW_HEADER_BYTES = 16  # what the protocol sends before each flow's payload
@@ -123,11 +124,11 @@ def from_capture(
 def _capture_notes(path: Path, counts: Mapping[str, int]) -> tuple[str, ...]:
     notes = []
     if counts["torn_bytes"]:
-        notes.append(f"{path} ends within a packet: it was cut off after {counts['packets']} packets")
+        notes.append(f"{path} ends within a packet: it was cut off after {counted(counts['packets'], 'packet')}")
     if counts["corrupt_records"]:
-        notes.append(f"{path} is damaged: {counts['corrupt_bytes']} bytes of it were passed over")
+        notes.append(f"{path} is damaged: {counted(counts['corrupt_bytes'], 'byte')} of it passed over")
     if counts["cut_by_snap"]:
-        notes.append(f"{path} has {counts['cut_by_snap']} packets cut before the end of their headers")
+        notes.append(f"{path} has {counted(counts['cut_by_snap'], 'packet')} cut before the end of their headers")
     return tuple(notes)
 
 

@@ -342,7 +342,7 @@ def test_steps_lost_on_a_full_disk_are_named_in_why(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("result 42\n", 0), done.stderr
     for item in (run_item(kept), node_item(kept)):
         assert item["status"] == "partial"
-        assert item["why"].startswith("steps: 1 processes stopped recording: hook-"), item["why"]
+        assert item["why"].startswith("steps: 1 process stopped recording: hook-"), item["why"]
     (steps,) = (kept / "nodes" / "here" / "steps").glob("rank0-*.rec")
     assert open_records(steps).count >= 1
     assert open_records(steps).torn_bytes == 0

@@ -1,5 +1,6 @@
 """``--live``: the view has the terminal, the job a file; leaving the view leaves job and recording alone."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,23 @@ def test_without_a_terminal_a_line_a_second(tmp_path: Path) -> None:
     assert (run / "nodes" / "here" / "log" / "job.out").read_text() == "words True\n"
     assert done.stderr.splitlines()[-1].startswith("Wrote ")
     assert run_item(run)["status"] == "failed"
+
+
+@pytest.mark.parametrize("verb", ["run", "capture"])
+def test_without_textual_nothing_is_started_for_a_terminal(tmp_path: Path, terminal: Terminal, verb: str) -> None:
+    code = (
+        "import importlib.util as u, sys; found = u.find_spec; "
+        'u.find_spec = lambda name, *rest: None if name == "textual" else found(name, *rest); '
+        "from ringtap.cli import main; sys.exit(main())"
+    )
+    words = live(verb, tmp_path / "run", *(["--", "touch", "started"] if verb == "run" else []))
+    terminal.type(shlex.join([sys.executable, "-c", code, *words[len(RINGTAP) :]]) + "; echo code=$?\n")
+    said = terminal.wait_for("code=")
+    assert "ringtap: --live needs textual, which is not installed here: " in said
+    assert "[tui]" in said
+    terminal.wait_for("2")
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.fixture

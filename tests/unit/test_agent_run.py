@@ -31,6 +31,15 @@ def test_the_exit_code_is_passed_on(tmp_path: Path, code: int) -> None:
     assert json.loads((tmp_path / "run" / "nodes" / "here" / "node.json").read_text())["jobs"][0]["exit_code"] == code
 
 
+def test_the_first_line_says_where_the_run_goes_and_v_how_it_is_recorded(tmp_path: Path) -> None:
+    first = wrapped(tmp_path, "true").stderr.splitlines()[0]
+    assert first == f"ringtap: recording to {tmp_path / 'run'}"
+    command = [*RINGTAP, "run", "-v", "-o", str(tmp_path / "v"), "--node", "here", "--collect", "nic", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    expected = f"ringtap: recording to {tmp_path / 'v'} node=here collect=nic every=100ms"
+    assert done.stderr.splitlines()[0] == expected
+
+
 def test_a_job_ended_by_a_signal_ends_its_wrapper_by_the_same(tmp_path: Path) -> None:
     assert wrapped(tmp_path, "sh", "-c", "kill -KILL $$").returncode == -signal.SIGKILL
 

@@ -459,7 +459,7 @@ def test_a_job_stopped_and_continued_alone_is_a_stopped_and_a_running_job_to_the
 
 def test_a_job_in_the_background_that_reads_the_terminal_stops(tmp_path: Path, terminal: Terminal) -> None:
     terminal.type(command(tmp_path / "run", "print('got', input())") + " &\n")
-    terminal.wait_for("ringtap: run=")
+    terminal.wait_for("ringtap: recording to ")
     time.sleep(1.0)
     terminal.type("\njobs\n")
     terminal.wait_for("Stopped")

@@ -32,6 +32,10 @@ def test_demand_in_words_and_as_json(capsys):
     item = json.loads(capsys.readouterr().out)
     assert item["demand_mb"] == pytest.approx(830.1, abs=0.1)
     assert item["required_gbps"] == pytest.approx(17.95, abs=0.01)
+    assert main(["demand", "--params", "138.357444e6", "--workers", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 138_357_444
+    assert main(["demand", "--params", "1e6", "--workers", "1e1"]) == 0
+    assert "10 workers, 1,000,000 parameters" in capsys.readouterr().out
     assert main(["demand", "--params", "1000", "--workers", "3", "--collective", "parameter-server", "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert (item["busiest_link_bytes"], item["required_gbps"]) == (12000, None)
@@ -43,7 +47,9 @@ def test_demand_in_words_and_as_json(capsys):
         ("--params 0 --workers 4", "parameters"),
         ("--params -3 --workers 4", "parameters"),
         ("--params many --workers 4", "whole number"),
-        ("--params 1e9 --workers 4", "whole number"),
+        ("--params 1e30 --workers 4", "whole number"),
+        ("--params 1.5 --workers 4", "whole number"),
+        ("--params nan --workers 4", "whole number"),
         ("--params 10 --workers 0", "workers"),
         ("--params 10 --workers 1", "one worker"),
         ("--params 10 --workers 2.5", "whole number"),

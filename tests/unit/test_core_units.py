@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
 from ringtap.units import (
+    counted,
     format_duration,
     format_rate,
     format_size,
@@ -67,3 +68,8 @@ def test_formats() -> None:
         "4.1 ms",
         "2.5 µs",
     ]
+
+
+def test_a_number_and_its_noun_agree():
+    assert [counted(number, "flow") for number in (0, 1, 2000)] == ["0 flows", "1 flow", "2,000 flows"]
+    assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]

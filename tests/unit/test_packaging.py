@@ -1,10 +1,15 @@
 """What is installed is what is here, also away from here."""
 
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import tomllib
+
+import ringtap
+from tests.gold.analysis_sweep import write_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,3 +69,35 @@ def test_help_needs_nothing_but_the_standard_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "set()"
     assert "sweep" in done.stdout
+
+
+def demo(folder: Path) -> None:
+    """The lines of `make demo`, with a sweep that was measured before in place of nine minutes on a testbed."""
+    lines = (ROOT / "Makefile").read_text().partition("\ndemo:")[2].partition("\n\n")[0].partition("\n")[2]
+    lines = lines.lstrip("\t@").replace("$(DEMO)", "runs/demo").replace("$(BIN)", "'a bin'").replace("$$", "$")
+    program = folder / "a bin" / "ringtap"
+    program.parent.mkdir()
+    module = f"{shlex.quote(sys.executable)} -m ringtap.cli"
+    program.write_text(f'#!/bin/sh\n[ "$1" = report ] && exec {module} "$@"\nmkdir -p runs && cp -R measured "$4"\n')
+    program.chmod(0o755)
+    write_sweep(folder / "measured", [("vgg16", "consistent")])
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(["sh", "-ec", lines], cwd=folder, env=environment, capture_output=True, check=True)
+
+
+def test_make_demo_leaves_a_link_to_the_latest_demo(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    link = tmp_path / "runs" / "demo"
+    link.symlink_to("an earlier one")
+    demo(tmp_path)
+    (folder,) = (tmp_path / "runs").glob("demo-*")
+    assert link.readlink() == Path(folder.name)
+    assert len(ringtap.open_run(link).points) > 0
+    assert (link / "report" / "report.html").is_file()
+
+
+def test_make_demo_leaves_a_folder_of_that_name_alone(tmp_path: Path) -> None:
+    link = tmp_path / "runs" / "demo"
+    link.mkdir(parents=True)
+    demo(tmp_path)
+    assert list(link.iterdir()) == []

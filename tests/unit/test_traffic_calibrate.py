@@ -54,7 +54,7 @@ def sent_with(calibration: Calibration | str, folder: Path, *options: object) ->
     with serving() as serve:
         flows = [Flow(10 * number * MS, "", serve.address, 10_000) for number in range(10)]
         plan = plan_of(folder / "p.plan", flows, 100 * MS)
-        done = traffic("send", plan, "--json", *options, env=os.environ | {"XDG_CACHE_HOME": str(folder)})
+        done = traffic("send", plan, "--json", "--verbose", *options, env=os.environ | {"XDG_CACHE_HOME": str(folder)})
     assert json.loads(done.stdout)["finished"] == 10
     settings, _, words = done.stderr.partition("\n")
     return settings, words

@@ -16,6 +16,7 @@ from ringtap.cli import main
 from ringtap.trafficgen.cdffile import read_cdf
 from ringtap.trafficgen.planfile import PlanFile
 from ringtap.trafficgen.sizes import WORKLOADS
+from ringtap.units import counted
 
 NODES = "--node 10.0.0.1:5001 --node 10.0.0.2:5001 --node 10.0.0.3:5001"
 LINK = "--load 205mbit --duration 1003500us --to 127.0.0.1:5711 --to h:1 --seed 7"
@@ -87,7 +88,7 @@ def test_every_kind_has_a_summary(kind: str, capsys: pytest.CaptureFixture[str],
         assert summary["mean_size_bytes"] * summary["flows"] == pytest.approx(needs.bytes)
         assert summary["offered_bps"] * summary["duration_s"] / 8 == pytest.approx(needs.bytes)
     assert plan(kind, f"{KINDS[kind]} --summary") == 0
-    assert f"{needs.flows} flows" in capsys.readouterr().out
+    assert counted(needs.flows, "flow") in capsys.readouterr().out
 
 
 def test_a_long_lived_plan_without_a_load_offers_what_the_network_gives(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +143,7 @@ def test_a_users_cdf_file_gives_the_sizes(tmp_path: Path, capsys: pytest.Capture
         ("consistent", f"{LINK} --sizes websearch --summary", "unknown"),
         ("consistent", f"{LINK} --dscp 64 --summary", "--dscp 64"),
         ("consistent", LINK, "nothing to do"),
+        ("consistent", "--load fast --duration 1s", "rate 'fast' is not understood"),
         ("consistent", "--load 1gbit --duration 1s -o x.plan", "--to"),
         ("consistent", f"{LINK} --duration x --summary", "duration 'x'"),
         ("list", f"--list missing {NODES} --summary", "missing cannot be read"),

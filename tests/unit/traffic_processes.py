@@ -126,9 +126,9 @@ def traffic(
 
 
 def send(plan: Path, *arguments: object, expect: int = 0) -> tuple[dict[str, Any], str]:
-    """Send a plan; returns the summary and the last line on stderr."""
+    """Send a plan; returns the summary and the last line on stderr, empty where there is none."""
     done = traffic("send", plan, "--json", *arguments, expect=expect)
-    return json.loads(done.stdout or "{}"), done.stderr.splitlines()[-1]
+    return json.loads(done.stdout or "{}"), done.stderr.rstrip("\n").rpartition("\n")[2]
 
 
 @contextmanager

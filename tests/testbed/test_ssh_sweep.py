@@ -295,6 +295,26 @@ def test_a_failure_is_told_in_the_words_of_every_host_the_most_telling_first(des
     assert not [path for path in desk.folder.glob("disk of *") if list(path.glob("*"))], "nothing stays on the hosts"
 
 
+def test_a_disk_that_fills_up_under_a_job_is_the_reason_that_is_told(desk: Desk) -> None:
+    """S3 records nothing any more and cannot say so, as its words have no room either."""
+    disk = desk.folder / "disk of S3"
+    disk.mkdir(exist_ok=True)
+    words = f"[ {{host}} = S3 ] && head -c 100000000 /dev/zero > '{disk}/fill'; sleep 60"
+    plan = desk.plan("filling", {**own_command("sh", "-c", words), "[0, 0.7]": "[0]"})
+    plan.write_text(plan.read_text().replace("[window]", '[window]\nstart_timeout = "3s"'))
+    desk.servers.kill("S3")
+    desk.servers.start("S3", f"mount -t tmpfs -o size=40m tmpfs '{disk}'")
+    try:
+        done = desk.run("sweep", plan, "-o", desk.folder / "filling")
+    finally:
+        desk.servers.kill("S3")
+        desk.servers.start("S3")
+    assert done.returncode == 1, done.stderr
+    said = one_sentence(done.stderr)
+    assert "does it step an optimizer" not in said
+    assert re.search(rf"S3 0 of 1\): S3: {re.escape(str(disk))} has 0 B left", said)
+
+
 def test_several_ranks_by_torchrun_with_variables_and_a_folder_of_their_own(desk: Desk) -> None:
     folder = desk.folder / "my job"
     folder.mkdir()
@@ -358,8 +378,10 @@ def test_what_a_killed_sweep_left_on_hosts_is_removed_by_a_command(desk: Desk) -
     wait_for(lambda: list(out.glob("series/small-*/nodes/S1/nic/nic.rec")), process)
     while_it_runs = desk.run("sweep", plan, "--clean", "--json")
     assert json.loads(while_it_runs.stdout) == {"removed": [], "not_reached": {}}
+    assert desk.run("status", out).stdout.startswith(f"{out}: running: 0 of 1 points\n")
     process.kill()
     process.communicate()
+    assert desk.run("status", out).stdout.startswith(f"{out}: partial: 0 of 1 points; it was ended before it could say")
     end_s = time.monotonic() + 30
     removed: set[str] = set()
     while removed < {"S0", "S1", "S3"}:

@@ -185,7 +185,7 @@ def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
 
     Where a process marks its steps itself these count; else the steps of the optimizer that stepped first, those that
     AMP skipped among them. A rank that was started again begins a new generation. Of processes that stepped at the same
-    time under one rank, which are therefore no ranks of one process group, one counts (`processes`).
+    time under one rank, which are therefore no ranks of one process group, one counts.
 
     Args:
         steps: as `JobRun.steps`.
@@ -195,10 +195,26 @@ def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
         ``skipped`` (AMP skipped a step since the mark before), ``backwards`` (passes since the mark before) and
         ``optimizers`` (how many the process has).
     """
+    return marks_and_processes(steps)[0]
+
+
+def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What `iteration_marks` gives, and the processes that stepped.
+
+    Args:
+        steps: as `JobRun.steps`.
+
+    Returns:
+        The marks; and by the processes' numbers ``node``, ``rank``, ``pid``, ``steps`` (those that end an iteration),
+        ``generation`` (how often the rank had been started before), ``alone`` (no other process stepped under this rank
+        at the same time), ``counts`` (alone, or of several such processes the one with the most steps) and ``median_s``
+        from step to step, of those that are not alone.
+    """
     marks = _marks(steps)
-    found = processes(steps)
+    found = _processes(steps, marks)
     marks = marks[marks["process"].map(found["counts"]).astype(bool)]
-    return marks.assign(generation=marks["process"].map(found["generation"]).astype("int64")).reset_index(drop=True)
+    marks = marks.assign(generation=marks["process"].map(found["generation"]).astype("int64"))
+    return marks.reset_index(drop=True), found
 
 
 def _marks(steps: pd.DataFrame) -> pd.DataFrame:
@@ -223,25 +239,12 @@ def _marks(steps: pd.DataFrame) -> pd.DataFrame:
     return marks.reset_index(drop=True)
 
 
-def processes(steps: pd.DataFrame) -> pd.DataFrame:
-    """The processes that stepped, one row each, by their number.
-
-    Args:
-        steps: as `JobRun.steps`.
-
-    Returns:
-        ``node``, ``rank``, ``pid``, ``steps`` (those that end an iteration), ``median_s`` from one to the next,
-        ``generation`` (how often the rank had been started before), ``alone`` (no other process stepped under this rank
-        at the same time) and ``counts`` (alone, or of several such processes the one with the most steps).
-    """
+def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
+    """The processes that stepped, as `marks_and_processes` gives them."""
     even = "even_{}_ns" if "even_end_ns" in steps else "{}_ns"
-    marks = _marks(steps)
-    times = marks.groupby("process")[even.format("end")]
-    lengths_s = times.diff().groupby(marks["process"]).median() / 1e9
     by = steps.groupby("process")
     table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
-    table = table.assign(steps=times.size(), median_s=lengths_s)
-    table["steps"] = table["steps"].fillna(0).astype("int64")
+    table["steps"] = marks["process"].value_counts().reindex(table.index, fill_value=0)
     begin, end = by[even.format("start")].min().to_numpy(), by[even.format("end")].max().to_numpy()
     order = np.lexsort((begin, table["rank"].to_numpy()))
     rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
@@ -261,6 +264,9 @@ def processes(steps: pd.DataFrame) -> pd.DataFrame:
     counts[[max(group, key=lambda place: (steps_of[place], -begin[place])) for group in groups]] = True
     for name, values in (("generation", generation), ("alone", alone), ("counts", counts)):
         table[name] = pd.Series(values, index=table.index[order])
+    beside = marks[marks["process"].isin(table.index[~table["alone"]])]
+    lengths_s = beside.groupby("process")[even.format("end")].diff() / 1e9
+    table["median_s"] = lengths_s.groupby(beside["process"]).median().reindex(table.index)
     return table
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.phases import PHASES, Phases, phases_of
-from ringtap.analysis.runs import JobRun, iteration_marks, iterations_of, monotonic, processes
+from ringtap.analysis.runs import JobRun, iterations_of, marks_and_processes, monotonic
 
 # The first iteration allocates and finds the order of gradients; after it DDP rebuilds its buckets, in the second.
 WARM_UP_ITERATIONS = 2
@@ -29,7 +29,7 @@ class Work:
         source: where compute and communication come from: ``ddp``, ``horovod`` or ``none``.
         why: a sentence where ``source`` is ``none``, or where a part is missing.
         gradient_bytes: bytes that a rank hands to all-reduce at each synchronisation of every module; None: not known.
-        processes: the processes that stepped (`ringtap.analysis.runs.processes`).
+        processes: the processes that stepped (`ringtap.analysis.runs.marks_and_processes`).
         world_size: ranks that the job has, as these say themselves.
     """
 
@@ -45,12 +45,11 @@ class Work:
 def build(run: JobRun, nodes: Mapping[str, NodeLogs]) -> Work:
     """Join the ranks' records of a run."""
     steps = _aligned(run.steps, nodes)
-    marks = iteration_marks(steps)
+    marks, found = marks_and_processes(steps)
     phases = phases_of(run, marks, nodes)
     iterations = iterations_of(_with_beginnings(marks, phases))
     ranks = _rank_iterations(marks, iterations, phases)
     iterations = _with_ranks(iterations, ranks, phases, nodes)
-    found = processes(steps)
     size = max([found["rank"].nunique(), *(_world_size(nodes[node]) for node in found["node"].unique())])
     return Work(iterations, ranks, phases.source, phases.why, phases.gradient_bytes, found, size)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +83,13 @@ def _nodes(found: Standing) -> list[str]:
 def _next(found: Standing) -> list[str]:
     from ringtap.slurm.status import is_submitted
 
+    run = shlex.quote(found.run)
     if found.kind == "job":
-        return [f"Next: ringtap analyze {found.run}"] if found.status in ("complete", "partial", "failed") else []
+        return [f"Next: ringtap analyze {run}"] if found.status in ("complete", "partial", "failed") else []
     if not is_submitted(found):
         if found.status in ("partial", "failed"):
-            return [f"To measure what is missing: ringtap sweep PLAN.toml -o {found.run} --resume"]
-        return [f"Next: ringtap report {found.run}"] if found.status == "complete" else []
-    again = [f"To measure what is missing: ringtap submit PLAN.toml -o {found.run}"]
+            return [f"To measure what is missing: ringtap sweep PLAN.toml -o {run} --resume"]
+        return [f"Next: ringtap report {run}"] if found.status == "complete" else []
+    again = [f"To measure what is missing: ringtap submit PLAN.toml -o {run}"]
     stopped = any(one.status == "stopped" for one in found.series)
-    return [*(again if stopped else []), f"Next: ringtap collect {found.run}"]
+    return [*(again if stopped else []), f"Next: ringtap collect {run}"]

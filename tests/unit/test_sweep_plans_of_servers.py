@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ringtap.agents.diagnosis import telling_line
+from ringtap.agents.doctor.command import verdict
 from ringtap.agents.estimate import LEAST_LOADS, LEAST_RISE, MERGE_SHARE, doubts, resolved
 from ringtap.agents.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.hosts import LocalHosts
@@ -296,3 +297,12 @@ def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.Ca
     assert main(["status", str(run.path), "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert (item["status"], item["why"], item["series"][0]["status"]) == ("complete", "2 of 2 points", "complete")
+
+
+def test_the_doctors_last_line_says_that_a_plan_can_run_or_what_prevents_it() -> None:
+    plan = Path("my plan.toml")
+    assert verdict(plan, []) == ["The plan can run. Next: ringtap sweep 'my plan.toml'"]
+    assert verdict(plan, ["S1 is\x1b[31m ill"]) == ["The plan cannot run: S1 is [31m ill."]
+    lines = verdict(plan, ["S1 is ill", "S2 is full"])
+    assert lines[:2] == ["  1. S1 is ill", "  2. S2 is full"]
+    assert lines[-1] == "The plan cannot run: 2 things prevent it, the first: S1 is ill."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -241,7 +241,7 @@ class Traffic:
     def _affordable(self, count: int, width_ns: int) -> int:
         if count > _MOST_BINS:
             shown = f"{format_duration(self.duration_s)} in bins of {format_duration(width_ns / 1e9)}"
-            raise UsageError(f"{shown} are {count:,} bins: choose wider ones, for example of 1 s")
+            raise UsageError(f"{shown} are {count:,} bins: {bins_remedy(self.counts)}")
         return count
 
     def _groups(self, by: str) -> Groups:
@@ -327,6 +327,13 @@ class Traffic:
         for (source, destination), amount in pairs.items():
             square[place[source], place[destination]] = amount
         return pd.DataFrame(square, index=pd.Index(names, name="from"), columns=pd.Index(names, name="to"))
+
+
+def bins_remedy(counts: Mapping[str, int]) -> str:
+    """Advice where a capture has more bins than memory should hold."""
+    if counts.get("time_jumps"):
+        return "its clock jumps by more than a day; read the packets of one side alone (editcap -A TIME FILE PART)"
+    return "choose wider ones, for example of 1 s"
 
 
 def endpoint(address: str, port: int) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.pcap import tables
-from ringtap.analysis.pcap.traffic import Traffic
+from ringtap.analysis.pcap.traffic import Traffic, bins_remedy
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_duration
 
@@ -154,7 +154,9 @@ def streams_of(vantages: Sequence[Vantage], names: dict[str, str] | None = None)
     bins = int(cells["bin"].max()) + 1
     if bins > _MOST_BINS:
         seconds = format_duration(bins * bin_ns / 1e9)
-        raise UsageError(f"{seconds} in bins of {format_duration(bin_ns / 1e9)} are {bins:,} bins: choose wider ones")
+        jumps = max((vantage.traffic.counts for vantage in vantages), key=lambda counts: counts.get("time_jumps", 0))
+        which = f"{seconds} in bins of {format_duration(bin_ns / 1e9)} are {bins:,} bins"
+        raise UsageError(f"{which}: {bins_remedy(jumps)}")
     chosen, copies = _seen_once(cells, flows, vantages)
     of = dict(iter(flows.groupby("stream")))
     found = [_stream(part, of[number], vantages, copies[int(str(number))]) for number, part in chosen.groupby("stream")]

@@ -17,6 +17,7 @@ import pytest
 from ringtap.analysis.pcap import sources
 from ringtap.analysis.pcap.read import read_captures
 from ringtap.cli import main
+from ringtap.errors import UsageError
 from tests.unit.capture_makers import (
     A4,
     B4,
@@ -271,6 +272,10 @@ def test_no_rate_is_told_across_a_clock_that_was_set(tmp_path, capsys):
     assert lines[1] == "4 packets, 4.168 kB on the wire; conversations: 1 of udp"
     assert lines[4].split()[-3:] == ["-", "-", "-"]
     assert any("1 packet is more than a day after or before the one ahead" in line for line in lines)
+    with pytest.raises(UsageError, match="its clock jumps by more than a day; read the packets of one side alone"):
+        read_captures(path).binned()
+    assert main(["structure", str(path)]) == 2
+    assert "its clock jumps by more than a day" in capsys.readouterr().err
     rates = tmp_path / "rates.csv"
     text(capsys, path, "--rates", str(rates))
     assert pd.read_csv(rates)["t_ns"].tolist() == [

@@ -380,7 +380,8 @@ def run_sweep(
             stack.enter_context(locked(path, me, say))
         run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
         run.info["calibration"] = calibration
-        say(f"{plan.name} at 1:{plan.scale:g} of {format_rate(plan.capacity_bps)}, seed {plan.seed}, into {path}")
+        scale = f"links of {format_rate(plan.capacity_bps)}, 1:{plan.scale:g}"
+        say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
         with _kept(run):
             Conductor(plan, run, ground, only, force=force).conduct()
     count = len(read_json_lines(path / "points.jsonl")[0])

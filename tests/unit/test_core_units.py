@@ -61,12 +61,13 @@ def test_a_written_rate_reads_back(bps: int) -> None:
 def test_formats() -> None:
     assert format_rate(250e6) == "250 Mbit/s"
     assert format_size(922_380_000) == "922.4 MB"
-    assert [format_duration(s) for s in (7322, 485, 12.34, 0.0041, 2.5e-6)] == [
+    assert [format_duration(s) for s in (7322, 485, 12.34, 0.0041, 2.5e-6, 0.0)] == [
         "2 h 02 min",
         "8 min 05 s",
         "12.3 s",
         "4.1 ms",
         "2.5 µs",
+        "0 s",
     ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.rundir import add_access
+from ringtap.terminal import shell_word
 from ringtap.units import counted
 
 if TYPE_CHECKING:
@@ -210,5 +211,5 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(summary))
     else:
-        print(f"Wrote {path}: {counted(summary['points'], 'point')}. Next: ringtap report {path}")
+        print(f"Wrote {path}: {counted(summary['points'], 'point')}. Next: ringtap report {shell_word(path)}")
     return 0

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from ringtap.terminal import unguarded, visible
 from ringtap.units import format_duration
 
 
@@ -26,19 +27,23 @@ class Progress:
             from rich.progress import Progress as Bar
 
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.percentage:>3.0f} %"),
                 TimeRemainingColumn(),
             )
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            console = Console(file=unguarded(sys.stderr))
+            # what others print goes its own way, which is guarded
+            self._bar = Bar(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
             self._task = self._bar.add_task("sweep", total=total_s)
             self._bar.start()
 
     def tick(self, label: str, step_s: float) -> None:
         """The present step, so many seconds in."""
         if self._bar:
-            self._bar.update(self._task, description=label, completed=min(self._done_s + step_s, self._total_s))
+            self._bar.update(
+                self._task, description=visible(label), completed=min(self._done_s + step_s, self._total_s)
+            )
 
     def done(self, line: str, expected_s: float) -> None:
         """A step is over: print its line and count its expected time as gone."""
@@ -47,14 +52,14 @@ class Progress:
         left_s = max(0.0, self._total_s - self._done_s) * (spent_s / self._done_s if self._done_s else 1.0)
         if self._bar:
             self._bar.update(self._task, completed=self._done_s)
-            self._bar.console.print(line, highlight=False)
+            self._bar.console.print(visible(line), highlight=False, markup=False)
         else:
             print(f"{line}  (about {format_duration(left_s)} left)", file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         """Print a line beside the bar."""
         if self._bar:
-            self._bar.console.print(line, highlight=False)
+            self._bar.console.print(visible(line), highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)
 

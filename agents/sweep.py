@@ -36,6 +36,7 @@ from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter, read_json_lines
 from ringtap.rundir import RunDirectory
+from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.units import format_rate
 
@@ -256,7 +257,7 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
 @contextmanager
 def _kept(run: RunDirectory) -> Iterator[None]:
     """However the measurement within ends, run.json says so."""
-    kept = f"Kept what was measured in {run.path}; go on with: ringtap sweep … -o {run.path} --resume"
+    kept = f"Kept what was measured in {run.path}; go on with: ringtap sweep … -o {shell_word(run.path)} --resume"
     try:
         yield
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ringtap.analysis.points_csv import read_points_csv
 from ringtap.errors import UsageError
+from ringtap.terminal import shell_word
 from ringtap.units import counted, format_duration, format_rate, format_size, parse_duration_s, parse_rate_bps
 
 FEWEST_SETS, MOST_SETS = 40, 100_000  # fewer do not reach the tails of a 95 % interval
@@ -130,5 +131,5 @@ def _fit(options: argparse.Namespace) -> int:
     print("\n".join(found.lines()))
     if options.output is not None:
         print(f"Wrote {options.output}")
-        print(f"Next: ringtap predict --fit {options.output} --slowdown 1.5")
+        print(f"Next: ringtap predict --fit {shell_word(options.output)} --slowdown 1.5")
     return 0

@@ -16,6 +16,7 @@ from typing import NoReturn
 import ringtap
 from ringtap.descriptors import discard_output, fill_standard_descriptors
 from ringtap.errors import RingtapError, UsageError
+from ringtap.terminal import guarded
 
 # verb -> (module with register(subparsers), one line for --help); a module is imported only when its verb is used
 VERBS = {
@@ -78,6 +79,11 @@ def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.Argu
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     fill_standard_descriptors()
+    with guarded():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     words = [argument for argument in arguments if not argument.startswith("-")]
     verb, sub_verb = (*words[:2], None, None)[:2]

@@ -15,6 +15,7 @@ from ringtap.agents.node.run_end import node_items, not_collected
 from ringtap.rundir import RunDirectory, Status
 from ringtap.slurm.parts import Part, read_parts
 from ringtap.slurm.status import FINAL, Standing, standing, sweep_standing
+from ringtap.terminal import shell_word
 
 
 def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
@@ -67,7 +68,7 @@ def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
     }
     return [
         f"the points of {part.path.name} are left out: its bottleneck was counted at other interfaces than that of "
-        f"{taken[0].path.name}; look at it on its own with ringtap report {part.path}"
+        f"{taken[0].path.name}; look at it on its own with ringtap report {shell_word(part.path)}"
         for part in measured
         if part not in taken
     ]

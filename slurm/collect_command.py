@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ringtap.terminal import shell_word
+
 
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the ``collect`` verb."""
@@ -38,7 +40,6 @@ def _collect(options: argparse.Namespace) -> int:
         loads = ", ".join(f"{load:.0%}" for load in one.missing)
         print(f"missing: {one.series} at {loads}: {one.status}" + (f": {one.why}" if one.why else ""))
     verb = "report" if found.kind == "sweep" else "analyze"
-    print(
-        f"Wrote {options.run}: {found.status}, {found.why or 'nothing is missing'}. Next: ringtap {verb} {options.run}"
-    )
+    again = f"ringtap {verb} {shell_word(options.run)}"
+    print(f"Wrote {options.run}: {found.status}, {found.why or 'nothing is missing'}. Next: {again}")
     return 0

@@ -6,13 +6,13 @@ import argparse
 import json
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.rundir import add_access
+from ringtap.terminal import shell_word
 from ringtap.units import counted
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
         print(json.dumps({"job": job, "run": str(paths.run), "script": str(paths.script), "site": site.name}))
     else:
         print(f"Submitted job {job} to {site.name}: {resource_words(resources, environment)}")
-        print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shlex.quote(str(path))}")
+        print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shell_word(path)}")
     return 0
 
 

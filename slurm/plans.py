@@ -25,6 +25,7 @@ from ringtap.slurm.run_file import WAITING
 from ringtap.slurm.sites import Site
 from ringtap.slurm.status import sweep_standing
 from ringtap.slurm.submit import check_place, find_sbatch, hand_over
+from ringtap.terminal import shell_word
 from ringtap.units import format_duration
 
 _CHOICE = """
@@ -136,7 +137,7 @@ def submit_plan(
         sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
         return 0
     if not todo:
-        print(f"Nothing is left to submit. Next: ringtap collect {path}")
+        print(f"Nothing is left to submit. Next: ringtap collect {shell_word(path)}")
         return 0
     doubts = [*check_place(paths.run, site), *_time_doubts(plan, [names[index] for index in todo], resources)]
     for line in doubts:
@@ -148,7 +149,7 @@ def submit_plan(
     else:
         print(f"Submitted job {job}: {len(todo)} of {len(names)} series, one after the other")
         print(f"Each gets, on {site.name}: {resource_words(resources, environment)}")
-        print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {path}")
+        print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shell_word(path)}")
     return 0
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringtap.terminal import shell_word
 from ringtap.units import counted
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _nodes(found: Standing) -> list[str]:
 def _next(found: Standing) -> list[str]:
     from ringtap.slurm.status import is_submitted
 
-    run = shlex.quote(found.run)
+    run = shell_word(found.run)
     if found.kind == "job":
         return [f"Next: ringtap analyze {run}"] if found.status in ("complete", "partial", "failed") else []
     if not is_submitted(found):

@@ -12,10 +12,11 @@ from typing import Any
 
 import ringtap
 from ringtap.errors import UsageError
+from ringtap.terminal import shell_word
 from ringtap.units import format_size
 
 # What trafficgen stands on; all of it is standard library alone
-_FLOOR = ("__init__", "cli", "descriptors", "errors", "installed", "units", "records", "capture")
+_FLOOR = ("__init__", "cli", "descriptors", "errors", "installed", "units", "records", "capture", "shapes", "terminal")
 _MAIN = """\
 import sys
 
@@ -43,7 +44,8 @@ def _bundle(options: argparse.Namespace) -> int:
         raise UsageError(f"{path} exists: name another file or add --force")
     write_archive(path)
     print(f"Wrote {path} ({format_size(path.stat().st_size)})")
-    print(f"Next: copy it to the nodes, and there: python3 {path.name} serve --bind HOST:PORT --token-file FILE")
+    name = shell_word(path.name)
+    print(f"Next: copy it to the nodes, and there: python3 {name} serve --bind HOST:PORT --token-file FILE")
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+from ringtap.terminal import shell_word
 from ringtap.trafficgen.words import print_settings
 from ringtap.units import (
     counted,
@@ -111,7 +112,7 @@ def _plan(options: argparse.Namespace) -> int:
         _print_summary(plan.header, options.json)
     if options.output is not None:
         print(f"Wrote {options.output}", file=stream)
-        print(f"Next: ringtap traffic send {options.output}", file=stream)
+        print(f"Next: ringtap traffic send {shell_word(options.output)}", file=stream)
     return 0
 
 

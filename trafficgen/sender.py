@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.terminal import unguarded
 from ringtap.trafficgen import channel
 from ringtap.trafficgen.arrivals import Listener
 from ringtap.trafficgen.carrier import Carrier, Report
@@ -190,7 +191,12 @@ class Sender:
     def _show_progress(self, go: Go) -> None:
         if sys.stderr.isatty():
             passed_s = max(0.0, (time.monotonic_ns() - go.origin_ns) / 1e9)
-            print(f"\r{passed_s:.0f} of {self._what.duration_ns / 1e9:.0f} s ", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{passed_s:.0f} of {self._what.duration_ns / 1e9:.0f} s ",
+                end="",
+                file=unguarded(sys.stderr),
+                flush=True,
+            )
 
     def _sum_up(self, go: Go | None, done: Done, outcome: Outcome) -> dict[str, Any]:
         self.first_failure = outcome.first_failure

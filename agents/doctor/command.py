@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.terminal import shell_word, unguarded, visible
 
 _COLUMNS = 80
 _NAME_AT, _REASON_AT = 11, 26
@@ -54,7 +54,8 @@ def _doctor(options: argparse.Namespace) -> int:
         print(json.dumps(item))
     else:
         colour = sys.stdout.isatty()
-        print("\n\n".join("\n".join(table(report, colour)) for report in reports))
+        text = "\n\n".join("\n".join(table(report, colour)) for report in reports)
+        print(text, file=unguarded(sys.stdout))  # with colours; what others said in it is made plain there
         if options.plan:
             print("\n" + "\n".join(verdict(options.plan, item["problems"])))
     return 0 if item["recordable"] else 1
@@ -63,7 +64,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def verdict(plan: Path, problems: list[str]) -> list[str]:
     """Whether a plan can run, in the last line, or what prevents it."""
     if not problems:
-        return [f"The plan can run. Next: ringtap sweep {shlex.quote(str(plan))}"]
+        return [f"The plan can run. Next: ringtap sweep {shell_word(plan)}"]
     if len(problems) == 1:
         return [f"The plan cannot run: {_plain(problems[0])}."]
     listed = [f"  {number}. {_plain(problem)}" for number, problem in enumerate(problems, 1)]
@@ -72,18 +73,18 @@ def verdict(plan: Path, problems: list[str]) -> list[str]:
 
 def table(report: dict[str, Any], colour: bool) -> list[str]:
     """A report as lines of at most 80 columns."""
-    lines = textwrap.wrap(
+    about = (
         f"ringtap {report['ringtap']} on {report['host']}, user {report['user']} ({report['uid']}), "
-        f"kernel {report['kernel']}, Python {report['python']}",
-        _COLUMNS,
+        f"kernel {report['kernel']}, Python {report['python']}"
     )
+    lines = textwrap.wrap(_plain(about), _COLUMNS)
     group = ""
     for check in report["checks"]:
         if check["group"] != group:
             group = check["group"]
-            lines += ["", _TITLES.get(group, group)]
+            lines += ["", _plain(_TITLES.get(group, group))]
         lines += _rows(check, colour)
-    return [*lines, "", *textwrap.wrap(_verdict(report), _COLUMNS)]
+    return [*lines, "", *textwrap.wrap(_plain(_verdict(report)), _COLUMNS)]
 
 
 def _rows(check: dict[str, str], colour: bool) -> list[str]:
@@ -92,10 +93,10 @@ def _rows(check: dict[str, str], colour: bool) -> list[str]:
     if check["remedy"]:
         remedy = _wrap(_plain(check["remedy"]), _REASON_AT + 3)
         rows += [f"-> {remedy[0]}", *(f"   {row}" for row in remedy[1:])]
-    word = _WORDS.get(check["state"], check["state"]).ljust(_NAME_AT - 3)
+    word = _plain(_WORDS.get(check["state"], check["state"])).ljust(_NAME_AT - 3)
     if colour:
         word = f"\033[{_COLOURS.get(check['state'], '0')}m{word}\033[0m"
-    first = f"  {word} {check['name'].ljust(_REASON_AT - _NAME_AT - 1)} {rows[0]}"
+    first = f"  {word} {_plain(check['name']).ljust(_REASON_AT - _NAME_AT - 1)} {rows[0]}"
     return [first, *(" " * _REASON_AT + row for row in rows[1:])]
 
 
@@ -104,8 +105,8 @@ def _wrap(text: str, indent: int) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """What a driver or a file says may hold anything; a terminal gets printable words."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    """A text of a driver, a file or another host as one line without control characters."""
+    return visible(" ".join(text.split()))
 
 
 def _verdict(report: dict[str, Any]) -> str:

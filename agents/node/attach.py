@@ -21,6 +21,7 @@ from ringtap.collectors.host_processes import rank_in
 from ringtap.descriptors import fill_standard_descriptors
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.rundir import RunDirectory
+from ringtap.terminal import guarded
 
 _LONGEST_S = 10.0
 
@@ -53,6 +54,11 @@ def attach(path: Path, node: str, pid: int) -> None:
 def main() -> int:
     """The module as a command."""
     fill_standard_descriptors()
+    with guarded():
+        return _main()
+
+
+def _main() -> int:
     try:
         if len(sys.argv) != 4 or not sys.argv[3].isdigit():
             raise UsageError("usage: python -m ringtap.agents.node.attach RUN NODE PID")

@@ -18,6 +18,7 @@ from ringtap.agents.node.run_end import conclude
 from ringtap.agents.node.settings import Settings
 from ringtap.agents.node.supervisor import FINISH_S
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.terminal import shell_word
 
 _POLL_S = 0.02
 _TICK_S = 0.5
@@ -84,7 +85,7 @@ def capture(place: Place, settings: Settings, seconds: float | None, pids: list[
     if link.why:
         raise MeasurementError(f"{link.why} ({place.label})")
     if place.created:
-        print(f"Wrote {place.label}. Next: ringtap analyze {place.label}", file=sys.stderr)
+        print(f"Wrote {place.label}. Next: ringtap analyze {shell_word(place.label)}", file=sys.stderr)
     return 0
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ringtap.terminal import shell_word
+
 _LAST_LOOK_S = 5.0
 
 
@@ -69,7 +71,8 @@ class LiveView:
         if is_gone and not self._told:
             self._told = True
             with contextlib.suppress(OSError, ValueError):
-                words = f"ringtap: the view has ended, the recording goes on; to watch again: ringtap live {self._run}"
+                again = f"ringtap live {shell_word(self._run)}"
+                words = f"ringtap: the view has ended, the recording goes on; to watch again: {again}"
                 print(words, file=sys.stderr, flush=True)
         return is_gone
 

@@ -14,6 +14,7 @@ from ringtap.agents.node.environment import job_environment, local_size
 from ringtap.agents.node.place import Place
 from ringtap.agents.node.settings import Settings
 from ringtap.collectors.host_processes import rank_in
+from ringtap.terminal import shell_word
 
 if TYPE_CHECKING:
     from ringtap.agents.node.link import AgentLink
@@ -127,7 +128,7 @@ def _finish(place: Place, link: AgentLink, passing: relay.Relay, status: int, vi
     if link.why and link.why != told:
         tell(f"ringtap: {link.why}")
     if place.created:
-        tell(f"Wrote {place.label}. Next: ringtap analyze {place.label}")
+        tell(f"Wrote {place.label}. Next: ringtap analyze {shell_word(place.label)}")
 
 
 def _signals_pending() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ringtap import installed
 from ringtap.errors import UsageError
+from ringtap.terminal import shell_word
 
 # ringtap run --live starts the view and the run at once; a shared file system takes a moment to show a new folder
 _APPEARS_S = 15.0
@@ -47,7 +48,9 @@ def _live(options: argparse.Namespace) -> int:
             return 0
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError(f"this is no terminal: ringtap live --plain {options.run} prints a line a second instead")
+        raise UsageError(
+            f"this is no terminal: ringtap live --plain {shell_word(options.run)} prints a line a second instead"
+        )
     say_next(watch(source.take, path), str(options.run))
     return 0
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ringtap.analysis.live.snapshot import Snapshot
+from ringtap.terminal import shell_word
 
 
 def line_of(snapshot: Snapshot) -> str:
@@ -89,6 +90,6 @@ def say_next(snapshot: Snapshot | None, path: str) -> None:
         return
     if snapshot.ended:
         why = f": {snapshot.why}" if snapshot.why else ""
-        print(f"The run is {snapshot.status}{why}. Next: ringtap analyze {path}", file=sys.stderr)
+        print(f"The run is {snapshot.status}{why}. Next: ringtap analyze {shell_word(path)}", file=sys.stderr)
     else:
-        print(f"The recording goes on. To come back: ringtap live {path}", file=sys.stderr)
+        print(f"The recording goes on. To come back: ringtap live {shell_word(path)}", file=sys.stderr)

@@ -62,6 +62,8 @@ class Lines(Static):
 
     def show(self, lines: list[Text]) -> None:
         """Put other lines."""
+        for line in lines:
+            line.plain = masked(line.plain)  # names and output come from others
         if lines != getattr(self, "_shown", None):
             self._shown = lines
             self.update(Text("\n", no_wrap=True, end="").join(lines))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.scheduler import add_option, workers
+from ringtap.terminal import shell_word
 from ringtap.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _flows(options: argparse.Namespace) -> int:
         print("\n".join(describe(traffic, words, options.matrix, options.sort)))
     _write(traffic, options, bin_ns)
     if not options.json and "-" not in options.files:
-        names = shlex.join(options.files) if len(options.files) <= _FEW_FILES else "FILE…"
+        names = " ".join(map(shell_word, options.files)) if len(options.files) <= _FEW_FILES else "FILE…"
         verb = f"structure {names}" if options.rates else f"flows {names} --rates rates.csv"
         print(f"\nNext: ringtap {verb}")
     return 0

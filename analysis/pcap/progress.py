@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from ringtap.terminal import unguarded
+
 _PATIENCE_S = 0.5  # what is over by then needs no bar, and the bar's library takes long to load
 
 
@@ -38,6 +40,7 @@ class Bar:
         from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(file=unguarded(sys.stderr))
+        self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
         self._task = self._bar.add_task("reading", total=None)
         self._bar.start()

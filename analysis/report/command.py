@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.scheduler import add_option, workers
 from ringtap.errors import UsageError
+from ringtap.terminal import shell_word
 from ringtap.units import counted, parse_rate_bps
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def report(options: argparse.Namespace) -> int:
     for path in written.paths[:3]:
         print(f"Wrote {path}")
     print(f"Wrote {counted(len(written.paths) - 3, 'file')} of figures in {written.paths[0].parent / 'figures'}")
-    print(f"Next: open {written.paths[0]}", file=sys.stderr)
+    print(f"Next: open {shell_word(written.paths[0])}", file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.terminal import shell_word
 from ringtap.units import parse_duration_s
 
 
@@ -71,7 +72,7 @@ def _structure(options: argparse.Namespace) -> int:
     for path in paths:
         print(f"Wrote {path}")
     if not paths:
-        named = " ".join(map(str, options.paths))
+        named = " ".join(map(shell_word, options.paths))
         print(f"Next, for figures and tables: ringtap structure {named} -o FOLDER")
     return 0
 

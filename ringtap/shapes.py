@@ -1,0 +1,212 @@
+"""JSON that others wrote: parsed within bounds, and checked against the shape that its reader relies on.
+
+A shape is a type (``str``, ``int``, ``float``, ``bool``, ``dict``), None, `Number`, a list with the shape of its items,
+an object with the shape of each key (``"key?"`` may be absent; ``str`` stands for every other key), or a tuple of
+shapes of which one must fit. Keys that a shape does not name may hold anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 64 << 20  # of a JSON document
+_DEEPEST = 64
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
+Shape = Any
+
+
+class ShapeError(ValueError):
+    """What does not fit, and where: one clause."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """The shape of a number within bounds.
+
+    Attributes:
+        least: its smallest value.
+        most: its largest value.
+        whole: it has no fraction.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    whole: bool = False
+
+
+NS = Number(0, 2**62, whole=True)  # a time or a duration in nanoseconds: sums of two fit 64 bits
+POSITIVE = Number(1e-300)
+NOT_NEGATIVE = Number(0)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON from an untrusted source.
+
+    Numbers are finite and whole ones fit 64 bits, nothing is nested deeper than 64 levels, and texts are valid Unicode
+    (half characters become U+FFFD).
+
+    Raises:
+        ShapeError: it is not such JSON.
+    """
+    try:
+        item = json.loads(text, parse_constant=_refuse, parse_int=_integer, parse_float=_number)
+    except RecursionError:
+        raise ShapeError(f"it is nested deeper than {_DEEPEST} levels") from None
+    except UnicodeDecodeError as error:
+        raise ShapeError("it is not UTF-8") from error
+    opening = (b"[", b"{", rb"\u") if isinstance(text, bytes) else ("[", "{", r"\u")
+    if text.count(opening[0]) + text.count(opening[1]) > _DEEPEST:  # type: ignore[arg-type]
+        _check_depth(item)
+    return _whole(item) if opening[2] in text else item  # type: ignore[operator]
+
+
+def _refuse(word: str) -> Any:
+    raise ShapeError(f"{word} is not a number")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
+        raise ShapeError("a whole number in it is too large")
+    return number
+
+
+def _number(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ShapeError("a number in it is too large")
+    return number
+
+
+def _check_depth(item: Any) -> None:
+    level = [item]
+    for _ in range(_DEEPEST + 1):
+        level = [
+            one
+            for inner in level
+            for one in (inner.values() if isinstance(inner, dict) else inner)
+            if isinstance(one, (dict, list))
+        ]
+        if not level:
+            return
+    raise ShapeError(f"it is nested deeper than {_DEEPEST} levels")
+
+
+def _whole(item: Any) -> Any:
+    """An item without half characters."""
+    if isinstance(item, str):
+        return _HALF_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", item)
+    if isinstance(item, list):
+        return [_whole(one) for one in item]
+    if isinstance(item, dict):
+        return {_whole(key): _whole(value) for key, value in item.items()}
+    return item
+
+
+def load_json(path: Path, shape: Shape = None) -> Any:
+    """Read a JSON file of at most 64 MiB and check it; without a shape it may be anything.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ShapeError: it is not JSON, too large, or does not have the shape.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(22, "it is no regular file")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ShapeError(f"it has more than {MOST_BYTES >> 20} MiB")
+    try:
+        item = parse_json(data)
+    except ShapeError:
+        raise
+    except ValueError as error:
+        raise ShapeError(f"it is not JSON: {error}") from error
+    if shape is not None:
+        check(item, shape)
+    return item
+
+
+def check(item: Any, shape: Shape, name: str = "") -> None:
+    """Check that an item has a shape.
+
+    Args:
+        item: as `parse_json` gives it.
+        shape: the shape.
+        name: what to call the item; empty for a whole document.
+
+    Raises:
+        ShapeError: it has not.
+    """
+    if isinstance(shape, dict):
+        _check_object(item, shape, name)
+    elif isinstance(shape, list):
+        if not isinstance(item, list):
+            raise ShapeError(f"{name or 'it'} is not a list")
+        for number, one in enumerate(item):
+            check(one, shape[0], f"{name}[{number}]")
+    elif isinstance(shape, tuple):
+        _check_any(item, shape, name)
+    elif not _fits(item, shape):
+        raise ShapeError(f"{name or 'it'} is not {_words(shape)}")
+
+
+def _check_object(item: Any, shape: dict[Any, Shape], name: str) -> None:
+    if not isinstance(item, dict):
+        raise ShapeError(f"{name or 'it'} is not an object")
+    dot = f"{name}." if name else ""
+    known = set()
+    for key, inner in shape.items():
+        if key is str:
+            continue
+        bare = key.removesuffix("?")
+        known.add(bare)
+        if bare in item:
+            check(item[bare], inner, f"{dot}{bare}")
+        elif bare == key:
+            raise ShapeError(f"{name or 'it'} has no {bare}")
+    if str in shape:
+        for key, value in item.items():
+            if key not in known:
+                check(value, shape[str], f"{dot}{key}")
+
+
+def _check_any(item: Any, shapes: tuple[Shape, ...], name: str) -> None:
+    nested = [shape for shape in shapes if isinstance(shape, (dict, list))]
+    for shape in nested:
+        if isinstance(item, type(shape)):  # the one that is meant: say what is wrong within it
+            check(item, shape, name)
+            return
+    if not any(_fits(item, shape) for shape in shapes if not isinstance(shape, (dict, list))):
+        raise ShapeError(f"{name or 'it'} is not {' or '.join(dict.fromkeys(map(_words, shapes)))}")
+
+
+def _fits(item: Any, shape: Shape) -> bool:
+    if shape is None:
+        return item is None
+    if isinstance(shape, Number):
+        kinds: tuple[type, ...] = (int,) if shape.whole else (int, float)
+        return isinstance(item, kinds) and not isinstance(item, bool) and shape.least <= item <= shape.most
+    if shape in (int, float):
+        return isinstance(item, (int, float) if shape is float else int) and not isinstance(item, bool)
+    return isinstance(item, shape)
+
+
+def _words(shape: Shape) -> str:
+    if shape is None:
+        return "null"
+    if isinstance(shape, Number):
+        words = "a whole number" if shape.whole else "a number"
+        if shape.least > -math.inf:
+            words += " above 0" if 0 < shape.least < 1e-200 else f" of at least {shape.least:g}"
+        return words + (f" and at most {shape.most:g}" if shape.most < math.inf else "")
+    if isinstance(shape, (dict, list)):
+        return "an object" if isinstance(shape, dict) else "a list"
+    return _NAMES[shape]

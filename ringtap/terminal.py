@@ -1,0 +1,109 @@
+"""The way of text to a terminal: nothing that a run, a host or a file name says can steer the reader's terminal.
+
+Reasons, remedies, names of nodes and files and command lines come from other machines and other people. `guarded` puts
+a filter before standard output and standard error, which writes control characters as escapes (``\\x1b``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+# control characters but newline and tab, bidirectional and invisible formatting, line separators, half characters
+_STEERING = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f]"
+)
+_NAMED = {"\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v", "\a": "\\a"}
+
+
+def visible(text: str) -> str:
+    """Text with its control, bidirectional and invisible characters written as escapes; newlines and tabs stay."""
+    return text if text.isascii() and text.isprintable() else _STEERING.sub(_escaped, text)
+
+
+def masked(line: str) -> str:
+    """One line of a full-screen view: a sign for each character that `visible` escapes, no newlines."""
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", line).translate({10: 32, 9: 32})
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    number = ord(character)
+    if number < 0x100:
+        return _NAMED.get(character, f"\\x{number:02x}")
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def shell_word(path: str | os.PathLike[str]) -> str:
+    """A path as a shell reads it back, for commands that the reader is to type.
+
+    Words with control characters are written as bash and zsh write them (``$'a\\x1bb'``).
+    """
+    text = os.fspath(path)
+    if text.startswith("-"):
+        text = f"./{text}"
+    if "\n" not in text and "\t" not in text and visible(text) == text:
+        return shlex.quote(text)
+    shown = (
+        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}"
+        for byte in text.encode(errors="surrogateescape" if _is_path(text) else "replace")
+    )
+    return f"$'{''.join(shown)}'"
+
+
+def _is_path(text: str) -> bool:
+    """Whether the text's half characters, if it has any, stand for bytes of a file name."""
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class _Guarded:
+    """A text stream that writes `visible` text alone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unguarded = stream
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        shown, encoding = visible(text), self.unguarded.encoding or "utf-8"
+        try:
+            self.unguarded.write(shown)
+        except UnicodeEncodeError:  # a terminal of another encoding
+            self.unguarded.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unguarded, name)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Have standard output and standard error write `visible` text alone."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (
+        stream if stream is None or isinstance(stream, _Guarded) else cast(TextIO, _Guarded(stream))
+        for stream in before
+    )
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream behind a guard, for ringtap's own colours and bars; foreign text goes there through `visible`."""
+    return stream.unguarded if isinstance(stream, _Guarded) else stream

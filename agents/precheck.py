@@ -22,8 +22,7 @@ from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
-from ringtap.records import open_records
-from ringtap.rundir import RunDirectory
+from ringtap.rundir import RunDirectory, open_log
 from ringtap.trafficgen.calibration import Calibration
 from ringtap.trafficgen.sizes import WEB_SEARCH
 from ringtap.units import format_rate
@@ -220,7 +219,7 @@ def _rate_bps(run: RunDirectory, counter: dict[str, str], mtu: int, start_ns: in
         raise MeasurementError(
             f"the recorder on {counter['node']} left no interface counters: see its log beside {path}"
         )
-    records = open_records(path)
+    records = open_log(path)
     names = [field.name for field in records.fields]
     columns = [names.index(f"{counter['nic']}.{counter['direction']}_{unit}") for unit in ("bytes", "packets")]
     rows = [row for row in records.tail() if start_ns <= row[0] <= end_ns]

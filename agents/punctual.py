@@ -11,7 +11,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from ringtap.records import open_records
+from ringtap.errors import UsageError
+from ringtap.rundir import open_log
 
 # Quiet windows had at most 2.1 % of late samples, windows that measured visibly wrong times 4 to 17 % (docs/method.md)
 MOST_LATE_SHARE = 0.03
@@ -28,8 +29,10 @@ def late_share(log: Path, start_ns: int, end_ns: int) -> float:
     """
     if not log.exists():  # none has come from the host yet
         return 1.0
-    records = open_records(log)
-    period_ns = float(records.about["every_s"]) * 1e9
+    records = open_log(log)
+    if not records.about.get("every_s"):
+        raise UsageError(f"{log} cannot be used: it does not say how often it was sampled")
+    period_ns = records.about["every_s"] * 1e9
     # the newest samples are enough: the window has only just closed
     newest = int((end_ns - start_ns) / period_ns * 1.2) + 500
     times = [row[0] for row in records.tail(max(0, records.count - newest)) if start_ns <= row[0] <= end_ns]

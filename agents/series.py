@@ -21,8 +21,7 @@ from ringtap.agents.reach import check_alive, check_lost
 from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Testbed, Window
-from ringtap.records import open_records
-from ringtap.rundir import RunDirectory
+from ringtap.rundir import RunDirectory, open_log
 
 _POLL_S = 0.05
 _MASTER_PORTS = 2  # torch's, and beside it Horovod's
@@ -60,7 +59,7 @@ class StepWatcher:
             for path in sorted(folder.glob("rank*.rec")):
                 if path.suffixes == [".rec"] and path.stat().st_size:  # just made: its header is on the way
                     rows = self._rows.setdefault(path, [])
-                    rows += open_records(path).tail(len(rows))
+                    rows += open_log(path).tail(len(rows))
         seen = self.ranks_stepped()
         if any(seen[worker] < count for worker, count in self._wanted.items()):
             return []

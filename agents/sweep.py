@@ -34,8 +34,8 @@ from ringtap.agents.tcp_paths import check_ways
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
-from ringtap.records import JsonLinesWriter, read_json_lines
-from ringtap.rundir import RunDirectory
+from ringtap.records import JsonLinesWriter
+from ringtap.rundir import RunDirectory, read_points
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.units import format_rate
@@ -93,7 +93,7 @@ class Conductor:
 
     def _todo(self) -> list[_Todo]:
         """The points that are not there yet, by series."""
-        done = {(item["series"], item["step"]) for item in read_json_lines(self._points)[0]}
+        done = {(item["series"], item.get("step")) for item in read_points(self._points)[0]}
         found = []
         for model in self._plan.models:
             for kind in self._plan.traffic:
@@ -265,7 +265,7 @@ def _kept(run: RunDirectory) -> Iterator[None]:
         print(kept, file=sys.stderr)
         raise
     except RingtapError as error:
-        has_points = bool(read_json_lines(run.path / "points.jsonl")[0])
+        has_points = bool(read_points(run.path / "points.jsonl")[0])
         run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", str(error))
         if has_points:
             print(kept, file=sys.stderr)
@@ -385,7 +385,7 @@ def run_sweep(
         say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
         with _kept(run):
             Conductor(plan, run, ground, only, force=force).conduct()
-    count = len(read_json_lines(path / "points.jsonl")[0])
+    count = len(read_points(path / "points.jsonl")[0])
     return {
         "path": str(path),
         "status": "complete",

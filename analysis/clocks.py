@@ -6,7 +6,6 @@ shown had nobody set it. Such times never jump, and a line for each segment lead
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from ringtap.rundir import CLOCK
+from ringtap.shapes import ShapeError, load_json
 
 Integers = npt.NDArray[np.int64]
 _FAR_NS = 2**62  # 146 years: what no clock shows
@@ -114,22 +116,21 @@ def read_clock(path: Path) -> NodeClock:
 
     Raises:
         OSError: it is not there, or not to be read.
-        ValueError, KeyError, TypeError: it is damaged.
+        ShapeError: it is damaged.
     """
-    item = json.loads(path.read_text())
-    if not isinstance(item, dict):
-        raise ValueError("it is not an object")
-    reference = str(item.get("reference", ""))
+    item = load_json(path, CLOCK)
+    reference = item.get("reference") or ""
     steps = steps_of(item.get("steps"))
     clock = NodeClock(reference=reference, steps=steps)
     if path.parents[1].name == reference:
         return NodeClock(error_ns=0.0, reference=reference, steps=steps)
     fit = item.get("fit")
-    parts = [part for part in item.get("segments") or [fit] if isinstance(part, dict)]
-    if isinstance(fit, dict) and parts:
+    parts = [part for part in item.get("segments") or [fit] if part and part["offset_ns"] is not None]
+    if fit and parts:
         errors = [float(part["error_ns"]) for part in parts if part.get("error_ns") is not None]
     else:
         parts = [one for one in item.get("measurements") or [] if one.get("error_ns") is not None]
+        parts = [one for one in parts if one["offset_ns"] is not None]
         parts = sorted(parts, key=lambda one: float(one["error_ns"]))[:1]
         errors = [float(part["error_ns"]) for part in parts]
     if not parts:
@@ -139,28 +140,17 @@ def read_clock(path: Path) -> NodeClock:
 
 
 def steps_of(items: Any) -> tuple[ClockStep, ...]:
-    """Steps by the list of clock.json (``steps``) or node.json (``clock_steps``); none where these do not say when.
-
-    Raises:
-        ValueError, KeyError, TypeError: the list is damaged.
-    """
-    found = [item for item in items or [] if "mono_ns" in item]
-    return tuple(sorted(ClockStep(*(_nanoseconds(item[name]) for name in ClockStep._fields)) for item in found))
-
-
-def _nanoseconds(value: Any) -> int:
-    """A number of nanoseconds that a clock may show, or be apart by."""
-    if not isinstance(value, int | float) or not abs(value) < _FAR_NS:
-        raise ValueError(f"{value!r} is no time")
-    return int(value)
+    """Steps by the list of clock.json (``steps``) or node.json (``clock_steps``); none where these do not say when."""
+    found = [item for item in items or [] if all(name in item for name in ClockStep._fields)]
+    return tuple(sorted(ClockStep(*(item[name] for name in ClockStep._fields)) for item in found))
 
 
 def _reference_steps(path: Path, reference: str) -> tuple[ClockStep, ...]:
     """Steps of the reference's clock; none where its clock.json is missing or damaged."""
     try:
-        item = json.loads((path.parents[2] / reference / "clock" / "clock.json").read_text())
+        item = load_json(path.parents[2] / reference / "clock" / "clock.json", CLOCK)
         return steps_of(item.get("steps"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ShapeError):
         return ()
 
 

@@ -191,8 +191,8 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
     inside = times[(times["start_ns"] >= start) & (times["end_ns"] <= end)]["iteration_s"].to_numpy(dtype=np.float64)
     if not len(inside):
         reasons.append("no iteration of all ranks lies within the window")
-    bottleneck = sweep.info.get("bottleneck", {})
-    mtu = int(bottleneck.get("mtu") or sweep.plan.get("topology", {}).get("mtu", ETHERNET_MTU))
+    bottleneck = sweep.info.get("bottleneck") or {}
+    mtu = int(bottleneck.get("mtu") or sweep.plan["topology"].get("mtu") or ETHERNET_MTU)
 
     def rate(name: str) -> float | None:
         found = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
@@ -230,9 +230,9 @@ def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], 
         training_gbps=gbps(training),
         window_s=(end - start) / 1e9,
         iterations=len(inside),
-        ended=str(window.get("ended", "")),
-        late_share=None if "late_share" not in window else float(window["late_share"]),
-        disturbed=tuple(str(words) for words in [*window.get("cut", ()), *window.get("others", ())]),
+        ended=window.get("ended") or "",
+        late_share=window.get("late_share"),
+        disturbed=(*(window.get("cut") or ()), *(window.get("others") or ())),
         reasons=tuple(reasons),
         iteration_s=inside,
         **asdict(times_of(inside)),

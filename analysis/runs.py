@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from functools import cached_property
 from pathlib import Path
@@ -13,26 +12,20 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.errors import UsageError
-from ringtap.records import RecordFile, open_records, read_json_lines
-from ringtap.rundir import RunDirectory
+from ringtap.records import RecordFile
+from ringtap.rundir import RunDirectory, open_log, read_points
+from ringtap.shapes import ShapeError, check, open_regular
 
 # a restarted process that gets the same pid (a fresh process namespace) has a number at the end
-_STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?\.rec")
+_STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
 _DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
 _STEP_COLUMNS |= {"kind": "int64", "backwards": "int64"}
+_MOST_HEADER_BYTES = 8 << 20
 # `kind` of a step record
 STEP, SKIPPED, MARK = 0, 1, 2
-_WINDOW_KEYS: dict[str, type | tuple[type, ...]] = {
-    "series": str,
-    "model": str,
-    "traffic": str,
-    "directory": str,
-    "requested_bps": (int, float),
-    "window_start_ns": int,
-    "window_end_ns": int,
-}
+_SWEEP_PLAN = {"scale": float, "capacity_bps": float, "topology": dict, "models": [{"parameters": int}]}
 Records = npt.NDArray[Any]
 
 
@@ -44,13 +37,20 @@ def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
         and the number of torn last records (0 or 1).
 
     Raises:
-        UsageError: not a record file, one of a newer version, or a header that contradicts itself.
+        FileNotFoundError: it is not there.
+        UsageError: it cannot be read, is no record file, one of a newer version, or of another content than its name
+            promises.
     """
-    with path.open("rb") as stream:
-        torn_header = not stream.readline().endswith(b"\n")
-    if torn_header:
-        return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
-    file = open_records(path)
+    try:
+        with open_regular(path) as stream:
+            torn_header = not stream.readline(_MOST_HEADER_BYTES).endswith(b"\n")
+        if torn_header:
+            return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
+        file = open_log(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     dtype = np.dtype([(field.name, field.type) for field in file.fields])
     if file.count < 1:
         return file, np.empty(0, dtype), int(file.torn_bytes > 0)
@@ -160,9 +160,7 @@ class JobRun:
             path = self.path / "nodes" / node / "nic" / "nic.rec"
             table = self._read(path) if path.is_file() else pd.DataFrame()
             if len(table):
-                widths = {
-                    field.name: field.width_bits for field in open_records(path).fields if field.kind == "counter"
-                }
+                widths = {field.name: field.width_bits for field in open_log(path).fields if field.kind == "counter"}
                 table = table.assign(**{name: _unwrap(table[name], width) for name, width in widths.items()})
             self._nic[node] = table
         return self._nic[node]
@@ -318,9 +316,7 @@ class SweepRun:
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
         self.path = path
         self.info = info
-        self._windows, self.torn_lines = read_json_lines(path / "points.jsonl")
-        for number, window in enumerate(self._windows, start=1):
-            _check_window(window, f"{path / 'points.jsonl'} line {number}")
+        self._windows, self.torn_lines = read_points(path / "points.jsonl")
         self._jobs: dict[str, JobRun] = {}
 
     def __reduce__(self) -> tuple[type[SweepRun], tuple[Path, dict[str, Any]]]:
@@ -334,10 +330,13 @@ class SweepRun:
         Raises:
             UsageError: run.json has none, or lacks what the analysis needs of it.
         """
-        plan = self.info.get("plan")
-        needed = ("scale", "capacity_bps", "topology", "models")
-        if not isinstance(plan, dict) or any(key not in plan for key in needed):
-            raise UsageError(f"{self.path / 'run.json'} has no plan with {', '.join(needed)}")
+        plan: dict[str, Any] | None = self.info.get("plan")
+        if plan is None:
+            raise UsageError(f"{self.path / 'run.json'} has no plan")
+        try:
+            check(plan, _SWEEP_PLAN, "its plan")
+        except ShapeError as error:
+            raise UsageError(f"{self.path / 'run.json'} cannot be used: {error}") from error
         return plan
 
     @property
@@ -372,16 +371,6 @@ class SweepRun:
         from ringtap.analysis.points import measure, table
 
         return table(measure(self))
-
-
-def _check_window(window: object, where: str) -> None:
-    if not isinstance(window, dict):
-        raise UsageError(f"{where} is not an object")
-    for key, kind in _WINDOW_KEYS.items():
-        if not isinstance(window.get(key), kind):
-            raise UsageError(f"{where} has no usable {key}")
-    if not (math.isfinite(window["requested_bps"]) and window["requested_bps"] >= 0):
-        raise UsageError(f"{where} has no usable requested_bps")
 
 
 def open_run(path: str | Path) -> JobRun | SweepRun:

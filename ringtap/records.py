@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
+from ringtap import shapes
 from ringtap.errors import UsageError
 
 FORMAT = "ringtap-records"
@@ -27,6 +28,27 @@ _STRUCT_OF = {"<i8": "q", "<u8": "Q", "<f8": "d", "<i4": "i", "<u4": "I", "<u2":
 _STRUCT_OF |= {f"V{size}": f"{size}s" for size in (2, 4, 16)}
 
 Kind = Literal["time", "index", "counter", "gauge", "saturating"]
+_EVERY = (shapes.Number(1e-9, 1e9), None)
+_HEADER: shapes.Shape = {
+    "format": str,
+    "version": shapes.COUNT,
+    "record_bytes": shapes.COUNT,
+    "fields": [{"name": str, "type": str, "unit": str, "kind": str, "width_bits": shapes.Number(0, 64, whole=True)}],
+    "about": {
+        "every_s?": _EVERY,
+        "dump_every_s?": _EVERY,
+        "asked_by_name_s?": _EVERY,
+        "world_size?": (shapes.Number(0, 2**31, whole=True), None),
+        "interfaces?": {str: (str, None)},
+        "kinds?": {str: (str, None)},
+        "destinations?": ([str], None),
+    },
+}
+_MOST_HEADER_BYTES = 8 << 20
+_MOST_LINE_BYTES = 16 << 20
+# what a reader computes with, by the types that it may have
+INTEGER = frozenset(name for name in _STRUCT_OF if name[1] in "iu")
+NUMBER = INTEGER | {"<f8"}
 
 
 @dataclass(frozen=True)
@@ -245,32 +267,52 @@ class RecordFile:
                 left -= min(left, _WALK_RECORDS)
 
 
-def open_records(path: Path) -> RecordFile:
+def open_records(path: Path, needed: Mapping[str, frozenset[str]] | None = None) -> RecordFile:
     """Read a record file's header and count its records.
 
+    Args:
+        path: the file.
+        needed: columns that the caller relies on, with the types that each may have.
+
     Raises:
-        UsageError: not a record file, or one of a newer version.
+        OSError: it cannot be read, or is no regular file.
+        UsageError: not a record file, one of a newer version, or one without these columns.
     """
-    with path.open("rb") as file:
-        line = file.readline()
+    with shapes.open_regular(path) as file:
+        line = file.readline(_MOST_HEADER_BYTES)
+        size = os.fstat(file.fileno()).st_size
     try:
-        header = json.loads(line)
-        if header["format"] != FORMAT:
-            raise ValueError
-        version = int(header["version"])
-        if version > VERSION:
-            raise UsageError(f"{path} has record format {version}; this ringtap reads up to {VERSION}: upgrade")
-        size, about = int(header["record_bytes"]), dict(header["about"])
-        fields = tuple(Field(**field) for field in header["fields"])
-        need = struct.calcsize("<" + "".join(_STRUCT_OF[field.type] for field in fields))
-        if size != need:
+        header = shapes.parse_json(line)
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise shapes.ShapeError("its first line does not say that it is one")
+        if isinstance(header.get("version"), int) and header["version"] > VERSION:
             raise UsageError(
-                f"{path} says that its records have {size} bytes, but its fields need {need}: it is damaged"
+                f"{path} has record format {header['version']}; this ringtap reads up to {VERSION}: upgrade"
             )
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is not a ringtap record file") from error
-    count, torn = divmod(path.stat().st_size - len(line), size)
-    return RecordFile(path, fields, about, len(line), size, count, torn)
+        shapes.check(header, _HEADER)
+        fields = tuple(Field(**{name: field[name] for name in Field.__annotations__}) for field in header["fields"])
+        _check_fields(fields, header["record_bytes"], needed or {})
+    except ValueError as error:
+        raise UsageError(f"{path} is not a ringtap record file: {error}") from error
+    count, torn = divmod(max(size - len(line), 0), header["record_bytes"])
+    return RecordFile(path, fields, header["about"], len(line), header["record_bytes"], count, torn)
+
+
+def _check_fields(fields: Sequence[Field], record_bytes: int, needed: Mapping[str, frozenset[str]]) -> None:
+    types = {field.name: field.type for field in fields}
+    for field in fields:
+        if field.type not in _STRUCT_OF or field.kind not in get_args(Kind):
+            raise shapes.ShapeError(f"its column {field.name!r} has an unknown type or kind")
+        if field.type[0] == "V" and field.kind != "index":
+            raise shapes.ShapeError(f"its column {field.name!r} is a {field.kind} of raw bytes")
+    if not fields or len(types) < len(fields):
+        raise shapes.ShapeError("it has no columns" if not fields else "two of its columns have the same name")
+    size = struct.calcsize("<" + "".join(_STRUCT_OF[field.type] for field in fields))
+    if record_bytes != size:
+        raise shapes.ShapeError(f"it says that its records have {record_bytes} bytes, but its columns need {size}")
+    lacking = [name for name, allowed in needed.items() if types.get(name) not in allowed]
+    if lacking:
+        raise shapes.ShapeError(f"it has no usable column {', '.join(lacking)}: it holds something else")
 
 
 class JsonLinesWriter:
@@ -297,23 +339,62 @@ class JsonLinesWriter:
         os.close(self._fd)
 
 
-def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Read a JSON Lines file; returns the objects and the number of torn last lines (0 or 1).
+class Line(NamedTuple):
+    """A line of a JSON Lines file.
+
+    Attributes:
+        number: from 1 on.
+        item: the object; None where the line holds none of the shape asked for.
+        why: what is wrong with it then.
+        torn: it is the last one and has no end.
+    """
+
+    number: int
+    item: dict[str, Any] | None
+    why: str
+    torn: bool
+
+
+def each_json_line(path: Path, shape: shapes.Shape = None) -> Iterator[Line]:
+    """Every line of a JSON Lines file but empty ones; of a line of more than 16 MiB, each such piece.
 
     Raises:
-        UsageError: a line other than the last is not JSON.
+        OSError: it cannot be read, or is no regular file.
     """
-    if not path.exists():
-        return [], 0
-    lines = path.read_bytes().split(b"\n")
+    with shapes.open_regular(path) as file:
+        number = 0
+        while data := file.readline(_MOST_LINE_BYTES):
+            number += 1
+            if not data.strip():
+                continue
+            try:
+                item = shapes.parse_json(data)
+                shapes.check(item, dict if shape is None else shape)
+            except shapes.ShapeError as error:
+                yield Line(number, None, str(error), not data.endswith(b"\n"))
+            except ValueError:
+                yield Line(number, None, "it is not JSON", not data.endswith(b"\n"))
+            else:
+                yield Line(number, item, "", False)
+
+
+def read_json_lines(path: Path, shape: shapes.Shape = None) -> tuple[list[dict[str, Any]], int]:
+    """Read a JSON Lines file whose objects have a shape; returns them and the number of torn last lines (0 or 1).
+
+    Raises:
+        UsageError: it cannot be read, or a line other than a torn last one is no such object.
+    """
     items: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            items.append(json.loads(line))
-        except ValueError as error:
-            if number == len(lines):
+    try:
+        for line in each_json_line(path, shape):
+            if line.item is not None:
+                items.append(line.item)
+            elif line.torn:
                 return items, 1
-            raise UsageError(f"{path} line {number} is not JSON") from error
+            else:
+                raise UsageError(f"{path} line {line.number} cannot be used: {line.why}")
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     return items, 0

@@ -13,11 +13,151 @@ from typing import Any, Literal
 import ringtap
 from ringtap.errors import UsageError
 from ringtap.masking import mask_words
+from ringtap.records import INTEGER, NUMBER, RecordFile, open_records, read_json_lines
+from ringtap.shapes import BPS, COUNT, NAME, NS, PATH, Number, Shape, ShapeError, Text, check, load_json
 
 SCHEMA = 1
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
 _JOIN_S = 5.0
 Status = Literal["running", "complete", "partial", "failed"]
+
+# the shapes of a run directory's files (docs/run-directory.md), as far as somebody relies on them
+_WORDS = (str, None)
+_COUNTER = {"node": NAME, "nic": str, "direction": str}
+_SHARE = Number(0, 1e6)
+_PLAN: Shape = {
+    "name?": str,
+    "scale?": Number(1e-9, 1e9),
+    "capacity_bps?": Number(1, 1e18),
+    "topology?": {"hosts?": ([str], None), "workers?": ([str], None), "mtu?": (Number(68, 2**20, whole=True), None)},
+    "models?": [{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True)}],
+    "traffic?": [NAME],
+    "loads?": [Number(0, 1e3)],
+}
+RUN: Shape = {
+    "schema": int,
+    "kind?": str,
+    "ringtap?": str,
+    "argv?": [str],
+    "created_ns?": NS,
+    "seed?": (int, None),
+    "status?": str,
+    "why?": _WORDS,
+    "key?": _WORDS,
+    "reference?": (NAME, None),
+    "not_collected?": ([{"what": str, "why": str}], None),
+    "plan?": (_PLAN, None),
+    "lab?": ({"links?": ([{"asked_bps?": (BPS, None), "measured_bps?": (BPS, None)}], None)}, None),
+    "precheck?": ([{"kind": str, "share_of_capacity?": (_SHARE, None), "required_share?": (_SHARE, None)}], None),
+    "bottleneck?": (
+        {
+            "cross?": ([_COUNTER], _COUNTER, None),
+            "total?": ([_COUNTER], _COUNTER, None),
+            "mtu?": (Number(68, 2**20, whole=True), None),
+        },
+        None,
+    ),
+    "calibration?": ({"host?": (dict, None)}, None),
+    "settings?": (
+        {
+            "collectors?": ([str], None),
+            "recorders?": ([str], None),
+            "every_s?": (Number(1e-6, 1e6), None),
+            "options?": ({str: {str: str}}, None),
+        },
+        None,
+    ),
+}
+POINT: Shape = {
+    "series": NAME,
+    "model": NAME,
+    "traffic": NAME,
+    "directory": PATH,
+    "requested_bps": BPS,
+    "window_start_ns": NS,
+    "window_end_ns": NS,
+    "step?": COUNT,
+    "iterations?": COUNT,
+    "late_share?": (Number(0, 1), None),
+    "ended?": _WORDS,
+    "cut?": ([str], None),
+    "others?": ([str], None),
+}
+_NIC = {"mtu?": (COUNT, None), "speed?": (Number(-1, 2**53), None), "driver?": _WORDS}
+_LINK = {"below?": ([str], None), "qdisc?": _WORDS, "rate_bps?": (BPS, None), "index?": (COUNT, None)}
+_FACTS: Shape = {
+    **dict.fromkeys(("host?", "kernel?", "machine?", "python?"), _WORDS),
+    "cpus?": (COUNT, None),
+    "memory_bytes?": (COUNT, None),
+    "nics?": ({str: _NIC}, None),
+    "links?": ({str: _LINK}, None),
+    "sysctls?": ({str: _WORDS}, None),
+}
+_JOB = {"pid?": COUNT, "rank?": (int, None), "exit_code?": (int, None), "began_ns?": NS, "ended_ns?": (NS, None)}
+_COLLECTOR = {"state?": str, "reason?": _WORDS, "remedy?": _WORDS, "missed_samples?": (COUNT, None)}
+NODE: Shape = {
+    "status?": str,
+    "why?": _WORDS,
+    "jobs?": ([_JOB], None),
+    "collectors?": ({str: _COLLECTOR}, None),
+    "before?": (_FACTS, None),
+    "after?": (_FACTS, None),
+}
+_OFFSET = Number(-(2**61), 2**61)
+_LINE = {
+    "offset_ns": (_OFFSET, None),
+    "error_ns?": (Number(0, 2**62), None),
+    "drift_ppm?": (Number(-1e6, 1e6), None),
+    "t0_ns?": (NS, None),
+    "from_ns?": (NS, None),
+    "t_ns?": NS,
+    **dict.fromkeys(("mono_ns?", "from_mono_ns?", "to_mono_ns?"), (NS, None)),
+}
+CLOCK: Shape = {
+    "reference?": (NAME, Text("", "an empty text"), None),
+    "fit?": (_LINE, None),
+    "segments?": ([_LINE], None),
+    "measurements?": ([_LINE], None),
+    "steps?": ([{"t_ns": NS, "mono_ns": NS, "mono_before_ns": NS, "step_ns": _OFFSET}], None),
+    "boot_id?": _WORDS,
+    "adjtimex?": (dict, None),
+}
+SERVER: Shape = {
+    "port?": (Number(0, 65535, whole=True), None),
+    "addresses?": [str],
+    "token?": Text("(?:[0-9a-f]{2})*", "hexadecimal digits"),
+    "boot_id?": _WORDS,
+    "why?": _WORDS,
+}
+PACKETS: Shape = {
+    "tool?": _WORDS,
+    "filter?": _WORDS,
+    "dropped_by_kernel?": (COUNT, None),
+    "dropped_by_interface?": (COUNT, None),
+}
+OWNER: Shape = {"inode": COUNT, "pid?": (COUNT, None), "rank?": (int, None), "command?": ([str], str, None)}
+PROCESS: Shape = {"pid": COUNT, "parent?": (int, None), "rank?": (int, None), "command?": ([str], str, None)}
+BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None)}
+MARK: Shape = {"t_ns": NS, "text?": str}
+_TIMES = dict.fromkeys(("t_ns", "mono_ns"), frozenset({"<i8"}))
+_STEP_COLUMNS = dict.fromkeys(("step", "optimizer", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), INTEGER)
+_DDP_COLUMNS = dict.fromkeys(
+    (
+        *("iteration", "module", "forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns"),
+        *("comm_end_ns", "forward_ns", "backward_ns", "comm_ns", "overlap_ns"),
+    ),
+    INTEGER,
+)
+_SAMPLED = ("nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
+_COLUMNS = {
+    "sockets/sockets.rec": _TIMES
+    | dict.fromkeys(("family", "state", "cookie", "inode"), INTEGER)
+    | dict.fromkeys(("sport", "dport"), frozenset({"V2"}))
+    | dict.fromkeys(("source", "destination"), frozenset({"V16"})),
+    "qdisc/qdisc.rec": _TIMES
+    | dict.fromkeys(("interface", "handle", "parent", "backlog_bytes", "backlog_packets", "drops"), INTEGER),
+    "host/processes.rec": _TIMES | {"pid": INTEGER, "cpu_s": NUMBER},
+}
 
 
 class UnwritableError(UsageError):
@@ -86,18 +226,51 @@ def _write_new_json(path: Path, item: object) -> bool:
     return True
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_json(path: Path, shape: Shape = None) -> Any:
+    """Read a JSON file; without a shape it may hold anything.
 
     Raises:
-        UsageError: missing, unreadable or not JSON.
+        UsageError: missing, unreadable, not JSON, or not of the shape.
     """
     try:
-        return json.loads(path.read_text())
+        return load_json(path, shape)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
+    except ShapeError as error:
+        raise UsageError(f"{path} cannot be used: {error}") from error
+
+
+def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Read points.jsonl or rejected.jsonl; returns the windows and the number of torn last lines (0 or 1).
+
+    Raises:
+        UsageError: a line other than a torn last one is no window.
+    """
+    return read_json_lines(path, POINT)
+
+
+def read_node(path: Path) -> dict[str, Any]:
+    """Read a node.json.
+
+    Raises:
+        OSError: it cannot be read.
+        ShapeError: it is damaged.
+    """
+    item: dict[str, Any] = load_json(path, NODE)
+    return item
+
+
+def open_log(path: Path) -> RecordFile:
+    """Read the header of a record file of a run directory; it has the columns that its name promises.
+
+    Raises:
+        OSError: it cannot be read.
+        UsageError: not a record file, one of a newer version, or one of another content.
+    """
+    if path.parent.name == "steps":
+        return open_records(path, _DDP_COLUMNS if path.name.endswith(".ddp.rec") else _STEP_COLUMNS)
+    name = f"{path.parent.name}/{path.name}"
+    return open_records(path, _COLUMNS.get(name, _TIMES if path.parent.name in _SAMPLED else None))
 
 
 class RunDirectory:
@@ -227,6 +400,10 @@ class RunDirectory:
             raise UsageError(f"{path / 'run.json'} is not a ringtap run description")
         if info["schema"] > SCHEMA:
             raise UsageError(f"{path} has schema {info['schema']}; this ringtap reads up to {SCHEMA}: upgrade ringtap")
+        try:
+            check(info, RUN)
+        except ShapeError as error:
+            raise UsageError(f"{path / 'run.json'} is damaged: {error}") from error
         return cls(path, info)
 
     def save(self) -> None:

@@ -1,12 +1,13 @@
 """JSON that others wrote: parsed within bounds, and checked against the shape that its reader relies on.
 
-A shape is a type (``str``, ``int``, ``float``, ``bool``, ``dict``), None, `Number`, a list with the shape of its items,
-an object with the shape of each key (``"key?"`` may be absent; ``str`` stands for every other key), or a tuple of
-shapes of which one must fit. Keys that a shape does not name may hold anything.
+A shape is a type (``str``, ``int``, ``float``, ``bool``, ``dict``), None, `Number`, `Text`, a list with the shape of
+its items, an object with the shape of each key (``"key?"`` may be absent; ``str`` stands for every other key), or a
+tuple of shapes of which one must fit. Keys that a shape does not name may hold anything.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -14,12 +15,19 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_BYTES = 64 << 20  # of a JSON document
 _DEEPEST = 64
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
+_NAMES = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
 Shape = Any
 
 
@@ -42,9 +50,24 @@ class Number:
     whole: bool = False
 
 
+@dataclass(frozen=True)
+class Text:
+    """The shape of a text.
+
+    Attributes:
+        pattern: what all of it matches.
+        words: what to call it.
+    """
+
+    pattern: str
+    words: str
+
+
+NAME = Text(r"(?!\.\.?$)[^/\0]{1,255}", "a name that a file can have")
+PATH = Text(r"[^\0]{1,4096}", "a path")
 NS = Number(0, 2**62, whole=True)  # a time or a duration in nanoseconds: sums of two fit 64 bits
-POSITIVE = Number(1e-300)
-NOT_NEGATIVE = Number(0)
+BPS = Number(0, 1e18)
+COUNT = Number(0, 2**53, whole=True)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -57,7 +80,7 @@ def parse_json(text: str | bytes) -> Any:
         ShapeError: it is not such JSON.
     """
     try:
-        item = json.loads(text, parse_constant=_refuse, parse_int=_integer, parse_float=_number)
+        item = DECODER.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:
         raise ShapeError(f"it is nested deeper than {_DEEPEST} levels") from None
     except UnicodeDecodeError as error:
@@ -65,7 +88,7 @@ def parse_json(text: str | bytes) -> Any:
     opening = (b"[", b"{", rb"\u") if isinstance(text, bytes) else ("[", "{", r"\u")
     if text.count(opening[0]) + text.count(opening[1]) > _DEEPEST:  # type: ignore[arg-type]
         _check_depth(item)
-    return _whole(item) if opening[2] in text else item  # type: ignore[operator]
+    return whole(item) if opening[2] in text else item  # type: ignore[operator]
 
 
 def _refuse(word: str) -> Any:
@@ -84,6 +107,9 @@ def _number(digits: str) -> float:
     return number
 
 
+DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_integer, parse_float=_number)  # of one item within text
+
+
 def _check_depth(item: Any) -> None:
     level = [item]
     for _ in range(_DEEPEST + 1):
@@ -98,15 +124,28 @@ def _check_depth(item: Any) -> None:
     raise ShapeError(f"it is nested deeper than {_DEEPEST} levels")
 
 
-def _whole(item: Any) -> Any:
-    """An item without half characters."""
+def whole(item: Any) -> Any:
+    """An item of JSON without half characters, which nobody could write again."""
     if isinstance(item, str):
         return _HALF_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", item)
     if isinstance(item, list):
-        return [_whole(one) for one in item]
+        return [whole(one) for one in item]
     if isinstance(item, dict):
-        return {_whole(key): _whole(value) for key, value in item.items()}
+        return {whole(key): whole(value) for key, value in item.items()}
     return item
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file: a pipe might never give anything.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(fd, "rb")
 
 
 def load_json(path: Path, shape: Shape = None) -> Any:
@@ -116,10 +155,7 @@ def load_json(path: Path, shape: Shape = None) -> Any:
         OSError: it cannot be read, or is no regular file.
         ShapeError: it is not JSON, too large, or does not have the shape.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(22, "it is no regular file")
+    with open_regular(path) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ShapeError(f"it has more than {MOST_BYTES >> 20} MiB")
@@ -191,9 +227,12 @@ def _check_any(item: Any, shapes: tuple[Shape, ...], name: str) -> None:
 def _fits(item: Any, shape: Shape) -> bool:
     if shape is None:
         return item is None
+    if isinstance(shape, Text):
+        return isinstance(item, str) and re.fullmatch(shape.pattern, item) is not None
     if isinstance(shape, Number):
-        kinds: tuple[type, ...] = (int,) if shape.whole else (int, float)
-        return isinstance(item, kinds) and not isinstance(item, bool) and shape.least <= item <= shape.most
+        if isinstance(item, bool) or not isinstance(item, int if shape.whole else (int, float)):
+            return False
+        return shape.least <= item <= shape.most
     if shape in (int, float):
         return isinstance(item, (int, float) if shape is float else int) and not isinstance(item, bool)
     return isinstance(item, shape)
@@ -202,10 +241,12 @@ def _fits(item: Any, shape: Shape) -> bool:
 def _words(shape: Shape) -> str:
     if shape is None:
         return "null"
+    if isinstance(shape, Text):
+        return shape.words
     if isinstance(shape, Number):
         words = "a whole number" if shape.whole else "a number"
         if shape.least > -math.inf:
-            words += " above 0" if 0 < shape.least < 1e-200 else f" of at least {shape.least:g}"
+            words += f" of at least {shape.least:g}"
         return words + (f" and at most {shape.most:g}" if shape.most < math.inf else "")
     if isinstance(shape, (dict, list)):
         return "an object" if isinstance(shape, dict) else "a list"

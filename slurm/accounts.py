@@ -5,13 +5,19 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ringtap.errors import MeasurementError
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.rundir import read_json
+from ringtap.shapes import COUNT, Shape, Text
 from ringtap.slurm.paths import SubmitPaths
 
 _ANSWER_S = 30.0
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 ALIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+
+
+_REQUEST: Shape = {"jobs?": [{"id": Text(r"\w[\w.+-]{0,63}", "a job's id")}], "tasks?": [[COUNT]]}
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,18 @@ class Answer:
     state: str
     reason: str = ""
     nodes: str = ""
+
+
+def read_request(paths: SubmitPaths) -> dict[str, Any]:
+    """Read submit/request.json: what was asked for, ``jobs`` with the id of each submission, ``tasks`` with its series.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    item: dict[str, Any] = read_json(paths.request, _REQUEST)
+    if "tasks" in item and len(item["tasks"]) != len(item.get("jobs") or []):
+        raise UsageError(f"{paths.request} cannot be used: it has other tasks than jobs")
+    return item
 
 
 def read_account(paths: SubmitPaths, job: str) -> Account:

@@ -90,10 +90,15 @@ def _least(prechecks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of the checks of each kind of traffic, the one that reached least: it held for all of its series."""
     found: dict[str, dict[str, Any]] = {}
     for item in prechecks:
-        kind = str(item.get("kind"))
-        if kind not in found or item["share_of_capacity"] < found[kind]["share_of_capacity"]:
+        kind = str(item["kind"])
+        if kind not in found or _reached(item) < _reached(found[kind]):
             found[kind] = item
     return list(found.values())
+
+
+def _reached(precheck: dict[str, Any]) -> float:
+    share = precheck.get("share_of_capacity")
+    return -1.0 if share is None else float(share)  # what was not recorded may have been least
 
 
 def _distinct(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

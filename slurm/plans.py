@@ -15,8 +15,9 @@ from ringtap.agents.estimate import estimate, resolved, series_names
 from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
-from ringtap.rundir import RunDirectory, new_name, read_json
+from ringtap.rundir import RunDirectory, new_name
 from ringtap.slurm import script
+from ringtap.slurm.accounts import read_request
 from ringtap.slurm.commands import resource_words
 from ringtap.slurm.parts import part_path, read_parts
 from ringtap.slurm.paths import SubmitPaths
@@ -207,7 +208,7 @@ def _submit(
     plan, text = request.plan, plan_script(request, paths, todo, after)
     about = {"site": request.site.name, "folder": str(request.folder), "resources": asdict(request.resources)}
     if (paths.run / "run.json").is_file():
-        before = read_json(paths.request)
+        before = read_request(paths)
         job = hand_over(sbatch, paths, text, before | about | {"tasks": [*before["tasks"], list(todo)]})
         run = RunDirectory.open(paths.run)
         run.finish("running", WAITING)

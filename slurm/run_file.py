@@ -45,8 +45,8 @@ def end(run: RunDirectory, code: int, stopped: str) -> int:
         stopped: the signal that told the script to stop: ``USR1``, before the time limit, or ``TERM``; or empty.
     """
     nodes = node_items(run)
-    ends = [entry for node in nodes.values() for entry in node.get("jobs", ())]
-    failures = [(entry["ended_ns"], entry["exit_code"]) for entry in ends if entry.get("exit_code")]
+    ends = [entry for node in nodes.values() for entry in node.get("jobs") or ()]
+    failures = [(entry.get("ended_ns") or 0, entry["exit_code"]) for entry in ends if entry.get("exit_code")]
     first = min(failures)[1] if code and failures else code
     reasons = [_CAUSES[stopped]]
     expected = int(os.environ.get("SLURM_JOB_NUM_NODES", len(nodes)))

@@ -14,10 +14,9 @@ from typing import Any
 from ringtap.agents.lease import LOCK_FILE
 from ringtap.agents.node.run_end import node_items
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.records import read_json_lines
-from ringtap.rundir import RunDirectory, Status, read_json
-from ringtap.slurm.accounts import ALIVE, WAITING, Account, Answer, ask_slurm, read_account
-from ringtap.slurm.parts import Part, read_parts
+from ringtap.rundir import RunDirectory, Status, read_points
+from ringtap.slurm.accounts import ALIVE, WAITING, Account, Answer, ask_slurm, read_account, read_request
+from ringtap.slurm.parts import Part, read_parts, whole_plan
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.run_file import WAITING as NOT_BEGUN
 from ringtap.units import counted
@@ -135,16 +134,14 @@ def standing(run: RunDirectory) -> Standing:
 
 def _own_standing(run: RunDirectory) -> Standing:
     """How a sweep stands that ``ringtap sweep`` measures, on a testbed or on hosts."""
-    plan, status, why = run.info.get("plan"), str(run.info.get("status")), str(run.info.get("why") or "")
-    if not isinstance(plan, dict):
-        raise UsageError(f"{run.path / 'run.json'} has no plan")
+    plan, status, why = whole_plan(run), str(run.info.get("status")), str(run.info.get("why") or "")
     if status == "running" and is_abandoned(run.path):
         status, why = "partial", "it was ended before it could say so"
     names = [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
-    points = read_json_lines(run.path / "points.jsonl")[0]
+    points = read_points(run.path / "points.jsonl")[0]
     series = []
     for index, name in enumerate(names):
-        done = {point["step"] for point in points if point["series"] == name}
+        done = {point.get("step") for point in points if point["series"] == name}
         missing = tuple(load for step, load in enumerate(plan["loads"]) if step not in done)
         series.append(
             SeriesStanding(index, name, *_own_series(run, name, bool(missing), status), len(done), missing, "")
@@ -158,10 +155,9 @@ def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tup
     """Status of a series, and the reason for it: its last attempt's."""
     if not is_open:
         return "complete", ""
-    tries = {
-        int(path.name.rpartition("-")[2]): path for path in (run.path / "series").glob(f"{glob.escape(name)}-[0-9]*")
-    }
-    info = read_json(tries[max(tries)] / "run.json") if tries else {}
+    found = (run.path / "series").glob(f"{glob.escape(name)}-[0-9]*/run.json")
+    tries = {int(words): path.parent for path in found if (words := path.parent.name.rpartition("-")[2]).isdecimal()}
+    info = RunDirectory.open(tries[max(tries)]).info if tries else {}
     if status == "running":
         return ("running" if info.get("status") == "running" else "waiting"), ""
     return "stopped", str(info.get("why") or "")
@@ -184,12 +180,12 @@ def is_abandoned(run: Path) -> bool:
 
 def _submitted(paths: SubmitPaths) -> list[str]:
     """Ids of the jobs of a run in the order of their submission."""
-    return [str(job["id"]) for job in read_json(paths.request).get("jobs") or []]
+    return [str(job["id"]) for job in read_request(paths).get("jobs") or []]
 
 
 def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
     """Of a sweep, the id of the last job that was to measure each series, by the series' index."""
-    tasks = read_json(paths.request).get("tasks") or []
+    tasks = read_request(paths).get("tasks") or []
     return {index: f"{job}_{index}" for job, indices in zip(_submitted(paths), tasks, strict=True) for index in indices}
 
 

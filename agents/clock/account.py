@@ -13,7 +13,7 @@ from ringtap.agents.clock.fit import Break, Fit, Measurement
 from ringtap.agents.clock.source import Clock, Step, adjtimex, boot_id, file_system
 from ringtap.errors import RingtapError
 from ringtap.records import Field, RecordFile, RecordWriter, cut_torn_record
-from ringtap.rundir import read_json, write_json
+from ringtap.rundir import CLOCK, read_json, write_json
 
 if TYPE_CHECKING:
     from ringtap.agents.clock.ping import Ping
@@ -73,7 +73,7 @@ class Account:
         last = log.tail(log.count - 1) if log.count else []
         self._bursts = last[0][_BURST] + 1 if last else 0
         with suppress(RingtapError, KeyError, TypeError):
-            item = read_json(self.folder / "clock.json")
+            item = read_json(self.folder / "clock.json", CLOCK)
             if item["boot_id"] == boot_id() and item["reference"] == self.reference:
                 steps = [Step(**step) for step in item["steps"]]
                 self.measurements = [Measurement(**one) for one in item["measurements"]]
@@ -172,8 +172,8 @@ class Account:
     def _theirs(self) -> dict[str, Any]:
         """The reference's own clock.json; empty where it is not to be seen."""
         with suppress(RingtapError):
-            item = read_json(self._run / "nodes" / self.reference / "clock" / "clock.json")
-            return item if isinstance(item, dict) else {}
+            item: dict[str, Any] = read_json(self._run / "nodes" / self.reference / "clock" / "clock.json", CLOCK)
+            return item
         return {}
 
     def _same_kernel(self, theirs: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from ringtap.agents.clock.account import Account
 from ringtap.agents.clock.ping import LAST, PING, Ping, pings
 from ringtap.agents.clock.source import Clock, StepWatch, boot_id
 from ringtap.errors import RingtapError
-from ringtap.rundir import read_json
+from ringtap.rundir import SERVER, read_json
 
 PINGS_A_BURST = 20
 # the first bursts follow closely: they pin the drift down even in a short run
@@ -102,11 +102,10 @@ class Asker:
             # listing a folder makes a network file system look again
             if self._server_path.name not in os.listdir(self._server_path.parent):  # noqa: PTH208
                 return False
-            item = read_json(self._server_path)
+            item = read_json(self._server_path, SERVER)
         except (OSError, RingtapError):
             return False
-        if isinstance(item, dict):
-            self._server = item
+        self._server = item
         return bool(self._server.get("port"))
 
     def _wait(self, seconds: float) -> None:

@@ -22,7 +22,7 @@ from ringtap.agents.hosts.channel import Answer
 from ringtap.agents.hosts.receiver import Receiver
 from ringtap.agents.hosts.served import LOST_CODE, SERVANT, ServedHosts
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.rundir import read_json
+from ringtap.rundir import RunDirectory
 
 _CONNECT_S = 10
 _ANSWER_S = 20.0
@@ -226,7 +226,7 @@ class SshHosts(ServedHosts):
 
     def _reference(self, run: Path) -> str:
         """The node whose clock is the run's: where nobody has named one, the first host, as they cannot elect one."""
-        named = read_json(run / "run.json").get("reference")
+        named = RunDirectory.open(run).info.get("reference")
         path = run / "reference"
         if not named and not path.exists():
             path.write_text(f"{self.names[0]}\n")

@@ -18,7 +18,7 @@ from ringtap.agents.node.settings import Settings
 from ringtap.agents.node.start import RECORDED, start_agent
 from ringtap.errors import UsageError
 from ringtap.masking import mask_words
-from ringtap.rundir import RunDirectory, UnwritableError, read_json, write_json
+from ringtap.rundir import NODE, RunDirectory, UnwritableError, read_json, write_json
 
 _CONNECT_S = 10.0
 _SLICE_S = 0.05
@@ -130,16 +130,16 @@ class AgentLink:
             try:
                 with contextlib.suppress(OSError):
                     (path.parent / ".reserve").unlink()
-                item = read_json(path)
+                item = read_json(path, NODE)
                 item |= {"status": "partial", "why": self.why}
-                pid = self._greeting.get("pid")
-                if pid and pid not in [job["pid"] for job in item["jobs"]]:  # killed before it had read of the job
+                pid, jobs = self._greeting.get("pid"), item.setdefault("jobs", [])
+                if pid and pid not in [job.get("pid") for job in jobs]:  # killed before it had read of the job
                     names = ("pid", "command", "rank", "began_ns")
                     entry = {name: self._greeting.get(name) for name in names}
                     entry["command"] = mask_words([str(word) for word in entry["command"] or []])
-                    item["jobs"].append(entry | {"exit_code": None, "ended_ns": None})
-                for job in item["jobs"]:
-                    if job["pid"] == pid and job.get("exit_code") is None:
+                    jobs.append(entry | {"exit_code": None, "ended_ns": None})
+                for job in jobs:
+                    if job.get("pid") == pid and job.get("exit_code") is None:
                         job.update(ended)
                 write_json(path, item)
             finally:

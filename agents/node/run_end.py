@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 from typing import Any
 
-from ringtap.rundir import RunDirectory, Status
+from ringtap.rundir import RunDirectory, Status, read_node
+from ringtap.shapes import ShapeError
 
 
 def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
@@ -45,8 +45,8 @@ def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:
     """node.json of every node that has one."""
     found = {}
     for path in sorted((run.path / "nodes").glob("*/node.json")):
-        with contextlib.suppress(OSError, ValueError):
-            found[path.parent.name] = json.loads(path.read_text())
+        with contextlib.suppress(OSError, ShapeError):  # cut off while it was written
+            found[path.parent.name] = read_node(path)
     return found
 
 
@@ -60,7 +60,7 @@ def not_collected(nodes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """What was asked for and could not be had, with reason and remedy, once for all nodes with the same one."""
     missing: dict[tuple[str, str], None] = {}
     for item in nodes.values():
-        for name, entry in item.get("collectors", {}).items():
+        for name, entry in (item.get("collectors") or {}).items():
             if entry.get("state") in ("unavailable", "failed"):
                 how = f" ({entry['remedy']})" if entry.get("remedy") else ""
                 missing[name, f"{entry.get('reason')}{how}"] = None

@@ -16,6 +16,7 @@ from ringtap.analysis.job.run import Job
 from ringtap.errors import UsageError
 from ringtap.installed import install_command
 from ringtap.rundir import write_json
+from ringtap.shapes import ShapeError, load_json, open_regular
 
 SCHEMA = 2
 TABLES = ("iterations", "rank_iterations", "ranks", "flows", "wires", "node_iterations", "collectors")
@@ -43,7 +44,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 def _fingerprint(file: Path) -> dict[str, Any]:
     size = file.stat().st_size
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         digest.update(stream.read(_SAMPLE_BYTES))
         if size > _SAMPLE_BYTES:
             stream.seek(max(size - _SAMPLE_BYTES, _SAMPLE_BYTES))
@@ -54,12 +55,23 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 def is_fresh(folder: Path, sources: dict[str, Any]) -> bool:
     """Whether a folder's tables were made from exactly these sources, by this version."""
     try:
-        known = json.loads((folder / SOURCES).read_text())
-    except (OSError, ValueError):
+        known = load_json(folder / SOURCES)
+        expected = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
+    except (OSError, ShapeError):
         return False
-    expected = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources}
-    present = all((folder / f"{name}.parquet").is_file() for name in TABLES) and (folder / SUMMARY).is_file()
-    return bool(known == expected and present)
+    return bool(known == expected)
+
+
+def _outputs(folder: Path) -> dict[str, str]:
+    """The hash of each file of derived tables."""
+    found = {}
+    for name in (*(f"{name}.parquet" for name in TABLES), SUMMARY):
+        digest = hashlib.sha256()
+        with open_regular(folder / name) as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+        found[name] = digest.hexdigest()
+    return found
 
 
 def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, Any]) -> list[Path]:
@@ -81,7 +93,8 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
         (folder / SOURCES).unlink(missing_ok=True)
         paths = [_write_table(getattr(job, name), folder / f"{name}.parquet") for name in TABLES]
         write_json(folder / SUMMARY, summary)
-        write_json(folder / SOURCES, {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources})
+        made = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
+        write_json(folder / SOURCES, made)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}: name another folder with -o DIR") from error
     return paths

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,12 +20,16 @@ from ringtap.analysis.job.nodes import each_node
 from ringtap.analysis.job.sockets import COUNTERS
 from ringtap.analysis.job.spread import Borders, Integers, Numbers
 from ringtap.analysis.workers import ALONE, Workers
+from ringtap.shapes import Number, ShapeError, load_json
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 CLASSES = (TRAINING, CROSS, OTHER)
 UNCLASSIFIED = "unclassified"  # captured where no sockets were recorded that would tell whose it is
 # iperf3's own and ringtap traffic's
 CROSS_PORTS = (5201, 5001)
+_PORT_DIGITS = re.compile("[0-9]{1,5}")
+_PORT = Number(0, 65535, whole=True)
+_IPERF = {"start": {"connected": [{"remote_host": str, "remote_port": _PORT}]}}
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\bringtap(?:\.cli)? traffic\b|\bringtap\.trafficgen\b")
 # more flows times iterations than this are kept by kind of flow only
 MOST_CELLS = 4_000_000
@@ -161,11 +164,13 @@ class CrossTraffic:
             for name in node.names("sent/*.rec"):
                 found = node.records(name)
                 for end in (found[0].about.get("destinations") or []) if found else []:
-                    host, _, port = str(end).rpartition(":")
+                    host, _, port = end.rpartition(":")
+                    if not _PORT_DIGITS.fullmatch(port):
+                        continue
                     try:
                         ends.add((str(ipaddress.ip_address(host.strip("[]"))), int(port)))
                     except ValueError:
-                        ports |= {int(port)} if port.isdigit() else set()
+                        ports.add(int(port))
             for name in node.names("sent/*.json"):
                 ends |= _iperf_ends(node.path / name)
         return cls(frozenset(ends), frozenset(ports))
@@ -181,10 +186,10 @@ class CrossTraffic:
 
 def _iperf_ends(path: Path) -> set[tuple[str, int]]:
     try:
-        connected = json.loads(path.read_text())["start"]["connected"]
-        return {(str(one["remote_host"]), int(one["remote_port"])) for one in connected}
-    except (OSError, ValueError, KeyError, TypeError):
+        connected = load_json(path, _IPERF)["start"]["connected"]
+    except (OSError, ShapeError):
         return set()
+    return {(one["remote_host"], one["remote_port"]) for one in connected}
 
 
 def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any], pd.Series[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +14,12 @@ from ringtap.analysis.clocks import NodeClock, read_clock, steps_of
 from ringtap.analysis.job.spread import Borders, Integers, Numbers, growth, largest_in, mean_in, unwrapped_growth
 from ringtap.analysis.runs import Records, map_records
 from ringtap.errors import RingtapError
-from ringtap.records import RecordFile
+from ringtap.records import RecordFile, each_json_line
+from ringtap.rundir import NODE
+from ringtap.shapes import Shape, load_json
 
 T = TypeVar("T")
+_MOST_TOLD = 5  # damaged lines of one file that are told one by one
 # logs of collectors that sample from the run's begin to its end
 SAMPLED = ("nic/nic.rec", "host/host.rec", "sockets/sockets.rec", "qdisc/qdisc.rec", "host/processes.rec")
 
@@ -93,27 +95,33 @@ class NodeLogs:
             self.problems.append(f"{self.name}/{relative} cannot be used: {error}")
             return otherwise
 
-    def json(self, relative: str) -> dict[str, Any]:
-        """A JSON object; empty where it is missing or damaged."""
-        found: object = self._tolerant(relative, lambda path: json.loads(path.read_text()), None)
-        return found if isinstance(found, dict) else {}
+    def read(self, relative: str, read: Callable[[Path], T]) -> T | None:
+        """What a function makes of a file; None where it is missing or damaged."""
+        return self._tolerant(relative, read, None)
 
-    def lines(self, relative: str) -> list[dict[str, Any]]:
-        """A JSON Lines file; lines that are no objects are dropped, and said so when they are not the last."""
+    def json(self, relative: str, shape: Shape) -> dict[str, Any]:
+        """A JSON object of a shape; empty where it is missing or damaged."""
+        empty: dict[str, Any] = {}
+        return self._tolerant(relative, lambda path: load_json(path, shape), empty)
+
+    def lines(self, relative: str, shape: Shape) -> list[dict[str, Any]]:
+        """A JSON Lines file; lines of another shape are dropped, and said so when it is not a torn last one."""
 
         def read(path: Path) -> list[dict[str, Any]]:
-            items, lines = [], path.read_bytes().splitlines()
-            for number, line in enumerate(lines, start=1):
-                try:
-                    item = json.loads(line)
-                except ValueError:
-                    item = None
-                if isinstance(item, dict):
-                    items.append(item)
-                elif number < len(lines):
-                    self.problems.append(f"{self.name}/{relative} line {number} is not JSON")
-                else:
+            items: list[dict[str, Any]] = []
+            damaged: list[str] = []
+            for line in each_json_line(path, shape):
+                if line.item is not None:
+                    items.append(line.item)
+                elif line.torn:
                     self.torn.append(f"{self.name}/{relative}")
+                elif len(damaged) < _MOST_TOLD:
+                    damaged.append(f"{self.name}/{relative} line {line.number} is left out: {line.why}")
+                else:
+                    damaged[-1] = (
+                        f"{self.name}/{relative}: {_MOST_TOLD} lines and more are left out, up to line {line.number}"
+                    )
+            self.problems += damaged
             return items
 
         return self._tolerant(relative, read, [])
@@ -156,7 +164,7 @@ class NodeLogs:
     @cached_property
     def info(self) -> dict[str, Any]:
         """node.json; empty where the agent was ended before writing it."""
-        return self.json("node.json")
+        return self.json("node.json", NODE)
 
     @cached_property
     def recorded_ns(self) -> tuple[int, int]:
@@ -187,11 +195,10 @@ class NodeLogs:
                 own[pid] = rank
         parents: dict[int, int] = {}
         said: dict[int, int] = {}
-        for line in self.lines("host/processes.jsonl"):
-            pid, parent, rank = (line.get(key) for key in ("pid", "parent", "rank"))
-            if isinstance(pid, int):
-                parents |= {pid: parent} if isinstance(parent, int) else {}
-                said |= {pid: rank} if isinstance(rank, int) else {}
+        for line in self.lines("host/processes.jsonl", PROCESS):
+            for told, key in ((parents, "parent"), (said, "rank")):
+                if line.get(key) is not None:
+                    told[line["pid"]] = line[key]
         started: dict[int, set[int]] = {}
         for pid, its in own.items():
             for above in _ancestors(pid, parents):
@@ -229,10 +236,7 @@ class NodeLogs:
     @cached_property
     def collectors(self) -> dict[str, dict[str, Any]]:
         """What node.json says of the collectors, by name."""
-        found = self.info.get("collectors")
-        if not isinstance(found, dict):
-            return {}
-        return {str(name): item for name, item in found.items() if isinstance(item, dict)}
+        return self.info.get("collectors") or {}
 
 
 def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:

@@ -11,6 +11,7 @@ import pandas as pd
 from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.sockets import COUNTERS, socket_log
 from ringtap.analysis.job.spread import Borders, Integers, Numbers, add_up, shares
+from ringtap.rundir import OWNER
 
 AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked")
 
@@ -40,11 +41,10 @@ def sockets_of(node: NodeLogs) -> Known | None:
 def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:
     """Rank and command of each inode; where several processes had a socket, the one that is a rank."""
     found: dict[int, tuple[int | None, str | None]] = {}
-    for line in node.lines("sockets/owners.jsonl"):
-        inode, pid, rank, command = (line.get(name) for name in ("inode", "pid", "rank", "command"))
-        if not isinstance(inode, int):
-            continue
-        rank = node.rank_of_pid.get(pid, rank if isinstance(rank, int) else None)  # type: ignore[arg-type]
+    for line in node.lines("sockets/owners.jsonl", OWNER):
+        inode, rank, command = line["inode"], line.get("rank"), line.get("command")
+        if line.get("pid") is not None:
+            rank = node.rank_of_pid.get(line["pid"], rank)
         other = found.get(inode, (None, None))[0]
         if inode not in found or (rank is not None and (other is None or rank < other)):
             words = " ".join(map(str, command)) if isinstance(command, list) else str(command)

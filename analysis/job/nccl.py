@@ -6,15 +6,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ringtap.shapes import open_regular
+
 # host:pid:tid [device] NCCL INFO text; a warning names its source first; newer releases put a time before it all
 _LINE = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>\w+) (?P<text>.*)")
 _VERSION = re.compile(r"NCCL version ([\d.]+\S*)")
 _NETWORK = re.compile(r"Using network (\S+)")
 _NET = re.compile(r"NET/(\w+) ?: Using (.*)")
 _INTERFACE = re.compile(r"\[(\d+)\]([^:\s]+):(\S+)")
-_RING = re.compile(r"(?:Channel|Ring) (\d+)(?:/\d+)? :((?: +\d+)+)\s*$")
-_LINK = re.compile(r"(?:Channel|Ring) (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(\w+)\])? via (\S+)")
-_RANK = re.compile(r"\brank (\d+) nranks (\d+)")
+_RING = re.compile(r"(?:Channel|Ring) ([0-9]{1,9})(?:/\d+)? :((?: +[0-9]{1,9})+)$")
+_LINK = re.compile(
+    r"(?:Channel|Ring) ([0-9]{1,9})(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(\w+)\])? via (\S+)"
+)
+_LONGEST_LINE = 1 << 16
+_RANK = re.compile(r"\brank ([0-9]{1,9}) nranks ([0-9]{1,9})\b")
 
 
 def read_nccl(path: Path) -> dict[str, Any]:
@@ -27,7 +32,9 @@ def read_nccl(path: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"file": path.name, "host": "", "version": "", "network": "", "interfaces": []}
     found |= {"rank": None, "ranks": None, "rings": {}, "links": {}, "warnings": []}
-    for line in path.read_text(errors="replace").splitlines():
+    with open_regular(path) as file:
+        lines = [raw.decode(errors="replace").rstrip() for raw in iter(lambda: file.readline(_LONGEST_LINE), b"")]
+    for line in lines:
         version = _VERSION.search(line)
         if version:
             found["version"] = version[1]

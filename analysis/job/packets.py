@@ -17,6 +17,7 @@ from ringtap.analysis.pcap.read import scan_packets
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.errors import RingtapError
+from ringtap.rundir import PACKETS
 
 _BATCH = 1 << 20
 _TCP = 6
@@ -127,8 +128,8 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
 
 
 def _dropped(logs: NodeLogs) -> int | None:
-    item = logs.json("packets/packets.json")
-    known = [item[name] for name in ("dropped_by_kernel", "dropped_by_interface") if isinstance(item.get(name), int)]
+    item = logs.json("packets/packets.json", PACKETS)
+    known = [item[name] for name in ("dropped_by_kernel", "dropped_by_interface") if item.get(name) is not None]
     return sum(known) if known else None
 
 

@@ -14,6 +14,7 @@ from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.spread import Integers, Numbers, add_up, shares
 from ringtap.analysis.runs import JobRun, Records
 from ringtap.errors import RingtapError
+from ringtap.rundir import BUCKETS
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
 _COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
@@ -74,11 +75,11 @@ def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Pha
             without += 1
             continue
         ends = ends_ns[rows]
-        changes = logs.lines(f"{stem}.buckets.jsonl")
+        changes = logs.lines(f"{stem}.buckets.jsonl", BUCKETS)
         gradients = _gradient_bytes(changes)
         parts.append(_passes(int(str(process)), found[1], logs, marks.iloc[rows], gradients))
         sizes.append(sum(gradients.values()))
-        at_ns = logs.clock.on_reference(np.array([int(line.get("t_ns", 0)) for line in changes], np.int64))
+        at_ns = logs.clock.on_reference(np.array([line["t_ns"] for line in changes], np.int64))
         rebuilt_at = max(rebuilt_at, *_early(np.searchsorted(ends, at_ns)), 0)
     if not parts:
         return Phases(_empty(), "none", _NONE)

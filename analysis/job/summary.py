@@ -16,6 +16,7 @@ from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.slowest import slow_iterations, slowest
 from ringtap.analysis.job.spread import plain
+from ringtap.rundir import MARK, PACKETS
 
 SCHEMA = 1
 # what sides may disagree by before the reader is told
@@ -236,28 +237,26 @@ def _nodes(job: Job) -> list[dict[str, Any]]:
 def _captures(job: Job) -> list[dict[str, Any]]:
     result = []
     for name, found in job.counted.packets.items():
-        facts = job.nodes[name].json("packets/packets.json")
+        facts = job.nodes[name].json("packets/packets.json", PACKETS)
         item = {"node": name, "packets": int(found.flows["packets"].sum()), "without_tcp": found.others}
-        result.append(
-            item | {"dropped": found.dropped, "tool": str(facts.get("tool", "")), "filter": facts.get("filter")}
-        )
+        result.append(item | {"dropped": found.dropped, "tool": facts.get("tool") or "", "filter": facts.get("filter")})
     return result
 
 
 def _nccl(job: Job) -> list[dict[str, Any]]:
     from ringtap.analysis.job.nccl import read_nccl
 
-    return [read_nccl(node.path / name) for node in job.nodes.values() for name in node.names("nccl/*.log")]
+    read = (node.read(name, read_nccl) for node in job.nodes.values() for name in node.names("nccl/*.log"))
+    return [found for found in read if found is not None]
 
 
 def _marks(job: Job) -> list[dict[str, Any]]:
     begin = job.window_ns[0]
-    lines = NodeLogs(job.path).lines("marks.jsonl")
-    known = [line for line in lines if isinstance(line.get("t_ns"), int)]
-    t_ns = np.array([line["t_ns"] for line in known], np.int64)
+    lines = NodeLogs(job.path).lines("marks.jsonl", MARK)
+    t_ns = np.array([line["t_ns"] for line in lines], np.int64)
     reference = next((node.clock for name, node in job.nodes.items() if node.clock.reference == name), None)
     at_s = ((t_ns if reference is None else reference.unstepped(t_ns)) - begin) / 1e9
-    return [{"at_s": float(at), "text": str(line.get("text", ""))} for at, line in zip(at_s, known, strict=True)]
+    return [{"at_s": float(at), "text": line.get("text", "")} for at, line in zip(at_s, lines, strict=True)]
 
 
 def _not_collected(job: Job) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ an end has no name and ends what was begun last for its tensor.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.errors import UsageError
+from ringtap.shapes import COUNT, DECODER, Number, Shape, check, open_regular, whole
 
 _NEGOTIATE = "NEGOTIATE_"
 _START = "start_time_since_epoch_in_micros"
@@ -33,6 +33,11 @@ _ITEM_BYTES = {
 }  # fmt: skip
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _TIMES = ("negotiate_start_ns", "first_ready_ns", "last_ready_ns", "transport_start_ns", "transport_end_ns")
+
+
+_US = Number(0, 2**51, whole=True)
+_EVENT: Shape = {"ph": str, "name?": (str, None), "pid?": COUNT, "ts?": _US, "args?": (dict, None)}
+_LARGEST_BYTES = 2**62
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,8 @@ def load_timeline(path: Path) -> Timeline:
         UsageError: unreadable, or another kind of file.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open_regular(path) as file:
+            text = file.read().decode(errors="replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     events = _Events(text)
@@ -108,7 +114,7 @@ class _Events:
         self.torn_bytes = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        decode = json.JSONDecoder().raw_decode
+        decode = DECODER.raw_decode
         text, place = self._text, 0
         while True:
             while place < len(text) and text[place] in "[], \t\r\n":
@@ -117,7 +123,7 @@ class _Events:
                 return
             try:
                 event, place = decode(text, place)
-            except ValueError:
+            except (ValueError, RecursionError):
                 # Horovod does not escape names: one with a quote in it spoils its event, not the rest.
                 following = _NEXT_EVENT.search(text, place)
                 if not following:
@@ -150,6 +156,7 @@ class _Reader:
 
     def take(self, event: dict[str, Any]) -> None:
         """Take in the next event."""
+        check(event, _EVENT)
         phase = event["ph"]
         if phase == "M":
             self._name(event)
@@ -171,9 +178,11 @@ class _Reader:
         if event["name"] != "process_name":
             return
         if _START in event["args"]:
-            self.start_us = int(event["args"][_START])
+            start_us = int(event["args"][_START])
+            check(start_us, _US)
+            self.start_us = start_us
         else:
-            self._tensors[event["pid"]] = _Tensor(str(event["args"]["name"]))
+            self._tensors[event["pid"]] = _Tensor(whole(str(event["args"]["name"])))
 
     @staticmethod
     def _begin(tensor: _Tensor, name: str, at_us: int) -> None:
@@ -197,7 +206,7 @@ class _Reader:
         name = tensor.open.pop()
         if _TRANSPORT.match(name):
             tensor.row["transport_end_ns"] = event["ts"]
-        if tensor.open or name.startswith(_NEGOTIATE):
+        if tensor.open or name.startswith(_NEGOTIATE) or "start_ns" not in tensor.row:
             return
         tensor.row |= {"tensor": tensor.name, "end_ns": event["ts"], "bytes": _bytes(event.get("args"))}
         self._rows.append(tensor.row)
@@ -235,4 +244,5 @@ def _bytes(arguments: dict[str, Any] | None) -> int | None:
     item_bytes = _ITEM_BYTES.get((arguments or {}).get("dtype", ""))
     if arguments is None or item_bytes is None:
         return None
-    return item_bytes * math.prod(int(size) for size in re.findall(r"\d+", arguments["shape"]))
+    size_bytes = item_bytes * math.prod(int(size) for size in re.findall(r"[0-9]{1,18}", arguments["shape"]))
+    return size_bytes if size_bytes <= _LARGEST_BYTES else None

@@ -13,6 +13,7 @@ from ringtap.analysis.live.iterations import MOST_KEPT, STEP_FILE, RankSteps, dd
 from ringtap.analysis.live.series import Keyed, Layout, Wide
 from ringtap.analysis.live.tail import Document, LinesTail, RecordTail, TextTail, since
 from ringtap.records import RecordFile
+from ringtap.rundir import CLOCK, MARK, NODE, OWNER, PACKETS, PROCESS, RUN
 
 _WIDE = ("nic", "infiniband", "ethtool", "gpu", "packets")
 _BEHIND_S = 2.5
@@ -49,13 +50,13 @@ class NodeLog:
         self.mono_ns = 0
         self.bytes: dict[str, int] = {}
         self.failures: dict[str, str] = {}
-        self.node = Document(path / "node.json")
-        self.clock = Document(path / "clock" / "clock.json")
-        self.packets = Document(path / "packets" / "packets.json")
+        self.node = Document(path / "node.json", NODE)
+        self.clock = Document(path / "clock" / "clock.json", CLOCK)
+        self.packets = Document(path / "packets" / "packets.json", PACKETS)
         self.output = TextTail(path / "log" / "job.out")
         self._lines: list[tuple[LinesTail, Callable[[dict[str, Any]], None]]] = [
-            (LinesTail(path / "sockets" / "owners.jsonl"), self.owners.add_owner),
-            (LinesTail(path / "host" / "processes.jsonl"), self.owners.add_process),
+            (LinesTail(path / "sockets" / "owners.jsonl", OWNER), self.owners.add_owner),
+            (LinesTail(path / "host" / "processes.jsonl", PROCESS), self.owners.add_process),
         ]
         self._tails: dict[Path, RecordTail] = {}
         self._opened: dict[Path, RecordFile] = {}
@@ -79,19 +80,19 @@ class NodeLog:
     def to_reference(self, t_ns: int) -> int:
         """A time of this node's clock on the reference node's clock, as far as its offset is known."""
         fit = self.clock.item.get("fit") or {}
-        try:
-            drift_ns: float = fit.get("drift_ppm", 0.0) * 1e-6 * (t_ns - fit.get("t0_ns", t_ns))
-            offset_ns: float = fit.get("offset_ns", 0.0)
-            return t_ns - round(offset_ns + drift_ns)
-        except TypeError:  # null: not measured
+        if fit.get("offset_ns") is None:  # not measured
             return t_ns
+        t0_ns = fit.get("t0_ns")
+        drift_ns: float = (fit.get("drift_ppm") or 0.0) * 1e-6 * (t_ns - (t_ns if t0_ns is None else t0_ns))
+        offset_ns: float = fit["offset_ns"]
+        return t_ns - round(offset_ns + drift_ns)
 
     def poll(self) -> None:
         """Take in what was added since the poll before."""
         for document in (self.node, self.clock, self.packets):
             document.poll()
         jobs = self.node.item.get("jobs") or []
-        self.owners.jobs = frozenset(job["pid"] for job in jobs if isinstance(job, dict) and "pid" in job)
+        self.owners.jobs = frozenset(job["pid"] for job in jobs if "pid" in job)
         self._discover()
         for lines, take in self._lines:
             for item in lines.poll():
@@ -204,8 +205,8 @@ class RunFollower:
         self.path = path
         self.nodes: dict[str, NodeLog] = {}
         self.marks: deque[dict[str, Any]] = deque(maxlen=_MOST_MARKS)
-        self._run = Document(path / "run.json")
-        self._marks = LinesTail(path / "marks.jsonl")
+        self._run = Document(path / "run.json", RUN)
+        self._marks = LinesTail(path / "marks.jsonl", MARK)
         self._numbered: list[int] = []
 
     @property
@@ -216,7 +217,7 @@ class RunFollower:
     def poll(self) -> None:
         """Take in what was added since the poll before."""
         self._run.poll()
-        self.marks.extend(item for item in self._marks.poll() if isinstance(item.get("t_ns"), int))
+        self.marks.extend(self._marks.poll())
         for folder in _folders(self.path / "nodes"):
             if folder.name not in self.nodes:
                 self.nodes[folder.name] = NodeLog(folder)

@@ -6,7 +6,6 @@ Files are opened anew at each poll: network file systems show another node's wri
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.records import RecordFile, open_records
+from ringtap.records import RecordFile
+from ringtap.rundir import open_log
+from ringtap.shapes import Shape, ShapeError, check, load_json, open_regular, parse_json
 
 _BATCH_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 8 << 20
@@ -89,13 +90,13 @@ class RecordTail:
     def _open(self) -> bool:
         """Read the header if it is whole by now."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 line = file.readline(_MAX_HEADER_BYTES)
             if not line.endswith(b"\n"):
                 if len(line) >= _MAX_HEADER_BYTES:
                     self.failure = f"{self.path} is not a ringtap record file"
                 return False
-            self.file = open_records(self.path)
+            self.file = open_log(self.path)
             if self.file.count < 1:
                 self.file = None  # so that `begin` sees records
                 return False
@@ -130,13 +131,18 @@ def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]
 class LinesTail:
     """The growing end of a JSON Lines file, from its beginning.
 
+    Args:
+        path: the file; it need not exist yet.
+        shape: what its objects must have.
+
     Attributes:
-        damaged: whole lines that were no JSON object.
+        damaged: whole lines that were no such object.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shape: Shape) -> None:
         self.path = path
         self.damaged = 0
+        self._shape = shape
         self._growing = _Growing(path)
         self._next = 0
         self._within_damage = False
@@ -147,7 +153,7 @@ class LinesTail:
             self._next, self._within_damage = 0, False
         while self._next < self._growing.size:
             try:
-                with self.path.open("rb") as file:
+                with open_regular(self.path) as file:
                     file.seek(self._next)
                     data = file.read(min(_BATCH_BYTES, self._growing.size - self._next))
             except OSError:
@@ -164,14 +170,17 @@ class LinesTail:
 
     def _objects(self, whole: bytes) -> Iterator[dict[str, Any]]:
         for line in whole.split(b"\n"):
+            damaged, self._within_damage = self._within_damage, False
+            if not line and not damaged:
+                continue
             try:
-                item = None if self._within_damage else json.loads(line) if line else {}
+                item: dict[str, Any] = {} if damaged else parse_json(line)
+                check(item, self._shape)
             except ValueError:
-                item = None
-            self._within_damage = False
-            if not isinstance(item, dict):
+                damaged = True
+            if damaged:
                 self.damaged += 1
-            elif item:
+            else:
                 yield item
 
 
@@ -193,7 +202,7 @@ class TextTail:
         if start >= self._growing.size:
             return
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(start)
                 data = file.read(self._growing.size - start)
         except OSError:
@@ -219,10 +228,11 @@ def _shown(line: bytes) -> str:
 
 
 class Document:
-    """A small JSON file that is replaced as a whole; ``item`` is its last readable state."""
+    """A small JSON file that is replaced as a whole; ``item`` is its last readable state of the ``shape``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shape: Shape) -> None:
         self.path = path
+        self._shape = shape
         self.item: dict[str, Any] = {}
         self._seen: tuple[int, int, int] | None = None
 
@@ -233,9 +243,7 @@ class Document:
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
             if seen == self._seen:
                 return
-            item = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
+            self.item = load_json(self.path, self._shape)
+        except (OSError, ShapeError):
             return
         self._seen = seen
-        if isinstance(item, dict):
-            self.item = item

@@ -22,6 +22,7 @@ from ringtap.analysis.live.screen import Screenful, ViewState
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.errors import RingtapError
 from ringtap.records import JsonLinesWriter
+from ringtap.terminal import masked
 
 _EVERY_S = 1.0
 _LOOK_S = 0.2

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.runs import SweepRun
+from ringtap.rundir import read_node
+from ringtap.shapes import ShapeError
 
 _SETTINGS = ("net.ipv4.tcp_congestion_control", "net.ipv4.tcp_ecn", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
 _LOOPBACK = "lo"
@@ -76,6 +77,6 @@ def _dict(item: Any) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return _dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        return read_node(path)
+    except (OSError, ShapeError):
         return {}  # cut off while it was written: docs/run-directory.md lets a node end at any byte

@@ -11,7 +11,7 @@ from ringtap.analysis.report.sweep_csv import read_table
 from ringtap.analysis.runs import SweepRun
 from ringtap.analysis.series import Series, analyse
 from ringtap.analysis.workers import ALONE, Workers
-from ringtap.records import read_json_lines
+from ringtap.rundir import read_points
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> Measured:
         environment=around,
         not_collected=[*(sweep.info.get("not_collected") or []), *around["not_recorded"]],
         torn=sweep.torn,
-        rejected=len(read_json_lines(sweep.path / "rejected.jsonl")[0]),
+        rejected=len(read_points(sweep.path / "rejected.jsonl")[0]),
     )
 
 

@@ -18,6 +18,7 @@ from ringtap.analysis.structure.steps import check_against_steps
 from ringtap.analysis.structure.streams import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.errors import UsageError
+from ringtap.rundir import PACKETS
 
 _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
@@ -107,9 +108,8 @@ def _places_of(job: Job) -> list[_Place]:
 
 def _lost(logs: NodeLogs) -> str:
     """A sentence where the node's capture is known to lack packets."""
-    about = logs.json("packets/packets.json")
-    counts = [about.get(name) for name in ("dropped_by_kernel", "dropped_by_interface")]
-    lost = sum(count for count in counts if isinstance(count, int))
+    about = logs.json("packets/packets.json", PACKETS)
+    lost = sum(about.get(name) or 0 for name in ("dropped_by_kernel", "dropped_by_interface"))
     return f"the capture of {logs.name} lost {lost:,} packets: volumes are too small there" if lost else ""
 
 

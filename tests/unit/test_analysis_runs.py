@@ -109,10 +109,11 @@ def test_record_files_that_contradict_themselves_are_refused(tmp_path):
 
 def test_counters_of_32_bits_are_unwrapped(tmp_path):
     job = RunDirectory.create(tmp_path / "job", "job", [], 1)
-    fields = [Field("t_ns", "<i8", "ns", "time"), Field("a.rx_bytes", "<u4", "bytes", "counter", 32)]
+    fields = [Field(name, "<i8", "ns", "time") for name in ("t_ns", "mono_ns")]
+    fields += [Field("a.rx_bytes", "<u4", "bytes", "counter", 32)]
     writer = RecordWriter(job.node("S0") / "nic" / "nic.rec", fields, {})
     for second, value in enumerate((2**32 - 10, 5, 30)):
-        writer.append(START_NS + second * 10**9, value)
+        writer.append(START_NS + second * 10**9, second * 10**9, value)
     writer.close()
     assert np.diff(open_run(tmp_path / "job").nic("S0")["a.rx_bytes"]).tolist() == [15, 25]
 
@@ -203,7 +204,7 @@ BACKWARDS |= {"window_start_ns": 1, "window_end_ns": 2}
     ("line", "says"),
     [
         ("3", "not an object"),
-        ("{}", "no usable series"),
+        ("{}", "has no series"),
         (json.dumps(BACKWARDS), "requested_bps"),
         ("{nonsense", "not JSON"),
     ],

@@ -93,14 +93,15 @@ def test_processors_of_the_job_and_of_others(node):
 
 def test_queues_written_on_change_hold_and_children_count_once(node):
     kinds = [Field("interface", "<u4", "", "index"), Field("handle", "<u4", "", "index")]
-    kinds += [Field("parent", "<u4", "", "index"), Field("backlog_bytes", "<u4", "bytes", "gauge")]
+    kinds += [Field("parent", "<u4", "", "index")]
+    kinds += [Field(name, "<u4", "", "gauge") for name in ("backlog_bytes", "backlog_packets")]
     kinds += [Field("drops", "<u4", "packets", "counter", 32)]
     root = 0xFFFFFFFF
     rows = [
-        (0, 2, 10, root, 0, 2**32 - 1),
-        (100, 2, 10, root, 5000, 4),
-        (0, 2, 11, 10, 0, 0),
-        (100, 2, 11, 10, 5000, 5),
+        (0, 2, 10, root, 0, 0, 2**32 - 1),
+        (100, 2, 10, root, 5000, 4, 4),
+        (0, 2, 11, 10, 0, 0, 0),
+        (100, 2, 11, 10, 5000, 4, 5),
     ]
     long_log(node, "qdisc/qdisc.rec", kinds, rows)
     node.wide("nic/nic.rec", {"eth0.tx_bytes": "counter"}, [(START_NS + t_ms * MS, 0) for t_ms in (0, 300)])

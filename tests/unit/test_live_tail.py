@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ringtap.analysis.live import tail
 from ringtap.analysis.live.tail import Document, LinesTail, RecordTail, TextTail, since
 from ringtap.records import Field, RecordWriter, open_records
+from ringtap.rundir import NODE
 
 FIELDS = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"), Field("n", "<u4", "", "counter"))
 
@@ -58,7 +59,7 @@ def test_any_split_of_writes_gives_every_line_once(
 ) -> None:
     folder = tmp_path_factory.mktemp("lines")
     data = b"".join(json.dumps(item, ensure_ascii=False).encode() + b"\n" for item in items)
-    follower, seen = LinesTail(folder / "a.jsonl"), []
+    follower, seen = LinesTail(folder / "a.jsonl", dict), []
     for _ in grow(folder / "a.jsonl", data, cuts):
         seen += list(follower.poll())
     assert seen == items
@@ -143,10 +144,10 @@ def test_a_missing_file_and_one_that_vanishes(tmp_path: Path) -> None:
 def test_damaged_lines_are_counted_and_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "_BATCH_BYTES", 64)
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"a":1}\nnot json\n[1]\n' + b"y" * 200 + b'\n{"a":2}\n{"a":')
-    follower = LinesTail(path)
+    path.write_bytes(b'{"a":1}\nnot json\n[1]\n{"a":"b"}\n' + b"y" * 200 + b'\n{"a":2}\n{"a":')
+    follower = LinesTail(path, {"a": int})
     assert list(follower.poll()) == [{"a": 1}, {"a": 2}]
-    assert follower.damaged == 3
+    assert follower.damaged == 4
     with path.open("ab") as file:
         file.write(b"3}\n")
     assert list(follower.poll()) == [{"a": 3}]
@@ -180,13 +181,15 @@ def test_of_a_long_output_the_end_is_read(tmp_path: Path) -> None:
 
 def test_a_document_keeps_its_last_readable_state(tmp_path: Path) -> None:
     path = tmp_path / "node.json"
-    document = Document(path)
+    document = Document(path, NODE)
     document.poll()
     assert document.item == {}
     path.write_text('{"status": "running"}')
     document.poll()
     assert document.item == {"status": "running"}
     path.write_text('{"status": "comp')
+    document.poll()
+    path.write_text('{"status": ["complete"]}')
     document.poll()
     assert document.item == {"status": "running"}
     path.unlink()

@@ -211,7 +211,9 @@ def measured(run: RunDirectory, index: int, series: str, steps: int, status: str
     part = SubmitPaths(run.path).parts / f"{index:03d}-{series}"
     part.mkdir(parents=True)
     write_json(part / "run.json", {"schema": 1, "kind": "sweep", "status": status, "why": why})
-    lines = [json.dumps({"step": step, "directory": f"series/{series}-1"}) + "\n" for step in range(steps)]
+    item = {"series": series, "model": series[0], "traffic": "iperf", "directory": f"series/{series}-1"}
+    item |= {"requested_bps": 0, "window_start_ns": 1, "window_end_ns": 2}
+    lines = [json.dumps(item | {"step": step}) + "\n" for step in range(steps)]
     (part / "points.jsonl").write_text("".join(lines))
     return part
 

@@ -239,7 +239,7 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
         return RunDirectory.create(path, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
     run = RunDirectory.open(path)
     before, now = run.info.get("plan") or {}, resolved(plan)
-    changes = plan_changes(before, now, read_json_lines(path / "points.jsonl")[0])
+    changes = plan_changes(before, now, read_points(path / "points.jsonl")[0])
     if changes.touching:
         raise UsageError(
             f"{path} has points that were measured with another plan (different: {', '.join(changes.touching)}): "

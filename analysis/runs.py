@@ -14,7 +14,7 @@ import pandas as pd
 from ringtap.errors import UsageError
 from ringtap.records import RecordFile
 from ringtap.rundir import RunDirectory, open_log, read_points
-from ringtap.shapes import ShapeError, check, open_regular
+from ringtap.shapes import ShapeError, check, open_regular, whole
 
 # a restarted process that gets the same pid (a fresh process namespace) has a number at the end
 _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
@@ -126,7 +126,7 @@ class JobRun:
                 raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
             table = self._read(path)
             if len(table):
-                about: dict[str, Any] = {"node": path.parent.parent.name, "process": number}
+                about: dict[str, Any] = {"node": whole(path.parent.parent.name), "process": number}
                 parts.append(table.assign(rank=int(name[1]), pid=int(name[2]), **about))
         if not parts:
             return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()})

@@ -15,8 +15,8 @@ from ringtap.analysis.job.spread import Borders, Integers, Numbers, growth, larg
 from ringtap.analysis.runs import Records, map_records
 from ringtap.errors import RingtapError
 from ringtap.records import RecordFile, each_json_line
-from ringtap.rundir import NODE
-from ringtap.shapes import Shape, load_json
+from ringtap.rundir import NODE, PROCESS
+from ringtap.shapes import Shape, load_json, whole
 
 T = TypeVar("T")
 _MOST_TOLD = 5  # damaged lines of one file that are told one by one
@@ -81,7 +81,7 @@ class NodeLogs:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = path.name
+        self.name = whole(path.name)
         self.problems: list[str] = []
         self.torn: list[str] = []
         self._records: dict[str, tuple[RecordFile, Records] | None] = {}

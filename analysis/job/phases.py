@@ -15,6 +15,7 @@ from ringtap.analysis.job.spread import Integers, Numbers, add_up, shares
 from ringtap.analysis.runs import JobRun, Records
 from ringtap.errors import RingtapError
 from ringtap.rundir import BUCKETS
+from ringtap.shapes import whole
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
 _COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
@@ -68,7 +69,7 @@ def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Pha
     ends_ns = marks["end_ns"].to_numpy(np.int64)
     for process, rows in marks.groupby("process").indices.items():
         path = run.step_files[int(str(process))]
-        logs = nodes[path.parent.parent.name]
+        logs = nodes[whole(path.parent.parent.name)]
         stem = f"steps/{path.name.removesuffix('.rec')}"
         found = logs.records(f"{stem}.ddp.rec")
         if found is None or not len(found[1]):

@@ -17,6 +17,7 @@ from ringtap.analysis.job.spread import Borders, Numbers
 from ringtap.analysis.runs import JobRun, SweepRun, open_run
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import UsageError
+from ringtap.shapes import whole
 
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
 _ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
@@ -39,7 +40,7 @@ class Job:
         self._workers = workers
         self.path = run.path
         folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
-        self.nodes: Mapping[str, NodeLogs] = {path.name: NodeLogs(path.absolute()) for path in folders}
+        self.nodes: Mapping[str, NodeLogs] = {whole(path.name): NodeLogs(path.absolute()) for path in folders}
 
     @cached_property
     def work(self) -> iterations.Work:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ringtap.analysis.runs import SweepRun
 from ringtap.rundir import read_node
-from ringtap.shapes import ShapeError
+from ringtap.shapes import ShapeError, whole
 
 _SETTINGS = ("net.ipv4.tcp_congestion_control", "net.ipv4.tcp_ecn", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
 _LOOPBACK = "lo"
@@ -26,7 +26,7 @@ def environment(sweep: SweepRun) -> dict[str, Any]:
     for directory in dict.fromkeys(window["directory"] for window in sweep.windows):
         for path in sorted((sweep.path / directory / "nodes").glob("*/node.json")):
             item = _read(path)
-            node, facts = path.parent.name, _dict(item.get("before")) or _dict(item.get("after"))
+            node, facts = whole(path.parent.name), _dict(item.get("before")) or _dict(item.get("after"))
             if facts and node not in machines:
                 machines[node] = {"node": node, **_machine(facts)}
             for name, told in _dict(item.get("collectors")).items():

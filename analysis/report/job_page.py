@@ -14,6 +14,7 @@ from ringtap.analysis.report.job_figures import NAMES, draw_job
 from ringtap.analysis.report.pages import Written, publish, render
 from ringtap.analysis.style import plain
 from ringtap.errors import UsageError
+from ringtap.shapes import whole
 
 _TABLE = "iterations.csv"
 _MOST_FLOWS = 25
@@ -38,7 +39,7 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
     lines = describe(summary)
     sections = _sections(lines)
     headline = [one["text"] for one in sections if one["title"] in ("", "Time", "Slowest rank")]
-    data = summary | {"headline": headline, "sections": sections, "flows": _flows(job), "job_name": job.path.name}
+    data = summary | {"headline": headline, "sections": sections, "flows": _flows(job), "job_name": whole(job.path.name)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
@@ -47,7 +48,8 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
             drawn = draw_job(job, new / "figures")
             job.iterations.to_csv(new / _TABLE, index=False)
             (new / "report.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            (new / "report.html").write_text(render("job.html.j2", data, drawn, new, _TABLE), encoding="utf-8")
+            page = render("job.html.j2", data, drawn, new, _TABLE)
+            (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
             paths = publish(new, folder, _TABLE, NAMES)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error

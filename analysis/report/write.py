@@ -45,7 +45,7 @@ def write_report(measured: Measured, folder: Path | None = None) -> Written:
             text = json.dumps(data, indent=1, allow_nan=False) + "\n"
             (new / "report.json").write_text(text, encoding="utf-8")
             page = render("report.html.j2", data, drawn, new, _TABLE)
-            (new / "report.html").write_text(page, encoding="utf-8")
+            (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
             return Written(_summary(data), publish(new, folder, _TABLE, figures.NAMES), folder / "report.json")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error

@@ -9,11 +9,11 @@ from typing import Any
 from ringtap.shapes import open_regular
 
 # host:pid:tid [device] NCCL INFO text; a warning names its source first; newer releases put a time before it all
-_LINE = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>\w+) (?P<text>.*)")
+_LINE = re.compile(r"(?<![\w.-])(?P<host>[\w.-]{1,255}):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>\w+) (?P<text>.*)")
 _VERSION = re.compile(r"NCCL version ([\d.]+\S*)")
 _NETWORK = re.compile(r"Using network (\S+)")
 _NET = re.compile(r"NET/(\w+) ?: Using (.*)")
-_INTERFACE = re.compile(r"\[(\d+)\]([^:\s]+):(\S+)")
+_INTERFACE = re.compile(r"\[(\d{1,9})\]([^:\s]{1,64}):(\S{1,128})")
 _RING = re.compile(r"(?:Channel|Ring) ([0-9]{1,9})(?:/\d+)? :((?: +[0-9]{1,9})+)$")
 _LINK = re.compile(
     r"(?:Channel|Ring) ([0-9]{1,9})(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(\w+)\])? via (\S+)"

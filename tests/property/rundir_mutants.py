@@ -1,0 +1,459 @@
+"""Damaged and foreign run directories by the number, and what every reader must make of each.
+
+python -m tests.property.rundir_mutants SEED FIRST COUNT [READER…]
+
+Mutant N of a seed is the same in every run. A reader ends with exit code 0, 1 or 2 and without a traceback, within
+`MOST_S`, and all of them together take no more than `MOST_GROWTH_BYTES`. The last line is one JSON object; its list
+"broken" names the mutants that break a rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ringtap.agents.node.run_end import conclude, node_items
+from ringtap.analysis.live.plain import line_of
+from ringtap.analysis.live.screen import Screenful, ViewState
+from ringtap.analysis.live.take import SnapshotSource
+from ringtap.cli import main
+from ringtap.errors import RingtapError
+from ringtap.records import Field, RecordWriter
+from ringtap.rundir import RunDirectory, write_json
+from ringtap.slurm.paths import SubmitPaths
+from tests.gold.analysis_sweep import write_sweep
+from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
+from tests.unit.live_run import RunWriter
+
+MOST_S = 60  # for one reader of one mutant, which takes less than a second where nothing hangs
+MOST_GROWTH_BYTES = 1_500_000_000
+_GOLD = Path(__file__).resolve().parents[1] / "gold"
+_DEEP = 100_000
+_HOSTILE_TEXTS = (
+    "",
+    "x" * 5000,
+    "a\x1b[2J\r\u202e\0b",
+    "$\\frac{$",
+    "../../etc",
+    "/",
+    "..",
+    "<script>",
+    "{{ x }}",
+    "nan",
+)
+_HOSTILE_NUMBERS = (
+    0,
+    -1,
+    1,
+    2,
+    0.5,
+    -0.0,
+    1e308,
+    5e-324,
+    2**31,
+    2**53 + 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    -(2**63),
+)
+# written as they stand, where json.dumps would not
+_RAW = ("NaN", "-Infinity", "1e999", "1" * 5000, "-" + "9" * 30, '"\\ud800"', '"\\udfff\\ud800"')
+_PLACE = "@raw@"
+
+
+def bases(folder: Path) -> list[Path]:
+    """Run directories of every kind, which mutants are made from."""
+    folder.mkdir(parents=True)
+    job = folder / "job"
+    write_ddp_job(job, Truth(iterations=4, every_ms=50))
+    _enrich(job / "nodes" / "n0")
+    (job / "marks.jsonl").write_text(json.dumps({"t_ns": START_NS + 100 * MS, "text": "here"}) + "\n")
+    _submitted(job)
+    watched = folder / "watched"
+    _watched(watched)
+    sweep = folder / "sweep"
+    write_sweep(sweep, [("vgg16", "consistent")], loads_gbps=(0.0, 8.0, 14.0), iterations=8)
+    shutil.copyfile(sweep / "points.jsonl", sweep / "rejected.jsonl")
+    parts = folder / "parts"
+    _parts(parts, sweep)
+    return [job, watched, sweep, parts]
+
+
+def _enrich(node: Path) -> None:
+    """What a node may have beside a job's usual logs."""
+    (node / "nccl").mkdir()
+    shutil.copyfile(_GOLD / "job_nccl.log", node / "nccl" / "n0.1.log")
+    (node / "horovod").mkdir()
+    shutil.copyfile(_GOLD / "horovod-cached.json", node / "horovod" / "timeline.json")
+    (node / "sent").mkdir()
+    shutil.copyfile(_GOLD / "iperf3-3.12-whole.json", node / "sent" / "iperf3.json")
+    times = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
+    about = {"source": "sender", "origin_ns": START_NS, "destinations": ["10.0.0.2:5001"], "every_s": 0.1}
+    for name in ("sent/flows.rec", "infiniband/mlx5_0-1.rec", "ethtool/eth0.rec", "gpu/gpu0.rec"):
+        columns = {"infini": "port_xmit_data", "ethtoo": "rx_pause", "gpu/gp": "utilization_pct"}.get(name[:6], "bytes")
+        kind = "gauge" if "pct" in columns else "counter"
+        fields = [*times, Field(columns, "<u8", "4 octets", kind, 64)]  # type: ignore[arg-type]
+        writer = RecordWriter(node / name, fields, about)
+        writer.append_many([(START_NS + number * 50 * MS, number * 50 * MS, number * 10) for number in range(20)])
+        writer.close()
+    (node / "packets").mkdir()
+    shutil.copyfile(_GOLD / "loopback.pcap", node / "packets" / "lo-0.pcap")
+    write_json(node / "packets" / "packets.json", {"tool": "tcpdump", "filter": "tcp", "dropped_by_kernel": 0})
+    (node / "log").mkdir()
+    (node / "log" / "job.out").write_text("step 1\nstep 2\n")
+    facts = {"cpus": 4, "host": "n0", "kernel": "6.1", "nics": {"eth0": {"speed": 1000, "mtu": 1500, "driver": "x"}}}
+    facts["links"] = {"eth0": {"below": [], "qdisc": "tbf", "rate_bps": 10**9}}
+    collectors = {"nic": {"state": "ok", "missed_samples": 3}, "gpu": {"state": "failed", "reason": "x", "remedy": "y"}}
+    jobs = [{"pid": 100, "command": ["python"], "rank": 0, "exit_code": 0, "began_ns": START_NS, "ended_ns": START_NS}]
+    write_json(
+        node / "node.json",
+        {"status": "partial", "why": "x", "collectors": collectors, "jobs": jobs, "before": facts, "after": facts},
+    )
+
+
+def _watched(path: Path) -> None:
+    """A run as the live view's tests write it: every kind of log."""
+    with RunWriter(path, "a", "b") as run:
+        for rank, node in enumerate(run.nodes.values()):
+            for number in range(6):
+                at = 0.2 * number
+                node.step(rank, 10 + rank, number, at)
+                node.nic(at, eth0=(number * 10**6, number * 10**6), lo=(0, 0))
+                node.socket(at, 7, ("10.0.0.1", 1000, "10.0.0.2", 2000), bytes_acked=number * 1000, rtt_us=100)
+                node.qdisc(at, number * 1000, 100, number)
+                node.host(at, [number * 0.1, number * 0.2], number)
+                node.process(at, 10 + rank, number * 0.1)
+            node.line("sockets/owners.jsonl", inode=7, pid=10 + rank, rank=rank, command=["python", "train.py"])
+            node.line("host/processes.jsonl", pid=10 + rank, rank=rank, parent=1, command="python train.py")
+            fit = {"t0_ns": START_NS, "offset_ns": 10, "drift_ppm": 0.1, "error_ns": 50, "from_ns": 0}
+            (node.folder / "clock").mkdir()
+            write_json(
+                node.folder / "clock" / "clock.json",
+                {"reference": "a", "fit": fit, "segments": [fit, fit | {"from_ns": START_NS}], "steps": [{"t_ns": 1}]}
+                | {"measurements": [{"t_ns": START_NS, "offset_ns": 10, "error_ns": 50}]},
+            )
+            node.node(
+                status="complete", why="", collectors={"nic": {"state": "ok", "every_s": 0.2}}, jobs=[{"pid": 10}]
+            )
+        run.finish()
+
+
+def _submitted(path: Path) -> None:
+    paths = SubmitPaths(path)
+    paths.states.mkdir(parents=True)
+    write_json(paths.request, {"jobs": [{"id": "7", "submitted_ns": 1}], "tasks": [[0]]})
+    paths.state("7").write_text("1 begun on n0\n9 ended 0\n")
+    paths.state("7_0").write_text("1 begun on n0\n9 ended 0\n")
+
+
+def _parts(path: Path, sweep: Path) -> None:
+    """A submitted sweep of two series; a part holds the sweep's points."""
+    info = json.loads((sweep / "run.json").read_text())
+    plan = info["plan"] | {"traffic": ["consistent", "iperf"]}
+    RunDirectory.create(path, "sweep", [], 0, plan=plan).finish("running")
+    _submitted(path)
+    part = SubmitPaths(path).parts / "000-vgg16-consistent"
+    shutil.copytree(sweep, part)
+    lines = [json.loads(line) for line in (sweep / "points.jsonl").read_text().splitlines()]
+    (part / "points.jsonl").write_text(
+        "".join(json.dumps(line | {"step": number}) + "\n" for number, line in enumerate(lines))
+    )
+
+
+class Mutants:
+    """Damaged copies of run directories.
+
+    Args:
+        folder: where to make them.
+        seed: of all that is random.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.seed = folder, seed
+        self.bases = bases(folder / "bases")
+        self._files = [[path for path in sorted(base.rglob("*")) if path.is_file()] for base in self.bases]
+        self._kinds = sorted({path.name: path for files in self._files for path in files}.values())
+
+    def make(self, number: int) -> tuple[Path, str]:
+        """Mutant ``number`` and what was done to it."""
+        draw = random.Random(f"{self.seed} {number}")
+        which = number % len(self.bases)
+        base, told = self.bases[which], []
+        run = self.folder / "mutant"
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(base, run, symlinks=True)
+        files = self._files[which]
+        # one of each name first: a run has many record files and one run.json
+        names = sorted({_kind(path) for path in files})
+        for name in draw.sample(names, draw.choice((1, 1, 1, 2, 4))):
+            chosen = draw.choice([path for path in files if _kind(path) == name])
+            relative = chosen.relative_to(base)
+            told.append(f"{relative}: {self._harm(run / relative, draw)}")
+        return run, f"{base.name} {'; '.join(told)}"
+
+    def _harm(self, path: Path, draw: random.Random) -> str:
+        """Damage a file; returns how."""
+        choice = draw.random()
+        if choice < 0.06:
+            return _replace(path, draw)
+        if choice < 0.12:
+            other = draw.choice(self._kinds)
+            shutil.copyfile(other, path)
+            return f"the content of {other.name}"
+        if choice < 0.24:
+            return _harm_bytes(path, draw)
+        if path.suffix == ".json":
+            path.write_text(_harm_json(json.loads(path.read_text()), draw))
+        elif path.suffix == ".jsonl":
+            lines = path.read_text().splitlines()
+            place = draw.randrange(len(lines))
+            lines[place] = _harm_json(json.loads(lines[place]), draw).replace("\n", " ")
+            path.write_text("\n".join(lines) + draw.choice(("\n", "")))
+        elif path.suffix == ".rec":
+            return _harm_records(path, draw)
+        else:
+            return _harm_bytes(path, draw)
+        return "another value"
+
+
+def _kind(path: Path) -> str:
+    return path.name if path.suffix != ".rec" else f"{path.parent.name}.rec"
+
+
+def _replace(path: Path, draw: random.Random) -> str:
+    """Put something else than a file in its place."""
+    path.unlink()
+    kind = draw.choice(
+        ("nothing", "a folder", "a pipe", "a dangling link", "a link to itself", "no rights", "/dev/zero")
+    )
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a dangling link":
+        path.symlink_to("nowhere")
+    elif kind == "a link to itself":
+        path.symlink_to(path.name)
+    elif kind == "/dev/zero":
+        path.symlink_to("/dev/zero")
+    elif kind == "no rights":
+        path.touch(mode=0)
+    return kind
+
+
+def _harm_bytes(path: Path, draw: random.Random) -> str:
+    data = bytearray(path.read_bytes())
+    kind = draw.choice(("cut", "flips", "block", "empty", "deep", "long line", "doubled", "noise"))
+    if kind == "cut":
+        del data[draw.randrange(len(data) + 1) :]
+    elif kind == "flips" and data:
+        for _ in range(draw.choice((1, 3, 30))):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+    elif kind == "block" and data:
+        place = draw.randrange(len(data))
+        data[place : place + 64] = bytes([draw.choice((0, 255, 0x7F))]) * 64
+    elif kind == "empty":
+        data.clear()
+    elif kind == "deep":
+        data[:] = draw.choice((b"[", b'{"a":', b'[{"a":')) * _DEEP
+    elif kind == "long line":
+        data += b"x" * 2_000_000
+    elif kind == "doubled":
+        data += bytes(data)
+    elif kind == "noise":
+        data[:] = draw.randbytes(2000)
+    path.write_bytes(data)
+    return kind
+
+
+def _hostile(draw: random.Random) -> Any:
+    kind = draw.randrange(7)
+    if kind == 0:
+        return draw.choice((None, True, False, [], {}, [[]], [None], {"a": None}, [{}]))
+    if kind == 1:
+        return draw.choice(_HOSTILE_TEXTS)
+    if kind == 2:
+        return f"{_PLACE}{draw.choice(_RAW)}{_PLACE}"
+    if kind == 3:
+        return f"{_PLACE}{'[' * _DEEP}{']' * _DEEP}{_PLACE}"
+    if kind == 4:
+        return [draw.choice(_HOSTILE_NUMBERS)] * draw.choice((1, 3))
+    return draw.choice(_HOSTILE_NUMBERS)
+
+
+def _harm_json(item: Any, draw: random.Random) -> str:
+    """JSON with one value changed or gone."""
+    places = list(_places(item))
+    for _ in range(draw.choice((1, 1, 3))):
+        if not places:
+            break
+        holder, key = draw.choice(places)
+        kind = draw.randrange(6)
+        if (isinstance(holder, dict) and key not in holder) or (isinstance(holder, list) and key >= len(holder)):
+            continue
+        if kind == 0 and isinstance(holder, dict):
+            del holder[key]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[draw.choice(_HOSTILE_TEXTS)] = holder.pop(key)
+        elif kind == 2:
+            holder[key] = json.loads(json.dumps(draw.choice(places)[0]))
+        else:
+            holder[key] = _hostile(draw)
+    text = json.dumps(_hostile(draw) if draw.random() < 0.03 else item)
+    for raw in (*_RAW, "[" * _DEEP + "]" * _DEEP):
+        text = text.replace(json.dumps(f"{_PLACE}{raw}{_PLACE}"), raw)
+    return text
+
+
+def _places(item: Any) -> Iterator[tuple[Any, Any]]:
+    pairs = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
+    for key, value in pairs:
+        yield item, key
+        yield from _places(value)
+
+
+def _harm_records(path: Path, draw: random.Random) -> str:
+    data = bytearray(path.read_bytes())
+    end = data.index(b"\n") + 1
+    if draw.random() < 0.5:
+        path.write_bytes(_harm_json(json.loads(data[:end]), draw).encode() + b"\n" + data[end:])
+        return "another header"
+    header = json.loads(data[:end])
+    size = header["record_bytes"]
+    sizes = [int(field["type"][1 + (field["type"][0] == "<") :]) for field in header["fields"]]
+    column = draw.randrange(len(sizes))
+    offset, rows = sum(sizes[:column]), (len(data) - end) // size
+    value = draw.choice((0, 1, 2**7, 2**31 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, draw.getrandbits(64)))
+    for row in range(rows):
+        if draw.random() < draw.choice((0.05, 1)) or row == 0:
+            at = end + row * size + offset
+            data[at : at + sizes[column]] = value.to_bytes(8, "little")[: sizes[column]].ljust(sizes[column], b"\0")
+    path.write_bytes(data)
+    return f"other {header['fields'][column]['name']}"
+
+
+def _command(*words: str) -> Callable[[Path], int]:
+    return lambda run: main([words[0], str(run), *words[1:]])
+
+
+def _live(run: Path) -> int:
+    """What ``live`` shows of a run, once; it would go on for as long as the run seems to."""
+    try:
+        RunDirectory.open(run)
+    except RingtapError as error:
+        return error.exit_code
+    snapshot = SnapshotSource(run).take()
+    assert line_of(snapshot)
+    state = ViewState()
+    for page in range(10):
+        state.page = page
+        assert Screenful(snapshot, state, 100, 40).parts()
+    return 0
+
+
+def _agents(run: Path) -> int:
+    """What agents read of a run that another process has written."""
+    try:
+        opened = RunDirectory.open(run)
+    except RingtapError as error:
+        return error.exit_code
+    node_items(opened)
+    conclude(opened, 0, None, "")
+    return 0
+
+
+def _table(run: Path) -> int:
+    """The library's tables."""
+    import ringtap
+
+    try:
+        found: Any = ringtap.open_run(run)
+        _ = found.points if hasattr(found, "points") else (found.steps, found.iterations)
+    except RingtapError as error:
+        return error.exit_code
+    return 0
+
+
+READERS: dict[str, Callable[[Path], int]] = {
+    "analyze": _command("analyze"),
+    "status": _command("status"),
+    "live": _live,
+    "table": _table,
+    "structure": _command("structure", "--no-cache"),
+    "report": _command("report", "--force"),
+    "collect": _command("collect"),  # these two write into the run
+    "agents": _agents,
+}
+
+
+class HangError(Exception):
+    """A reader takes too long."""
+
+
+def _late(*_: object) -> None:
+    raise HangError
+
+
+def judge(number: int, run: Path, told: str, readers: dict[str, Callable[[Path], int]]) -> Iterator[tuple[str, str]]:
+    """What each reader makes of a mutant: its name, and its exit code or what is wrong."""
+    for name, read in readers.items():
+        out = io.StringIO()
+        signal.signal(signal.SIGALRM, _late)
+        signal.alarm(MOST_S)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)
+                code = read(run)
+            found = str(code) if code in (0, 1, 2) and "Traceback" not in out.getvalue() else f"exit code {code}"
+        except BaseException as error:  # SystemExit and HangError, too
+            found = "".join(traceback.format_exception(error)[-6:])
+        finally:
+            signal.alarm(0)
+        yield name, found if len(found) < 2 else f"mutant {number}, {name}: {told}\n{found}"
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def judge_many(folder: Path, seed: int, first: int, count: int, names: list[str]) -> dict[str, Any]:
+    """Make mutants and have them read; ``broken`` is empty where all is well."""
+    readers = {name: READERS[name] for name in names} if names else READERS
+    mutants, broken, codes = Mutants(folder, seed), [], Counter[str]()
+    begin_bytes = 0
+    for number in range(first, first + count):
+        run, told = mutants.make(number)
+        for name, found in judge(number, run, told, readers):
+            codes[f"{name} {found if len(found) < 2 else 'broken'}"] += 1
+            if len(found) > 1:
+                broken.append(found)
+        begin_bytes = begin_bytes or peak_bytes()
+    grown = peak_bytes() - begin_bytes
+    if grown > MOST_GROWTH_BYTES:
+        broken.append(f"memory grew by {grown} bytes")
+    return {"mutants": count, "codes": dict(sorted(codes.items())), "grown_bytes": grown, "broken": broken}
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        result = judge_many(Path(place), *map(int, sys.argv[1:4]), sys.argv[4:])
+    print(json.dumps(result | {"seconds": round(time.monotonic() - began, 1)}, indent=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from scipy import optimize, stats
 from ringtap.analysis.fit_result import LEVEL, FitResult
 from ringtap.analysis.regression import Array, Solution, jacobian, log_predict
 from ringtap.errors import UsageError
+from ringtap.shapes import ShapeError, load_json
 
 Ends = tuple[float, float]
 _STEPS = 2000  # in ln(C/(C-BW)), between which an end of an interval is searched
@@ -246,14 +246,13 @@ def read_fit(path: Path, series: str | None = None) -> Predictor:
         UsageError: the file cannot be read, is neither, or has no such series.
     """
     try:
-        item = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise UsageError(f"{path} cannot be read: {reason}") from error
-    if not isinstance(item, dict):
-        raise UsageError(f"{path} is not the JSON that ringtap fit writes")
+        item = load_json(path, {"series?": ([dict], str, None)})
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ShapeError as error:
+        raise UsageError(f"{path} is not the JSON that ringtap fit writes: {error}") from error
     if "series" in item and "C_gbps" not in item:
-        item = _one_series(item["series"], series, path)
+        item = _one_series(item["series"] or [], series, path)
     elif series is not None:
         raise UsageError(f"{path} holds one fit and no series: leave --series out")
     try:

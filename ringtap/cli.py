@@ -16,7 +16,7 @@ from typing import NoReturn
 import ringtap
 from ringtap.descriptors import discard_output, fill_standard_descriptors
 from ringtap.errors import RingtapError, UsageError
-from ringtap.terminal import guarded
+from ringtap.terminal import guarded, one_line
 
 # verb -> (module with register(subparsers), one line for --help); a module is imported only when its verb is used
 VERBS = {
@@ -94,7 +94,7 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except RingtapError as error:
-        print(f"ringtap: {error}", file=sys.stderr)
+        print(f"ringtap: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except ImportError as error:
         from ringtap.installed import missing

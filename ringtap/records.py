@@ -42,6 +42,8 @@ _HEADER: shapes.Shape = {
         "interfaces?": {str: (str, None)},
         "kinds?": {str: (str, None)},
         "destinations?": ([str], None),
+        "sources?": ([str], None),
+        "origin_ns?": (shapes.NS, None),
     },
 }
 _MOST_HEADER_BYTES = 8 << 20

@@ -112,7 +112,7 @@ DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_integer, parse_flo
 
 def _check_depth(item: Any) -> None:
     level = [item]
-    for _ in range(_DEEPEST + 1):
+    for _ in range(_DEEPEST):
         level = [
             one
             for inner in level

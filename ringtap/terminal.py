@@ -27,6 +27,11 @@ def visible(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _STEERING.sub(_escaped, text)
 
 
+def one_line(text: str) -> str:
+    """`visible` text without newlines: a reason from elsewhere could pass for ringtap's next line."""
+    return visible(text).replace("\n", "\\n")
+
+
 def masked(line: str) -> str:
     """One line of a full-screen view: a sign for each character that `visible` escapes, no newlines."""
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", line).translate({10: 32, 9: 32})

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ringtap.terminal import shell_word
+from ringtap.terminal import one_line, shell_word
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -31,15 +31,15 @@ def _collect(options: argparse.Namespace) -> int:
 
     found, problems = collect(RunDirectory.open(options.run))
     for problem in problems:
-        print(f"ringtap: {problem}", file=sys.stderr)
+        print(f"ringtap: {one_line(problem)}", file=sys.stderr)
     if options.json:
         print(json.dumps(found.to_json() | {"problems": problems}))
         return 0
     missing = [one for one in found.series if one.missing]
     for one in missing:
         loads = ", ".join(f"{load:.0%}" for load in one.missing)
-        print(f"missing: {one.series} at {loads}: {one.status}" + (f": {one.why}" if one.why else ""))
+        print(one_line(f"missing: {one.series} at {loads}: {one.status}" + (f": {one.why}" if one.why else "")))
     verb = "report" if found.kind == "sweep" else "analyze"
     again = f"ringtap {verb} {shell_word(options.run)}"
-    print(f"Wrote {options.run}: {found.status}, {found.why or 'nothing is missing'}. Next: {again}")
+    print(f"Wrote {options.run}: {found.status}, {one_line(found.why) or 'nothing is missing'}. Next: {again}")
     return 0

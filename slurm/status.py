@@ -185,7 +185,9 @@ def _submitted(paths: SubmitPaths) -> list[str]:
 
 def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
     """Of a sweep, the id of the last job that was to measure each series, by the series' index."""
-    tasks = read_request(paths).get("tasks") or []
+    tasks = read_request(paths).get("tasks")
+    if tasks is None:
+        raise UsageError(f"{paths.request} cannot be used: it does not say which series each job measures")
     return {index: f"{job}_{index}" for job, indices in zip(_submitted(paths), tasks, strict=True) for index in indices}
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringtap.terminal import shell_word
+from ringtap.terminal import one_line, shell_word
 from ringtap.units import counted
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _status(options: argparse.Namespace) -> int:
         print(json.dumps(found.to_json()))
         return 0
     for line in lines(found):
-        print(line)
+        print(one_line(line))
     return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringtap.errors import UsageError
+from ringtap.shapes import ShapeError, load_json
 from ringtap.units import format_rate
 
 VERSION = 1
@@ -96,12 +97,15 @@ def save(calibration: Calibration, path: Path) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}; name another file with -o") from error
 
 
+_SHAPE = {"version": int, "host": dict, "method": str, "methods_bps": {str: float}, str: float}
+
+
 def load(path: Path | None = None) -> Calibration | None:
     """This host's calibration; None without one, or with one for another kernel, Python or set of processors."""
     try:
-        found = json.loads((path or usual_path()).read_text())
+        found = load_json(path or usual_path(), _SHAPE)
         if found.pop("version") != VERSION or found["host"] != this_host():
             return None
         return Calibration(**found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ShapeError, TypeError):
         return None

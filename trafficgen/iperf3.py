@@ -5,13 +5,13 @@ Nothing is started here: the caller runs the command lines where they belong (a 
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from dataclasses import dataclass
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.shapes import parse_json
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def client_argv(
 def parse_report(text: str) -> Iperf3Report:
     """Read what a client with ``--json`` printed, whole, interrupted, cut short or empty; never raises."""
     try:
-        report = json.loads(text)
+        report = parse_json(text)
     except ValueError:
         report = None
     if not isinstance(report, dict):

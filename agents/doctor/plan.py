@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +21,15 @@ from ringtap.agents.tcp_paths import check_ways
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
+from ringtap.shapes import check, parse_json
 
 _HOST_S = 20.0
+_REPORT = {
+    **dict.fromkeys(("ringtap", "host", "user", "kernel", "python"), str),
+    "uid": int,
+    "recordable": bool,
+    "checks": [dict.fromkeys(("group", "name", "state", "reason", "remedy"), str)],
+}
 
 
 def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) -> dict[str, Any]:
@@ -116,8 +122,9 @@ def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
     command += ["--python", question.python] if question.python else []
     done = hosts.ask(host, command, _HOST_S)
     try:
-        item = dict(json.loads(done.stdout))
-    except (ValueError, TypeError, RecursionError) as error:
+        item: dict[str, Any] = parse_json(done.stdout)
+        check(item, _REPORT)
+    except ValueError as error:
         words = done.stderr.strip().splitlines()
         raise MeasurementError(f"host {host} gave no answer: {words[-1] if words else 'no words'}") from error
     return item | {"host": host}

@@ -6,6 +6,8 @@ import json
 import socket
 from typing import Any
 
+from ringtap.shapes import parse_json
+
 _MOST_BYTES = 1 << 20  # of a line: no command is longer
 
 
@@ -42,7 +44,7 @@ class Connection:
         messages = []
         for line in lines:
             try:
-                message = json.loads(line)
+                message = parse_json(line)
             except ValueError:
                 continue
             if isinstance(message, dict):

@@ -9,7 +9,9 @@ from typing import Any
 from ringtap.shapes import open_regular
 
 # host:pid:tid [device] NCCL INFO text; a warning names its source first; newer releases put a time before it all
-_LINE = re.compile(r"(?<![\w.-])(?P<host>[\w.-]{1,255}):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>\w+) (?P<text>.*)")
+_LINE = re.compile(
+    r"(?<![\w.-])(?P<host>[\w.-]{1,255}):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>\w+) (?P<text>.*)"
+)
 _VERSION = re.compile(r"NCCL version ([\d.]+\S*)")
 _NETWORK = re.compile(r"Using network (\S+)")
 _NET = re.compile(r"NET/(\w+) ?: Using (.*)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ringtap.terminal import one_line
 from ringtap.units import format_duration, format_size
 
 # an interface with less an iteration is not worth a line
@@ -35,7 +36,7 @@ def describe(data: dict[str, Any]) -> list[str]:
     for title, text in sections:
         if text:
             lines += ["", title] if title else []
-            lines += [f"  {line}" if title else line for line in text]
+            lines += [f"  {one_line(line)}" if title else one_line(line) for line in text]
     return lines
 
 

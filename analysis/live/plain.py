@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ringtap.analysis.live.snapshot import Snapshot
-from ringtap.terminal import shell_word
+from ringtap.terminal import one_line, shell_word
 
 
 def line_of(snapshot: Snapshot) -> str:
@@ -89,7 +89,7 @@ def say_next(snapshot: Snapshot | None, path: str) -> None:
     if snapshot is None:
         return
     if snapshot.ended:
-        why = f": {snapshot.why}" if snapshot.why else ""
+        why = f": {one_line(snapshot.why)}" if snapshot.why else ""
         print(f"The run is {snapshot.status}{why}. Next: ringtap analyze {shell_word(path)}", file=sys.stderr)
     else:
         print(f"The recording goes on. To come back: ringtap live {shell_word(path)}", file=sys.stderr)

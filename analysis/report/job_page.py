@@ -39,7 +39,12 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
     lines = describe(summary)
     sections = _sections(lines)
     headline = [one["text"] for one in sections if one["title"] in ("", "Time", "Slowest rank")]
-    data = summary | {"headline": headline, "sections": sections, "flows": _flows(job), "job_name": whole(job.path.name)}
+    data = summary | {
+        "headline": headline,
+        "sections": sections,
+        "flows": _flows(job),
+        "job_name": whole(job.path.name),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.traffic.plan import Flags, Integers, Numbers
 from ringtap.errors import UsageError
-from ringtap.records import RecordFile, open_records
+from ringtap.records import INTEGER, RecordFile, open_records
 
 FINISHED, UNFINISHED, FAILED = 0, 1, 2
 _NEVER = -(2**62)
@@ -20,6 +20,7 @@ _NEVER = -(2**62)
 CLASS_BYTES = (100_000, 10_000_000, None)
 _TIMES = ("intended_start_ns", "start_ns", "first_byte_ns", "finish_ns")
 _COLUMNS = ("flow", *_TIMES, "lateness_ns", "size_bytes", "sent_bytes", "acked_bytes", "retransmits", "rtt_us", "state")
+_READ = {*_COLUMNS, "destination"}
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,12 @@ def _open(path: Path) -> RecordFile:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if file.about.get("source") != "sender" or "origin_ns" not in file.about or "destinations" not in file.about:
         raise UsageError(f"{path} is no log of 'ringtap traffic send'")
-    lacking = {*_COLUMNS, "destination"} - {field.name for field in file.fields}
+    lacking = _READ - {field.name for field in file.fields}
     if lacking:
         raise UsageError(f"{path} has no {', '.join(sorted(lacking))}: an older ringtap wrote it; send the plan again")
+    wrong = [field.name for field in file.fields if field.name in _READ and field.type not in INTEGER]
+    if wrong:
+        raise UsageError(f"{path} is no log of 'ringtap traffic send': its {wrong[0]} is no whole number")
     return file
 
 

@@ -10,6 +10,7 @@ Mutant N of a seed is the same in every run. A reader ends with exit code 0, 1 o
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -42,7 +43,8 @@ from tests.unit.live_run import RunWriter
 
 MOST_S = 60  # for one reader of one mutant, which takes less than a second where nothing hangs
 MOST_GROWTH_BYTES = 1_500_000_000
-_GOLD = Path(__file__).resolve().parents[1] / "gold"
+_ROOT = Path(__file__).resolve().parents[2]
+_GOLD, _RING = _ROOT / "tests" / "gold", _ROOT / "examples" / "ring.pcap.gz"
 _DEEP = 100_000
 _HOSTILE_TEXTS = (
     "",
@@ -114,7 +116,7 @@ def _enrich(node: Path) -> None:
         writer.append_many([(START_NS + number * 50 * MS, number * 50 * MS, number * 10) for number in range(20)])
         writer.close()
     (node / "packets").mkdir()
-    shutil.copyfile(_GOLD / "loopback.pcap", node / "packets" / "lo-0.pcap")
+    (node / "packets" / "eth0-0.pcap").write_bytes(gzip.decompress(_RING.read_bytes()))
     write_json(node / "packets" / "packets.json", {"tool": "tcpdump", "filter": "tcp", "dropped_by_kernel": 0})
     (node / "log").mkdir()
     (node / "log" / "job.out").write_text("step 1\nstep 2\n")

@@ -21,7 +21,7 @@ from ringtap.terminal import guarded, masked, shell_word, unguarded, visible
 from tests.gold.job_run import Truth, write_ddp_job
 
 # clears the screen, sets the title, overwrites the line, turns the text round, hides it, is no character at all
-HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rover\x9b31m\u202eright\u2066\u200b\x00\x7f\ud800\u2028end"
+HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rover\x9b31m\u202eright\u2066\u200b\x00\x7f\ud800\u2028end\nNext: ringtap rm"
 STEERING = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]")
 
 
@@ -124,7 +124,8 @@ def test_a_hostile_run_steers_no_terminal(tmp_path: Path, verb: str, capsys: pyt
     shown = capsys.readouterr()
     assert shown.out
     assert not STEERING.search(shown.out + shown.err)
-    for command in re.findall(r"Next: ringtap \w+ (.*)", shown.out + shown.err):
+    assert not re.search(r"^ *Next: ringtap rm", shown.out + shown.err, re.MULTILINE)
+    for command in re.findall(r"Next: ringtap (?!rm)\w+ (.*)", shown.out + shown.err):
         assert command == shell_word(path)
 
 

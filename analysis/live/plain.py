@@ -77,7 +77,7 @@ def follow_plain(take: Callable[[], Snapshot], out: TextIO, every_s: float = 1.0
     due_s = time.monotonic()
     while True:
         snapshot = take()
-        print(line_of(snapshot), file=out, flush=True)
+        print(one_line(line_of(snapshot)), file=out, flush=True)
         if snapshot.ended:
             return snapshot
         due_s = max(due_s + every_s, time.monotonic())

@@ -148,7 +148,12 @@ def _watched(path: Path) -> None:
             (node.folder / "clock").mkdir()
             write_json(
                 node.folder / "clock" / "clock.json",
-                {"reference": "a", "fit": fit, "segments": [fit, fit | {"from_ns": START_NS}], "steps": [{"t_ns": 1}]}
+                {
+                    "reference": "a",
+                    "fit": fit,
+                    "segments": [fit, fit | {"from_ns": START_NS}],
+                    "steps": [{"t_ns": 1, "mono_ns": 1, "mono_before_ns": 1, "step_ns": 0}],
+                }
                 | {"measurements": [{"t_ns": START_NS, "offset_ns": 10, "error_ns": 50}]},
             )
             node.node(

@@ -94,7 +94,13 @@ _FACTS: Shape = {
     "sysctls?": ({str: _WORDS}, None),
 }
 _JOB = {"pid?": COUNT, "rank?": (int, None), "exit_code?": (int, None), "began_ns?": NS, "ended_ns?": (NS, None)}
-_COLLECTOR = {"state?": str, "reason?": _WORDS, "remedy?": _WORDS, "missed_samples?": (COUNT, None)}
+_COLLECTOR = {
+    "state?": str,
+    "reason?": _WORDS,
+    "remedy?": _WORDS,
+    "missed_samples?": (COUNT, None),
+    "every_s?": (Number(0, 1e9), None),
+}
 NODE: Shape = {
     "status?": str,
     "why?": _WORDS,

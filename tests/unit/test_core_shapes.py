@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
@@ -22,6 +22,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
 def test_what_json_writes_is_read_back(item: Any) -> None:
     assert parse_json(json.dumps(item)) == item

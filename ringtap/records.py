@@ -130,7 +130,7 @@ def cut_torn_record(path: Path) -> RecordFile:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        shapes.parse_json(line)
     except ValueError:
         return False
     return True

@@ -93,6 +93,8 @@ _FACTS: Shape = {
     "links?": ({str: _LINK}, None),
     "sysctls?": ({str: _WORDS}, None),
 }
+_OFFSET = Number(-(2**61), 2**61)
+_STEP = {"t_ns?": NS, "mono_ns?": NS, "mono_before_ns?": NS, "step_ns?": Number(-(2**61), 2**61, whole=True)}
 _JOB = {"pid?": COUNT, "rank?": (int, None), "exit_code?": (int, None), "began_ns?": NS, "ended_ns?": (NS, None)}
 _COLLECTOR = {
     "state?": str,
@@ -108,8 +110,8 @@ NODE: Shape = {
     "collectors?": ({str: _COLLECTOR}, None),
     "before?": (_FACTS, None),
     "after?": (_FACTS, None),
+    "clock_steps?": ([_STEP], None),
 }
-_OFFSET = Number(-(2**61), 2**61)
 _LINE = {
     "offset_ns": (_OFFSET, None),
     "error_ns?": (Number(0, 2**62), None),
@@ -124,7 +126,7 @@ CLOCK: Shape = {
     "fit?": (_LINE, None),
     "segments?": ([_LINE], None),
     "measurements?": ([_LINE], None),
-    "steps?": ([{"t_ns": NS, "mono_ns": NS, "mono_before_ns": NS, "step_ns": _OFFSET}], None),
+    "steps?": ([_STEP], None),
     "boot_id?": _WORDS,
     "adjtimex?": (dict, None),
 }

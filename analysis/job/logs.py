@@ -230,8 +230,7 @@ class NodeLogs:
         """The node's clock by clock/clock.json; else at offset 0 with unknown error, and the steps its agent noted."""
         if (self.path / "clock" / "clock.json").exists():
             return self._tolerant("clock/clock.json", read_clock, NodeClock())
-        noted = self.info.get("clock_steps")
-        return self._tolerant("node.json", lambda _: NodeClock(steps=steps_of(noted)), NodeClock())
+        return NodeClock(steps=steps_of(self.info.get("clock_steps")))
 
     @cached_property
     def collectors(self) -> dict[str, dict[str, Any]]:

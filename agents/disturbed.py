@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.stage import Attachment, Stage
 from ringtap.errors import UsageError
-from ringtap.records import RecordFile, open_records, read_json_lines
+from ringtap.records import RecordFile, read_json_lines
+from ringtap.rundir import OWNER, open_log
 from ringtap.units import format_rate
 from ringtap.wire import HEADER_BYTES, frame_bytes
 
@@ -112,7 +113,7 @@ class SocketCounts:
         path = self._folder / "sockets" / "sockets.rec"
         if not path.is_file():
             raise UsageError(f"the connections of {self._folder.name} were not recorded")
-        records = open_records(path)
+        records = open_log(path)
         at = {field.name: number for number, field in enumerate(records.fields)}
         first_ns = last_ns = 0
         before: dict[int, Moved] | None = None
@@ -141,7 +142,7 @@ class SocketCounts:
 
     def _own_bytes(self, before: dict[int, Moved]) -> tuple[float, float, float]:
         """What came in by the sweep's connections, what went out, and what of the cross traffic was acknowledged."""
-        owned = {item["inode"] for item in read_json_lines(self._folder / "sockets" / "owners.jsonl")[0]}
+        owned = {item["inode"] for item in read_json_lines(self._folder / "sockets" / "owners.jsonl", OWNER)[0]}
         into = out = acknowledged = 0.0
         for cookie, one in self._now.items():
             if one.is_cross or one.inode in owned:
@@ -203,7 +204,7 @@ class Counters:
         path = folder / "nic" / "nic.rec"
         if not path.is_file():
             raise UsageError("its interfaces were not recorded")
-        records: RecordFile = open_records(path)
+        records: RecordFile = open_log(path)
         period_ns = float(records.about["every_s"]) * 1e9
         newest = int((end_ns - start_ns) / period_ns * 1.2) + _SPARE_ROWS
         self._rows = records.tail(max(0, records.count - newest))

@@ -106,7 +106,7 @@ _COLLECTOR = {
 NODE: Shape = {
     "status?": str,
     "why?": _WORDS,
-    "jobs?": ([_JOB], None),
+    "jobs?": [_JOB],
     "collectors?": ({str: _COLLECTOR}, None),
     "before?": (_FACTS, None),
     "after?": (_FACTS, None),

@@ -68,7 +68,8 @@ def space_problem(path: Path, needed_bytes: int) -> str:
     """
     found = os.statvfs(path)
     free_bytes = found.f_bavail * found.f_frsize
-    if free_bytes < needed_bytes:
+    # file systems without blocks, like /proc, have no size: writing there tells what they allow
+    if found.f_blocks and free_bytes < needed_bytes:
         return f"{path} has {format_size(free_bytes)} left, and the sweep may write {format_size(needed_bytes)}"
     if found.f_files and not found.f_favail:
         return f"the disk of {path} has no inodes left"

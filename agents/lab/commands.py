@@ -42,6 +42,7 @@ def _register_up(verbs: Any) -> None:
         "--offload-segments", type=int, default=4, help="packets TCP may hand over in one piece (default: 4)"
     )
     up.add_argument("--json", action="store_true", help="for machines")
+    up.add_argument("-v", "--verbose", action="store_true", help="print the settings first")
     up.set_defaults(handler=_up)
 
 
@@ -62,7 +63,8 @@ def _up(options: argparse.Namespace) -> int:
         congestion_control=options.congestion_control,
         offload_segments=options.offload_segments,
     )
-    print(" ".join(f"{key}={value}" for key, value in spec.to_json().items()), file=sys.stderr)
+    if options.verbose:
+        print(" ".join(f"{key}={value}" for key, value in spec.to_json().items()), file=sys.stderr)
     lab = Lab(spec)
     lab.stay()
     warnings = rate_warnings(lab.state.links)

@@ -60,6 +60,7 @@ def words_of_hosts(
         Whether one of them tells a cause, and the words.
     """
     found: list[tuple[float, str]] = []
+    silent: list[str] = []
     for host, started in processes.items():
         lost = hosts.lost().get(host)
         full = "" if lost else _room(plan, hosts, host)
@@ -72,12 +73,15 @@ def words_of_hosts(
         if (heard := telling_line(_tail(agent)))[0] > 1:  # it says when it starts, too
             said.append((*heard, agent))
         score, line, log = max(said, key=lambda one: one[0])
+        if not score:
+            silent.append(host)
+            continue
         ended = any(process.exit_code() not in (None, 0) for process in started)
-        where = f" ({log})" if score else ""
-        found.append((score + (0.5 if ended else 0), f"{host}: {line}{where}"))
+        found.append((score + (0.5 if ended else 0), f"{host}: {line} ({log})"))
     # a host that failed by itself comes before those that say as much and still run
     found.sort(key=lambda one: -one[0])
-    return found[0][0] >= 3, "; ".join(words for _, words in found)
+    words = [text for _, text in found] + ([f"no output from {', '.join(silent)}"] if silent else [])
+    return bool(found) and found[0][0] >= 3, "; ".join(words)
 
 
 def _room(plan: SweepPlan, hosts: Hosts, host: str) -> str:

@@ -147,7 +147,7 @@ def _own_standing(run: RunDirectory) -> Standing:
             SeriesStanding(index, name, *_own_series(run, name, bool(missing), status), len(done), missing, "")
         )
     count = sum(one.points for one in series)
-    told = f"{count} of {count + sum(len(one.missing) for one in series)} points"
+    told = f"{count} of {counted(count + sum(len(one.missing) for one in series), 'point')}"
     return Standing(str(run.path), "sweep", status, "; ".join(filter(None, [told, why])), (), (), tuple(series))
 
 

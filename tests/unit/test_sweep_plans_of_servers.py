@@ -278,9 +278,15 @@ def test_only_marked_folders_that_nobody_uses_are_cleaned_away(tmp_path: Path) -
         os.close(fd)
 
 
+def measured(step: int) -> str:
+    """A line of points.jsonl."""
+    window = {"window_start_ns": 1, "window_end_ns": 2 * 10**9, "iterations": 20, "ended": "enough", "late_share": 0.0}
+    return json.dumps(point(step) | window | {"directory": "series/mine-iperf-1"}) + "\n"
+
+
 def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDirectory.create(tmp_path / "run", "sweep", [], 0, plan=resolved(plan_of(tmp_path)))
-    (run.path / "points.jsonl").write_text(json.dumps(point()) + "\n")
+    (run.path / "points.jsonl").write_text(measured(0))
     RunDirectory.create(run.path / "series" / "mine-iperf-1", "job", [], 0)
     with (run.path / "sweep.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -293,7 +299,7 @@ def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.Ca
     assert lines[1] == "    0 mine-iperf  1 of 2 points, stopped"
     assert lines[2] == f"To measure what is missing: ringtap sweep PLAN.toml -o {run.path} --resume"
     run.finish("complete")
-    (run.path / "points.jsonl").write_text("".join(json.dumps(point(step)) + "\n" for step in (0, 1)))
+    (run.path / "points.jsonl").write_text(measured(0) + measured(1))
     assert main(["status", str(run.path), "--json"]) == 0
     item = json.loads(capsys.readouterr().out)
     assert (item["status"], item["why"], item["series"][0]["status"]) == ("complete", "2 of 2 points", "complete")
@@ -302,7 +308,7 @@ def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.Ca
 def test_the_doctors_last_line_says_that_a_plan_can_run_or_what_prevents_it() -> None:
     plan = Path("my plan.toml")
     assert verdict(plan, []) == ["The plan can run. Next: ringtap sweep 'my plan.toml'"]
-    assert verdict(plan, ["S1 is\x1b[31m ill"]) == ["The plan cannot run: S1 is [31m ill."]
+    assert verdict(plan, ["S1 is\x1b[31m ill"]) == ["The plan cannot run: S1 is\\x1b[31m ill."]
     lines = verdict(plan, ["S1 is ill", "S2 is full"])
     assert lines[:2] == ["  1. S1 is ill", "  2. S2 is full"]
     assert lines[-1] == "The plan cannot run: 2 things prevent it, the first: S1 is ill."

@@ -188,6 +188,9 @@ def point(step: int = 0, traffic: str = "iperf", requested_bps: int = 0) -> dict
         "traffic": traffic,
         "step": step,
         "requested_bps": requested_bps,
+        "directory": f"series/mine-{traffic}-1",
+        "window_start_ns": 1,
+        "window_end_ns": 2,
     }
 
 

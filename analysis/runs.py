@@ -99,7 +99,10 @@ class JobRun:
         self._nic: dict[str, pd.DataFrame] = {}
 
     def _read(self, path: Path) -> pd.DataFrame:
-        table, torn = read_records(path)
+        try:
+            table, torn = read_records(path)
+        except FileNotFoundError as error:  # a link to nowhere
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         if torn:
             self.torn[str(path.relative_to(self.path))] = torn
         return table

@@ -106,6 +106,14 @@ def test_a_step_log_of_another_content_is_refused(job: Path, capsys: pytest.Capt
     assert "no usable column step, optimizer" in capsys.readouterr().err
 
 
+def test_a_step_log_that_is_a_link_to_nowhere_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job / "nodes" / "n0" / "steps" / "rank0-100.rec"
+    path.unlink()
+    path.symlink_to("nowhere")
+    assert main(["analyze", str(job)]) == 2
+    assert "rank0-100.rec cannot be read: No such file or directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "change",
     [

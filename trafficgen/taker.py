@@ -26,6 +26,7 @@ _TICK_S = 1.0
 _RETRY_S = 0.0005
 _HELLO_PATIENCE_S = 10.0  # a congested link may lose a hello several times over: the fifth copy goes after 6 s
 MOST_STRANGERS = 512
+_YOUNG_TICKS = 2  # a busy sender opens thousands of connections before it writes the first hello
 
 
 @dataclass
@@ -72,7 +73,8 @@ class Taker:
         digest: of the token that senders must have.
         log_path: per-flow record file that the receiver has made, or None.
         most_connections: further ones are turned away.
-        most_strangers: connections without a right hello; a further one takes the place of the oldest.
+        most_strangers: connections without a right hello; a further one takes the place of the oldest that has been
+            silent for more than a second.
         idle_s: a connection on which nothing comes for so long is dropped.
         arrivals: where a sender on this host listens for what has arrived, or None.
 
@@ -173,6 +175,7 @@ class Taker:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     # Those who knock wait in the kernel until others have gone
+                    self._drop_oldest_stranger()
                     self.epoll.unregister(listener.fileno())
                     asyncio.get_running_loop().call_later(_TICK_S, self._accept_again, listener)
                     return
@@ -182,15 +185,18 @@ class Taker:
             file = sock.fileno()
             self._peers[file] = self._strangers[file] = Peer(self, sock)
             self.epoll.register(file, select.EPOLLIN)
-            if len(self._strangers) > self._most_strangers:
-                self._drop_oldest_stranger()
+            while len(self._strangers) > self._most_strangers and self._drop_oldest_stranger():
+                pass
 
-    def _drop_oldest_stranger(self) -> None:
-        """Make room: strangers that say nothing must not keep a sender out."""
-        file, oldest = next(iter(self._strangers.items()))
+    def _drop_oldest_stranger(self) -> bool:
+        """Make room: strangers that say nothing must not keep a sender out. Returns False if all have just come."""
+        file, oldest = next(iter(self._strangers.items()), (-1, None))
+        if oldest is None or self.tick - oldest.tick < _YOUNG_TICKS:
+            return False
         oldest.event(select.EPOLLIN)  # its hello may lie there unread
         if self._strangers.get(file) is oldest:
             oldest.malformed()
+        return True
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:

@@ -67,16 +67,38 @@ def test_silent_strangers_never_keep_a_sender_out(silent: int, said: bytes) -> N
         with connect(serve) as third:
             third.sendall(HELLO)
             assert until_end(third) == NOTICE.pack(protocol.HELLO_NUMBER, protocol.FULL)
-        dropped = max(0, silent - 512)
-        for stranger in strangers[:dropped]:
-            assert until_end(stranger) == b""
-        for stranger in strangers[dropped + 1 :]:  # the first of the three above took a place for a moment
-            stranger.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                stranger.recv(1)
-        for connection in (*strangers, *kept):
+        # places are taken from those that have been silent for more than a second, when others come
+        dropped, began = max(0, silent - 512), time.monotonic()
+        others = []
+        while dropped and not is_closed(strangers[dropped - 1]):
+            others.append(connect(serve))
+            time.sleep(0.2)
+            assert time.monotonic() - began < 9, "they were to go before their patience ends"
+        assert all(is_closed(stranger) for stranger in strangers[:dropped])
+        assert not any(is_closed(stranger) for stranger in strangers[dropped + len(others) + 1 :])
+        for connection in (*strangers, *kept, *others):
             connection.close()
         assert serve.end()["refused"] == 1
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_a_sender_that_opens_thousands_before_its_first_word_is_no_stranger() -> None:
+    """A busy sender connects faster than it writes: all of them are younger than a second, and all are welcome."""
+    with serving("--workers", 1, "--threads", 1) as serve:
+        senders = [connect(serve) for _ in range(700)]
+        for sender in senders:
+            sender.sendall(HELLO)
+        for sender in senders:
+            assert sender.recv(NOTICE.size, socket.MSG_WAITALL) == WELCOME
+            sender.close()
+        assert serve.end()["connections"] == 700
 
 
 def flow_is_taken(connection: socket.socket) -> bool:

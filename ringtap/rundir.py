@@ -44,7 +44,7 @@ RUN: Shape = {
     "status?": str,
     "why?": _WORDS,
     "key?": _WORDS,
-    "reference?": (NAME, None),
+    "reference?": (NAME, Text("", "an empty text"), None),
     "not_collected?": ([{"what": str, "why": str}], None),
     "plan?": (_PLAN, None),
     "lab?": ({"links?": ([{"asked_bps?": (BPS, None), "measured_bps?": (BPS, None)}], None)}, None),

@@ -24,6 +24,8 @@ SHARES = re.compile(
 HARDWARE = ("an mlx5 NIC", "a GPU")
 
 
+# before xdist's own, which puts groups into names
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     paths = {item: item.path.relative_to(Path(__file__).parent).as_posix() for item in items}
     for item, path in paths.items():

@@ -205,8 +205,10 @@ class _Reading:
         for thread in threads:
             thread.start()
         try:
-            while not self._stop.is_set() and any(thread.is_alive() for thread in threads):
+            running = True
+            while running and not self._stop.is_set():
                 max(threads, key=threading.Thread.is_alive).join(_TICK_S)
+                running = any(thread.is_alive() for thread in threads)
                 with self._lock:
                     done = self._finished_bytes + sum(stream.read_bytes for stream in self._streams.values())
                 progress(done, total)

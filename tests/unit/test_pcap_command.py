@@ -248,7 +248,7 @@ def test_conversations_are_shown_in_the_order_that_is_asked_for(tmp_path, capsys
     for order, payloads in orders.items():
         rows = [line.split() for line in text(capsys, path, "--sort", order) if line.startswith("udp ")]
         assert [row[4] for row in rows] == payloads, order
-    assert text(capsys, path)[4].split()[3:] == ["1", "900", "B", "0", "B", "+1", "µs", "0", "ns", "-", "-", "-"]
+    assert text(capsys, path)[4].split()[3:] == ["1", "900", "B", "0", "B", "+1", "µs", "0", "s", "-", "-", "-"]
 
 
 def test_the_round_trip_of_the_text_is_that_of_the_whole_path(tmp_path, capsys):

@@ -70,7 +70,7 @@ def test_a_log_without_a_source_column_replays(tmp_path: Path) -> None:
         ([], {}, "no flow to replay"),
         ([row(1, 5)], {"source": "receiver"}, "no log of"),
         ([row(1, 5)], {"origin_ns": None}, "no log of"),
-        ([row(1, 5)], {"destinations": 3}, "no log of"),
+        ([row(1, 5)], {"destinations": 3}, "about.destinations is not a list"),
         ([row(1, 5, 2)], {}, "damaged"),
         ([row(-1, 5)], {}, "damaged"),
         ([row(1, -5)], {}, "damaged"),

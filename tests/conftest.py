@@ -16,9 +16,10 @@ COMPUTES = re.compile(
 )
 # Tests that start processes and keep no time: others may run beside them. What is left has the machine to itself.
 SHARES = re.compile(
-    r"slurm/|frameworks/test_frameworks|unit/test_(agent_(descriptors|live)|clock_fit|doctor|hook_(start|torch)|installed"
-    r"|collect_(ethtool|gpu|infiniband|nic|qdisc|ring|sockets)|hosts_(frames|mirror)|jobs_wide_resnet|lab_state|live_"
-    r"|packaging|slurm_|suite|sweep_|traffic_(arrivals|bundle|commands|figures|iperf3|parts|replay|transport))"
+    r"slurm/|frameworks/test_frameworks|horovod/test_(build|job|timeline)"
+    r"|unit/test_(agent_(descriptors|live|ranks|run|signals)|clock_fit|doctor|hook_(start|torch)|hosts_(frames|mirror)"
+    r"|collect_(ethtool|gpu|infiniband|nic|qdisc|ring|sockets)|installed|jobs_wide_resnet|lab_state|live_|packaging|slurm_"
+    r"|suite|sweep_|traffic_(arrivals|bundle|commands|failures|figures|iperf3|parts|replay|transport))"
 )
 # only what no test machine can be given
 HARDWARE = ("an mlx5 NIC", "a GPU")

@@ -10,7 +10,8 @@ import pytest
 from tests.testbed.benchmark_runs import benchmark
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-NODES, ITERATIONS = 12, 8
+# so long that bytes per iteration can be told from samples of 100 ms
+NODES, ITERATIONS = 12, 30
 
 
 def test_a_small_size_is_measured_whole(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ check: say-check lint
 
 # What measures does so on a machine that may be shared: a test of that kind that fails is run once more, by itself.
 test: say-test lint $(VENV)/tests
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "computes or shares"; first=$$?; \
+	@$(BIN)/python -m pytest -n 2 -m "computes or shares"; first=$$?; \
 	$(BIN)/python -m pytest -m "not computes and not shares" || { \
 		echo "Failed once; these tests again:"; \
 		$(BIN)/python -m pytest -m "not computes and not shares" --last-failed --last-failed-no-failures none; \

@@ -6,9 +6,11 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Tests that compute, and start no job: make check runs these alone.
 COMPUTES = re.compile(
@@ -25,8 +27,17 @@ SHARES = re.compile(
 HARDWARE = ("an mlx5 NIC", "a GPU")
 
 
-# before xdist's own, which puts groups into names
-@pytest.hookimpl(tryfirst=True)
+class OneCluster(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives all tests of tests/slurm, which share a cluster, to one worker, and the others one by one to any."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "slurm" if nodeid.startswith("tests/slurm/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneCluster:
+    return OneCluster(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     paths = {item: item.path.relative_to(Path(__file__).parent).as_posix() for item in items}
     for item, path in paths.items():
@@ -34,9 +45,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("computes")
         elif SHARES.match(path):
             item.add_marker("shares")
-        if path.startswith("slurm/"):
-            # one process runs these: its tests share a cluster
-            item.add_marker(pytest.mark.xdist_group("slurm"))
     # last where one process runs all: the cluster stands until the end
     items.sort(key=lambda item: paths[item].startswith("slurm/"))
 

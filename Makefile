@@ -47,7 +47,7 @@ say-check:
 	@echo "This takes about 3 minutes on two cores; the environment takes 3 more the first time."
 
 say-test:
-	@echo "This takes about 20 minutes on two cores; the environment and Horovod take 8 more the first time."
+	@echo "This takes about 25 minutes on two cores; the environment and Horovod take 8 more the first time."
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -48,7 +48,7 @@ def telling_line(text: str) -> tuple[int, str]:
 def words_of_hosts(
     plan: SweepPlan, hosts: Hosts, run: RunDirectory, processes: Mapping[str, Sequence[HostProcess]]
 ) -> tuple[bool, str]:
-    """What every host said, the most telling first, with the file that it is in.
+    """The words of every host, the most telling first, with the file that they are in.
 
     Args:
         plan: the sweep.

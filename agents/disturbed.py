@@ -30,7 +30,7 @@ _SEGMENTS = 1 << 32  # tcp_info counts them in 32 bits
 
 
 class Moved(NamedTuple):
-    """What a connection, or several, moved, in bytes of payload and segments of any kind."""
+    """Payload bytes and segments of any kind that one or several connections moved."""
 
     received_bytes: int = 0
     segments_in: int = 0
@@ -53,7 +53,7 @@ class _Connection(NamedTuple):
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What disturbed a window.
+    """Disturbances of a window.
 
     Attributes:
         other_bps: traffic at the bottleneck that is not the sweep's, as frames on the wire; None where it is not known.
@@ -83,7 +83,7 @@ class Rates(NamedTuple):
 
 
 class SocketCounts:
-    """What the sweep's connections of a node have moved, from its growing ``sockets.rec``.
+    """Bytes that the sweep's connections of a node have moved, from its growing ``sockets.rec``.
 
     Args:
         folder: the node's folder.
@@ -141,7 +141,7 @@ class SocketCounts:
         )
 
     def _own_bytes(self, before: dict[int, Moved]) -> tuple[float, float, float]:
-        """What came in by the sweep's connections, what went out, and what of the cross traffic was acknowledged."""
+        """Bytes received and sent by the sweep's connections, and the acknowledged part of the cross traffic."""
         owned = {item["inode"] for item in read_json_lines(self._folder / "sockets" / "owners.jsonl", OWNER)[0]}
         into = out = acknowledged = 0.0
         for cookie, one in self._now.items():
@@ -224,7 +224,7 @@ class Counters:
         return self._value(column, end_ns) - self._value(column, start_ns)
 
     def port_bytes(self, port: Attachment, way: str, mtu: int, start_ns: int, end_ns: int) -> float:
-        """What the interfaces of a port counted in one direction between two times, as frames on the wire.
+        """Frames on the wire that a port's interfaces counted in one direction between two times.
 
         Raises:
             UsageError: it was not recorded.
@@ -270,7 +270,7 @@ class Watch:
         return self._run / "nodes" / node
 
     def window(self, start_ns: int, end_ns: int, settle_s: float) -> Disturbance:
-        """What disturbed a window; windows must follow each other.
+        """Return the disturbances of a window; windows must follow each other.
 
         Args:
             start_ns: start of the window (CLOCK_REALTIME).
@@ -307,7 +307,7 @@ class Watch:
         return self._sockets[node].rates(start_ns, end_ns, self._mtu)
 
     def links(self, since_ns: int, end_ns: int, start_ns: int) -> Iterator[str]:
-        """What happened to the sweep's links: changes of their state, and frames with errors.
+        """Changes of the state of the sweep's links, and frames with errors.
 
         Args:
             since_ns: since when a change of state counts.
@@ -336,7 +336,7 @@ class Watch:
 
 
 def _link_words(node: str, nic: str, log: list[dict[str, Any]], since_ns: int, end_ns: int) -> Iterator[str]:
-    """What happened to a link, in one sentence at most; ``log`` is its part of links.jsonl."""
+    """Describe the changes of a link in at most one sentence; ``log`` is its part of links.jsonl."""
     earlier = [item for item in log if item["t_ns"] < since_ns]
     states = [*(earlier[-1:] or log[:1]), *(item for item in log[1:] if since_ns <= item["t_ns"] <= end_ns)]
     lost = next((item for item in states if not item["carrier"]), None)

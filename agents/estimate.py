@@ -113,13 +113,13 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
 
 
 def room_bytes(plan: SweepPlan) -> int:
-    """What a host may write in a sweep, at most."""
+    """Estimate the most bytes that a host writes in a sweep."""
     seconds: float = sum(point["duration_s"] for point in estimate(plan))
     return round(LEAST_ROOM_BYTES + seconds * ROOM_BYTES_PER_S)
 
 
 def doubts(plan: SweepPlan) -> list[str]:
-    """What a report of the sweep will lack, as far as the plan tells: a sentence each."""
+    """List the parts that a report of the sweep will lack, as far as the plan tells: one sentence each."""
     loads = sorted(plan.loads)
     # as reports do, loads that are hardly apart count as one
     different = 1 + sum(second - first >= MERGE_SHARE for first, second in itertools.pairwise(loads))

@@ -61,7 +61,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def space_problem(path: Path, needed_bytes: int) -> str:
-    """Why a disk has no space for a run's files in a folder that is there; empty where it has.
+    """Return the reason that a folder's disk has no space for a run's files; empty if it has.
 
     Raises:
         OSError: the disk cannot be asked.
@@ -84,7 +84,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def room_problem(folder: str, needed_bytes: int) -> str:
-    """Why a run's files have no room in a folder, which need not be there yet; empty where they have.
+    """Return the reason that a folder, which need not exist yet, has no room for a run's files; empty if it has.
 
     Args:
         folder: the folder; empty: the one that sweeps take by themselves.
@@ -103,7 +103,7 @@ def room_problem(folder: str, needed_bytes: int) -> str:
 
 
 def job_facts(command: list[str], directory: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a job would meet on this host.
+    """Check the program, script and interpreter of a job on this host.
 
     Args:
         command: its command.

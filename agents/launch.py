@@ -32,7 +32,7 @@ class Process(NamedTuple):
 
 
 def ranks_of(plan: SweepPlan, host: str) -> int:
-    """How many ranks of a job a worker runs."""
+    """Return the number of ranks of a job on a worker."""
     return plan.topology.host(host).ranks if isinstance(plan.topology, Cluster) else 1
 
 

@@ -56,7 +56,7 @@ def holder(run: Path, expected_s: float) -> dict[str, Any]:
 
 
 def _words(found: dict[str, Any]) -> str:
-    """Who a holder is, since when and until when; it may say anything of itself, so only printable words are passed on.
+    """Describe a lease's holder, with begin and end; only printable words of what it says are passed on.
 
     Returns:
         Such as "alice's sweep, process 4711 on desk, since 2026-03-01 10:00 UTC, expected to end at 2026-03-01 10:40

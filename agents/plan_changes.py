@@ -60,7 +60,7 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a changed key matters to what has been measured."""
+    """Tell if a changed key matters to measured points."""
     kinds = {one["traffic"] for one in points}
     loaded_by_iperf = any(one["traffic"] == "iperf" and one["requested_bps"] for one in points)
     known = dict.fromkeys(_FREE, False) | {

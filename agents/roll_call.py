@@ -53,7 +53,7 @@ def call_roll(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
 
 
 def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any]:
-    """What a host is asked beside its facts (host_facts.py)."""
+    """Questions to a host beside its facts (host_facts.py)."""
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
     question: dict[str, Any] = {"jobs": {}}
@@ -71,7 +71,7 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
 
 
 def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
-    """Why a host has no room for more files now; empty where it has, or is not asked."""
+    """Return the reason that a host has no room for more files now; empty if it has, or is not asked."""
     assert isinstance(plan.topology, Cluster)
     if plan.topology.reach != "ssh":
         return ""

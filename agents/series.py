@@ -68,7 +68,7 @@ class StepWatcher:
         return [max(ends) for ends in zip(*ranks, strict=False)]
 
     def ranks_stepped(self) -> dict[str, int]:
-        """How many ranks of each worker have stepped an optimizer, as far as they have been read."""
+        """Count the ranks of each worker that have stepped an optimizer, as far as they have been read."""
         return {folder.parent.name: sum(path.parent == folder for path in self._rows) for folder in self._folders}
 
 
@@ -184,7 +184,7 @@ class Series:
         return f" (ranks that stepped an optimizer: {', '.join(missing)})" if missing else ""
 
     def _words(self) -> tuple[bool, str]:
-        """Whether some host tells a cause, and the words of every host, the most telling first."""
+        """Tell if some host names a cause, and return the words of every host, the most telling first."""
         with suppress(MeasurementError):
             self._hosts.gather(self._run.path)
         return words_of_hosts(self._plan, self._hosts, self._run, self._logs)
@@ -213,7 +213,7 @@ class Series:
             yield best, True
 
     def _why_again(self, point: dict[str, Any]) -> str:
-        """Why a window is to be measured again; empty where it is good."""
+        """Return the reason to measure a window again; empty if it is good."""
         found = [*point["cut"], *(() if self._tolerant else point["others"])]
         if self._is_testbed and point["late_share"] > MOST_LATE_SHARE:
             found.append(f"{point['late_share']:.1%} of the samples came late")

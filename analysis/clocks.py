@@ -96,7 +96,7 @@ class NodeClock:
 
 
 def _after_by_order(t_ns: Integers, after_last: npt.NDArray[np.bool_], step: ClockStep) -> npt.NDArray[np.bool_]:
-    """Which of the times that a clock showed one after the other are later than a step.
+    """Mark the times, in the order in which a clock showed them, that are later than a step.
 
     Set forward, a clock leaves a gap: what lies behind its middle is later. Set back, it shows times twice: later is
     what follows the first time that goes back by more than half the step, and what the clock had not shown before.

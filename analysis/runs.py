@@ -200,7 +200,7 @@ def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What `iteration_marks` gives, and the processes that stepped.
+    """The result of `iteration_marks`, and the processes that stepped.
 
     Args:
         steps: as `JobRun.steps`.

@@ -32,7 +32,7 @@ Shape = Any
 
 
 class ShapeError(ValueError):
-    """What does not fit, and where: one clause."""
+    """One clause that names the wrong value and its place."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def shell_word(path: str | os.PathLike[str]) -> str:
 
 
 def _is_path(text: str) -> bool:
-    """Whether the text's half characters, if it has any, stand for bytes of a file name."""
+    """Tell if the text's half characters, if it has any, stand for bytes of a file name."""
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:

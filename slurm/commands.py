@@ -179,7 +179,7 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
 
 
 def resource_words(resources: Resources, environment: Environment) -> str:
-    """What a job gets, in words for the user."""
+    """Describe a job's resources for the user."""
     words = [counted(resources.nodes, "node"), f"{counted(resources.tasks_per_node, 'task')} per node"]
     for given, text in (
         (resources.cpus_per_task, "CPUs per task: {}"),

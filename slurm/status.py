@@ -117,7 +117,7 @@ class Standing:
 
 
 def standing(run: RunDirectory) -> Standing:
-    """How a submitted run or a sweep stands; Slurm is asked once, and only where the files leave something open.
+    """State of a submitted run or a sweep; Slurm is asked once, and only if the files leave something open.
 
     Raises:
         UsageError: the run is neither, or its files are damaged.
@@ -133,7 +133,7 @@ def standing(run: RunDirectory) -> Standing:
 
 
 def _own_standing(run: RunDirectory) -> Standing:
-    """How a sweep stands that ``ringtap sweep`` measures, on a testbed or on hosts."""
+    """State of a sweep that ``ringtap sweep`` measures, on a testbed or on hosts."""
     plan, status, why = whole_plan(run), str(run.info.get("status")), str(run.info.get("why") or "")
     if status == "running" and is_abandoned(run.path):
         status, why = "partial", "it was ended before it could say so"
@@ -164,12 +164,12 @@ def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tup
 
 
 def is_submitted(found: Standing) -> bool:
-    """Whether Slurm's jobs measure a run."""
+    """Tell if Slurm's jobs measure a run."""
     return SubmitPaths(Path(found.run)).request.is_file()
 
 
 def is_abandoned(run: Path) -> bool:
-    """Whether the sweep that measured into a run directory was killed: nobody holds the lock that it made."""
+    """Tell if the sweep of a run directory was killed: nobody holds the lock that it made."""
     try:
         with (run / LOCK_FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

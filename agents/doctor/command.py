@@ -62,7 +62,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def verdict(plan: Path, problems: list[str]) -> list[str]:
-    """Whether a plan can run, in the last line, or what prevents it."""
+    """Say in the last line that a plan can run, or name the first obstacle."""
     if not problems:
         return [f"The plan can run. Next: ringtap sweep {shell_word(plan)}"]
     if len(problems) == 1:

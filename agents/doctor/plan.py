@@ -83,7 +83,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
 
 
 def _ways(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]:
-    """What keeps hosts that each are well from working together."""
+    """Return the obstacles between hosts that are each ready by themselves."""
     try:
         return check_ways(cluster_stage(plan, answers), hosts)
     except (UsageError, MeasurementError) as error:
@@ -91,7 +91,7 @@ def _ways(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]
 
 
 def _unrecordable(item: dict[str, Any]) -> str:
-    """Why a worker cannot record a job."""
+    """Return the reason that a worker cannot record a job."""
     needed = [check for check in item["checks"] if check["name"] in ("steps", "nic") and check["state"] != "ok"]
     why = "; ".join(f"{check['name']}: {check['reason']}" for check in needed)
     return f"host {item['host']} cannot record a job" + (f" ({why})" if why else "")

@@ -190,7 +190,7 @@ class Channel:
 
 
 def _is_answer(item: Answer) -> bool:
-    """Whether a frame from a host is an answer with all of its fields: a host may send anything."""
+    """Tell if a host's frame is an answer with all of its fields: a host may send anything."""
     op = item.get("op")
     wanted = _ANSWERS.get(op) if isinstance(op, str) else None
     if wanted is None or type(item.get("id")) is not int:

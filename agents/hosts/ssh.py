@@ -136,7 +136,7 @@ class SshHosts(ServedHosts):
         return ["ssh", "-T", *self._config, *options, "--", target.destination, servant]
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:
-        """Why a host is lost, in ssh's own last words or the interpreter's; what its login says is no reason."""
+        """Return the reason that a host is lost, in ssh's or the interpreter's words; a login's output is no reason."""
         login, started, words = said.partition(_STARTED)
         last = next((line.strip() for line in reversed((words if started else login).splitlines()) if line.strip()), "")
         if started and host not in self._workdirs and not why and code != LOST_CODE:
@@ -151,7 +151,7 @@ class SshHosts(ServedHosts):
         return f"{reason} (try: ssh {shlex.quote(self._hosts[host].destination)} true)"
 
     def _no_servant(self, host: str, words: str, last: str, code: int) -> str:
-        """Why the interpreter that the plan names has not started ringtap."""
+        """Return the reason that the plan's interpreter has not started ringtap."""
         python = self._hosts[host].python
         name_it = "name the interpreter that has ringtap as python in [[hosts]]"
         if code in (126, 127):

@@ -319,7 +319,7 @@ class Agent:
         self._rendezvous.clear()
 
     def _lost_logs(self) -> list[str]:
-        """What has become of the logs that are being written, in words; empty while they are in the run directory."""
+        """Name the open logs that are no longer in the run directory; empty while all are."""
         folder = self._record.folder
         if _identity(folder) != self._folder_id:
             folder.mkdir(parents=True, exist_ok=True)  # for node.json, which says so

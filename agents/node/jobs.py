@@ -80,7 +80,7 @@ def descendants(pids: Iterable[int]) -> list[int]:
 
 
 def hook_obstacle(command: Sequence[str]) -> str:
-    """What on a command line keeps a Python interpreter from loading the hook, in words; empty where nothing does."""
+    """Name the option on a command line that keeps Python from loading the hook; empty if none does."""
     for number, word in enumerate(command):
         name, options = Path(word).name, command[number + 1 :]
         if name == "env" and any(option in ("-", "-i", "--ignore-environment") for option in options[:1]):
@@ -101,7 +101,7 @@ def hook_obstacle(command: Sequence[str]) -> str:
 
 
 def unhooked(pid: int) -> str:
-    """What keeps a running process from loading the hook, in words; empty where nothing does or it is no Python."""
+    """Name the obstacle to loading the hook in a running process; empty if there is none or it is no Python."""
     try:
         folder = Path(f"/proc/{pid}")
         if not _PYTHON.fullmatch((folder / "exe").readlink().name):

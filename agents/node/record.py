@@ -80,7 +80,7 @@ def say(node_folder: Path, text: str) -> None:
 
 
 def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
-    """What became of the recorders within the job's processes, as an entry of node.json's collectors.
+    """The state of the recorders in the job's processes, as an entry of node.json's collectors.
 
     Args:
         node_folder: the node's folder.

@@ -58,7 +58,7 @@ def first_private(paths: Sequence[Path]) -> Path:
 
 
 def is_private(path: Path) -> bool:
-    """Whether this is a folder, no link to one, that only this user can enter.
+    """Tell if the path is a folder, not a link to one, that only this user can enter.
 
     Raises:
         OSError: it is not there, or the way to it is barred.

@@ -51,13 +51,13 @@ def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:
 
 
 def no_steps(run: RunDirectory) -> list[str]:
-    """What kept the job's interpreters from loading the hook, with the remedy, where that was seen."""
+    """Name the obstacle to the hook that was seen in the job's interpreters, with its remedy."""
     entries = [item.get("collectors", {}).get("steps", {}) for item in node_items(run).values()]
     return sorted({f"{entry['reason']}; {entry['remedy']}" for entry in entries if entry.get("obstacle")})
 
 
 def not_collected(nodes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """What was asked for and could not be had, with reason and remedy, once for all nodes with the same one."""
+    """List the collectors that were asked for and not available, with reason and remedy, once per reason."""
     missing: dict[tuple[str, str], None] = {}
     for item in nodes.values():
         for name, entry in (item.get("collectors") or {}).items():

@@ -84,7 +84,7 @@ def _aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
 
 
 def _was_set(steps: pd.DataFrame) -> bool:
-    """Whether the clock of a node was set between its steps, by more than slewing or a pause between two readings."""
+    """Tell if a node's clock was set between its steps, by more than slewing or a pause between two readings."""
     steps = steps.sort_values("end_mono_ns")
     gap_ns, mono_ns = (steps["end_ns"] - steps["end_mono_ns"]).to_numpy(), steps["end_mono_ns"].to_numpy()
     return bool((np.abs(np.diff(gap_ns)) > _LEAST_SET_NS + np.diff(mono_ns) * _MOST_SLEW).any())

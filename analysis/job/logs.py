@@ -96,7 +96,7 @@ class NodeLogs:
             return otherwise
 
     def read(self, relative: str, read: Callable[[Path], T]) -> T | None:
-        """What a function makes of a file; None where it is missing or damaged."""
+        """Apply a function to a file; None if the file is missing or damaged."""
         return self._tolerant(relative, read, None)
 
     def json(self, relative: str, shape: Shape) -> dict[str, Any]:

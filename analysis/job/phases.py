@@ -129,7 +129,7 @@ def _passes(
 
 
 def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.NDArray[np.bool_]]:
-    """How far the clock that DDP went by was ahead of the reference, and whether it ran on evenly during each record.
+    """The lead of DDP's clock over the reference, and the records during which it ran on evenly.
 
     Each record says when it was taken by CLOCK_MONOTONIC as well, and so do the process's steps, whose times on the
     reference clock are known. None for logs that do not say, of versions before 0.2.

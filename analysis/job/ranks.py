@@ -50,7 +50,7 @@ def summarize(job: Job) -> pd.DataFrame:
 
 
 def _unattributed_s(job: Job, table: pd.DataFrame) -> pd.Series[float]:
-    """What compute, exposed communication and the optimizer leave of each iteration; NA where one is not known.
+    """The rest of each iteration after compute, exposed communication and optimizer; NA if one is not known.
 
     With Horovod the optimizer's step holds the exposed communication, and compute is not known.
     """

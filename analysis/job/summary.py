@@ -187,7 +187,7 @@ def _uncertain_share(job: Job) -> float | None:
 
 
 def _is_too_short(job: Job) -> bool:
-    """Whether so much of a mean is uncertain that none is given."""
+    """Tell if so much of a mean is uncertain that none is given."""
     return (_uncertain_share(job) or 0.0) > MOST_UNCERTAIN
 
 
@@ -298,7 +298,7 @@ def _of_logs(job: Job) -> Iterable[str]:
 
 
 def _of_steps(node: NodeLogs) -> str:
-    """How a node's clock was set during the run, and what that leaves uncertain."""
+    """Say by how much a node's clock was set during the run, and name the figures that it leaves uncertain."""
     steps = node.clock.steps
     by = ", ".join(f"{step.step_ns / 1e9:+.3g} s" for step in steps[:3]) + (", …" if len(steps) > 3 else "")
     said = f"the clock of {node.name} was set during the run ({by}): times are those of a clock that was not"

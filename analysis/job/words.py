@@ -62,7 +62,7 @@ def _run(data: dict[str, Any]) -> list[str]:
 
 
 def _processes(found: list[dict[str, Any]]) -> list[str]:
-    """What is said of processes that trained at the same time without a process group."""
+    """Lines about processes that trained at the same time without a process group."""
     if not found:
         return []
     shown = " and ".join(f"pid {one['pid']}" for one in found if one["shown"])

@@ -96,7 +96,7 @@ QUEUE_PAIR = np.dtype(
 
 
 def is_ip(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which kinds are IP; the others are ARP, RARP and the row of all other frames."""
+    """Mark the kinds that are IP; the others are ARP, RARP and the row of all other frames."""
     return np.asarray((kind != ARP) & (kind != RARP) & (kind != NOT_IP))
 
 

@@ -73,7 +73,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def machine() -> dict[str, object]:
-    """What a testbed could leave behind: namespaces, interfaces, processes of ours, kernel settings.
+    """Things that a testbed could leave behind: namespaces, interfaces, processes of ours, kernel settings.
 
     Processes of tests that another worker of xdist runs at the same time are left out.
     """

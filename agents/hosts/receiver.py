@@ -105,7 +105,7 @@ def _inside(root: Path, name: str, host: str) -> Path:
         return root
     parts = PurePosixPath(name).parts
     if parts[:2] != ("nodes", host) or not 3 <= len(parts) <= _DEEPEST or ".." in parts:
-        raise ValueError(f"{name[:100]!r} is no file of {host}'s part of a run")
+        raise ValueError(f"{name[:100]!r} is not a file of {host}'s part of a run")
     return root.joinpath(*parts)
 
 

@@ -143,12 +143,12 @@ def read_records() -> tuple[list[LabState], list[str]]:
                 try:
                     labs.append(_read_record(path))
                 except _NoRecordError as error:
-                    problems.append(f"{path} is no record of a testbed ({error}): remove it if it is of no use to you")
+                    problems.append(f"{path} is not a record of a testbed ({error}): remove it if you do not need it")
     return sorted(labs, key=lambda lab: lab.spec.name), problems
 
 
 class _NoRecordError(Exception):
-    """A file is no record of a testbed; the text says why."""
+    """A file that is not a record of a testbed, with the reason."""
 
 
 def _read_record(path: Path) -> LabState:

@@ -99,7 +99,7 @@ def bases(folder: Path) -> list[Path]:
 
 
 def _enrich(node: Path) -> None:
-    """What a node may have beside a job's usual logs."""
+    """Files that a node may have beside a job's usual logs."""
     (node / "nccl").mkdir()
     shutil.copyfile(_GOLD / "job_nccl.log", node / "nccl" / "n0.1.log")
     (node / "horovod").mkdir()
@@ -361,7 +361,7 @@ def _command(*words: str) -> Callable[[Path], int]:
 
 
 def _live(run: Path) -> int:
-    """What ``live`` shows of a run, once; it would go on for as long as the run seems to."""
+    """Show a run once as ``live`` does, which would go on for as long as the run seems to."""
     try:
         RunDirectory.open(run)
     except RingtapError as error:
@@ -376,7 +376,7 @@ def _live(run: Path) -> int:
 
 
 def _agents(run: Path) -> int:
-    """What agents read of a run that another process has written."""
+    """Read a run that another process has written, as agents do."""
     try:
         opened = RunDirectory.open(run)
     except RingtapError as error:
@@ -419,7 +419,7 @@ def _late(*_: object) -> None:
 
 
 def judge(number: int, run: Path, told: str, readers: dict[str, Callable[[Path], int]]) -> Iterator[tuple[str, str]]:
-    """What each reader makes of a mutant: its name, and its exit code or what is wrong."""
+    """Names of the readers, each with its exit code on a mutant or with its fault."""
     for name, read in readers.items():
         out = io.StringIO()
         signal.signal(signal.SIGALRM, _late)

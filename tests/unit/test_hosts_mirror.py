@@ -139,7 +139,7 @@ def test_a_host_writes_nowhere_but_in_its_own_folder(name: str, tmp_path: Path) 
     receiver = Receiver(nobody)
     receiver.expect("run", tmp_path / "run", "S2")
     receiver.take("S1", CHUNK | {"name": name}, b"x")
-    assert "is no file of S1's part of a run" in receiver.failures["S1"]
+    assert "is not a file of S1's part of a run" in receiver.failures["S1"]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -38,7 +38,7 @@ def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
 
     Raises:
         FileNotFoundError: it is not there.
-        UsageError: it cannot be read, is no record file, one of a newer version, or of another content than its name
+        UsageError: it cannot be read, is not a record file, is of a newer version, or its content is not what its name
             promises.
     """
     try:

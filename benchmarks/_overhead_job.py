@@ -1,16 +1,17 @@
 """A training job that runs with and without its recording, in alternating blocks of iterations.
 
-``python _overhead_job.py KIND LIMIT_S HALF_WIDTH_PCT SEED`` runs two ranks under ``ringtap run``. Between two blocks it
-switches the recording: the hook's functions are taken out of PyTorch and put back, and the agent is stopped
-(SIGSTOP) and continued. Both arms of a pair of blocks follow one another in random order, so that they see the same
-machine. It ends when the 95 % interval of the overhead is narrow enough, or when its time is over, and prints the pairs
-as JSON.
+``python _overhead_job.py KIND LIMIT_S HALF_WIDTH_PCT SEED`` runs two ranks, each on a core of its own, under ``ringtap
+run``. Between two blocks it switches the recording: the hook's functions are taken out of PyTorch and put back, and in
+the job that communicates the agent is stopped (SIGSTOP) and continued. Both arms of a pair of blocks follow one another
+in random order, so that they see the same machine. It ends when the 95 % interval of the overhead is narrow enough, or
+when its time is over, and prints the pairs as JSON.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import random
 import signal
@@ -18,17 +19,40 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
-from _overhead_pairs import instruction_counter, interval
+import psutil
+from _overhead_pairs import JUDGED_BY, instruction_counter, interval
 
 RANKS = 2
-_BLOCK_S = 0.25
 _WARM_UP = 20  # iterations in which DDP rebuilds its buckets, and caches and the allocator fill
-_SETTLE = 3  # iterations after a switch that count for neither arm
 _LEAST_PAIRS = 12
+_COMPUTE_S = 0.08  # that an accelerator would compute in an iteration of the job that communicates
+_FIGURES = ("mean_s", "cpu_s", "instructions")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Iterations between two switches.
+
+    Attributes:
+        settle: iterations after the switch that count for neither arm.
+        count: iterations that are measured.
+        stops_agent: the switch stops and continues the agent, too.
+    """
+
+    settle: int
+    count: int
+    stops_agent: bool
+
+
+# The agent takes a sample each 0.1 s: it can only be switched between blocks that last longer. On cores that compute
+# all the time only neighbouring iterations are alike within a few per cent: the hook alone is switched there, and what
+# the agent uses is measured as its CPU time.
+_BLOCKS = {"computes": Block(0, 1, False), "communicates": Block(1, 3, True)}
 
 
 def _launch() -> int:
@@ -45,9 +69,9 @@ def _launch() -> int:
 
 
 class Recording:
-    """The switch of this rank's hook and, on rank 0, of the node's agent."""
+    """The switch of this rank's hook and of the agent, if its pid is given."""
 
-    def __init__(self, model: Any, rank: int) -> None:
+    def __init__(self, model: Any, agent: int) -> None:
         import torch
         from torch.optim import optimizer
 
@@ -57,7 +81,7 @@ class Recording:
         self._backward = torch.autograd.backward
         if not all(self._given) or not hasattr(self._backward, "__wrapped__"):
             raise SystemExit("the hook did not load in the job: there is nothing to switch")
-        self._agent = _agent_pid() if rank == 0 else 0
+        self._agent = agent
 
     def turn(self, on: bool) -> None:
         """Put the hook's functions in their places, or PyTorch's own; continue or stop the agent."""
@@ -97,21 +121,21 @@ def _agent_pid() -> int:
 
 
 def _computing(rank: int) -> tuple[Any, Any, int]:
-    """Matrix products that keep a core busy, and few bytes to exchange."""
+    """Matrix products that keep a core busy for about 0.1 s, and few bytes to exchange."""
     import torch
 
     torch.manual_seed(rank)
     layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()) for _ in range(4)]
-    return torch.nn.Sequential(*layers), torch.randn(512, 256), 250_000
+    return torch.nn.Sequential(*layers), torch.randn(6144, 256), 250_000
 
 
 def _communicating(rank: int) -> tuple[Any, Any, int]:
-    """Next to no computation, and 8 MB to exchange in 32 buckets."""
+    """The scale model of an accelerator's job: 80 ms of slept computation, and 4 MB to exchange in 16 buckets."""
     import torch
 
     from ringtap.examples.scale_model import build_model
 
-    return build_model(2_000_000, 16, 0.0, rank), torch.ones(1, requires_grad=True), 250_000
+    return build_model(1_000_000, 16, _COMPUTE_S, rank), torch.ones(1, requires_grad=True), 250_000
 
 
 class Job:
@@ -131,70 +155,83 @@ class Job:
         model, self._batch, bucket_bytes = (_computing if kind == "computes" else _communicating)(self.rank)
         self._model = distribute(model, bucket_bytes)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6)
-        self._recording = Recording(self._model, self.rank)
+        self._block, self._judged_by = _BLOCKS[kind], JUDGED_BY[kind]
+        self._agent = psutil.Process(_agent_pid()) if self.rank == 0 else None
+        self._recording = Recording(self._model, self._agent.pid if self._agent and self._block.stops_agent else 0)
         self._instructions, self.no_instructions = instruction_counter()
         self.recorded = _WARM_UP
-        self.count = 0
+        self.agent_cpu_share = 0.0
 
     def _iterate(self) -> None:
         self._model(self._batch).sum().backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def _agreed(self, value: float) -> float:
-        """Rank 0's value, on every rank."""
+    def _together(self, pair: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
+        """A pair of blocks with times that are means, and CPU times and instructions that are sums, over the ranks."""
         import torch
 
-        tensor = torch.tensor([value], dtype=torch.float64)
-        torch.distributed.broadcast(tensor, 0)
-        return float(tensor.item())
+        values = torch.tensor([[block[key] for key in _FIGURES] for block in pair.values()], dtype=torch.float64)
+        torch.distributed.all_reduce(values)
+        values[:, 0] /= RANKS
+        return {
+            arm: {key: None if math.isnan(value) else value for key, value in zip(_FIGURES, row, strict=True)}
+            for arm, row in zip(pair, values.tolist(), strict=True)
+        }
 
-    def measure(self, limit_s: float, half_width_pct: float, seed: int) -> list[dict[str, dict[str, Any]]]:
+    def _goes_on(self, pairs: list[Any], half_width_pct: float, until_s: float) -> bool:
+        """Tell, on rank 0's word, if another pair is wanted: a least number, then while it helps and there is time."""
+        import torch
+
+        wanted = torch.zeros(1)
+        if len(pairs) < _LEAST_PAIRS:
+            return True
+        if time.monotonic() < until_s:
+            _, low, high = interval(pairs, self._judged_by)
+            wanted[0] = high - low > 2 * half_width_pct
+        torch.distributed.broadcast(wanted, 0)
+        return bool(wanted)
+
+    def measure(self, limit_s: float, half_width_pct: float, seed: int) -> list[dict[str, dict[str, float | None]]]:
         """Run pairs of blocks until the interval is narrow enough or ``limit_s`` after now."""
-        begun_s = time.monotonic()
         for _ in range(_WARM_UP):
             self._iterate()
-        self.count = max(4, round(_BLOCK_S / self._agreed((time.monotonic() - begun_s) / _WARM_UP)))
         order = random.Random(seed)
-        pairs: list[dict[str, dict[str, Any]]] = []
+        pairs: list[dict[str, dict[str, float | None]]] = []
+        begun_s, agent_cpu_s = time.monotonic(), self._agent_cpu_s()
         try:
-            while self._agreed(_goes_on(pairs, half_width_pct, begun_s + limit_s)):
-                pairs.append({arm: self._take(arm == "with") for arm in order.sample(["with", "without"], 2)})
+            while self._goes_on(pairs, half_width_pct, begun_s + limit_s):
+                arms = order.sample(["with", "without"], 2)
+                pairs.append(self._together({arm: self._take(arm == "with") for arm in arms}))
         finally:
             self._recording.turn(True)
+        self.agent_cpu_share = (self._agent_cpu_s() - agent_cpu_s) / (time.monotonic() - begun_s)
         return pairs
 
-    def _take(self, on: bool) -> dict[str, Any]:
+    def _agent_cpu_s(self) -> float:
+        if self._agent is None:
+            return 0.0
+        used = self._agent.cpu_times()
+        return used.user + used.system
+
+    def _take(self, on: bool) -> dict[str, float]:
         """Run one block, without garbage collection, whose turn would fall on one arm or the other by chance."""
         gc.collect(0)
         self._recording.turn(on)
-        for _ in range(_SETTLE):
+        for _ in range(self._block.settle):
             self._iterate()
         gc.disable()
-        before = self._instructions() if self._instructions else None
+        before = self._instructions() if self._instructions else math.nan
         cpu_ns, begun_s = time.process_time_ns(), time.perf_counter()
-        for _ in range(self.count):
+        for _ in range(self._block.count):
             self._iterate()
         wall_s, cpu_ns = time.perf_counter() - begun_s, time.process_time_ns() - cpu_ns
-        after = self._instructions() if self._instructions else None
+        after = self._instructions() if self._instructions else math.nan
         gc.enable()
         self._recording.check(on)
-        self.recorded += (self.count + _SETTLE) * on
-        return {
-            "mean_s": wall_s / self.count,
-            "cpu_s": cpu_ns / 1e9 / self.count,
-            "instructions": None if before is None or after is None else (after - before) / self.count,
-        }
-
-
-def _goes_on(pairs: list[dict[str, dict[str, Any]]], half_width_pct: float, until_s: float) -> bool:
-    """Tell if another pair is wanted: the least number in any case, then while it may help and there is time."""
-    if len(pairs) < _LEAST_PAIRS:
-        return True
-    if time.monotonic() > until_s:
-        return False
-    _, low, high = interval(pairs, "mean_s")
-    return high - low > 2 * half_width_pct
+        self.recorded += (self._block.settle + self._block.count) * on
+        taken = (wall_s, cpu_ns / 1e9, after - before)
+        return {key: value / self._block.count for key, value in zip(_FIGURES, taken, strict=True)}
 
 
 def _train(kind: str, limit_s: float, half_width_pct: float, seed: int) -> None:
@@ -202,16 +239,11 @@ def _train(kind: str, limit_s: float, half_width_pct: float, seed: int) -> None:
 
     job = Job(kind)
     pairs = job.measure(limit_s, half_width_pct, seed)
-    others: list[Any] = [None] * RANKS
-    dist.all_gather_object(others, pairs)
     if job.rank == 0:
-        for number, pair in enumerate(pairs):
-            for arm, block in pair.items():
-                for key in ("cpu_s", "instructions"):
-                    values = [other[number][arm][key] for other in others]
-                    block[key] = None if None in values else sum(values)
-        said = {"pairs": pairs, "iterations_per_block": job.count, "recorded": job.recorded}
-        print(json.dumps(said | {"no_instructions": job.no_instructions}), flush=True)
+        said = {"pairs": pairs, "recorded": job.recorded, "no_instructions": job.no_instructions}
+        # an agent that is stopped half of the time says nothing of what it uses
+        said["agent_cpu_share"] = None if _BLOCKS[kind].stops_agent else job.agent_cpu_share
+        print(json.dumps(said), flush=True)
     del job  # its model must go before the group, as in the scale model
     gc.collect()
     dist.destroy_process_group()
@@ -219,6 +251,8 @@ def _train(kind: str, limit_s: float, half_width_pct: float, seed: int) -> None:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
         _train(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
     else:
         sys.exit(_launch())

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _context import Bench
 
-KINDS = ("computes", "communicates")
+#: A kind of job -> the figure of its blocks that its overhead is judged by. The time of an iteration on a busy core
+#: depends on what else shares the core's hardware, so the CPU time of the job's own processes counts there.
+JUDGED_BY = {"communicates": "mean_s", "computes": "cpu_s"}
 RATES = ("100ms", "10ms")  # the default, and 100 Hz
 _JOB = str(Path(__file__).resolve().parent / "_overhead_job.py")
 _RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -34,20 +36,36 @@ _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 def interval(pairs: Sequence[dict[str, dict[str, Any]]], key: str) -> tuple[float, float, float]:
     """Mean difference of paired blocks, in per cent of the block without recording, and its 95 % interval.
 
-    The mean leaves out a fifth of the pairs at either end; its interval is Yuen's: Student's t with the winsorized
-    variance (Wilcox, Introduction to Robust Estimation and Hypothesis Testing, section 4.3).
+    The mean is that of the logarithms of the ratios, which favours neither arm where both scatter. It leaves out a
+    fifth of the pairs at either end; its interval is Yuen's: Student's t with the winsorized variance (Wilcox,
+    Introduction to Robust Estimation and Hypothesis Testing, section 4.3).
     """
     from scipy.special import stdtrit
 
-    values = sorted(100 * (pair["with"][key] / pair["without"][key] - 1) for pair in pairs)
+    values = sorted(math.log(pair["with"][key] / pair["without"][key]) for pair in pairs)
     count, cut = len(values), int(len(values) * TRIMMED)
     middle = statistics.fmean(values[cut : count - cut])
     if count - 2 * cut < 3:
-        return middle, -math.inf, math.inf
+        return 100 * math.expm1(middle), -math.inf, math.inf
     winsorized = [min(max(value, values[cut]), values[count - cut - 1]) for value in values]
     error = statistics.stdev(winsorized) / ((1 - 2 * cut / count) * math.sqrt(count))
     reach = float(stdtrit(count - 2 * cut - 1, 0.975)) * error
-    return middle, middle - reach, middle + reach
+    low, mean, high = (100 * math.expm1(value) for value in (middle - reach, middle, middle + reach))
+    return mean, low, high
+
+
+def overhead(sample: dict[str, Any]) -> tuple[float, float, float]:
+    """Overhead of a job's recording in per cent, with its 95 % interval.
+
+    Where the agent ran in both arms, the CPU time that it used is added to that of the job's processes.
+    """
+    key = JUDGED_BY[sample["kind"]]
+    mean, low, high = interval(sample["pairs"], key)
+    agent_pct = 0.0
+    if sample["agent_cpu_share"] is not None:
+        bare = [pair["without"] for pair in sample["pairs"]]
+        agent_pct = 100 * sample["agent_cpu_share"] * statistics.median(block["mean_s"] / block[key] for block in bare)
+    return mean + agent_pct, low + agent_pct, high + agent_pct
 
 
 def instruction_counter() -> tuple[Callable[[], int] | None, str]:
@@ -98,16 +116,19 @@ def _check_recorded(run: Path, iterations: int) -> None:
 
 
 def measure_imports(bench: Bench, count: int) -> None:
-    """``import torch`` in a rank process with and without the hook, in turn; CPU time, which others disturb less."""
+    """``import torch`` in a rank process with and without the hook, both at once, so that they see the same machine."""
     for turn in range(count):
         kinds = [("without", {}), ("with", _job_environment(bench))]
+        started = {}
         for kind, extra in kinds if turn % 2 == 0 else reversed(kinds):
+            words = [f"{key}={value}" for key, value in (extra | {"RANK": "0"}).items()]
+            argv = ["env", *words, sys.executable, "-X", "importtime", "-c", "import torch"]
+            started[kind] = bench.processes.start(argv)
+        for kind, child in started.items():
             with bench.sample("import", hook=kind, pair=turn) as figures:
-                words = [f"{key}={value}" for key, value in (extra | {"RANK": "0"}).items()]
-                argv = ["env", *words, sys.executable, "-X", "importtime", "-c", "import torch"]
-                ended = bench.processes.start(argv).result(_JOB_S)
+                ended = child.result(_JOB_S)
                 figures["own_modules_ms"] = _own_modules_ms(ended.stderr)
-                figures.update({"cpu_ms": ended.cpu_s * 1000, "wall_ms": ended.wall_s * 1000})
+                figures["cpu_ms"] = ended.cpu_s * 1000
 
 
 def _own_modules_ms(said: str) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from _context import Bench
 from _figures import Bar, Samples, median, select
-from _overhead_pairs import import_cost_ms, interval
+from _overhead_pairs import JUDGED_BY, import_cost_ms, interval, overhead
 from _report import Table, bars_table
 
 _HERTZ = {"100ms": "default (10 Hz)", "10ms": "100 Hz", "1ms": "1 kHz"}
@@ -49,7 +49,7 @@ def last_line(samples: Samples) -> dict[str, Any]:
 
 def _worst(samples: Samples) -> tuple[float, float, float] | None:
     """Overhead and interval of the job that it slows most."""
-    return max((interval(sample["pairs"], "mean_s") for sample in samples.get("job", [])), default=None)
+    return max(map(overhead, samples.get("job", [])), default=None)
 
 
 def _little(samples: Samples, every: str) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def tables(bench: Bench) -> list[Table]:
     if worst and worst[1] <= OVERHEAD_BAR_PCT < worst[2]:
         unsure.add("iteration_overhead_pct")
     for sample in samples.get("job", []):
-        _, low, high = interval(sample["pairs"], "mean_s")
+        _, low, high = overhead(sample)
         if high - low > 2 * sample["half_width_pct"]:
             bench.notes.append(
                 f"This run cannot tell the overhead of the job that {sample['kind']} at {sample['every']} within "
@@ -83,15 +83,18 @@ def tables(bench: Bench) -> list[Table]:
 def _jobs(samples: Samples) -> Table:
     rows = []
     for sample in samples.get("job", []):
-        pairs = sample["pairs"]
-        bare = statistics.median(pair["without"]["mean_s"] for pair in pairs)
-        cells = [_with_interval(pairs, key) for key in ("mean_s", "cpu_s", "instructions")]
-        rows.append([sample["kind"], _HERTZ[sample["every"]], _number(1000 * bare), *cells, str(len(pairs))])
-        rows[-1].append(_stolen([sample]))
-    head = ["job", "rate", "without, ms", "time, more %", "CPU time, more %", "instructions, more %", "pairs"]
-    return Table(
-        "An iteration of a DDP job of two ranks with its recording, against without", [*head, "stolen %"], rows
-    )
+        pairs, key = sample["pairs"], JUDGED_BY[sample["kind"]]
+        bare_s, judged_s = (statistics.median(pair["without"][name] for pair in pairs) for name in ("mean_s", key))
+        middle, low, high = overhead(sample)
+        share = sample["agent_cpu_share"]
+        rows.append([sample["kind"], _HERTZ[sample["every"]], _number(1000 * bare_s)])
+        rows[-1].append(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]")
+        rows[-1] += [_number(1e4 * judged_s * middle), _NONE if share is None else _number(100 * share)]
+        rows[-1] += [_with_interval(pairs, name) for name in ("mean_s", "cpu_s", "instructions")]
+        rows[-1] += [str(len(pairs)), _stolen([sample])]
+    head = ["job", "rate", "without, ms", "overhead, %", "µs per iteration", "agent's CPU, % of a core"]
+    head += ["time, more %", "CPU time, more %", "instructions, more %", "pairs", "stolen %"]
+    return Table("An iteration of a DDP job of two ranks with its recording, against without", head, rows)
 
 
 def _with_interval(pairs: list[dict[str, dict[str, Any]]], key: str) -> str:
@@ -120,7 +123,7 @@ def _agent(samples: Samples) -> Table:
 def _imports(samples: Samples) -> Table:
     taken = samples.get("import", [])
     rows = []
-    keys = {"cpu_ms": "CPU time", "wall_ms": "wall time", "own_modules_ms": "the hook's own modules"}
+    keys = {"cpu_ms": "CPU time", "own_modules_ms": "the hook's own modules"}
     for key, words in keys.items():
         added = import_cost_ms(taken, key)
         if added is not None:

@@ -17,7 +17,7 @@ from _context import Bench, Settings
 from _guarded import guarded
 from _machine import CpuTimes, describe
 from _namespaces import make_routes
-from _overhead_pairs import KINDS, RATES
+from _overhead_pairs import JUDGED_BY, RATES
 from _overhead_report import last_line, tables
 from _processes import Processes
 from _report import write
@@ -25,9 +25,9 @@ from _report import write
 MEASURES = ("agent", "import", "jobs")
 _QUICK_LIMIT_S = 115.0
 _QUICK_IMPORTS = 10  # pairs
-_IMPORT_PAIR_S = 4.0
+_IMPORT_PAIR_S = 2.5
 _JOB_LIMIT_S = 240.0
-_STARTED_S = 8.0  # a job from its start to its first block, and its end
+_STARTED_S = 5.0  # a job from its start to its first block, and its end
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def _measure(bench: Bench, chosen: list[str], half_width_pct: float) -> None:
         possible = min(float(bench.settings.repeats), max(1.0, bench.left_s() / 3 / _IMPORT_PAIR_S))
         _overhead_pairs.measure_imports(bench, int(possible))
     if "jobs" in chosen:
-        cases = [(kind, every) for every in RATES[: 1 if quick else None] for kind in KINDS]
+        cases = [(kind, every) for every in RATES[: 1 if quick else None] for kind in JUDGED_BY]
         for place, (kind, every) in enumerate(cases):
             limit_s = min(_JOB_LIMIT_S, max(_STARTED_S, bench.left_s() / (len(cases) - place) - _STARTED_S))
             _overhead_pairs.measure_job(bench, kind, every, limit_s, half_width_pct)

@@ -85,16 +85,19 @@ class LinkWatch:
         self._has_news, self._look_ns = False, 0
 
     def sample(self, mono_ns: int) -> None:
-        """Write what has changed."""
+        """Write what has changed, ten times a second at most."""
+        if mono_ns < self._look_ns:
+            return
+        self._look_ns = mono_ns + _LOOK_EVERY_NS
         try:
-            while self._news.recv(1 << 16):
+            while self._news.recv(1):  # of each message; the rest of it is dropped
                 self._has_news = True
         except BlockingIOError:
             pass
         except OSError:  # more news than there is room for
             self._has_news = True
-        if self._has_news and mono_ns >= self._look_ns:
-            self._has_news, self._look_ns = False, mono_ns + _LOOK_EVERY_NS
+        if self._has_news:
+            self._has_news = False
             try:
                 self._write(self._look())
             except OSError:  # the kernel's answer was lost: ask again

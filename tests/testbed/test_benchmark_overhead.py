@@ -45,10 +45,12 @@ def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
         assert sample["samples_per_s"] > {"100ms": 8, "10ms": 60, "1ms": 300}[sample["every"]]
     assert "| 100 Hz |" in tables
     jobs = results["samples"]["job"]
-    assert [job["kind"] for job in jobs] == ["computes", "communicates"]
+    assert [job["kind"] for job in jobs] == ["communicates", "computes"]
     for job in jobs:
         assert len(job["pairs"]) >= 12
         assert all(block["cpu_s"] > 0 for pair in job["pairs"] for block in pair.values())
+        assert (job["agent_cpu_share"] is None) == (job["kind"] == "communicates")
+        assert job["agent_cpu_share"] is None or 0 < job["agent_cpu_share"] < 1
     wide = [note for note in results["notes"] if note.startswith("This run cannot tell the overhead")]
     assert bool(wide) == (high - low > 1.0) or len(wide) < len(jobs)
 

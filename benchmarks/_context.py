@@ -98,5 +98,5 @@ class Bench:
         except (LookupError, ValueError) as error:  # what a command said lacks what this benchmark reads
             self.failures.append(f"{measure} {words}: unexpected output ({type(error).__name__}: {error})")
             return
-        figures["stolen_pct"] = before.stolen_pct_since()
+        figures.setdefault("stolen_pct", before.stolen_pct_since())
         self.samples.setdefault(measure, []).append(figures)

@@ -51,19 +51,23 @@ class CpuTimes:
 
     Attributes:
         total: all.
-        used: spent in programs, whoever's.
+        used: spent in programs, whoever's, and in the kernel for them.
         stolen: given to others by a virtual machine's host.
+        ours_s: user and system time of this process and of those that it has waited for, in seconds.
     """
 
     total: int
     used: int
     stolen: int
+    ours_s: float
 
     @staticmethod
     def now() -> CpuTimes:
         """Read /proc/stat."""
         columns = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
-        return CpuTimes(sum(columns), sum(columns[:3]), columns[7])
+        ours_s = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        # Interrupts count as used: the kernel charges their time to whichever program it interrupted, ours too
+        return CpuTimes(sum(columns), sum(columns[:3]) + sum(columns[5:7]), columns[7], ours_s)
 
     def stolen_pct_since(self) -> float:
         """Per cent of all cores' time that was stolen since this reading."""
@@ -71,10 +75,12 @@ class CpuTimes:
         return 100 * (now.stolen - self.stolen) / max(1, now.total - self.total)
 
     def others_pct_since(self) -> float:
-        """Per cent of all cores' time that went to programs that are not ours since this reading, at our beginning."""
+        """Per cent of all cores' time that went to programs that are not ours since this reading.
+
+        Ours are those that started after it and have ended.
+        """
         now = CpuTimes.now()
-        ours_s = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        used = now.used - self.used - ours_s * os.sysconf("SC_CLK_TCK")
+        used = now.used - self.used - (now.ours_s - self.ours_s) * os.sysconf("SC_CLK_TCK")
         return 100 * max(0.0, used) / max(1, now.total - self.total)
 
 

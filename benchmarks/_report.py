@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from _context import Bench
-from _figures import BARS, Bar, Samples, last_line, load_error_pct, median, ratio, select
+from _figures import BARS, Bar, Samples, last_line, load_error_pct, median, ratio, select, unjudged_loads
 from _throughput import RINGTAP
 
 _NONE = "-"
@@ -25,9 +25,12 @@ class Table:
 
 
 def tables(bench: Bench) -> list[Table]:
-    """Every table that there are samples for."""
+    """Every table that there are samples for; what the run cannot judge goes to its notes."""
     samples, streams = bench.samples, bench.settings.streams[0]
-    made = [bars_table(BARS, last_line(samples, streams))]
+    figures, unjudged = last_line(samples, streams), unjudged_loads(samples)
+    bench.notes += unjudged
+    unsure = {"load_error_pct_max"} if unjudged and figures["load_error_pct_max"] is None else set()
+    made = [bars_table(BARS, figures, unsure)]
     made += [_throughput(bench, route.name, count) for route in bench.routes for count in (1, *bench.settings.streams)]
     made += [
         _load(samples, bench.settings.load_s),
@@ -118,12 +121,14 @@ def _load(samples: Samples, length_s: float) -> Table:
     for tool, kind, share in sorted(cases, key=lambda case: (case[0] != RINGTAP, case)):
         taken = select(samples, "load", tool=tool, kind=kind, share=share)
         planned, achieved = ((median(taken, key) or 0) / 1e9 for key in ("planned_bps", "achieved_bps"))
-        error = number(load_error_pct(samples, tool, kind, share))
+        judged = load_error_pct(samples, tool, kind, share)
+        error = number(judged) if judged is not None else f"{number(median(taken, 'error_pct'))} (cannot judge)"
         rows.append(
             [tool, kind, f"{share:.0%}", f"{planned:.4g}", f"{achieved:.4g}", error, str(len(taken)), _stolen(taken)]
         )
+        rows[-1].append(number(median(taken, "others_pct")))
     title = f"Achieved against planned load over {length_s:g} s, at shares of the calibrated ceiling"
-    head = ["tool", "kind", "share", "planned Gbit/s", "achieved Gbit/s", "error %", "samples", "stolen %"]
+    head = ["tool", "kind", "share", "planned Gbit/s", "achieved Gbit/s", "error %", "samples", "stolen %", "others %"]
     return Table(title, head, rows)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 
-from ringtap.errors import RingtapError, UsageError
+from ringtap.errors import UsageError
+from ringtap.terminal import as_command
 from ringtap.trafficgen.calibrate import calibrate
 from ringtap.trafficgen.calibration import Calibration, load, save, usual_path
 
@@ -28,8 +29,11 @@ def calibrated(say: Callable[[str], None] = lambda _: None) -> Calibration:
     return calibration
 
 
+def main() -> int:
+    """The module as a command: write it as JSON."""
+    print(json.dumps(asdict(calibrated())))
+    return 0
+
+
 if __name__ == "__main__":
-    try:
-        print(json.dumps(asdict(calibrated())))
-    except RingtapError as error:
-        sys.exit(f"ringtap: {error}")
+    sys.exit(as_command(main))

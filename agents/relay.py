@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from ringtap.terminal import one_line
+
 _SI_KERNEL = 0x80
 STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 # Not passed on: what cannot be held back, what the processor raises, what Python ignores, and news of children
@@ -81,7 +83,7 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or str(error)
     with contextlib.suppress(OSError):
-        os.write(2, f"ringtap: {command[0]} cannot be run: {words}\n".encode(errors="replace"))
+        os.write(2, f"ringtap: {one_line(command[0])} cannot be run: {words}\n".encode(errors="replace"))
     os._exit(code)
 
 

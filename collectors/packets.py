@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import socket
 import sys
@@ -175,7 +176,7 @@ class PacketsCollector:
     def _files(self) -> list[Path]:
         """The capture files, oldest first."""
         found = []
-        for path in self._folder.glob(f"{self.interface}-*.pcap"):
+        for path in self._folder.glob(f"{glob.escape(self.interface)}-*.pcap"):
             number = path.stem.rpartition("-")[2]
             if number.isdecimal():
                 found.append((int(number), path))
@@ -183,7 +184,7 @@ class PacketsCollector:
 
     def _rotate(self) -> None:
         """Give the files their names (tcpdump appends a number to the first one's) and delete the oldest."""
-        for path in self._folder.glob(f"{self._first.name}[0-9]*"):
+        for path in self._folder.glob(f"{glob.escape(self._first.name)}[0-9]*"):
             number = path.name.removeprefix(self._first.name)
             if number.isdecimal():
                 path.rename(self._folder / f"{self.interface}-{number}.pcap")

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from ringtap.collectors import ring_filter
+from ringtap.terminal import as_command
 
 _SOL_PACKET, _RX_RING, _STATISTICS, _VERSION = 263, 5, 6, 10
 _TPACKET_V3 = 2
@@ -250,4 +251,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

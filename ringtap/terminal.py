@@ -1,7 +1,8 @@
 """The way of text to a terminal: nothing that a run, a host or a file name says can steer the reader's terminal.
 
 Reasons, remedies, names of nodes and files and command lines come from other machines and other people. `guarded` puts
-a filter before standard output and standard error, which writes control characters as escapes (``\\x1b``).
+a filter before standard output and standard error, which writes control characters as escapes (``\\x1b``). `as_command`
+does so for modules that run on their own.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
+
+from ringtap.descriptors import fill_standard_descriptors
+from ringtap.errors import RingtapError
 
 # control characters but newline and tab, bidirectional and invisible formatting, line separators, half characters
 _STEERING = re.compile(
@@ -107,6 +111,21 @@ def guarded() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def as_command(work: Callable[[], int]) -> int:
+    """Do the work of a module that runs on its own (``python -m``), with guarded streams and errors in one sentence.
+
+    Returns:
+        Its exit code.
+    """
+    fill_standard_descriptors()
+    with guarded():
+        try:
+            return work()
+        except RingtapError as error:
+            print(f"ringtap: {one_line(str(error))}", file=sys.stderr)
+            return error.exit_code
 
 
 def unguarded(stream: TextIO) -> TextIO:

@@ -145,7 +145,7 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
     from ringtap.rundir import new_name
     from ringtap.slurm.paths import SubmitPaths
     from ringtap.slurm.request import Request
-    from ringtap.slurm.script import command_script
+    from ringtap.slurm.script import command_script, print_script
     from ringtap.slurm.submit import check_files, check_place, read_only_place, submit_command
 
     request = Request(
@@ -162,7 +162,7 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
     path = options.output or Path("runs") / new_name(Path(request.command[0]).name)
     paths = SubmitPaths(path)
     if options.print:
-        sys.stdout.buffer.write(command_script(request, site, paths).encode(errors="surrogateescape"))
+        print_script(command_script(request, site, paths))
         return 0
     doubts = check_place(paths.run, site)
     if read_only_place(request.folder, site, os.environ):

@@ -134,8 +134,7 @@ def submit_plan(
     todo, after = _todo(plan, paths, names)
     request = _Request(plan, Path.cwd(), resources, environment, site)
     if options.print:
-        text = plan_script(request, paths, todo or range(len(names)), after)
-        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+        script.print_script(plan_script(request, paths, todo or range(len(names)), after))
         return 0
     if not todo:
         print(f"Nothing is left to submit. Next: ringtap collect {shell_word(path)}")

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from ringtap.agents.node.run_end import conclude, node_items
-from ringtap.errors import RingtapError
 from ringtap.rundir import RunDirectory
+from ringtap.terminal import as_command
 
 _CAUSES = {
     "USR1": "it was stopped ahead of the time limit",
@@ -56,19 +55,16 @@ def end(run: RunDirectory, code: int, stopped: str) -> int:
     return first
 
 
-def main(argv: Sequence[str]) -> int:
+def main() -> int:
     """One of the two; returns the exit code."""
-    try:
-        run = RunDirectory.open(Path(argv[1]))
-        if argv[0] == "begin":
-            begin(run)
-        else:
-            print(end(run, int(argv[2]), argv[3]))
-    except RingtapError as error:
-        print(f"ringtap: {error}", file=sys.stderr)
-        return error.exit_code
+    verb, path, *more = sys.argv[1:]
+    run = RunDirectory.open(Path(path))
+    if verb == "begin":
+        begin(run)
+    else:
+        print(end(run, int(more[0]), more[1]))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(as_command(main))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +24,14 @@ def quote(text: str | Path) -> str:
         return shlex.quote(word)
     escaped = word.replace("\\", "\\\\").replace("'", "\\'")
     return "$'" + _CONTROL.sub(lambda match: f"\\{ord(match.group()):03o}", escaped) + "'"
+
+
+def print_script(text: str) -> None:
+    """Print a script byte by byte; on a terminal, characters that could steer it are shown as escapes."""
+    if sys.stdout.isatty():
+        print(text, end="")
+    else:
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
 
 
 def words(command: Iterable[str | Path]) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from ringtap.agents import relay
 from ringtap.agents.lab import namespaces, state
 from ringtap.agents.lab.topology import SWITCH
-from ringtap.descriptors import fill_standard_descriptors
-from ringtap.errors import RingtapError, UsageError
+from ringtap.errors import UsageError
+from ringtap.terminal import as_command
 
 
 def _join_namespaces(lab: state.LabState, host: str) -> None:
@@ -59,13 +59,8 @@ def enter(lab: state.LabState, host: str, command: list[str]) -> int:
 
 def main() -> int:
     """The module as a command: LAB HOST COMMAND…"""
-    fill_standard_descriptors()
-    try:
-        return enter(state.find(sys.argv[1]), sys.argv[2], sys.argv[3:])
-    except RingtapError as error:
-        print(f"ringtap: {error}", file=sys.stderr)
-        return error.exit_code
+    return enter(state.find(sys.argv[1]), sys.argv[2], sys.argv[3:])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -18,10 +18,9 @@ from ringtap.agents.node.jobs import start_time
 from ringtap.agents.node.link import AgentLink
 from ringtap.agents.node.settings import Settings
 from ringtap.collectors.host_processes import rank_in
-from ringtap.descriptors import fill_standard_descriptors
-from ringtap.errors import MeasurementError, RingtapError, UsageError
+from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
-from ringtap.terminal import guarded
+from ringtap.terminal import as_command
 
 _LONGEST_S = 10.0
 
@@ -52,22 +51,12 @@ def attach(path: Path, node: str, pid: int) -> None:
 
 
 def main() -> int:
-    """The module as a command."""
-    fill_standard_descriptors()
-    with guarded():
-        return _main()
-
-
-def _main() -> int:
-    try:
-        if len(sys.argv) != 4 or not sys.argv[3].isdigit():
-            raise UsageError("usage: python -m ringtap.agents.node.attach RUN NODE PID")
-        attach(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-    except RingtapError as error:
-        print(f"ringtap: {error}", file=sys.stderr)
-        return error.exit_code
+    """The module as a command: RUN NODE PID."""
+    if len(sys.argv) != 4 or not sys.argv[3].isdigit():
+        raise UsageError("usage: python -m ringtap.agents.node.attach RUN NODE PID")
+    attach(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

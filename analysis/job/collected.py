@@ -21,8 +21,8 @@ def states(nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
         said = node.collectors
         for collector in dict.fromkeys((*ORDER, *said)):
             item = said.get(collector)
-            logged = any(node.path.glob(f"{collector}/*"))
-            if item is None:
+            if item is None:  # a name of ORDER: what node.json names may be no name of a folder
+                logged = any(node.path.glob(f"{collector}/*"))
                 why = NOT_ASKED if node.info else "the agent was ended before it had written node.json"
                 item = {"state": "ok" if logged else "absent", "reason": "" if logged else why}
             rows.append(

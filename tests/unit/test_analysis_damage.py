@@ -99,6 +99,14 @@ def test_one_damaged_file_of_a_node_is_a_warning(job: Path, relative: str, conte
     json.dumps(data, allow_nan=False)
 
 
+@pytest.mark.parametrize("name", ["/", "..", "", "**", "a\0b", "[", "x" * 5000])
+def test_a_collector_of_any_name_is_named_and_looked_for_nowhere(job: Path, name: str) -> None:
+    path = job / "nodes" / "n0" / "node.json"
+    item = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(item | {"collectors": {name: {"state": "failed", "reason": "it says so"}}}))
+    assert ["n0", name, "failed", "it says so"] in open_job(job).collectors.iloc[:, :4].values.tolist()
+
+
 def test_a_step_log_of_another_content_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = job / "nodes" / "n0"
     shutil.copyfile(node / "nic" / "nic.rec", node / "steps" / "rank0-100.rec")

@@ -1,5 +1,6 @@
 """Text from elsewhere cannot steer the reader's terminal, and a command to type means the path it was made for."""
 
+import ast
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,13 @@ from hypothesis import strategies as st
 from ringtap.cli import main
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.slurm.paths import SubmitPaths
+from ringtap.slurm.script import print_script
 from ringtap.terminal import guarded, masked, shell_word, unguarded, visible
 from tests.gold.job_run import Truth, write_ddp_job
 
 # clears the screen, sets the title, overwrites the line, turns the text round, hides it, is no character at all
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rover\x9b31m\u202eright\u2066\u200b\x00\x7f\ud800\u2028end\nNext: ringtap rm"
+ROOT = Path(__file__).resolve().parents[2]
 STEERING = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]")
 
 
@@ -69,6 +73,93 @@ def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with guarded():
         print("nobody reads this")
     assert sys.stdout is None
+
+
+# modules that write for a program alone: JSON in ASCII, frames, or machine code
+_FOR_PROGRAMS = {
+    *("agents/host_facts.py", "agents/hosts/servant.py", "agents/lab/keeper.py", "agents/tcp_paths.py"),
+    "analysis/pcap/compiled.py",
+}
+# functions that go past the guard, and why
+_PAST_THE_GUARD = {
+    ("agents/relay.py", "become"): "a forked child writes one line that is made visible",
+    ("agents/hosts/servant.py", "_write"): "frames to the controller",
+    ("slurm/script.py", "print_script"): "to a file or a pipe; a terminal gets guarded text",
+    ("analysis/pcap/compiled.py", ""): "machine code to the process that asked for it",
+    ("agents/progress.py", "__init__"): "a bar; texts are made visible",
+    ("analysis/pcap/progress.py", "_start"): "a bar without texts",
+    ("agents/doctor/command.py", "_doctor"): "a table with colours; texts are made visible",
+    ("trafficgen/sender.py", "_show_progress"): "two numbers",
+}
+
+_LIKELY = re.compile(r"os\.write\([12]|unguarded\(|\.buffer\b|sys\.__std|sys\.exit\(f?['\"]")
+_PAST = re.compile(
+    r"(?s)os\.write\([12],.*|unguarded\(.*|sys\.std(out|err)\.buffer|sys\.__std(out|err)__|sys\.exit\(f?['\"].*"
+)
+
+
+def test_every_way_to_a_terminal_passes_the_guard() -> None:
+    """Read the source: whoever adds a way past the guard has to name it above, with its reason."""
+    modules, past = set(), set()
+    for room in ("agents", "analysis", "collectors", "ringtap", "slurm", "trafficgen"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if name in ("ringtap/terminal.py", "ringtap/cli.py") or path.parent.is_symlink():
+                continue
+            text = path.read_text()
+            if '__name__ == "__main__"' in text and "as_command(" not in text:
+                modules.add(name)
+            if _LIKELY.search(text):  # a syntax tree takes its time
+                past |= {(name, function) for function in _unguarded_writes(ast.parse(text))}
+    assert modules == _FOR_PROGRAMS
+    assert past == set(_PAST_THE_GUARD)
+
+
+def _unguarded_writes(tree: ast.Module) -> Iterator[str]:
+    """Names of the functions that write past the guard; empty: the module itself."""
+    inside = {id(node): "" for node in ast.walk(tree)}
+    for function in ast.walk(tree):  # outer ones first
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside |= {id(node): function.name for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        words = ast.unparse(node) if isinstance(node, ast.Call | ast.Attribute) else ""
+        if _PAST.fullmatch(words):
+            yield inside[id(node)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["agents.lab.enter", HOSTILE, "a", "true"],
+        ["agents.node.attach", HOSTILE, "n0", "1"],
+        ["slurm.run_file", "begin", HOSTILE],
+        ["collectors.ring", "--interface", "lo", "--write", HOSTILE + "/x/y"],
+        ["collectors.ring", "--interface", "lo", "--write", "x.pcap", "tcp", HOSTILE],
+        ["cli", "run", "--", HOSTILE],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_module_that_runs_on_its_own_steers_no_terminal(words: list[str], tmp_path: Path) -> None:
+    given = [os.fsencode(word.replace("\0", "").replace("\ud800", "")) for word in words[1:]]
+    line = [sys.executable, "-m", f"ringtap.{words[0]}", *given]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, check=False, timeout=60)
+    assert done.returncode in (1, 2, 127)
+    assert b"\\x1b[2J" in done.stderr
+    assert not STEERING.search(done.stderr.decode())
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_script_is_printed_byte_by_byte_unless_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with guarded():
+        print_script("echo \x1b[2J \udcff\n")
+        sys.stdout.flush()
+        assert capfdbinary.readouterr().out == b"echo \x1b[2J \xff\n"
+        monkeypatch.setattr(unguarded(sys.stdout), "isatty", lambda: True)
+        print_script("echo \x1b[2J \udcff\n")
+        sys.stdout.flush()
+    assert capfdbinary.readouterr().out == b"echo \\x1b[2J \\udcff\n"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

@@ -176,7 +176,7 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
                 f"{one.host}: removed {one.path} ({format_size(one.size_bytes)}"
                 + (f", of {one.run})" if one.run else ")")
             )
-        print(f"Removed {len(found)} folder{'' if len(found) == 1 else 's'} from {len(hosts.names) - len(lost)} hosts")
+        print(f"Removed {counted(len(found), 'folder')} from {counted(len(hosts.names) - len(lost), 'host')}")
     for host, why in lost.items():
         print(f"ringtap: {host} cannot be used over ssh: {why}", file=sys.stderr)
     return 1 if lost else 0

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ringtap.agents.stage import Attachment, Stage
 from ringtap.errors import UsageError
 from ringtap.records import RecordFile, read_json_lines
-from ringtap.rundir import OWNER, open_log
-from ringtap.units import format_rate
+from ringtap.rundir import LINK_STATE, OWNER, open_log
+from ringtap.units import counted, format_rate
 from ringtap.wire import HEADER_BYTES, frame_bytes
 
 # On links of 250 Mbit/s, idle ones carried 0.2 Mbit/s of ringtap's own, and loaded ones were accounted for within 0.5 %
@@ -315,7 +315,7 @@ class Watch:
             start_ns: since when frames with errors count.
         """
         for node, nics in self._stage.links.items():
-            log = read_json_lines(self._folder(node) / "nic" / "links.jsonl")[0]
+            log = read_json_lines(self._folder(node) / "nic" / "links.jsonl", LINK_STATE)[0]
             for nic in nics:
                 yield from _link_words(node, nic, [item for item in log if item["nic"] == nic], since_ns, end_ns)
             try:
@@ -332,7 +332,7 @@ class Watch:
             errors = counters.grown(nic, f"{way}_errors", start_ns, end_ns)
             frames = errors + counters.grown(nic, f"{way}_packets", start_ns, end_ns)
             if errors > MOST_ERROR_SHARE * frames:
-                yield f"{nic} of {node} {say} {errors:.0f} frames with errors"
+                yield f"{nic} of {node} {say} {counted(round(errors), 'frame')} with errors"
 
 
 def _link_words(node: str, nic: str, log: list[dict[str, Any]], since_ns: int, end_ns: int) -> Iterator[str]:

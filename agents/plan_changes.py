@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ringtap.errors import UsageError
+from ringtap.shapes import NAME, Number, Shape, ShapeError, check
+
+# of a plan in run.json: other tools and people may have written it
+_MEASURED: Shape = {
+    "loads": [Number(0, 1e3)],
+    "traffic": [NAME],
+    "models": [{"name": NAME}],
+    "topology": {"workers": [str], "cross_from": str, "cross_to": str, "machines?": [{"name": str}]},
+}
 # keys that no window depends on, however much is measured
 _FREE = {"name", "window.start_timeout_s", "window.retries", "topology.may_load", "topology.ports", "topology.hosts"}
 _FREE_OF_HOST = {"ssh", "python", "workdir"}
@@ -33,7 +43,14 @@ def plan_changes(before: Mapping[str, Any], now: Mapping[str, Any], points: Sequ
         before: the plan of run.json.
         now: the plan to go on with.
         points: the points measured so far.
+
+    Raises:
+        UsageError: ``before`` is no plan.
     """
+    try:
+        check(before, _MEASURED)
+    except ShapeError as error:
+        raise UsageError(f"run.json does not say what was measured ({error}): use a new folder") from error
     old, new = _flat(before), _flat(now)
     changed = [
         key
@@ -48,7 +65,7 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A plan's values by dotted keys; models and machines by their names."""
     found: dict[str, Any] = {}
     for key, value in item.items():
-        if key in ("models", "machines"):
+        if isinstance(value, list) and all(isinstance(one, dict) and "name" in one for one in value):
             for one in value:
                 about = {name: what for name, what in one.items() if name != "name"}
                 found |= _flat(about, f"{prefix}{key}.{one['name']}.")
@@ -64,7 +81,7 @@ def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points
     kinds = {one["traffic"] for one in points}
     loaded_by_iperf = any(one["traffic"] == "iperf" and one["requested_bps"] for one in points)
     known = dict.fromkeys(_FREE, False) | {
-        "loads": any(list(before["loads"])[one["step"]] != _load(now, one["step"]) for one in points),
+        "loads": any(_load(before, one) is None or _load(before, one) != _load(now, one) for one in points),
         "traffic": not kinds <= set(now["traffic"]),
         "iperf_streams": loaded_by_iperf,
         "topology.most_load_bps": loaded_by_iperf,
@@ -78,10 +95,10 @@ def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points
     return not key.startswith("topology.machines.") or _touches_machine(key, before, now)
 
 
-def _load(plan: Mapping[str, Any], step: int) -> float | None:
-    """The load of a step, if the plan has it."""
-    loads = plan["loads"]
-    return float(loads[step]) if step < len(loads) else None
+def _load(plan: Mapping[str, Any], point: Mapping[str, Any]) -> float | None:
+    """The load of a point's step, if the plan has it."""
+    loads, step = plan["loads"], point.get("step")
+    return float(loads[step]) if step is not None and step < len(loads) else None
 
 
 def _touches_model(key: str, now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:

@@ -12,6 +12,7 @@ from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan_cluster import Cluster
+from ringtap.units import counted
 
 _ANSWER_S = 10.0
 _AT_ONCE = 8
@@ -122,9 +123,10 @@ def nodes_of(cluster: Cluster, allocated: Sequence[str]) -> dict[str, str]:
     free = [node for node in allocated if node not in pinned]
     open_hosts = [host.name for host in cluster.hosts if not host.node]
     if len(free) < len(open_hosts):
+        wanted = len(cluster.hosts)
         raise UsageError(
-            f"the plan has {len(cluster.hosts)} hosts, but this allocation only has the nodes {', '.join(allocated)}: "
-            f"ask for {len(cluster.hosts)} nodes (--nodes)"
+            f"the plan has {counted(wanted, 'host')}, but this allocation only has the nodes {', '.join(allocated)}: "
+            f"ask for {counted(wanted, 'node')} (--nodes)"
         )
     found = dict(zip(open_hosts, free, strict=False))
     return {host.name: host.node or found[host.name] for host in cluster.hosts}

@@ -22,6 +22,7 @@ from ringtap.agents.stage import Stage
 from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Testbed, Window
 from ringtap.rundir import RunDirectory, open_log
+from ringtap.units import counted
 
 _POLL_S = 0.05
 _MASTER_PORTS = 2  # torch's, and beside it Horovod's
@@ -160,7 +161,8 @@ class Series:
                 is_told, words = self._words()
                 question = "" if is_told else ": does it step an optimizer?"
                 raise MeasurementError(
-                    f"{self._model.title} made {len(self._watcher.iteration_ends_ns())} iterations in {timeout_s:g} s, "
+                    f"{self._model.title} made "
+                    f"{counted(len(self._watcher.iteration_ends_ns()), 'iteration')} in {timeout_s:g} s, "
                     f"too few to warm up{question}{self._unstepped()}: {words}"
                 )
             time.sleep(_POLL_S)

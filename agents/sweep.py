@@ -38,7 +38,7 @@ from ringtap.records import JsonLinesWriter
 from ringtap.rundir import RunDirectory, read_points
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
-from ringtap.units import format_rate
+from ringtap.units import counted, format_rate
 
 PRECHECK_TRIES = 3  # a busy moment of the machine is not the generator's
 _NOT_ASKED = "not asked for: a sweep records what tells iteration times and loads"
@@ -140,7 +140,7 @@ class Conductor:
             links = lab.state.links
             self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
             least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
-            progress.say(f"Testbed up: {len(links)} link directions give {least:.1f} to {most:.1f} Mbit/s")
+            progress.say(f"Testbed up: {counted(len(links), 'link direction')}: {least:.1f} to {most:.1f} Mbit/s")
             for warning in rate_warnings(links):
                 progress.say(f"warning: {warning} (is this machine busy?)")
             with closing(LabHosts(spec)) as hosts:
@@ -230,7 +230,7 @@ def _line(plan: SweepPlan, point: dict[str, Any]) -> str:
     seconds = (point["window_end_ns"] - point["window_start_ns"]) / 1e9
     mean_s = seconds / point["iterations"]
     asked = point["requested_bps"] * plan.scale / 1e9
-    measured = f"{point['iterations']:4d} iterations, mean {mean_s:.4f} s"
+    measured = f"{counted(point['iterations'], 'iteration'):>14}, mean {mean_s:.4f} s"
     return f"{point['series']:<24} asked {asked:6.2f} Gbit/s (full size): {measured}"
 
 
@@ -371,7 +371,7 @@ def run_sweep(
             if resume and isinstance(hosts, SshHosts):
                 hosts.clean(path)
             ground = Ground(hosts, _checked_stage(plan, hosts))
-            say(f"{len(hosts.names)} hosts by {plan.topology.reach}: {', '.join(hosts.names)}")
+            say(f"{counted(len(hosts.names), 'host')} by {plan.topology.reach}: {', '.join(hosts.names)}")
         else:
             _check_machine(plan)
             missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED

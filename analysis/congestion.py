@@ -119,7 +119,7 @@ def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_
         raise UsageError("loads must be from 0 to below the capacity and times positive")
     load, time = merge_replicates(load, time, capacity_gbps)
     if len(load) < MIN_LOADS:
-        return CongestionResult(None, f"{len(load)} different loads are too few: the construction needs {MIN_LOADS}")
+        return CongestionResult(None, f"The construction needs {MIN_LOADS} different loads, and there are {len(load)}")
     if time[-1] < MIN_RISE * time[0]:
         rise = time[-1] / time[0] - 1
         return CongestionResult(None, f"the iteration time does not rise: {rise:+.0%} from the lightest load on")

@@ -239,7 +239,9 @@ def _result(
             f"A is not identifiable: its standard error is {stderr['A'] / A:.0%} of it; n and B make up for it"
         )
     if space == "log" and aicc is None:
-        notes.append(f"AICc is undefined with {len(time)} points, so models are compared by their residuals alone")
+        notes.append(
+            f"AICc is undefined with {counted(len(time), 'point')}, so models are compared by their residuals alone"
+        )
     covariance = None if solution.covariance is None else tuple(map(tuple, solution.covariance.tolist()))
     return FitResult(
         A, B, n, capacity, free, space,

@@ -144,6 +144,10 @@ PACKETS: Shape = {
     "dropped_by_interface?": (COUNT, None),
 }
 OWNER: Shape = {"inode": COUNT, "pid?": (COUNT, None), "rank?": (int, None), "command?": ([str], str, None)}
+LINK_STATE: Shape = {
+    **{"t_ns": NS, "mono_ns?": NS, "nic": str, "up?": bool, "carrier": bool},
+    **{"operstate?": _WORDS, "carrier_changes": (COUNT, None)},
+}
 PROCESS: Shape = {"pid": COUNT, "parent?": (int, None), "rank?": (int, None), "command?": ([str], str, None)}
 BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None)}
 MARK: Shape = {"t_ns": NS, "text?": str}

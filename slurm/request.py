@@ -12,6 +12,7 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.masking import mask_words
 from ringtap.slurm.sites import Nodes, Site
+from ringtap.units import counted
 
 # sbatch's own names of what `Resources` asks for
 DIRECTIVES = (
@@ -164,7 +165,7 @@ def check_resources(resources: Resources, site: Site, environment: Mapping[str, 
     if kinds and cores > max(entry.cores for entry in kinds):
         most = max(entry.cores for entry in kinds)
         what = f"a node of {site.name} with {kind.gpu}" if kind and kind.gpu else f"a node of {site.name}"
-        raise UsageError(f"{cores} cores a node are asked for, and {what} has {most}")
+        raise UsageError(f"you ask for {counted(cores, 'core')} per node, and {what} has {most}")
     return replace(resources, gpus_per_node=gpus)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ringtap.agents.node.run_end import conclude, node_items
 from ringtap.rundir import RunDirectory
 from ringtap.terminal import as_command
+from ringtap.units import counted
 
 _CAUSES = {
     "USR1": "it was stopped ahead of the time limit",
@@ -50,7 +51,7 @@ def end(run: RunDirectory, code: int, stopped: str) -> int:
     reasons = [_CAUSES[stopped]]
     expected = int(os.environ.get("SLURM_JOB_NUM_NODES", len(nodes)))
     if len(nodes) < expected:
-        reasons.append(f"{expected - len(nodes)} of {expected} nodes were not recorded")
+        reasons.append(f"{expected - len(nodes)} of {counted(expected, 'node')} not recorded")
     conclude(run, first, signal.SIGTERM if stopped else None, "; ".join(filter(None, reasons)))
     return first
 

@@ -23,6 +23,7 @@ from ringtap.trafficgen.receiver import ReceiveOptions, Receiver
 from ringtap.trafficgen.sender import Sender
 from ringtap.trafficgen.sendoptions import SendOptions
 from ringtap.trafficgen.tally import Tally
+from ringtap.units import counted
 
 _PATIENCE_S = 5.0
 _SLEEP_NS = 1_000_000
@@ -133,7 +134,7 @@ class _Bench:
             raise KeyboardInterrupt
         if summary["failed"] or not summary["finished"]:
             why = sender.first_failure or summary["stopped_by"]
-            raise MeasurementError(f"calibration: {summary['failed']} flows over loopback failed: {why}")
+            raise MeasurementError(f"calibration: {counted(summary['failed'], 'flow')} over loopback failed: {why}")
         return summary
 
 

@@ -14,6 +14,7 @@ from ringtap.trafficgen.flow import MOST, Flow
 from ringtap.trafficgen.planfile import Plan
 from ringtap.trafficgen.planparts import NS, Frame
 from ringtap.trafficgen.protocol import parse_address
+from ringtap.units import counted
 
 _PRIORITY = 3
 _UNLISTABLE = ("long-lived", "ring")
@@ -71,7 +72,9 @@ class FlowListPlan:
         except UnicodeDecodeError as error:
             raise UsageError(f"{self._path} cannot be read: it is no text") from error
         if count != number:
-            raise self._wrong(0, f"it says {count} flows and {number} follow: cut short, or put the right count there")
+            raise self._wrong(
+                0, f"it says {counted(count, 'flow')}, and {number} follow: cut short, or put the right count there"
+            )
 
     def _count(self, line: str) -> int:
         text = line.strip()

@@ -13,6 +13,7 @@ from ringtap.trafficgen.flow import FORMAT, MOST, VERSION, Flow
 from ringtap.trafficgen.planlines import PlanLines
 from ringtap.trafficgen.planneeds import NeedsTally, PlanNeeds
 from ringtap.trafficgen.protocol import parse_address
+from ringtap.units import counted
 
 _LONGEST_HEADER = 2**24
 _LARGEST_DSCP = 63
@@ -89,8 +90,8 @@ class PlanFile:
         asked = (self._number("flows"), self._number("bytes"))
         if (needs.flows, needs.bytes) != asked:
             raise UsageError(
-                f"{self.path} holds {needs.flows} flows of {needs.bytes} bytes but its header says {asked[0]} of "
-                f"{asked[1]}: it was cut short or edited (line {number} is its last); write it again"
+                f"{self.path} holds {counted(needs.flows, 'flow')} of {counted(needs.bytes, 'byte')}, but the header "
+                f"says {asked[0]} of {asked[1]}: it was cut short or edited (line {number} is its last); write it again"
             )
         return needs.needs()
 

@@ -81,7 +81,7 @@ def _send(options: argparse.Namespace) -> int:
         _print_summary(summary, options.log)
     if summary["failed"]:
         raise MeasurementError(
-            f"{summary['failed']} of {summary['flows']} flows failed; the first: {sender.first_failure}"
+            f"{summary['failed']} of {counted(summary['flows'], 'flow')} failed; the first: {sender.first_failure}"
         )
     return 0
 

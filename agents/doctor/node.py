@@ -160,7 +160,7 @@ def cores(_runs: Path) -> Check:
     usable = len(os.sched_getaffinity(0))
     share = cpu_share()
     count = min(usable, share) if share else usable
-    told = f"{count:g} of {os.cpu_count()} cores"
+    told = f"{count:g} of {counted(os.cpu_count() or 1, 'core')}"
     memory_bytes = memory_limit_bytes()
     if memory_bytes:
         told += f", {format_size(memory_bytes)} of memory for the job"

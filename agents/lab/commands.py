@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.units import counted
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -79,7 +80,7 @@ def _up(options: argparse.Namespace) -> int:
         print(f"Testbed {spec.name} stands. Next: ringtap lab exec {hosts[0]} -- ping -c 1 {hosts[1]}")
     if warnings:
         raise MeasurementError(
-            f"testbed {spec.name} stands, but {len(warnings)} link directions are off their rate by over 5 %"
+            f"testbed {spec.name} stands, but the rate of {counted(len(warnings), 'link direction')} is off by over 5 %"
         )
     return 0
 

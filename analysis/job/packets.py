@@ -18,6 +18,7 @@ from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.errors import RingtapError
 from ringtap.rundir import PACKETS
+from ringtap.units import counted
 
 _BATCH = 1 << 20
 _TCP = 6
@@ -116,7 +117,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
             logs.torn.append(f"{logs.name}/{name}")
         if counts["corrupt_records"]:
             logs.problems.append(
-                f"{logs.name}/{name} is damaged: {counts['corrupt_bytes']} bytes of it are passed over"
+                f"{logs.name}/{name} is damaged: ringtap passed over {counted(counts['corrupt_bytes'], 'byte')} of it"
             )
     flows = pd.DataFrame(list(sums.numbers), columns=["interface", "from", "from_port", "to", "to_port"])
     totals = np.array(sums.total).reshape(-1, len(_SUMS))

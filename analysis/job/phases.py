@@ -16,6 +16,7 @@ from ringtap.analysis.runs import JobRun, Records
 from ringtap.errors import RingtapError
 from ringtap.rundir import BUCKETS
 from ringtap.shapes import whole
+from ringtap.units import counted
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
 _COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
@@ -85,7 +86,11 @@ def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Pha
     if not parts:
         return Phases(_empty(), "none", _NONE)
     table = _by_iteration({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    why = f"{without} of {marks['process'].nunique()} rank processes have no DDP times" if without else ""
+    why = (
+        f"no DDP times of {without} of {counted(marks['process'].nunique(), 'rank process', 'rank processes')}"
+        if without
+        else ""
+    )
     known = [size for size in sizes if size]
     return Phases(table[_COLUMNS], "ddp", why, float(np.median(known)) if known else None, rebuilt_at)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtap.terminal import one_line
-from ringtap.units import format_duration, format_size
+from ringtap.units import counted, format_duration, format_size
 
 # an interface with less an iteration is not worth a line
 _FEW_BYTES = 1000
@@ -45,7 +45,7 @@ def _run(data: dict[str, Any]) -> list[str]:
     nodes = len(run["nodes"])
     who = _count(run["ranks"], "rank") if run["ranks"] else ""
     if run["processes"]:
-        who = f"{len(run['processes'])} processes"
+        who = counted(len(run["processes"]), "process", "processes")
     where = f"{who} on {_count(nodes, 'node')}" if who else _count(nodes, "node")
     what = f"{_count(iterations['count'], 'iteration')} in" if iterations["count"] else "no iterations,"
     why = f": {run['why']}" if run["why"] else ""
@@ -92,7 +92,7 @@ def _time(data: dict[str, Any]) -> list[str]:
             f"{'is' if item['warm_up'] == 1 else 'are'} left out here and below."
         )
     if data["run"]["steps"] == item["count"] + 1 + item["restarts"]:
-        lines.append(f"Nothing marks the beginning of the first of the {data['run']['steps']} steps.")
+        lines.append(f"Nothing marks the beginning of the first of the {counted(data['run']['steps'], 'step')}.")
     if item["restarts"]:
         lines.append(f"The job was started again {_count(item['restarts'], 'time')}.")
     if item["skipped"]:
@@ -137,7 +137,7 @@ def _slowest(data: dict[str, Any]) -> list[str]:
         return []
     where = f"rank {found['rank']} (node {found['node']})"
     by = "" if found["by_s"] is None else f", by {format_duration(found['by_s'])} (median)"
-    often = f"in {found['iterations']} of {found['of']} iterations{by}"
+    often = f"in {found['iterations']} of {counted(found['of'], 'iteration')}{by}"
     how = "its last gradient was ready last" if found["by"] == "last gradient ready" else "its step ended last"
     if not found["certain"]:
         error = format_duration(found["clock_error_s"])

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET, QUEUE_PAIR
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 _Rows = npt.NDArray[Any]
 _IN_MEMORY_BYTES = 2**27
@@ -56,7 +57,9 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
     """
     ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
     if not parts or len(ahead) != len(parts):
-        raise UsageError(f"there are {len(ahead)} clock offsets for {len(parts)} captures: give one for each")
+        raise UsageError(
+            f"{counted(len(ahead), 'clock offset')} for {counted(len(parts), 'capture')}: give one for each"
+        )
     if len({part.bin_ns for part in parts}) > 1:
         raise UsageError("the captures have bins of different widths: read them with the same one")
     bin_ns = parts[0].bin_ns

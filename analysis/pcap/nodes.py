@@ -15,6 +15,7 @@ from ringtap.analysis.pcap.merge import merge
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 _TOGETHER = 1 << 20
 _Mask = npt.NDArray[np.bool_]
@@ -41,7 +42,9 @@ def align(traffics: Sequence[Traffic], offsets_ns: Sequence[int]) -> Traffic:
         UsageError: there is not one offset a capture, or the widths of the bins differ.
     """
     if not traffics or len(traffics) != len(offsets_ns):
-        raise UsageError(f"there are {len(offsets_ns)} clock offsets for {len(traffics)} captures: give one for each")
+        raise UsageError(
+            f"{counted(len(offsets_ns), 'clock offset')} for {counted(len(traffics), 'capture')}: give one for each"
+        )
     if len({traffic.bin_ns for traffic in traffics}) > 1:
         raise UsageError("the captures have bins of different widths: read them with the same bin_s")
     kept = _best_flows(traffics)

@@ -23,6 +23,7 @@ from ringtap.analysis.pcap.sources import Stream, expand
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.units import counted
 
 Progress = Callable[[int, int | None], None]
 """Told the bytes read and the bytes there are; None where that is not known."""
@@ -67,7 +68,9 @@ def read_captures(
     if not 1_000 <= bin_ns <= 3_600_000_000_000:
         raise UsageError(f"bins of {bin_s:g} s are not possible: 1 µs to 1 h")
     if offsets_ns is not None and len(offsets_ns) != len(files):
-        raise UsageError(f"there are {len(offsets_ns)} clock offsets for {len(files)} captures: give one for each")
+        raise UsageError(
+            f"{counted(len(offsets_ns), 'clock offset')} for {counted(len(files), 'capture')}: give one for each"
+        )
     parts = _Reading(files, bin_ns, cache, workers).run(progress or _no_progress)
     names = ["standard input" if path is None else str(path) for path in files]
     ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)

@@ -13,7 +13,7 @@ from ringtap.analysis.pcap.layout import is_ip
 from ringtap.analysis.pcap.rates import Bins, Groups, batches
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.errors import UsageError
-from ringtap.units import format_duration
+from ringtap.units import counted, format_duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +65,7 @@ class Traffic:
         self.selected = np.repeat(is_ip(scanned.conversations["kind"]), 2) if selected is None else selected
 
     def __repr__(self) -> str:
-        shown = f"{len(self.rows)} conversations of {', '.join(self.files[:3]) or 'no file'}"
+        shown = f"{counted(len(self.rows), 'conversation')} of {', '.join(self.files[:3]) or 'no file'}"
         return f"<Traffic: {shown}, {format_duration(self.duration_s)}>"
 
     @property
@@ -151,7 +151,11 @@ class Traffic:
             f"{item['protocol']} {endpoint(item['a'], item['a_port'])} - {endpoint(item['b'], item['b_port'])}"
             for item in tables.rows_of(shown)
         )
-        return f"there are {len(rows)} conversations, the largest {most}" if len(rows) else "there are no conversations"
+        return (
+            f"of {counted(len(rows), 'conversation')} the largest is {most}"
+            if len(rows)
+            else "there are no conversations"
+        )
 
     def binned(self, flows: Sequence[int] | Integers | None = None, what: str = "payload") -> Integers:
         """What flows carried together in each bin.

@@ -69,7 +69,7 @@ def _punctual(series: Series) -> list[Check]:
         return []
     over = [share for share in late if share > MOST_LATE_SHARE]
     expected = f"the machine kept time: at most {MOST_LATE_SHARE:.0%} of the samples of a window late"
-    found = f"{len(over)} of {len(late)} windows above it" if over else "it did"
+    found = f"{len(over)} of {counted(len(late), 'window')} above it" if over else "it did"
     return [Check(series.name, expected, f"{found}; {max(late):.1%} in the worst", not over)]
 
 

@@ -144,7 +144,7 @@ def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
     open_ones = len(data["checks"]) - len(judged)
     verdict = "all hold" if not failed else f"{failed} {'does' if failed == 1 else 'do'} not hold"
     rest = f"; {open_ones} could not be judged" if open_ones else ""
-    return [*lines, f"Of {len(judged)} expectations taken from the thesis, {verdict}{rest}."]
+    return [*lines, f"Of {counted(len(judged), 'expectation')} taken from the thesis, {verdict}{rest}."]
 
 
 def _and(words: Sequence[str]) -> str:

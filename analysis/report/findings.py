@@ -13,6 +13,7 @@ from ringtap.analysis.report.kinds import Pair
 from ringtap.analysis.report.tails import HEAVY_SHARE, LEVEL, Tails
 from ringtap.analysis.series import Series
 from ringtap.analysis.style import title_of
+from ringtap.units import counted
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97
@@ -186,7 +187,7 @@ def _tail_bounds(series: Sequence[Series]) -> list[Finding]:
     if bounded == len(points):
         text = "Every 99th percentile has an interval with both ends."
         return [Finding(text, True, "each point has the 300 independent iterations or so that this takes")]
-    open_ones = f"{len(points) - bounded} of {len(points)} points"
+    open_ones = f"{len(points) - bounded} of {counted(len(points), 'point')}"
     text = f"The 99th percentiles of {open_ones} are little more than their longest iteration."
     return [Finding(text, False, "about 300 independent iterations are needed to bound a p99 from above")]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.structure.rhythm import Integers, Rhythm, find_rhythm
 from ringtap.analysis.structure.streams import Stream, Streams
-from ringtap.units import format_duration, format_size
+from ringtap.units import counted, format_duration, format_size
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 
@@ -264,7 +264,7 @@ def _kinds(
 def describe(stream: Stream, rhythm: Rhythm | None, streams: Streams) -> str:
     """What a stream that is no training looks like, in a few words."""
     if stream.flows > 1:
-        return f"{stream.flows} connections"
+        return counted(stream.flows, "connection")
     if rhythm is not None and rhythm.confidence >= 0.999 and rhythm.found_share > 0.9 and len(rhythm.starts) >= 10:
         each_s = float(np.median(np.diff(rhythm.starts))) * streams.bin_ns / 1e9
         return f"even, {format_size(rhythm.volume)} every {format_duration(each_s)}: a sender limited to a rate"

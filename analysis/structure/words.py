@@ -8,7 +8,7 @@ from ringtap.analysis.job.words import table
 from ringtap.analysis.structure import shape as shapes
 from ringtap.analysis.structure.structure import Structure, edges_of
 from ringtap.analysis.structure.training import CROSS, OTHER
-from ringtap.units import format_duration, format_rate, format_size
+from ringtap.units import counted, format_duration, format_rate, format_size
 
 _MOST_ROWS = 12
 _COLLECTIVES = {
@@ -67,7 +67,7 @@ def _shape(found: Structure) -> str:
         shapes.RING: f"a ring of {workers} hosts, {' > '.join([*hosts, hosts[0]])}",
         shapes.TWO_WAY_RING: f"a ring of {workers} hosts in both directions, {' - '.join([*hosts, hosts[0]])}",
         shapes.PAIR: f"two hosts that exchange, {' and '.join(hosts)} (a ring of 2)",
-        shapes.STAR: f"a star around {shape.hub} (a parameter server) with {others} workers",
+        shapes.STAR: f"a star around {shape.hub} (a parameter server) with {counted(others, 'worker')}",
         shapes.TREE: f"a tree of {workers} hosts",
         shapes.ALL_TO_ALL: f"all-to-all exchange of {workers} hosts",
         shapes.HALVING: f"recursive halving and doubling among {workers} hosts",
@@ -152,7 +152,7 @@ def _others(found: Structure) -> list[str]:
         size, flows = sum(one.total for one, _ in items), sum(one.flows for one, _ in items)
         if kind != CROSS or len(rows) >= _MOST_ROWS:
             continue
-        why = items[0][1] if flows == 1 else f"{flows} connections"
+        why = items[0][1] if flows == 1 else counted(flows, "connection")
         rows.append([f"{source} > {destination}", format_size(size), f"{size / total:.1%}", why])
     lines = table(["Cross traffic", "payload", "of all", "what it looks like"], rows) if rows else []
     rest = sum(one.total for (kind, *_), items in pairs.items() if kind == OTHER for one, _ in items)

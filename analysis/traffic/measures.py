@@ -10,6 +10,7 @@ import pandas as pd
 from ringtap.analysis.traffic.log import CLASS_BYTES, FAILED, FINISHED, UNFINISHED, Sent
 from ringtap.analysis.traffic.plan import Flags, Integers, Numbers, Plan, Windows
 from ringtap.analysis.traffic.wire import Passed
+from ringtap.units import counted
 
 BIN_NS = 100_000_000
 MISSED_NS = 1_000_000
@@ -42,7 +43,7 @@ def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
         "to another destination than planned": int(_elsewhere(plan, sent, known).sum()),
         "due at another time than planned": int(_otherwise_due(plan, sent, known).sum()),
     }
-    deviations = [f"{count} of {planned} flows {what}" for what, count in wrong.items() if count]
+    deviations = [f"{count} of {counted(planned, 'flow')} {what}" for what, count in wrong.items() if count]
     return {"flows": flows, "bytes": total, "retransmits": int(sent.retransmits.sum())}, deviations
 
 

@@ -225,7 +225,7 @@ def test_a_recording_that_cannot_begin_is_no_matter_to_the_job(jobs: dict[str, J
     assert job.wait()["ExitCode"] == "0:0", job.output
     assert "done" in job.output.splitlines()
     assert job.state[1:] == ["recording 0 of 1 nodes", "ended 0"]
-    assert (job.info["status"], job.info["why"]) == ("partial", "1 of 1 nodes were not recorded")
+    assert (job.info["status"], job.info["why"]) == ("partial", "1 of 1 node not recorded")
     assert list(job.kept().values()) == ["a"]
 
 

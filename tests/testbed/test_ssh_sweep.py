@@ -342,6 +342,21 @@ def test_several_ranks_by_torchrun_with_variables_and_a_folder_of_their_own(desk
     assert len(list(series.glob("nodes/S1/steps/rank*.rec"))) == 2
 
 
+def as_version_0_1_wrote_it(path: Path) -> None:
+    """Take from a run's plan the keys of later versions, and give clusters that version's number of retries."""
+    info = json.loads(path.read_text())
+    plan = info["plan"]
+    for part, names in (
+        (plan["topology"], ("ports", "environment")),
+        *((one, ("job_python", "ranks", "gpus", "environment")) for one in plan["topology"]["machines"]),
+        *((one, ("launch", "directory", "environment")) for one in plan["models"]),
+    ):
+        for name in names:
+            del part[name]
+    plan["window"]["retries"] = 0
+    path.write_text(json.dumps(info))
+
+
 def test_a_plan_corrected_where_nothing_was_measured_goes_on(desk: Desk) -> None:
     """The second model's interpreter is wrong: found after the first one's points, and mended."""
     broken = OWN.format(command='["sh", "-c", "exit 3"]')
@@ -364,11 +379,15 @@ def test_a_plan_corrected_where_nothing_was_measured_goes_on(desk: Desk) -> None
     assert done.returncode == 2
     assert "measured with another plan (different: models.small.layers)" in one_sentence(done.stderr)
     plan.write_text(good + broken.replace("exit 3", "exit 4"))
+    as_version_0_1_wrote_it(out / "run.json")
     done = desk.run("sweep", plan, "-o", out, "--resume")
-    assert "The plan has changed in what no measured point depends on: models.mine.command\n" in done.stderr
+    words = "The plan has changed in what no measured point depends on: "
+    (told,) = (line.removeprefix(words) for line in done.stderr.splitlines() if line.startswith(words))
+    assert sorted(told.split(", ")) == ["models.mine.command", "window.retries"]
     assert "ended with exit code 4" in one_sentence(done.stderr)
     info = json.loads((out / "run.json").read_text())
-    assert [one["keys"] for one in info["plan_changes"]] == [["models.mine.command"]]
+    assert [sorted(one["keys"]) for one in info["plan_changes"]] == [["models.mine.command", "window.retries"]]
+    assert len(read_json_lines(out / "points.jsonl")[0]) == 1, "what was measured is kept and not measured again"
     assert info["plan"]["models"][1]["command"] == ["sh", "-c", "exit 4"]
 
 

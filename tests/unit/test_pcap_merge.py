@@ -131,7 +131,7 @@ def test_empty_captures():
 def test_what_cannot_be_merged():
     with pytest.raises(UsageError, match="different widths"):
         merge([WHOLE, scan(PACKETS, bin_ns=1000)])
-    with pytest.raises(UsageError, match="1 clock offsets for 2"):
+    with pytest.raises(UsageError, match="1 clock offset for 2 captures"):
         merge([WHOLE, WHOLE], [0])
 
 

@@ -71,12 +71,12 @@ def test_gpus_get_the_sites_type(site: str, asked: str, given: str) -> None:
         (
             "narval",
             {"tasks_per_node": 13, "cpus_per_task": 5},
-            "65 cores a node are asked for, and a node of narval has 64",
+            "you ask for 65 cores per node, and a node of narval has 64",
         ),
         (
             "narval",
             {"tasks_per_node": 49, "gpus_per_node": "1"},
-            "49 cores a node are asked for, and a node of narval with a100 has 48",
+            "you ask for 49 cores per node, and a node of narval with a100 has 48",
         ),
         ("generic", {"nodes": 0}, "--nodes 0 is not a number from 1 on"),
         ("generic", {"mem": "much"}, "--mem 'much' is not a size"),

@@ -1,12 +1,14 @@
 """What a host's log of its links says of a window."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringtap.agents.disturbed import Watch
 from ringtap.agents.lab.topology import Roles
 from ringtap.agents.stage import Stage
+from ringtap.errors import UsageError
 from ringtap.records import JsonLinesWriter
 
 S = 1_000_000_000
@@ -47,3 +49,23 @@ def test_a_cut_link_disturbs_the_window_that_it_touches(
     found = Watch(tmp_path, STAGE, 10**9, 0).window(10 * S, 20 * S, 2.0)
     assert list(found.links) == words
     assert (found.other_bps, found.others) == (None, ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"nic": "eth0", "carrier": True, "carrier_changes": 2},
+        {"t_ns": "1", "nic": "eth0", "carrier": True, "carrier_changes": 2},
+        {"t_ns": 1, "nic": ["eth0"], "carrier": True, "carrier_changes": 2},
+        {"t_ns": 1, "nic": "eth0", "carrier": "yes", "carrier_changes": 2},
+        {"t_ns": 1, "nic": "eth0", "carrier": True, "carrier_changes": 1.5},
+        {"t_ns": 1, "nic": "eth0", "carrier": True},
+    ],
+)
+def test_a_link_state_of_another_shape_is_refused_in_a_sentence(line: dict[str, Any], tmp_path: Path) -> None:
+    log = JsonLinesWriter(tmp_path / "nodes" / "a" / "nic" / "links.jsonl")
+    log.append({"t_ns": 1, "nic": "eth0", "carrier": True, "carrier_changes": None})
+    log.append(line)
+    log.close()
+    with pytest.raises(UsageError, match=r"links\.jsonl line 2 cannot be used: "):
+        Watch(tmp_path, STAGE, 10**9, 0).window(10 * S, 20 * S, 2.0)

@@ -239,6 +239,38 @@ def test_a_plan_of_an_older_version_has_not_changed(tmp_path: Path) -> None:
     assert plan_changes(before, now, [point()]) == ([], [])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loads": None},
+        {"loads": ["0"]},
+        {"topology": {}},
+        {"models": [{"title": "x"}]},
+        {"topology": {"workers": [1], "cross_from": "", "cross_to": ""}},
+        {"topology": {"workers": [], "cross_from": "", "cross_to": "", "machines": [3]}},
+    ],
+)
+def test_a_run_whose_plan_is_damaged_is_not_gone_on_with(tmp_path: Path, change: dict[str, Any]) -> None:
+    now = resolved(plan_of(tmp_path))
+    with pytest.raises(UsageError, match=r"run\.json does not say what was measured \(.*\): use a new folder"):
+        plan_changes(now | change, now, [point()])
+    with pytest.raises(UsageError, match="does not say what was measured"):
+        plan_changes({}, now, [point()])
+
+
+def test_lists_of_any_kind_in_a_run_s_plan_are_compared(tmp_path: Path) -> None:
+    now = resolved(plan_of(tmp_path))
+    assert plan_changes(now | {"burst": {"models": 3, "machines": [[]]}}, now, [point()]).touching == []
+
+
+def test_loads_of_a_point_whose_step_is_not_known_may_not_change(tmp_path: Path) -> None:
+    before = resolved(plan_of(tmp_path))
+    now = resolved(plan_of(tmp_path, changed(PLAN, ("loads = [0, 0.4]", "loads = [0, 0.4, 0.5]"))))
+    stepless = {key: value for key, value in point().items() if key != "step"}
+    for one in (stepless, point(step=7)):
+        assert plan_changes(before, now, [one]).touching == ["loads"]
+
+
 def test_a_dry_run_says_when_loads_are_too_few_for_a_congestion_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

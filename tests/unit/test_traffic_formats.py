@@ -155,7 +155,7 @@ def test_a_wrong_line_of_a_flow_list_is_named(line: str, words: str, tmp_path: P
     [
         ("", "line 1: it must hold the number of flows"),
         ("x\n", "line 1: it must hold the number of flows"),
-        (LIST.replace("3\n", "4\n", 1), "line 1: it says 4 flows and 3 follow"),
+        (LIST.replace("3\n", "4\n", 1), "line 1: it says 4 flows, and 3 follow"),
         (LIST[:-1], "line 4: a flow is six columns and a newline"),
         ("0\n", "holds no flow"),
         ("1\n0 1 3 100 5 \N{ARABIC-INDIC DIGIT TWO}\n", "no text"),

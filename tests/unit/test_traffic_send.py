@@ -140,7 +140,7 @@ def test_a_receiver_that_stops_midway_logs_the_unfinished_flow(tmp_path: Path) -
             summary = serve.end()
             _, err = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert "1 of 1 flows failed" in err
+    assert "1 of 1 flow failed" in err
     assert "Traceback" not in err
     (row,) = rows(tmp_path / "r.rec")
     assert summary["unfinished"] == row["state"] == 1

@@ -109,7 +109,7 @@ def _check_live(live: bool) -> None:
     if missing:
         from ringtap.installed import install_command
 
-        raise UsageError(f"--live needs {missing}, which is not installed here: {install_command('tui')}")
+        raise UsageError(f"--live needs {missing}, not installed here: {install_command('tui')}")
 
 
 def _say_place(place: Place, settings: Settings, verbose: bool) -> None:

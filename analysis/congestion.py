@@ -15,6 +15,7 @@ from scipy import optimize
 
 from ringtap.analysis.regression import Array
 from ringtap.errors import UsageError
+from ringtap.units import counted
 
 MIN_LOADS = 4
 MERGE_SHARE = 0.01  # loads closer than this share of capacity are one point
@@ -119,7 +120,9 @@ def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_
         raise UsageError("loads must be from 0 to below the capacity and times positive")
     load, time = merge_replicates(load, time, capacity_gbps)
     if len(load) < MIN_LOADS:
-        return CongestionResult(None, f"The construction needs {MIN_LOADS} different loads, and there are {len(load)}")
+        return CongestionResult(
+            None, f"{counted(len(load), 'load')} of the {MIN_LOADS} that the construction needs: too few"
+        )
     if time[-1] < MIN_RISE * time[0]:
         rise = time[-1] / time[0] - 1
         return CongestionResult(None, f"the iteration time does not rise: {rise:+.0%} from the lightest load on")

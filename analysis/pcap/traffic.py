@@ -152,7 +152,7 @@ class Traffic:
             for item in tables.rows_of(shown)
         )
         return (
-            f"of {counted(len(rows), 'conversation')} the largest is {most}"
+            f"the largest of {counted(len(rows), 'conversation')}: {most}"
             if len(rows)
             else "there are no conversations"
         )

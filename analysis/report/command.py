@@ -59,7 +59,8 @@ def report(options: argparse.Namespace) -> int:
     print(written.summary)
     for path in written.paths[:3]:
         print(f"Wrote {path}")
-    print(f"Wrote {counted(len(written.paths) - 3, 'file')} of figures in {written.paths[0].parent / 'figures'}")
+    if figures := len(written.paths) - 3:
+        print(f"Wrote {counted(figures, 'file')} of figures in {written.paths[0].parent / 'figures'}")
     print(f"Next: open {shell_word(written.paths[0])}", file=sys.stderr)
     return 0
 

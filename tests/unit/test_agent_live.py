@@ -40,7 +40,7 @@ def test_without_textual_nothing_is_started_for_a_terminal(tmp_path: Path, termi
     words = live(verb, tmp_path / "run", *(["--", "touch", "started"] if verb == "run" else []))
     terminal.type(shlex.join([sys.executable, "-c", code, *words[len(RINGTAP) :]]) + "; echo code=$?\n")
     said = terminal.wait_for("code=")
-    assert "ringtap: --live needs textual, which is not installed here: " in said
+    assert "ringtap: --live needs textual, not installed here: " in said
     assert "[tui]" in said
     terminal.wait_for("2")
     assert not (tmp_path / "run").exists()

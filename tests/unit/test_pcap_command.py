@@ -185,7 +185,10 @@ def test_other_refusals_are_sentences_too(capture, tmp_path, capsys):
     for arguments, says in (
         ([tmp_path / "none.pcap"], "does not exist"),
         ([capture, capture], "is named twice"),
-        ([capture, "--filter", "host 9.9.9.9"], "no packet matches 'host 9.9.9.9': there are"),
+        (
+            [capture, "--filter", "host 9.9.9.9"],
+            "no packet matches 'host 9.9.9.9': the largest of 7 conversations: tcp",
+        ),
         ([capture, "--filter", "len > 5"], "tcpdump -r FILE -w PART"),
         ([capture, "--bin", "1"], "number and a unit"),
         ([capture, "--bin", "0s"], "bins of 0 s are not possible"),

@@ -166,7 +166,7 @@ def test_no_text_breaks_the_parser(traffic, words):
 
 
 def test_no_match_says_what_there_was(traffic):
-    with pytest.raises(UsageError, match=r"no packet matches 'host 10.9.9.9': of \d+ conversations the largest is tcp"):
+    with pytest.raises(UsageError, match=r"no packet matches 'host 10.9.9.9': the largest of \d+ conversations: tcp"):
         traffic.select("host 10.9.9.9")
 
 

@@ -139,7 +139,7 @@ def test_a_last_line_cut_short_is_named(tmp_path: Path) -> None:
 
 
 def test_a_plan_cut_between_lines_is_noticed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds 1 flow of 10 bytes, but its header says 4 of 37"):
+    with pytest.raises(UsageError, match="holds 1 flow of 10 bytes, but the header says 4 of 37"):
         PlanFile(plan_file(tmp_path, LINES[:1])).check()
 
 

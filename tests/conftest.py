@@ -16,26 +16,36 @@ from xdist.scheduler import LoadScopeScheduling
 COMPUTES = re.compile(
     r"property/|unit/test_(analysis|core|job|pcap|structure|sweep_csv|thesis)_|unit/test_traffic_(formats|plan|sizes|verify)"
 )
-# Tests that start processes and keep no time: others may run beside them. What is left has the machine to itself.
+# Tests that start processes and keep no time: others may run beside them. What is left, and what is marked alone among
+# these, has the machine to itself.
 SHARES = re.compile(
-    r"slurm/|frameworks/test_frameworks|horovod/test_(build|job|timeline)"
-    r"|unit/test_(agent_(descriptors|live|ranks|run|signals)|clock_fit|doctor|hook_(start|torch)|hosts_(frames|mirror)"
-    r"|collect_(ethtool|gpu|infiniband|nic|qdisc|ring|sockets)|installed|jobs_wide_resnet|lab_state|live_|packaging|slurm_"
-    r"|suite|sweep_|traffic_(arrivals|bundle|commands|failures|figures|iperf3|parts|replay|transport))"
+    r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
+    r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|pcap|ssh_(hosts|sweep)"
+    r"|sweep|traffic)"
+    r"|unit/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|doctor|hook_|hosts_|installed|jobs_"
+    r"|lab_state|live_|packaging|slurm_|suite|sweep_|traffic_)"
 )
+# a variable of all processes that tests start; where a test empties the environment, it sets this one again
+TESTED_BY = "TESTED_BY"
+os.environ[TESTED_BY] = str(os.getpid())
 # only what no test machine can be given
 HARDWARE = ("an mlx5 NIC", "a GPU")
 
 
-class OneCluster(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives all tests of tests/slurm, which share a cluster, to one worker, and the others one by one to any."""
+# what the tests of these share takes seconds to set up
+TOGETHER = re.compile(r"tests/(slurm|testbed/test_(collect_fast|collect_packets|ssh_hosts|ssh_sweep))")
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives tests that share a cluster, servers or a recording to one worker, and the others one by one to any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "slurm" if nodeid.startswith("tests/slurm/") else nodeid
+        shared = TOGETHER.match(nodeid)
+        return shared[0] if shared else nodeid
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneCluster:
-    return OneCluster(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    return Together(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, path in paths.items():
         if COMPUTES.match(path):
             item.add_marker("computes")
-        elif SHARES.match(path):
+        elif SHARES.match(path) and not item.get_closest_marker("alone"):
             item.add_marker("shares")
     # last where one process runs all: the cluster stands until the end
     items.sort(key=lambda item: paths[item].startswith("slurm/"))
@@ -75,18 +85,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def machine() -> dict[str, object]:
     """Things that a testbed could leave behind: namespaces, interfaces, processes of ours, kernel settings.
 
-    Processes of tests that another worker of xdist runs at the same time are left out.
+    Ours are the processes that this process, a worker of xdist or the only one, has started: others may test, too.
     """
 
     def text(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     # by their command lines: a test may start what others use anew
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
     lines = (
         " ".join(process.info["cmdline"] or [])
         for process in psutil.process_iter(["cmdline", "environ"])
-        if (process.info["environ"] or {}).get("PYTEST_XDIST_WORKER", worker) == worker
+        if (process.info["environ"] or {}).get(TESTED_BY) == os.environ[TESTED_BY]
     )
     words = ("ringtap.", "iperf3", "tcpdump", "scale_model")
     ours = sorted(line[:200] for line in lines if any(word in line for word in words))

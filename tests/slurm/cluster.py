@@ -115,6 +115,7 @@ class SlurmCluster:
             "SHELL": "/bin/bash",
             "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "TESTED_BY": os.environ["TESTED_BY"],
             "SLURM_CONF": f"{cluster_keeper.HOME}/slurm.conf",
             **(env or {}),
         }

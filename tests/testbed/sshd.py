@@ -32,7 +32,7 @@ UsePAM no
 StrictModes no
 PermitRootLogin yes
 Banner {folder}/banner
-SetEnv HOME={home}
+SetEnv HOME={home} TESTED_BY={tester}
 """
 CLIENT = """\
 Host *
@@ -118,7 +118,8 @@ class SshServers:
         self.home(host).mkdir(exist_ok=True)
         (self.home(host) / ".bashrc").write_text(BASHRC)
         config = self.folder / f"sshd_config.{host}"
-        text = SERVER.format(address=self.address(host), folder=self.folder, host=host, home=self.home(host))
+        home, tester = self.home(host), os.environ["TESTED_BY"]
+        text = SERVER.format(address=self.address(host), folder=self.folder, host=host, home=home, tester=tester)
         config.write_text(text)
         words = f"{before} && mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e -f '{config}'"
         with (self.folder / f"sshd.{host}.log").open("wb") as log:

@@ -57,6 +57,7 @@ def check_sides(data: dict[str, Any], nodes: set[str], path: str) -> None:
     assert abs(moved["difference"]) < 0.02, moved
 
 
+@pytest.mark.alone
 def test_two_ranks_over_loopback(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCALE_MODEL]
@@ -84,6 +85,7 @@ def check_packets_iteration_by_iteration(run: Path) -> None:
     assert beyond % GLOO_MESSAGE_BYTES == 0
 
 
+@pytest.mark.alone
 def test_three_ranks_on_three_hosts_under_cross_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGTAP_TOKEN", "t")  # a receiver beyond loopback asks for one
     run = tmp_path / "run"

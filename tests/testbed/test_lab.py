@@ -38,6 +38,7 @@ def spec(name: str, **changes: object) -> LabSpec:
     return LabSpec(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.alone
 def test_every_link_gives_its_rate_in_both_directions() -> None:
     """Within 5 %: a token bucket loses what it may not keep while a busy machine does not serve its timer."""
     with Lab(spec("rates")) as lab:
@@ -172,6 +173,7 @@ def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.alone
 def test_a_killed_maker_takes_its_testbed_along_and_down_clears_the_record() -> None:
     code = (
         "import subprocess, sys, time\n"
@@ -197,6 +199,7 @@ def test_a_killed_maker_takes_its_testbed_along_and_down_clears_the_record() -> 
     time.sleep(0.5)  # the entering process outside sees its command's end
 
 
+@pytest.mark.alone
 def test_down_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
     with Lab(spec("mine"), verify=False) as lab:
         stranger = subprocess.Popen(["sleep", "60"])
@@ -211,6 +214,7 @@ def test_down_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
             forged.path.unlink(missing_ok=True)
 
 
+@pytest.mark.alone
 def test_a_standing_testbed_outlives_its_maker_and_all_of_it_goes_down() -> None:
     assert ringtap("lab", "up", "--name", "stays", "--rate", "100mbit", "--hosts", "2").returncode == 0
     command = [*RINGTAP, "lab", "exec", "--lab", "stays", "S0", "--", "sleep", "1000"]

@@ -254,6 +254,7 @@ def test_the_end_of_a_run_is_shown_and_the_view_stays(capture: tuple[subprocess.
         assert f"Next: ringtap analyze {run}" in view.text().replace("\n", "").replace("  ", "")
 
 
+@pytest.mark.alone
 def test_plain_lines_come_a_second_apart_and_end_with_the_run(capture: tuple[subprocess.Popen[str], Path]) -> None:
     process, run = capture
     command = [*RINGTAP, "live", "--plain", str(run)]

@@ -110,6 +110,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         yield Desk(folder, servers)
 
 
+@pytest.mark.alone
 def test_the_same_result_as_on_the_testbed_although_a_host_was_lost(desk: Desk, testbed_sweep: Path) -> None:
     plan, out = desk.plan("small"), desk.folder / "by ssh"
     host_lost_while_measuring(desk, plan, out)
@@ -160,6 +161,7 @@ def host_lost_while_measuring(desk: Desk, plan: Path, out: Path) -> None:
     desk.servers.start("S3")
 
 
+@pytest.mark.alone
 def test_cross_traffic_ends_when_its_controller_is_killed(desk: Desk) -> None:
     out = desk.folder / "killed"
     second = SPEC.cross_ip("S2") + "3"  # another address of the same interface, with a label as of old
@@ -411,6 +413,7 @@ def test_what_a_killed_sweep_left_on_hosts_is_removed_by_a_command(desk: Desk) -
     assert not [path for path in desk.folder.glob("disk of *") if list(path.glob("*"))]
 
 
+@pytest.mark.alone
 def test_the_doctor_asks_every_host(desk: Desk) -> None:
     late = desk.folder / "late python"
     late.write_text(

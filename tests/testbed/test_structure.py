@@ -122,9 +122,9 @@ def test_a_ring_of_three_under_cross_traffic(
     subprocess.run([*RINGTAP, "traffic", "plan", *load, "-o", str(plan)], check=True, capture_output=True)
     processes.start("S4", *RINGTAP, "traffic", "send", str(plan), "--source", SPEC.cross_ip("S4"))
     time.sleep(1)
-    processes.finish(processes.train(run, hosts, 60))
+    processes.finish(processes.train(run, hosts, 40))
     data = structure(str(run))
-    check(data, 60, 3)
+    check(data, 40, 3)
     assert (data["shape"]["name"], data["shape"]["hosts"]) == ("ring", ["S0", "S2", "S1"])
     roles = {row["role"]: row for row in data["flows"]}
     crossing = roles["cross traffic"]

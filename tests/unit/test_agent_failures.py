@@ -459,6 +459,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a clock that steps")
 def test_a_clock_that_is_set_back_an_hour(tmp_path: Path) -> None:
     """Every process of the run sees CLOCK_REALTIME stepped; CLOCK_MONOTONIC goes on."""

@@ -107,6 +107,7 @@ def test_one_changed_byte_is_noticed(place: int, change: int) -> None:
     assert unpack(bytes(data), TOKEN) is None
 
 
+@pytest.mark.alone
 def test_a_flood_of_strangers_does_not_take_the_processor() -> None:
     with responder() as served, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         began_s = time.monotonic()

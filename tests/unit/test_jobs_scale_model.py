@@ -56,6 +56,7 @@ def test_layers_add_up_to_the_parameters(profile: object) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.alone
 def test_a_layer_is_ready_when_its_share_of_the_pass_is_over() -> None:
     model = scale_model.build_model(103, layers=4, compute_s=0.24)
     ready_s: dict[int, float] = {}
@@ -78,6 +79,7 @@ def test_a_layer_is_ready_when_its_share_of_the_pass_is_over() -> None:
     assert all(bool(layer.weight.grad.abs().sum() > 0) for layer in model)
 
 
+@pytest.mark.alone
 def test_lateness_of_a_layer_does_not_add_up() -> None:
     pace = scale_model.Pace(0.1, layers=50)
     start_s = time.monotonic()

@@ -1,6 +1,7 @@
 """What the hosts of a cluster answer, and which counters tell the cross traffic from the training."""
 
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,8 @@ def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
     text += '[sweep]\ncapacity = "10gbit"\nloads = [0]\n[cluster]\nreach = "local"\nworkers = ["a"]\n'
     text += f'[[hosts]]\nname = "a"\ntraining = "127.0.0.1"\ninterface = "{own}"\n'
     plan = plan_of(tmp_path, text)
-    stage = cluster_stage(plan, call_roll(plan, LocalHosts(["a"])))
+    with closing(LocalHosts(["a"])) as hosts:
+        stage = cluster_stage(plan, call_roll(plan, hosts))
     assert stage.interface == {"a": own}
     assert (stage.bottleneck["cross"], stage.one_clock) == ([], True)
 
@@ -155,8 +157,8 @@ def test_addresses_that_a_host_has_not_are_named(tmp_path: Path, host: str, word
     text = PLAN[PLAN.index("[[models]]") : PLAN.index("[[hosts]]")]
     text += '[sweep]\ncapacity = "10gbit"\nloads = [0]\n[cluster]\nreach = "local"\nworkers = ["a"]\n'
     plan = plan_of(tmp_path, text + f'[[hosts]]\nname = "a"\n{host}\n')
-    with pytest.raises(UsageError, match=words):
-        cluster_stage(plan, call_roll(plan, LocalHosts(["a"])))
+    with closing(LocalHosts(["a"])) as hosts, pytest.raises(UsageError, match=words):
+        cluster_stage(plan, call_roll(plan, hosts))
 
 
 def test_free_ports_come_in_a_row() -> None:
@@ -200,7 +202,7 @@ def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str
     with pytest.raises(UsageError, match="more than the plan's most_load"):
         cross.start_sender(5.1e9, "002", 1.0)
     assert len(hosts.commands) == 2
-    hosts.stop_all()
+    hosts.close()
 
 
 def test_a_sweeps_token_is_in_no_command_line(tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ def test_a_sweeps_token_is_in_no_command_line(tmp_path: Path) -> None:
     (token,) = {environment["RINGTAP_TOKEN"] for environment in hosts.environments}
     assert len(token) >= 16
     assert not [command for command in hosts.commands if token in " ".join(command)]
-    hosts.stop_all()
+    hosts.close()
 
 
 class Saying(LocalHosts):

@@ -312,7 +312,7 @@ def test_nothing_stays_behind_when_the_agent_is_killed(tmp_path: Path, loopback:
     assert agent.stdout.readline() == "up\n"
     family = psutil.Process(agent.pid).children(recursive=True)
     assert any(tool in " ".join(process.cmdline()) for process in family)
-    assert all(process.nice() == 10 for process in family)
+    assert all(process.nice() == min(19, psutil.Process().nice() + 10) for process in family)
     loopback.send(2000)
     agent.send_signal(signal.SIGKILL)
     agent.wait()

@@ -284,6 +284,7 @@ def test_a_working_folder_of_somebody_else_is_refused(servers: SshServers, tmp_p
         hosts.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["killed", "link"])
 def test_a_host_lost_in_mid_run_is_named_and_the_others_go_on(
     how: str, hosts: SshHosts, run: RunDirectory, servers: SshServers

@@ -9,7 +9,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import _checkout  # noqa: F401 -- first: lets the others import ringtap
@@ -60,7 +60,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
         settings = Settings(options.quick, options.repeats, (), limit_s=_QUICK_LIMIT_S if options.quick else None)
         bench = Bench(settings, processes, [], [], Path(folder))
-        _measure(bench)
+        sizes = _QUICK if options.quick else _FULL
+        _measure(bench, replace(sizes, whole=options.packets or sizes.whole))
     machine = describe() | {"stolen_pct": before.stolen_pct_since(), "others_pct": before.others_pct_since()}
     write(bench, machine, options, last_line(bench.samples), tables(bench.samples))
     return 1 if bench.failures else 0
@@ -72,17 +73,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--repeats", type=int, default=7, help="of the fast readers (default 7; --quick: as time allows)"
     )
+    parser.add_argument("--packets", type=int, metavar="N", help="of a capture (10 million; --quick: 8 million)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write every sample as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
     options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error("--repeats must be 1 or more")
+    if options.repeats < 1 or (options.packets or 1) < 1:
+        parser.error("--repeats and --packets must be 1 or more")
     return options
 
 
-def _measure(bench: Bench) -> None:
+def _measure(bench: Bench, sizes: Sizes) -> None:
     """The slow readers once, then the fast ones by turns, then several cores, and in a full run a large capture."""
-    sizes = _QUICK if bench.settings.quick else _FULL
     one = cores()[-1:]
     parts = {name: make_file(bench, name, getattr(sizes, name)) for name in ("tshark", "dpkt", "scapy")}
     single = make_file(bench, "one", 1)

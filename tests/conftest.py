@@ -20,8 +20,8 @@ COMPUTES = re.compile(
 # these, has the machine to itself.
 SHARES = re.compile(
     r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
-    r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|pcap|ssh_(hosts|sweep)"
-    r"|sweep|traffic)"
+    r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|pcap"
+    r"|ssh_(hosts|sweep)|sweep|traffic)"
     r"|unit/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|doctor|hook_|hosts_|installed|jobs_"
     r"|lab_state|live_|packaging|slurm_|suite|sweep_|traffic_)"
 )
@@ -32,12 +32,15 @@ os.environ[TESTED_BY] = str(os.getpid())
 HARDWARE = ("an mlx5 NIC", "a GPU")
 
 
-# what the tests of these share takes seconds to set up
-TOGETHER = re.compile(r"tests/(slurm|testbed/test_(collect_fast|collect_packets|ssh_hosts|ssh_sweep))")
+# Tests of these files stay together: what they share takes seconds to set up, or is there once (a lease).
+TOGETHER = re.compile(
+    r"tests/(slurm|horovod/\w+|property/test_pcap_fuzz|testbed/test_(collect_\w+|ssh_\w+|sweep)"
+    r"|unit/test_(analysis|hook_torch|installed|job|pcap|slurm_bundle|structure|traffic_(bundle|figures))\w*)"
+)
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives tests that share a cluster, servers or a recording to one worker, and the others one by one to any."""
+    """Gives tests that share something to one worker, and the others one by one to any."""
 
     def _split_scope(self, nodeid: str) -> str:
         shared = TOGETHER.match(nodeid)

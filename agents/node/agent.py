@@ -287,7 +287,7 @@ class Agent:
         item = self._record.item
         item["collectors"] = self._recorders.facts()
         if self._hook_is_wanted and any(job.holds for job in self._jobs):
-            obstacles = [self._obstacle, *(hook_obstacle(job.entry["command"] or []) for job in self._jobs)]
+            obstacles = [*(hook_obstacle(job.entry["command"] or []) for job in self._jobs), self._obstacle]
             entry = hook_entry(self._record.folder, next(filter(None, obstacles), ""))
             item["collectors"]["steps"] = entry
             if entry["state"] == "degraded":

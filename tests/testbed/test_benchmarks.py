@@ -27,7 +27,7 @@ KEYS = [
 
 
 def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
-    figures, results, tables = quick("traffic", tmp_path)
+    figures, results, tables = quick("traffic", tmp_path, "--repeats", "1")
     assert list(figures) == KEYS
     if figures["load_error_pct_max"] is None:  # other programs took this machine's cores, and the result says so
         assert any(note.startswith("This run cannot judge ") for note in results["notes"])

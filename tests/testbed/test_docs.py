@@ -35,7 +35,13 @@ def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return tmp_path, dict(os.environ) | {"PATH": path, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")], ids=lambda page: page.name)
+def shown(page: Path) -> pytest.ParameterSet:
+    """A page whose commands are run; what is for the only testbed, or for all, is so for those of other tests, too."""
+    alone = any("ringtap lab" in block for block in blocks(page, "sh"))
+    return pytest.param(page, id=page.name, marks=[pytest.mark.alone] if alone else [])
+
+
+@pytest.mark.parametrize("page", [shown(page) for page in PAGES if blocks(page, "sh")])
 def test_commands_work_as_shown(page: Path, newcomer: tuple[Path, dict[str, str]]) -> None:
     folder, environment = newcomer
     for block in blocks(page, "sh"):

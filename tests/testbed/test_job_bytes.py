@@ -32,7 +32,6 @@ def analyze(run: Path) -> dict[str, Any]:
     found = subprocess.run(
         [*RINGTAP, "analyze", str(run), "--json"], capture_output=True, text=True, check=True, timeout=120
     )
-    print(subprocess.run([*RINGTAP, "analyze", str(run)], capture_output=True, text=True, check=True).stdout)
     data: dict[str, Any] = json.loads(found.stdout)
     return data
 

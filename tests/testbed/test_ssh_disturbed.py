@@ -18,9 +18,10 @@ from ringtap.agents.lab.up import Lab
 from ringtap.records import read_json_lines
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import one_sentence, status, wait_for
-from tests.testbed.test_ssh_sweep import SPEC, Desk
+from tests.testbed.test_ssh_sweep import MARKS, SPEC, Desk
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
+QUICK = {'compute = "50ms"\nlayers = 8': f"command = {json.dumps(MARKS)}"}
 SHORT = {"loads = [0, 0.7]": "loads = [0]", 'min_time = "2500ms"': 'min_time = "500ms"'}
 LONGER = {"loads = [0, 0.7]": "loads = [0.1]", 'min_time = "2500ms"': 'min_time = "4s"'}
 
@@ -33,7 +34,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 
 
 def test_two_sweeps_at_once_are_refused_and_a_killed_ones_hosts_are_free(desk: Desk, tmp_path: Path) -> None:
-    plan, out = desk.plan("endless", {'min_time = "2500ms"': 'min_time = "90s"', '"10s"': '"90s"'}), tmp_path / "first"
+    endless = {'min_time = "2500ms"': 'min_time = "90s"', '"10s"': '"90s"'}
+    plan, out = desk.plan("endless", QUICK | endless), tmp_path / "first"
     first = desk.start("sweep", plan, "-o", out)
     try:
         wait_for((out / "run.json").exists, first)
@@ -52,7 +54,7 @@ def test_two_sweeps_at_once_are_refused_and_a_killed_ones_hosts_are_free(desk: D
     finally:
         first.send_signal(signal.SIGKILL)
         first.communicate()
-    done = desk.run("sweep", desk.plan("short", SHORT), "-o", tmp_path / "third")
+    done = desk.run("sweep", desk.plan("short", QUICK | SHORT), "-o", tmp_path / "third")
     assert done.returncode == 0, done.stderr
 
 

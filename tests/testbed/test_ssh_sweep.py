@@ -61,6 +61,8 @@ while True:
     optimizer.step()
     time.sleep(0.05)
 """
+# a job of iterations alone: it starts in no time
+MARKS = ["{python}", "-c", "import ringtap, time\nwhile True: time.sleep(0.05); ringtap.step()"]
 
 
 class Desk:
@@ -362,7 +364,7 @@ def as_version_0_1_wrote_it(path: Path) -> None:
 def test_a_plan_corrected_where_nothing_was_measured_goes_on(desk: Desk) -> None:
     """The second model's interpreter is wrong: found after the first one's points, and mended."""
     broken = OWN.format(command='["sh", "-c", "exit 3"]')
-    plan = desk.plan("corrected", {"[0, 0.7]": "[0]"})
+    plan = desk.plan("corrected", {"[0, 0.7]": "[0]", 'compute = "50ms"\nlayers = 8': f"command = {json.dumps(MARKS)}"})
     good = plan.read_text()
     plan.write_text(good + broken)
     out = desk.folder / "corrected"
@@ -376,10 +378,10 @@ def test_a_plan_corrected_where_nothing_was_measured_goes_on(desk: Desk) -> None
     assert re.search(r"mine-iperf +0 of 1 points?, stopped: mine on S\d ended", standing.stdout)
     assert "--resume" in standing.stdout
 
-    plan.write_text(good.replace("layers = 8", "layers = 4") + broken)
+    plan.write_text(good.replace("sleep(0.05)", "sleep(0.04)") + broken)
     done = desk.run("sweep", plan, "-o", out, "--resume")
     assert done.returncode == 2
-    assert "measured with another plan (different: models.small.layers)" in one_sentence(done.stderr)
+    assert "measured with another plan (different: models.small.command)" in one_sentence(done.stderr)
     plan.write_text(good + broken.replace("exit 3", "exit 4"))
     as_version_0_1_wrote_it(out / "run.json")
     done = desk.run("sweep", plan, "-o", out, "--resume")

@@ -37,7 +37,7 @@ def test_a_load_that_is_missed_beside_busy_programs_is_not_judged(
     bench: Any, parts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parts.load, "SHARES", (0.8,))
-    ceiling_bps = parts.load.ceiling_now(bench)
+    ceiling_bps = 3 * parts.load.ceiling_now(bench)  # whatever others took of the machine while it was measured
     others = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * len(parts.machine.cores()))
     ]
@@ -54,8 +54,9 @@ def test_a_load_that_is_missed_beside_busy_programs_is_not_judged(
     assert missed
     for sample in missed:
         assert "other programs took" in sample["doubt"]
-        tail_pct = 100 * sample["tail_s"] / (bench.settings.load_s + sample["tail_s"])
-        assert sample["error_pct"] == pytest.approx(tail_pct, rel=0.05)  # what misses is what waited at the plan's end
+        if not sample["unfinished"]:  # what misses is what waited at the plan's end
+            tail_pct = 100 * sample["tail_s"] / (bench.settings.load_s + sample["tail_s"])
+            assert sample["error_pct"] == pytest.approx(tail_pct, rel=0.05)
     last, output = _written(bench, parts, capsys)
     assert last["load_error_pct_max"] is None
     assert "cannot judge" in output
@@ -66,7 +67,8 @@ def test_a_load_beyond_the_ceiling_of_that_moment_is_not_judged(
     bench: Any, parts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parts.load, "SHARES", (0.8,))
-    parts.load.measure(bench, 2 * parts.load.ceiling_now(bench), 0)
+    # far more than the ceiling, for others may have taken some of the machine while it was measured
+    parts.load.measure(bench, 5 * parts.load.ceiling_now(bench), 0)
     for sample in bench.samples["load"]:
         assert sample["error_pct"] > 1
         # A test shares the machine: where others took some of it, that is what the sample says

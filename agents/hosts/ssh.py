@@ -31,6 +31,12 @@ _LONGEST_NAME = 200  # bytes
 # on standard error, between what a login says and what ringtap says; by sh, as login shells differ in how they redirect
 _STARTED = "ringtap is being started"
 _START = f'echo "{_STARTED}" >&2; exec "$0" "$@"'
+_TRY = " (try: ssh "
+# what ssh says because of what it, or the ssh to a jump host below it, has said before; its own lines end in CR LF
+_AFTERMATH = re.compile(
+    r"kex_exchange_identification: |stdio forwarding failed|Connection (to|closed by|reset by) UNKNOWN port|"
+    r"Host key verification failed"
+)
 # the user's configuration stays in force; what would ask, or take the connection for something else, is off
 _OPTIONS = {
     "BatchMode": "yes",
@@ -116,15 +122,20 @@ class SshHosts(ServedHosts):
         """Reach all hosts at once."""
         for host in self.names:
             self.channel(host)
-        failures = []
+        failures: dict[str, list[str]] = {}
         for host in self.names:
             try:
                 facts = self.channel(host).facts.result()
                 self._workdirs[host] = self._hosts[host].workdir or str(facts["workdir"])
             except MeasurementError:
-                failures.append(f"{host} cannot be used over ssh: {self.channel(host).lost}")
+                same = self.channel(host).lost.partition(_TRY)[0]  # often of all hosts: a jump host, say
+                failures.setdefault(same, []).append(host)
         if failures and all_needed:
-            raise UsageError("; ".join(failures))
+            words = [
+                f"{', '.join(found)} cannot be used over ssh: {self.channel(found[0]).lost}"
+                for found in failures.values()
+            ]
+            raise UsageError("; ".join(words))
 
     def command(self, host: str) -> list[str]:
         """The ssh command of a host: no words of the plan's reach the shell there but the interpreter's path."""
@@ -138,7 +149,7 @@ class SshHosts(ServedHosts):
     def explain(self, host: str, said: str, why: str, code: int) -> str:
         """Return the reason that a host is lost, in ssh's or the interpreter's words; a login's output is no reason."""
         login, started, words = said.partition(_STARTED)
-        last = next((line.strip() for line in reversed((words if started else login).splitlines()) if line.strip()), "")
+        last = _last_words(words if started else login)
         if started and host not in self._workdirs and not why and code != LOST_CODE:
             return self._no_servant(host, words, last, code)
         if started or code == LOST_CODE:
@@ -148,7 +159,7 @@ class SshHosts(ServedHosts):
             reason += f", and said at last: {last}" if last else ""
         if started:
             return reason
-        return f"{reason} (try: ssh {shlex.quote(self._hosts[host].destination)} true)"
+        return f"{reason}{_TRY}{shlex.quote(self._hosts[host].destination)} true)"
 
     def _no_servant(self, host: str, words: str, last: str, code: int) -> str:
         """Return the reason that the plan's interpreter has not started ringtap."""
@@ -315,6 +326,14 @@ class SshHosts(ServedHosts):
             with suppress(MeasurementError, FutureTimeoutError):
                 answer.result(_ANSWER_S)
         super().close()
+
+
+def _last_words(said: str) -> str:
+    """The last line of an output; of ssh's own lines, the one that led to the others, if there is one."""
+    lines = [line for line in said.splitlines(keepends=True) if line.strip()]
+    while len(lines) > 1 and _AFTERMATH.match(lines[-1].strip()) and lines[-2].endswith("\r\n"):
+        lines.pop()
+    return lines[-1].strip() if lines else ""
 
 
 def _origin(run: Path) -> str:

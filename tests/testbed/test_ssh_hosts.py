@@ -233,7 +233,8 @@ def test_a_host_that_cannot_be_reached_is_refused_in_one_sentence(servers: SshSe
         return str(caught.value)
 
     assert refusal(SshHost("S0", "S0.lab")) == (
-        "S0 cannot be used over ssh: its connection ended - Host key verification failed. (try: ssh S0.lab true)"
+        "S0 cannot be used over ssh: its connection ended - Host key for "
+        f"{servers.address('S0')} has changed and you have requested strict checking. (try: ssh S0.lab true)"
     )
     config.write_text(servers.config.read_text())
     assert refusal(SshHost("S0", "S0.lab", python="/no/python")) == (

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from ringtap.agents.clock.source import boot_id
+from ringtap.agents.hosts.lease import held
 from ringtap.units import format_size
 
 MODULES = ("torch", "horovod")
@@ -37,7 +38,8 @@ def host_facts() -> dict[str, Any]:
 
     Returns:
         ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are
-        there), ``kernel_ports`` (first and last port that the kernel picks) and ``interfaces``: by name ``addresses``
+        there), ``kernel_ports`` (first and last port that the kernel picks), ``lease`` (the sweep that holds the host's
+        lease) and ``interfaces``: by name ``addresses``
         (IPv4), ``addresses6``, ``mtu`` and ``below`` (interfaces it stands on).
     """
     states = psutil.net_if_stats()
@@ -56,6 +58,7 @@ def host_facts() -> dict[str, Any]:
         "iperf3": shutil.which("iperf3") or "",
         "modules": [name for name in MODULES if find_spec(name)],
         "kernel_ports": _PORT_RANGE.read_text().split() if _PORT_RANGE.exists() else [],
+        "lease": held(),
         "interfaces": interfaces,
     }
 

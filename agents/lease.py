@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -146,18 +146,31 @@ def take_leases(hosts: Hosts, me: dict[str, Any], say: Callable[[str], None]) ->
         UsageError: another sweep uses some of them.
         MeasurementError: a host is lost.
     """
-    taken: dict[str, list[str]] = {}
+    taken: dict[str, dict[str, Any]] = {}
     for name in hosts.names:
         try:
             if found := _take(hosts, name, me):
-                taken.setdefault(_words(found), []).append(name)
+                taken[name] = found
         except MeasurementError as error:
             if hosts.lost():
                 raise
             say(f"warning: {error}: see that no other sweep uses it")
-    if taken:
-        words = "; ".join(f"{', '.join(names)} in use by {who}" for who, names in taken.items())
-        raise UsageError(f"another sweep measures on these hosts ({words}): wait for it to end, or end it")
+    if problem := lease_problem(taken):
+        raise UsageError(problem)
+
+
+def lease_problem(taken: Mapping[str, dict[str, Any]]) -> str:
+    """Return who measures on hosts; empty where nobody does.
+
+    Args:
+        taken: facts of the sweep that holds the lease, by host.
+    """
+    users: dict[str, list[str]] = {}
+    for name, found in taken.items():
+        if found:
+            users.setdefault(_words(found), []).append(name)
+    words = "; ".join(f"{', '.join(names)} in use by {who}" for who, names in users.items())
+    return f"another sweep measures on these hosts ({words}): wait for it to end, or end it" if words else ""
 
 
 def _take(hosts: Hosts, name: str, me: dict[str, Any]) -> dict[str, Any]:

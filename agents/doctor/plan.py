@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ringtap.agents.estimate import layout
 from ringtap.agents.hosts import Hosts, LabHosts
 from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.lab.up import Lab
+from ringtap.agents.lease import lease_problem
 from ringtap.agents.reach import reached
 from ringtap.agents.roll_call import Answer, call_roll, cluster_stage, needs_iperf3
 from ringtap.agents.tcp_paths import check_ways
@@ -53,6 +54,9 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
             say(f"calling {', '.join(hosts.names)}")
             answers = call_roll(plan, hosts)
             problems = [problem for answer in answers for problem in answer.problems]
+            with suppress(AttributeError):  # a host may say anything
+                users = lease_problem({answer.host: answer.facts.get("lease", {}) for answer in answers})
+                problems += [users] if users else []
             silent = {answer.host for answer in answers if not answer.facts}
             if not problems:
                 say("trying the connections between them")

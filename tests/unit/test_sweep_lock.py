@@ -1,5 +1,6 @@
-"""The lock of a run directory: one sweep at a time measures into it."""
+"""One sweep at a time: the lock of its run directory, and the leases of its hosts."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.lease import LOCK_FILE, holder, locked
+from ringtap.agents.lease import LOCK_FILE, holder, lease_problem, locked
 from ringtap.errors import UsageError
 
 HOLD = """
@@ -55,3 +56,31 @@ def test_what_a_lock_file_says_reaches_the_terminal_as_plain_text(tmp_path: Path
         with pytest.raises(UsageError) as refusal, locked(tmp_path, {}, print):
             raise AssertionError("both have it")
         assert "by [2Jeve's sweep, process [1] on None: wait" in str(refusal.value)
+
+
+LEASED = """
+import json, threading, time
+from ringtap.agents.lab import namespaces
+namespaces.isolate(namespaces.NEWNET)
+from ringtap.agents.host_facts import host_facts
+from ringtap.agents.hosts.lease import Lease
+found, lease = [host_facts()["lease"]], Lease()
+lease.take({"id": "1", "user": "eve", "pid": 7, "host": "desk"})
+asking = threading.Thread(target=lambda: found.append(host_facts()["lease"]))
+asking.start()
+while asking.is_alive():
+    lease.answer()
+    time.sleep(0.01)
+print(json.dumps(found))
+"""
+
+
+def test_a_host_says_whose_sweep_measures_on_it_without_being_taken() -> None:
+    done = subprocess.run([sys.executable, "-c", LEASED], capture_output=True, text=True, check=False)
+    if "may make no network namespaces" in done.stderr:
+        pytest.skip("this user may make no network namespaces here")
+    free, taken = json.loads(done.stdout)
+    assert free == {}
+    assert lease_problem({"a": free, "b": {}}) == ""
+    words = lease_problem({"a": free, "b": taken, "c": taken})
+    assert words.startswith("another sweep measures on these hosts (b, c in use by eve's sweep, process 7 on desk)")

@@ -20,6 +20,8 @@ _SECOND_HAND = re.compile(
     r"store.*timeout|remote process exited",
     re.IGNORECASE,
 )
+# warnings are printed by jobs that run well, too; glog's begin with their letter and date
+_WARNING = re.compile(r"(\[rank\d+\]:)?\s*\[?[IW]\d{4} |\bwarning\b|Warning:", re.IGNORECASE)
 _TELLING = re.compile(
     r"\w(Error|Exception|Interrupt)\b|\berror\b|no space left|disk quota|cannot|can't|not found|no such file|"
     r"refused|denied|out of memory|killed|no route|unreachable|timed out|failed|not recorded",
@@ -36,7 +38,7 @@ def telling_line(text: str) -> tuple[int, str]:
     # an output may hold anything, and only printable words are passed on
     printable = "".join(character if character.isprintable() else "\n" for character in text)
     lines = [" ".join(line.split()) for line in printable.splitlines() if line.strip()]
-    causes = [line for line in lines if _TELLING.search(line)]
+    causes = [line for line in lines if _TELLING.search(line) and not _WARNING.search(line)]
     first_hand = [line for line in causes if not _SECOND_HAND.search(line)]
     # of a traceback, and of several, the last line is the error; a launcher's own words come after it
     for score, found in ((3, first_hand), (2, causes), (1, lines)):

@@ -92,7 +92,7 @@ def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points
         return "burst" in kinds
     if key.startswith("models."):
         return _touches_model(key, now, points)
-    return not key.startswith("topology.machines.") or _touches_machine(key, before, now)
+    return not key.startswith("topology.machines.") or _touches_machine(key, before, now, points)
 
 
 def _load(plan: Mapping[str, Any], point: Mapping[str, Any]) -> float | None:
@@ -109,8 +109,14 @@ def _touches_model(key: str, now: Mapping[str, Any], points: Sequence[Mapping[st
     return bool(what != "title" and not (model.get("command") and what in _FREE_OF_COMMAND)) or not model
 
 
-def _touches_machine(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _touches_machine(
+    key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
+) -> bool:
     name, _, what = key.removeprefix("topology.machines.").rpartition(".")
     roles = [role for plan in (before, now) for role in (*plan["topology"]["workers"], plan["topology"]["cross_from"])]
     roles += [plan["topology"]["cross_to"] for plan in (before, now)]
-    return name in roles and what not in _FREE_OF_HOST
+    if name not in roles or what in _FREE_OF_HOST:
+        return False
+    measured = {one["model"] for one in points}
+    commands = [model.get("command") or () for model in now["models"] if model["name"] in measured]
+    return what != "job_python" or any("{python}" in word for command in commands for word in command)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,13 +20,18 @@ from ringtap.agents.launch import processes, ranks_of
 from ringtap.agents.punctual import MOST_LATE_SHARE, late_share
 from ringtap.agents.reach import check_alive, check_lost
 from ringtap.agents.stage import Stage
+from ringtap.agents.tcp_paths import check_ways
 from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Testbed, Window
+from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, open_log
 from ringtap.units import counted
 
 _POLL_S = 0.05
 _MASTER_PORTS = 2  # torch's, and beside it Horovod's
+# A job that has ended no iteration for so many times the longest, and until its words are here, stands still
+_STALLED_ITERATIONS = 3
+_ON_THE_WAY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,18 @@ class StepWatcher:
     def ranks_stepped(self) -> dict[str, int]:
         """Count the ranks of each worker that have stepped an optimizer, as far as they have been read."""
         return {folder.parent.name: sum(path.parent == folder for path in self._rows) for folder in self._folders}
+
+
+def stalled_s(ends_ns: Sequence[int], now_ns: int) -> float:
+    """Seconds since the last iteration ended, where a job stands still; else 0.
+
+    Args:
+        ends_ns: when iterations ended, two at least.
+        now_ns: the time now.
+    """
+    since_ns = now_ns - ends_ns[-1]
+    longest_ns = max(after - before for before, after in pairwise(ends_ns))
+    return since_ns / 1e9 if since_ns > _STALLED_ITERATIONS * longest_ns + _ON_THE_WAY_S * 1e9 else 0.0
 
 
 class Series:
@@ -189,7 +207,13 @@ class Series:
         """Tell if some host names a cause, and return the words of every host, the most telling first."""
         with suppress(MeasurementError):
             self._hosts.gather(self._run.path)
-        return words_of_hosts(self._plan, self._hosts, self._run, self._logs)
+        is_told, words = words_of_hosts(self._plan, self._hosts, self._run, self._logs)
+        if is_told or self._hosts.lost() or not isinstance(self._plan.topology, Cluster):
+            return is_told, words
+        with suppress(MeasurementError):  # a firewall that was set up meanwhile, say
+            if blocked := check_ways(self._stage, self._hosts):
+                return True, "; ".join((*blocked, words))
+        return is_told, words
 
     def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Go through the load steps; a window that something disturbed is measured again.
@@ -269,15 +293,26 @@ class Series:
             spent_s = (time.time_ns() - settled_ns) / 1e9
             seconds = (ends[-1] - ends[0]) / 1e9 if ends else 0.0
             enough = seconds >= window.min_s and len(ends) > window.min_iterations
-            if enough or (spent_s >= window.max_s and len(ends) > 1):
+            now_ns = time.time_ns()
+            if enough or (spent_s >= window.max_s and len(ends) > 1 and not stalled_s(ends, now_ns)):
                 return ends[0], ends[-1], len(ends) - 1
             if spent_s >= 2 * window.max_s:
-                self._hosts.gather(self._run.path)
-                cut = "; ".join(self._watch.links(settled_ns, time.time_ns(), settled_ns))
-                raise MeasurementError(
-                    f"{self._model.title} ended no two iterations in {spent_s:.0f} s under this load: "
-                    + (f"{cut}: see to the link, then resume" if cut else "raise window.max_time")
-                )
+                raise self._no_window(spent_s, ends, now_ns, settled_ns)
+
+    def _no_window(self, spent_s: float, ends: list[int], now_ns: int, since_ns: int) -> MeasurementError:
+        """The reason that there is no window of whole iterations."""
+        self._hosts.gather(self._run.path)
+        if len(ends) > 1:
+            longest_s = max(after - before for before, after in pairwise(ends)) / 1e9
+            what = f"no iteration for {stalled_s(ends, now_ns):.0f} s, where the longest before took {longest_s:.3g} s"
+        else:
+            what = f"no two iterations in {spent_s:.0f} s under this load"
+        if cut := "; ".join(self._watch.links(since_ns, now_ns, since_ns)):
+            return MeasurementError(f"{self._model.title} ended {what}: {cut}: see to the link, then resume")
+        is_told, words = self._words()
+        if len(ends) < 2 and not is_told:
+            return MeasurementError(f"{self._model.title} ended {what}: raise window.max_time")
+        return MeasurementError(f"{self._model.title} ended {what}: {words}")
 
     def _stop(self) -> None:
         self._cross.stop_sender()

@@ -218,7 +218,8 @@ class Conductor:
             check_lost(hosts)
             run.info["status"] = "complete"
         except BaseException as error:
-            run.info |= {"status": "partial", "why": str(error) or type(error).__name__}
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+            run.info |= {"status": "partial", "why": why}
             raise
         finally:
             points.close()

@@ -147,6 +147,8 @@ def _own_standing(run: RunDirectory) -> Standing:
             SeriesStanding(index, name, *_own_series(run, name, bool(missing), status), len(done), missing, "")
         )
     count = sum(one.points for one in series)
+    if status == "complete" and any(one.missing for one in series):
+        status, why = "partial", "the last sweep into it was of one series alone"
     told = f"{count} of {counted(count + sum(len(one.missing) for one in series), 'point')}"
     return Standing(str(run.path), "sweep", status, "; ".join(filter(None, [told, why])), (), (), tuple(series))
 

@@ -129,11 +129,14 @@ class Channel:
                 line, _, rest = line.partition(b"\n")
                 self.facts.set_result(_facts(line))
                 return rest or self._read(self._silent_s)
-            if len(before) > _NOISE_BYTES or len(line) > _FACTS_BYTES:
+            if len(before) > _NOISE_BYTES:
+                raise ValueError(f"its login prints more than {_NOISE_BYTES >> 20} MiB before ringtap is started")
+            if len(line) > _FACTS_BYTES:
                 raise ValueError(frames.NOISE)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(f"no connection within {self._connect_s:.0f} s")
+                waits = ": does its login wait for something?" if before.strip() else ""
+                raise TimeoutError(f"ringtap was not started there within {self._connect_s:.0f} s{waits}")
             with contextlib.suppress(TimeoutError):
                 piece = self._read(left_s)
                 if not piece:

@@ -62,6 +62,22 @@ def points(out: Path) -> list[dict[str, object]]:
     return found
 
 
+STOPS = "import ringtap, time\nfor _ in range(20): time.sleep(0.05); ringtap.step()\ntime.sleep(100)"
+
+
+def test_a_job_that_stands_still_in_a_window_gives_no_point(tmp_path: Path) -> None:
+    """Its last iteration does not end, and those before it are no measure of what it takes."""
+    own = f'name = "stops"\nparameters = 1\ncommand = {json.dumps([sys.executable, "-c", STOPS])}\n'
+    window = 'settle = "100ms"\nmin_time = "4s"\nmax_time = "4s"\nmin_iterations = 5\n'
+    text = '[sweep]\nname = "still"\ntraffic = ["iperf"]\nloads = [0, 0.5, 0.5]\n[window]\nwarmup_iterations = 2\n'
+    plan = write_plan(tmp_path, alone(text + window + f"[[models]]\n{own}"))
+    done = run("sweep", plan, "-o", tmp_path / "out")
+    assert done.returncode == 1, done.stderr
+    said = one_sentence(done.stderr)
+    assert re.search(r"stops ended no iteration for \d+ s, where the longest before took 0\.\d+ s: ", said), said
+    assert points(tmp_path / "out") == []
+
+
 @pytest.mark.alone
 def test_from_a_plan_to_a_report(testbed_sweep: Path) -> None:
     assert status(testbed_sweep) == ("complete", "")

@@ -19,6 +19,7 @@ from ringtap.agents.hosts.servant import Servant, clean
 from ringtap.agents.launch import processes
 from ringtap.agents.plan_changes import plan_changes
 from ringtap.agents.roll_call import cluster_stage
+from ringtap.agents.series import stalled_s
 from ringtap.analysis import congestion, fit
 from ringtap.cli import main
 from ringtap.errors import UsageError
@@ -174,11 +175,34 @@ def test_ports_are_those_of_the_plan(tmp_path: Path) -> None:
             (2, "RuntimeError: Connection closed by peer [10.0.0.1]"),
         ),
         ("agent: steps: No space left on device\nloaded\n", (3, "agent: steps: No space left on device")),
+        ("[W1122 04:10:27.9 socket.cpp:207] [c10d] The hostname cannot be retrieved.\nstep 3\n", (1, "step 3")),
+        ("[W1122 04:10:27.9] a name cannot be found\nError: reset by peer\n", (2, "Error: reset by peer")),
+        ("a.py:3: UserWarning: a default cannot be found\nbye\n", (1, "bye")),
         ("a\x1b[31mError: red\x1b[0m", (3, "[31mError: red")),
     ],
 )
 def test_the_line_that_says_most_is_found(text: str, found: tuple[int, str]) -> None:
     assert telling_line(text) == found
+
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("ends", "now", "seconds"),
+    [
+        ((0, 1, 2), 3, 0),
+        ((0, 1, 2), 6.9, 0),
+        ((0, 1, 2), 7.5, 5.5),
+        ((0, 5, 6), 20, 0),
+        ((0, 0.1), 2.3, 0),
+        ((0, 0.1), 9, 8.9),
+    ],
+)
+def test_a_job_stands_still_that_takes_far_longer_than_ever_before(
+    ends: tuple[float, ...], now: float, seconds: float
+) -> None:
+    assert stalled_s([round(end * S) for end in ends], round(now * S)) == pytest.approx(seconds)
 
 
 def point(step: int = 0, traffic: str = "iperf", requested_bps: int = 0) -> dict[str, Any]:
@@ -209,6 +233,7 @@ def point(step: int = 0, traffic: str = "iperf", requested_bps: int = 0) -> dict
         (('"10.0.0.3"', '"10.0.0.3"\nworkdir = "/data"'), "topology.machines.c.workdir", False),
         (('"10.0.0.3"', '"10.0.0.4"'), "topology.machines.c.training", True),
         (('"10.0.0.1"', '"10.0.0.1"\ngpus = ["1"]'), "topology.machines.a.gpus", True),
+        (('"10.0.0.1"', '"10.0.0.1"\njob_python = "/p"'), "topology.machines.a.job_python", False),
         (('"10gbit"', '"10gbit"\nseed = 7'), "seed", True),
         (("[cluster]", '[window]\nstart_timeout = "10s"\n[cluster]'), "window.start_timeout_s", False),
         (("[cluster]", '[window]\nmin_time = "11s"\n[cluster]'), "window.min_s", True),
@@ -224,6 +249,14 @@ def test_a_plan_may_change_in_what_no_measured_point_depends_on(
     assert key not in (found.free if touches else found.touching)
     assert plan_changes(before, now, []).touching == [], "nothing has been measured"
     assert plan_changes(before, before, [point()]) == ([], [])
+
+
+def test_the_interpreter_of_a_job_that_was_measured_may_not_change(tmp_path: Path) -> None:
+    text = changed(PLAN, ('["train"]', '["{python}", "train.py"]'))
+    before = resolved(plan_of(tmp_path, text))
+    now = resolved(plan_of(tmp_path, changed(text, ('"10.0.0.1"', '"10.0.0.1"\njob_python = "/p"'))))
+    assert plan_changes(before, now, [point()]).touching == ["topology.machines.a.job_python"]
+    assert plan_changes(before, now, [point() | {"model": "another"}]).touching == []
 
 
 def test_a_plan_of_an_older_version_has_not_changed(tmp_path: Path) -> None:
@@ -333,7 +366,11 @@ def test_the_status_of_a_sweep_that_was_killed(tmp_path: Path, capsys: pytest.Ca
     assert lines[0] == f"{run.path}: partial: 1 of 2 points; it was ended before it could say so"
     assert lines[1] == "    0 mine-iperf  1 of 2 points, stopped"
     assert lines[2] == f"To measure what is missing: ringtap sweep PLAN.toml -o {run.path} --resume"
-    run.finish("complete")
+    run.finish("complete")  # as after --series of another series
+    assert main(["status", str(run.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{run.path}: partial: 1 of 2 points; the last sweep into it was of one series alone"
+    assert lines[2] == f"To measure what is missing: ringtap sweep PLAN.toml -o {run.path} --resume"
     (run.path / "points.jsonl").write_text(measured(0) + measured(1))
     assert main(["status", str(run.path), "--json"]) == 0
     item = json.loads(capsys.readouterr().out)

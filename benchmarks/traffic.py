@@ -24,6 +24,7 @@ from _namespaces import make_routes
 from _peers import find_peers
 from _processes import Processes
 from _report import tables, write
+from _ringtap import TOKEN
 from _throughput import Throughput
 
 MEASURES = ("plans", "throughput", "load", "lateness", "flows", "wire")
@@ -81,7 +82,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _started_in(folder: str) -> Processes:
     """Processes whose calibration lies in the run's folder: the user's is neither used nor replaced."""
-    return Processes({"XDG_CACHE_HOME": folder})
+    return Processes({"XDG_CACHE_HOME": folder} | TOKEN)
 
 
 def _measure(bench: Bench, chosen: list[str]) -> None:

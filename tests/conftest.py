@@ -68,6 +68,14 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def own_environment() -> Iterator[None]:
+    """A module's tests leave ringtap's variables as they were: every process of the tests after them inherits them."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("RINGTAP_")}
+    yield
+    assert {name: value for name, value in os.environ.items() if name.startswith("RINGTAP_")} == before
+
+
+@pytest.fixture(scope="module", autouse=True)
 def closed_files() -> Iterator[None]:
     """Collect garbage after each module, so that a file or process left open fails a test of that module."""
     yield

@@ -14,7 +14,7 @@ import pytest
 from tests.testbed.benchmark_runs import ROOT
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-_MODULES = ("_context", "_figures", "_load", "_machine", "_namespaces", "_processes", "_report")
+_MODULES = ("_context", "_figures", "_load", "_machine", "_namespaces", "_processes", "_report", "_ringtap")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def bench(parts: SimpleNamespace, tmp_path: Path) -> Iterator[Any]:
     """A quick run over loopback, with plans of half a second."""
     settings = parts.context.Settings(True, 1, (4,), bulk_s=0.5, load_s=0.5)
-    with parts.processes.Processes({"XDG_CACHE_HOME": str(tmp_path)}) as processes:
+    with parts.processes.Processes({"XDG_CACHE_HOME": str(tmp_path)} | parts.ringtap.TOKEN) as processes:
         routes, _ = parts.namespaces.make_routes(processes)
         yield parts.context.Bench(settings, processes, routes, [], tmp_path)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -82,6 +84,9 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
         code, words = 127, error.strerror
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or str(error)
+        # a folder of $PATH that this user may not read: a shell passes over it
+        if os.sep not in command[0] and shutil.which(command[0], os.F_OK, environment.get("PATH")) is None:
+            code, words = 127, os.strerror(errno.ENOENT)
     with contextlib.suppress(OSError):
         os.write(2, f"ringtap: {one_line(command[0])} cannot be run: {words}\n".encode(errors="replace"))
     os._exit(code)

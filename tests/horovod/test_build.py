@@ -44,7 +44,7 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
     bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(0o755)
     assert "has no torch" in refusal(tmp_path, "--python", str(bare))
 

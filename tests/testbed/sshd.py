@@ -5,6 +5,7 @@ what login shells say. The ssh of `SshServers.path` runs on the first host, whic
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,7 +72,7 @@ class SshServers:
         self.config.write_text("".join(aliases) + CLIENT.format(folder=self.folder))
         client = self._enter(self._spec.hosts[0], "/usr/bin/ssh")
         (self.folder / "bin").mkdir()
-        (self.folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {" ".join(client)} "$@"\n')
+        (self.folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
         (self.folder / "bin" / "ssh").chmod(0o755)
         for host in self.names:
             self.start(host)

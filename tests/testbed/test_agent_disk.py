@@ -27,6 +27,7 @@ for number in range(150):
     time.sleep(0.01)
 print("result 42")
 """
+OWN_MOUNTS = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
 
 
 def on_small_disk(tmp_path: Path, size: str, job: str, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -38,10 +39,9 @@ def on_small_disk(tmp_path: Path, size: str, job: str, *options: str) -> "subpro
         f'"$@"; code=$?; df --output=avail {disk} | tail -n 1; cp -r {disk}/run {kept}; exit $code'
     )
     command = [*RINGTAP, "run", "-o", str(disk / "run"), "--node", "here", *options, "--", sys.executable, "-c", job]
-    prefix = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*prefix, "sh", "-c", script, "sh", *command],
+        [*OWN_MOUNTS, "sh", "-c", script, "sh", *command],
         capture_output=True,
         text=True,
         check=False,
@@ -79,7 +79,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
     script = f'mount -t tmpfs -o size=64k none {disk}; cd {disk}; cat /dev/zero >full 2>/dev/null; "$@"'
     command = [*RINGTAP, "run", "-o", str(disk / "run"), "--", "sh", "-c", "echo ran; exit 3"]
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
+        [*OWN_MOUNTS, "sh", "-c", script, "sh", *command],
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,7 @@
 """Packets on the real kernel: both tools, drops, rotation, a killed tool, a killed agent, no privilege, a full disk."""
 
 import json
+import os
 import signal
 import socket
 import struct
@@ -22,6 +23,7 @@ from ringtap.collectors.packets import PacketsCollector
 from ringtap.records import open_records
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can capture packets here")
 TOOLS = pytest.mark.parametrize("tool", ["tcpdump", "ring"])
 # what an ordinary user lacks; CAP_SETFCAP stays, which root needs to map itself into a user namespace
 UNPRIVILEGED = ["setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin,-net_admin,-net_raw,-sys_ptrace,-dac_override"]
@@ -143,6 +145,7 @@ def in_a_pair(prefix: list[str], folder: Path, tools: str, times: int) -> dict[s
     return dict(json.loads(done.stdout))
 
 
+@needs_root
 def test_both_tools_see_every_byte_of_a_transfer_between_two_hosts(tmp_path: Path) -> None:
     told = in_a_pair(["unshare", "--net"], tmp_path, "tcpdump,ring", 5000)
     assert told["received"] == 50_000_000 <= told["sent"]
@@ -180,6 +183,7 @@ for one in made:
 """
 
 
+@needs_root
 def test_a_vlan_tag_that_the_kernel_took_off_is_put_back(tmp_path: Path) -> None:
     """Byte for byte what tcpdump writes: the tag is in neither's packet data, but beside it."""
     links = 'ip link add in0 type veth peer name out0; ip link set in0 up; ip link set out0 up; exec "$@"'
@@ -214,6 +218,7 @@ def test_the_root_of_a_user_namespace_gets_the_ring(tmp_path: Path) -> None:
     assert sent_to(tmp_path / "tcpdump/packets/eth0-0.pcap", 5001) == told["sent"]
 
 
+@needs_root
 @TOOLS
 def test_a_filter_keeps_what_it_says(tmp_path: Path, loopback: Loopback, tool: str) -> None:
     other = Loopback()
@@ -232,6 +237,7 @@ def test_a_filter_keeps_what_it_says(tmp_path: Path, loopback: Loopback, tool: s
     assert "tcp porto 80" in wrong.reason
 
 
+@needs_root
 @TOOLS
 def test_drops_are_counted(tmp_path: Path, loopback: Loopback, tool: str) -> None:
     """A program that does not get to run, with little room in the kernel: what it cannot take is known."""
@@ -253,6 +259,7 @@ def test_drops_are_counted(tmp_path: Path, loopback: Loopback, tool: str) -> Non
     }
 
 
+@needs_root
 @TOOLS
 def test_rotation_bounds_the_disk_and_keeps_the_newest(tmp_path: Path, loopback: Loopback, tool: str) -> None:
     taken = collector(tmp_path, tool=tool, file_bytes=1_000_000, files=2, filter=f"udp port {loopback.port}")
@@ -273,6 +280,7 @@ def test_rotation_bounds_the_disk_and_keeps_the_newest(tmp_path: Path, loopback:
     assert last == first + 1 >= 3
 
 
+@needs_root
 @TOOLS
 def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopback: Loopback, tool: str) -> None:
     taken = collector(tmp_path, tool=tool)
@@ -293,6 +301,7 @@ def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopb
     assert got >= 2_000_000
 
 
+@needs_root
 @TOOLS
 def test_nothing_stays_behind_when_the_agent_is_killed(tmp_path: Path, loopback: Loopback, tool: str) -> None:
     script = textwrap.dedent(
@@ -351,6 +360,7 @@ def test_interfaces_that_are_not_there(tmp_path: Path) -> None:
     assert taken.stop() == {}
 
 
+@needs_root
 @TOOLS
 def test_a_limit_ends_the_capture_and_leaves_the_rest_alone(tmp_path: Path, loopback: Loopback, tool: str) -> None:
     taken = collector(tmp_path, tool=tool, most_bytes=100_000, filter=f"udp port {loopback.port}")
@@ -364,6 +374,7 @@ def test_a_limit_ends_the_capture_and_leaves_the_rest_alone(tmp_path: Path, loop
     taken.stop()
 
 
+@needs_root
 def test_a_disk_that_fills_up_is_left_to_the_job(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """

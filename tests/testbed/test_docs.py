@@ -29,7 +29,7 @@ def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     bin_folder.mkdir()
     for name, module in (("ringtap", "-m ringtap.cli"), ("python", ""), ("torchrun", "-m torch.distributed.run")):
         script = bin_folder / name
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         script.chmod(0o755)
     path = f"{bin_folder}:{os.environ['PATH']}:/usr/sbin:/sbin"
     return tmp_path, dict(os.environ) | {"PATH": path, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}

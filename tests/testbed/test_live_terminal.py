@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -273,7 +274,7 @@ def test_plain_lines_come_a_second_apart_and_end_with_the_run(capture: tuple[sub
 
 def test_plain_in_a_pipe_that_closes_and_with_ctrl_c(capture: tuple[subprocess.Popen[str], Path]) -> None:
     _, run = capture
-    words = " ".join([*RINGTAP, "live", "--plain", str(run)])
+    words = shlex.join([*RINGTAP, "live", "--plain", str(run)])
     done = subprocess.run(["sh", "-c", f"{words} | head -n 1"], capture_output=True, text=True, check=False, timeout=60)
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
     plain = subprocess.Popen([*RINGTAP, "live", "--plain", str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

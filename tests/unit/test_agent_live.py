@@ -58,7 +58,7 @@ def terminal(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_leaving_the_view_leaves_the_job_alone(tmp_path: Path, terminal: Terminal) -> None:
     run = tmp_path / "run"
     code = JOB.format(seconds=8).replace("'", '"')
-    terminal.type(" ".join(live("run", run, "--", sys.executable, "-c", f"'{code}'")) + "; echo code=$?\n")
+    terminal.type(shlex.join(live("run", run, "--", sys.executable, "-c", code)) + "; echo code=$?\n")
     terminal.wait_for("\x1b[?1049h")  # the view takes the screen
     agent = agent_of(run)
     terminal.wait_for("here")
@@ -74,7 +74,7 @@ def test_leaving_the_view_leaves_the_job_alone(tmp_path: Path, terminal: Termina
 
 def test_leaving_the_view_of_a_capture(tmp_path: Path, terminal: Terminal) -> None:
     run = tmp_path / "run"
-    terminal.type(" ".join(live("capture", run)) + "; echo code=$?\n")
+    terminal.type(shlex.join(live("capture", run)) + "; echo code=$?\n")
     terminal.wait_for("\x1b[?1049h")
     agent = agent_of(run)
     terminal.wait_for("here")

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -206,8 +208,12 @@ def test_attaching_what_is_not_there(tmp_path: Path) -> None:
     assert not (run / "nodes").exists()
 
 
-def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "LOCAL", tmp_path)
+def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    short = Path(tempfile.mkdtemp())  # a socket's path has at most 107 bytes
+    request.addfinalizer(lambda: shutil.rmtree(short))
+    monkeypatch.setattr(rendezvous, "LOCAL", short)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     old, young, living, own = (rendezvous.Rendezvous(tmp_path / name, "here") for name in ("a", "b", "c", "d"))
     for one in (old, young):

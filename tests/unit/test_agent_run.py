@@ -44,8 +44,12 @@ def test_a_job_ended_by_a_signal_ends_its_wrapper_by_the_same(tmp_path: Path) ->
     assert wrapped(tmp_path, "sh", "-c", "kill -KILL $$").returncode == -signal.SIGKILL
 
 
-def test_a_command_that_is_not_there(tmp_path: Path) -> None:
-    done = wrapped(tmp_path, "no-such-program")
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_command_that_is_not_there(tmp_path: Path, closed: bool) -> None:
+    """Nor in a folder of $PATH that may not be looked into, which a shell passes over."""
+    (tmp_path / "closed").mkdir(mode=0o700 * (not closed))
+    path = f"{tmp_path / 'closed'}:{os.environ['PATH']}"
+    done = wrapped(tmp_path, "no-such-program", env={**os.environ, "PATH": path})
     assert done.returncode == 127
     assert "no-such-program cannot be run" in done.stderr
     assert "Traceback" not in done.stderr

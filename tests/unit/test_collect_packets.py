@@ -28,7 +28,8 @@ def say(text):
 
 def script(tmp_path: Path, text: str) -> Tool:
     path = tmp_path / "pretender"
-    path.write_text(f"#!{sys.executable}\n{SAY}{text}")
+    # the kernel's first line has no room for a path with spaces: sh reads it, and Python a string
+    path.write_text(f"#!/bin/sh\n'''exec' '{sys.executable}' \"$0\" \"$@\"\n' '''\n{SAY}{text}")
     path.chmod(0o755)
     return Tool([str(path)])
 

@@ -162,7 +162,7 @@ def test_a_python_without_torch_records_marks_alone(tmp_path: Path) -> None:
     [
         ("#!/bin/sh\nexit 3\n", "cannot be asked"),
         ("#!/bin/sh\nexec sleep 60\n", "cannot be asked|did not answer"),
-        (f'#!/bin/sh\nexec {sys.executable} -I "$@"\n', "does not read PYTHONPATH"),
+        (f'#!/bin/sh\nexec "{sys.executable}" -I "$@"\n', "does not read PYTHONPATH"),
         ('#!/bin/sh\necho \'{"version": [2, 7, 18], "executable": "/usr/bin/python2"}\'\n', "older than 3.8"),
     ],
     ids=["broken", "hangs", "isolated", "old"],

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_the_text_says_what_was_read_and_what_comes_next(capsys):
     assert lines[1] == "24 packets, 202.6 kB on the wire, 2.471 Gbit/s; conversations: 2 of tcp"
     assert lines[3].split()[2:8] == ["packets", "payload", "back", "start", "duration", "rate"]
     assert lines[4].split()[:7] == ["tcp", "127.0.0.1:41184", "127.0.0.1:5001", "16", "200", "kB", "0"]
-    assert lines[-1] == f"Next: ringtap flows {LOOPBACK} --rates rates.csv"
+    assert lines[-1] == f"Next: ringtap flows {shlex.quote(str(LOOPBACK))} --rates rates.csv"
 
 
 def test_json_holds_what_the_table_holds(capture, capsys):

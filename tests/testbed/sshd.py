@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+import pytest
+
 from ringtap.agents.hosts.ssh import SshHost
 from ringtap.agents.lab.topology import LabSpec
 from ringtap.agents.node.jobs import descendants
@@ -61,6 +63,8 @@ class SshServers:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "SshServers":
+        if os.geteuid() != 0:
+            pytest.skip("needs root: only root's sshd gives sessions the rights of their users")
         self.folder.mkdir()
         (self.folder / "banner").write_text("Nobody may come in here.\n")
         for name in ("user", *(f"host.{host}" for host in self.names)):

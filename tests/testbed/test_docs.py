@@ -38,7 +38,9 @@ def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 def shown(page: Path) -> pytest.ParameterSet:
     """A page whose commands are run; what is for the only testbed, or for all, is so for those of other tests, too."""
     alone = any("ringtap lab" in block for block in blocks(page, "sh"))
-    return pytest.param(page, id=page.name, marks=[pytest.mark.alone] if alone else [])
+    captures = any("tcpdump" in block for block in blocks(page, "sh"))
+    unprivileged = pytest.mark.skipif(captures and os.geteuid() != 0, reason="needs root: only root can capture here")
+    return pytest.param(page, id=page.name, marks=[unprivileged, *([pytest.mark.alone] if alone else [])])
 
 
 @pytest.mark.parametrize("page", [shown(page) for page in PAGES if blocks(page, "sh")])

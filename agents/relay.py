@@ -27,6 +27,7 @@ FORWARDED = {number for number in signal.valid_signals() if number not in _OWN}
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _GENERATIONS = 64  # of processes between a job and one that it started, before looking is given up
 _LOOK_S = 0.05
+_STOPPED = ("T", "t")  # states of /proc/PID/stat: by a signal, by a debugger
 
 _mask_before: Collection[int] | None = None
 
@@ -157,7 +158,8 @@ class Relay:
 
         The command may be continued or killed alone, which nobody would tell a stopped process.
         """
-        if signal.SIGCONT in signal.sigpending():  # it goes on already
+        continued = self._take_continue()
+        if state_of(self.pid) not in _STOPPED if _proc_is_own() else continued:  # it goes on already
             return
         self._waker = _start_waker(self.pid)
         if number in STOPS:
@@ -170,6 +172,14 @@ class Relay:
         if self._waker:
             os.kill(self._waker, signal.SIGKILL)
             os.waitpid(self._waker, 0)
+        self._take_continue()  # by the next stop, nobody could tell that it belongs to this one
+
+    def _take_continue(self) -> bool:
+        """Pass on a waiting SIGCONT; returns whether there was one."""
+        info = signal.sigtimedwait({signal.SIGCONT}, 0)
+        if info:
+            self._pass_on(info)
+        return info is not None
 
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         number = info.si_signo
@@ -211,8 +221,16 @@ def parent_of(pid: int) -> int:
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state: T where a signal has stopped it, t a debugger; empty where there is none."""
+    """The letter of a process's state, as in /proc/PID/stat; empty where there is none."""
     return "".join(_stat_of(pid)[:1])
+
+
+def _proc_is_own() -> bool:
+    """Whether /proc shows this process's pids: within a testbed it may be that of other namespaces."""
+    try:
+        return str(Path("/proc/self").readlink()) == str(os.getpid())
+    except OSError:
+        return False
 
 
 def _start_waker(job: int) -> int:
@@ -221,9 +239,9 @@ def _start_waker(job: int) -> int:
     It is in a session of its own, so what stops the process group does not stop it.
     """
     sleeper = os.getpid()
+    if not _proc_is_own():
+        return 0
     try:
-        if str(Path("/proc/self").readlink()) != str(sleeper):  # /proc of other namespaces, within a testbed
-            return 0
         pid = os.fork()
     except OSError:
         return 0
@@ -234,7 +252,7 @@ def _start_waker(job: int) -> int:
             with contextlib.suppress(OSError):
                 Path("/proc/self/comm").write_text("ringtap-waker")
             while os.getppid() == sleeper:
-                if state_of(sleeper) == "T" and state_of(job) not in ("T", "t"):
+                if state_of(sleeper) == "T" and state_of(job) not in _STOPPED:
                     os.kill(sleeper, signal.SIGCONT)
                 time.sleep(_LOOK_S)
         os._exit(0)

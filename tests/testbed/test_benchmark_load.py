@@ -37,7 +37,7 @@ def test_a_load_that_is_missed_beside_busy_programs_is_not_judged(
     bench: Any, parts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parts.load, "SHARES", (0.8,))
-    ceiling_bps = 3 * parts.load.ceiling_now(bench)  # whatever others took of the machine while it was measured
+    ceiling_bps = 3 * _ceiling(bench, parts)
     others = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * len(parts.machine.cores()))
     ]
@@ -67,8 +67,7 @@ def test_a_load_beyond_the_ceiling_of_that_moment_is_not_judged(
     bench: Any, parts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parts.load, "SHARES", (0.8,))
-    # far more than the ceiling, for others may have taken some of the machine while it was measured
-    parts.load.measure(bench, 5 * parts.load.ceiling_now(bench), 0)
+    parts.load.measure(bench, 3 * _ceiling(bench, parts), 0)
     for sample in bench.samples["load"]:
         assert sample["error_pct"] > 1
         # A test shares the machine: where others took some of it, that is what the sample says
@@ -93,6 +92,11 @@ def test_a_load_that_surely_missed_counts_beside_one_that_cannot_be_judged(parts
     assert parts.figures.last_line(samples, 4)["load_error_pct_max"] == 3.0
     (sentence,) = parts.figures.unjudged_loads(samples)
     assert "burst traffic at 80% of the ceiling, which missed its planned load by 9.0 %: others." in sentence
+
+
+def _ceiling(bench: Any, parts: SimpleNamespace) -> float:
+    """The best of three: half a second may be one in which the machine's host gave the cores to others."""
+    return max(parts.load.ceiling_now(bench) for _ in range(3))
 
 
 def _sample(kind: str, error_pct: float, doubt: str | None) -> dict[str, Any]:

@@ -279,6 +279,21 @@ def test_stops_in_a_row_leave_no_process_behind(stoppable: Stoppable) -> None:
     assert stoppable.end() == 7
 
 
+def test_a_job_stopped_again_as_its_wrapper_wakes_stops_it_again(stoppable: Stoppable) -> None:
+    """The signal that woke the wrapper still waits there, and is not taken for one that continues the job."""
+    stat = Path(f"/proc/{stoppable.process.pid}/stat")
+    stoppable.send("job", signal.SIGSTOP)
+    for _ in range(20):
+        stoppable.await_state(True, *STOPPED_BY["job"])
+        stoppable.send("job", signal.SIGCONT)
+        while b") T " in stat.read_bytes():
+            pass
+        stoppable.send("job", signal.SIGSTOP)
+    stoppable.await_state(True, *STOPPED_BY["job"])
+    stoppable.send("job", signal.SIGCONT)
+    assert stoppable.end() == 7
+
+
 @pytest.mark.parametrize(
     ("target", "was_stopped"), [("job", False), ("job", True), ("grandchild", True), ("supervisor", False)]
 )

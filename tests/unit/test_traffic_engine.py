@@ -14,6 +14,7 @@ from ringtap.trafficgen.planfile import PlanFile
 from tests.unit.traffic_processes import (
     MS,
     TIME_WAIT,
+    Connection,
     by_flow,
     children,
     closed_port,
@@ -82,13 +83,19 @@ def test_the_receivers_loops_share_the_connections(tmp_path: Path) -> None:
     assert {row["connection"] % 2 for row in rows(tmp_path / "r.rec")} == {0, 1}
 
 
+def _waiting(port: int) -> set[Connection]:
+    """The connections that have ended: the kernel remembers them for a minute, those of a port's last user too."""
+    return {one for one in connections(port) if one.state == TIME_WAIT}
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_connection_a_flow_leaves_the_senders_ports_free(workers: int, tmp_path: Path) -> None:
     with serving("--log", tmp_path / "r.rec") as serve:
         flows = [Flow(number * MS // 2, "", serve.address, (1, 1000, 300_000)[number % 3]) for number in range(300)]
         plan = plan_of(tmp_path / "p.plan", flows, 200 * MS)
+        before = _waiting(serve.port)
         summary, _ = send(plan, "--connections", "new", "--workers", workers)
-        waiting = [one for one in connections(serve.port) if one.state == TIME_WAIT]
+        waiting = _waiting(serve.port) - before
         received = serve.end()
     assert summary["finished"] == received["flows"] == 300
     assert summary["connection_use"] == "new"
@@ -128,6 +135,7 @@ def test_each_source_of_a_plan_is_sent_from_its_own_host(mode: str, tmp_path: Pa
     with serving("--log", tmp_path / "r.rec") as serve:
         flows = [Flow(number * MS, f"127.0.0.{2 + number % 2}", serve.address, 5000) for number in range(40)]
         plan = plan_of(tmp_path / "p.plan", flows, 50 * MS)
+        before = _waiting(serve.port)
         used = []
         for source in ("127.0.0.2", "127.0.0.3"):
             log = tmp_path / f"{source}.rec"
@@ -135,9 +143,8 @@ def test_each_source_of_a_plan_is_sent_from_its_own_host(mode: str, tmp_path: Pa
             assert summary["finished"] == summary["flows"] == 20
             about = open_records(log).about
             assert {about["sources"][row["source"]] for row in rows(log)} == {source}
-            # The kernel remembers for a minute which addresses met, whichever side closed first
-            met = {end for one in connections(serve.port) if one.state == TIME_WAIT for end in one[:2]}
-            used.append({host for host, port in met if port != serve.port})
+            ends = {end for one in _waiting(serve.port) - before for end in one[:2]}  # whichever side closed first
+            used.append({host for host, port in ends if port != serve.port})
         serve.end()
     assert used == [{"127.0.0.2"}, {"127.0.0.2", "127.0.0.3"}]
     received = by_flow(tmp_path / "r.rec")

@@ -58,6 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("computes")
         elif SHARES.match(path) and not item.get_closest_marker("alone"):
             item.add_marker("shares")
+        what = item.get_closest_marker("needs_root")
+        if what and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason=f"needs root: only root can {what.args[0]}"))
     # last where one process runs all: the cluster stands until the end
     items.sort(key=lambda item: paths[item].startswith("slurm/"))
 

@@ -13,7 +13,7 @@ from tests.slurm.cluster import PATH, SlurmCluster
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A Slurm of four nodes; the folders of all tests are on its shared file system."""
     if os.geteuid():
-        pytest.skip("a Slurm of its own needs root")
+        pytest.skip("needs root: only root can start a Slurm of its own")
     missing = [tool for tool in ("slurmctld", "slurmd", "munged") if not shutil.which(tool, path=PATH)]
     if missing:
         pytest.skip(f"no {', '.join(missing)} here: install slurmctld, slurmd, slurm-client and munge")

@@ -1,7 +1,6 @@
 """The test cluster is what the tests of this folder take it for."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +73,7 @@ with SlurmCluster(Path(sys.argv[1]), nodes=1) as cluster:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can start a Slurm of its own")
+@pytest.mark.needs_root("start a Slurm of its own")
 def test_it_ends_with_its_maker_even_if_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MAKER, str(tmp_path / "second")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as maker:

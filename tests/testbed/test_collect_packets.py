@@ -1,7 +1,6 @@
 """Packets on the real kernel: both tools, drops, rotation, a killed tool, a killed agent, no privilege, a full disk."""
 
 import json
-import os
 import signal
 import socket
 import struct
@@ -23,7 +22,7 @@ from ringtap.collectors.packets import PacketsCollector
 from ringtap.records import open_records
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can capture packets here")
+needs_root = pytest.mark.needs_root("capture packets here")
 TOOLS = pytest.mark.parametrize("tool", ["tcpdump", "ring"])
 # what an ordinary user lacks; CAP_SETFCAP stays, which root needs to map itself into a user namespace
 UNPRIVILEGED = ["setpriv", "--inh-caps=-all", "--bounding-set=-sys_admin,-net_admin,-net_raw,-sys_ptrace,-dac_override"]

@@ -1,7 +1,6 @@
 """What the counters say came through a bottleneck, against a packet capture of the same seconds."""
 
 import json
-import os
 import signal
 import struct
 import subprocess
@@ -36,7 +35,7 @@ def wire_bytes(path: Path, mss: int) -> tuple[int, int]:
     return wire, payload
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can capture packets here")
+@pytest.mark.needs_root("capture packets here")
 def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGTAP_TOKEN", "t")  # a receiver beyond loopback asks for one
     """Within 1 %: flows of 17 kB begin and end in a short segment, each of which hides up to one header of 66 bytes."""

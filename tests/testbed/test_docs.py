@@ -39,8 +39,8 @@ def shown(page: Path) -> pytest.ParameterSet:
     """A page whose commands are run; what is for the only testbed, or for all, is so for those of other tests, too."""
     alone = any("ringtap lab" in block for block in blocks(page, "sh"))
     captures = any("tcpdump" in block for block in blocks(page, "sh"))
-    unprivileged = pytest.mark.skipif(captures and os.geteuid() != 0, reason="needs root: only root can capture here")
-    return pytest.param(page, id=page.name, marks=[unprivileged, *([pytest.mark.alone] if alone else [])])
+    marks = [pytest.mark.alone] * alone + [pytest.mark.needs_root("capture packets here")] * captures
+    return pytest.param(page, id=page.name, marks=marks)
 
 
 @pytest.mark.parametrize("page", [shown(page) for page in PAGES if blocks(page, "sh")])

@@ -165,7 +165,7 @@ def test_without_privilege_it_works_in_a_user_namespace() -> None:
     assert down.returncode == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can give up what namespaces take")
+@pytest.mark.needs_root("give up what namespaces take")
 def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> None:
     nothing = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
     done = ringtap("lab", "up", "--name", "none", prefix=nothing)

@@ -3,7 +3,6 @@ against what the sockets counted.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -103,7 +102,7 @@ def by_frames(path: Path) -> dict[tuple[str, frozenset[tuple[str, int]]], dict[t
     return dict(found)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can join another network namespace here")
+@pytest.mark.needs_root("join another network namespace here")
 @pytest.mark.parametrize("offload", ["on", "off"])
 def test_what_tcpdump_wrote(offload: str, tmp_path: Path) -> None:
     datagrams = [udp("10.9.7.1", "10.9.7.2", (7000, 7001), size) for size in (1, 50, 1400)]

@@ -272,7 +272,7 @@ def test_the_last_line_of_a_login_is_no_reason_for_a_loss(hosts: SshHosts, serve
     assert eventually(lambda: hosts.lost().get("S1")) == "its connection ended"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can give a folder away")
+@pytest.mark.needs_root("give a folder away")
 def test_a_working_folder_of_somebody_else_is_refused(servers: SshServers, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", 12345, 12345)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -39,7 +38,7 @@ def ringtap(*arguments: str, code: int = 0) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can capture packets of lo")
+@pytest.mark.needs_root("capture packets of lo")
 def test_what_is_sent_and_captured_is_what_was_planned(tmp_path: Path) -> None:
     serve = [*RINGTAP, "serve", "--bind", "127.0.0.1:0"]
     logs, captures = {}, {}

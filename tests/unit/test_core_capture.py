@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import socket
@@ -249,7 +248,7 @@ def tcpdump(path: Path, port: int, *options: str) -> Iterator[None]:
         process.communicate(timeout=10)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can capture packets of lo")
+@pytest.mark.needs_root("capture packets of lo")
 @pytest.mark.parametrize(
     ("host", "options"),
     [

@@ -135,7 +135,7 @@ def _unguarded_writes(tree: ast.Module) -> Iterator[str]:
         ["slurm.run_file", "begin", HOSTILE],
         pytest.param(
             ["collectors.ring", "--interface", "lo", "--write", HOSTILE + "/x/y"],
-            marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can capture packets of lo"),
+            marks=pytest.mark.needs_root("capture packets of lo"),
         ),
         ["collectors.ring", "--interface", "lo", "--write", "x.pcap", "tcp", HOSTILE],
         ["cli", "run", "--", HOSTILE],

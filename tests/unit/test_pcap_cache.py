@@ -130,7 +130,7 @@ def test_damaged_cells_are_a_sentence(capture):
         read_captures(capture).binned()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can give a file away")
+@pytest.mark.needs_root("give a file away")
 def test_anothers_cache_is_not_believed(capture, scans, monkeypatch):
     read_captures(capture)
     (cache,) = (path for path in capture.parent.iterdir() if path.name.startswith("."))

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 #: A kind of job -> the figure of its blocks that its overhead is judged by. The time of an iteration on a busy core
 #: depends on what else shares the core's hardware, so the CPU time of the job's own processes counts there.
-JUDGED_BY = {"communicates": "mean_s", "computes": "cpu_s"}
+JUDGED_BY = {"computes": "cpu_s", "communicates": "mean_s"}
+RANKS = 2
+#: Computation in an iteration that overheads are given for. The job that communicates sleeps for it in each of its own.
+COMPUTE_S = 0.08
 RATES = ("100ms", "10ms")  # the default, and 100 Hz
 _JOB = str(Path(__file__).resolve().parent / "_overhead_job.py")
 _RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -54,17 +57,26 @@ def interval(pairs: Sequence[dict[str, dict[str, Any]]], key: str) -> tuple[floa
     return mean, low, high
 
 
+def added_pct(kind: str, pairs: Sequence[dict[str, dict[str, Any]]]) -> tuple[float, float, float]:
+    """What the switch adds to an iteration, in per cent, with its 95 % interval.
+
+    The iterations of the job that computes are short, and what they gain is given in per cent of COMPUTE_S.
+    """
+    key = JUDGED_BY[kind]
+    scale = 1.0
+    if kind == "computes":
+        scale = statistics.median(pair["without"][key] for pair in pairs) / (RANKS * COMPUTE_S)
+    mean, low, high = interval(pairs, key)
+    return mean * scale, low * scale, high * scale
+
+
 def overhead(sample: dict[str, Any]) -> tuple[float, float, float]:
     """Overhead of a job's recording in per cent, with its 95 % interval.
 
     Where the agent ran in both arms, the CPU time that it used is added to that of the job's processes.
     """
-    key = JUDGED_BY[sample["kind"]]
-    mean, low, high = interval(sample["pairs"], key)
-    agent_pct = 0.0
-    if sample["agent_cpu_share"] is not None:
-        bare = [pair["without"] for pair in sample["pairs"]]
-        agent_pct = 100 * sample["agent_cpu_share"] * statistics.median(block["mean_s"] / block[key] for block in bare)
+    mean, low, high = added_pct(sample["kind"], sample["pairs"])
+    agent_pct = 100 * (sample["agent_cpu_share"] or 0) / RANKS  # of as many cores as there are ranks
     return mean + agent_pct, low + agent_pct, high + agent_pct
 
 
@@ -111,7 +123,7 @@ def _check_recorded(run: Path, iterations: int) -> None:
 
     steps = run / "nodes" / "here" / "steps"
     counts = [open_records(path).count for path in steps.glob("rank*-*.rec") if ".ddp." not in path.name]
-    if counts != [iterations] * 2:
+    if counts != [iterations] * RANKS:
         raise BenchmarkError(f"two ranks made {iterations} recorded steps each, in the files are {counts}")
 
 

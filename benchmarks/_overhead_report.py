@@ -86,13 +86,14 @@ def _jobs(samples: Samples) -> Table:
         pairs, key = sample["pairs"], JUDGED_BY[sample["kind"]]
         bare_s, judged_s = (statistics.median(pair["without"][name] for pair in pairs) for name in ("mean_s", key))
         middle, low, high = overhead(sample)
+        added_us = 1e4 * judged_s * interval(pairs, key)[0]
         share = sample["agent_cpu_share"]
         rows.append([sample["kind"], _HERTZ[sample["every"]], _number(1000 * bare_s)])
         rows[-1].append(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]")
-        rows[-1] += [_number(1e4 * judged_s * middle), _NONE if share is None else _number(100 * share)]
+        rows[-1] += [_number(added_us), _NONE if share is None else _number(100 * share)]
         rows[-1] += [_with_interval(pairs, name) for name in ("mean_s", "cpu_s", "instructions")]
         rows[-1] += [str(len(pairs)), _stolen([sample])]
-    head = ["job", "rate", "without, ms", "overhead, %", "µs per iteration", "agent's CPU, % of a core"]
+    head = ["job", "rate", "without, ms", "overhead, %", "µs added to an iteration", "agent's CPU, % of a core"]
     head += ["time, more %", "CPU time, more %", "instructions, more %", "pairs", "stolen %"]
     return Table("An iteration of a DDP job of two ranks with its recording, against without", head, rows)
 

@@ -45,7 +45,7 @@ def test_quick_measures_everything_in_its_time(tmp_path: Path) -> None:
         assert sample["samples_per_s"] > {"100ms": 8, "10ms": 60, "1ms": 300}[sample["every"]]
     assert "| 100 Hz |" in tables
     jobs = results["samples"]["job"]
-    assert [job["kind"] for job in jobs] == ["communicates", "computes"]
+    assert [job["kind"] for job in jobs] == ["computes", "communicates"]
     for job in jobs:
         assert len(job["pairs"]) >= 12
         assert all(block["cpu_s"] > 0 for pair in job["pairs"] for block in pair.values())

@@ -27,7 +27,7 @@ def run_python(code: str, *path: Path, **env: object) -> str:
     clean = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, [HOOK, *path]))}
     clean |= {name: str(value) for name, value in env.items()}
     command = [sys.executable, "-c", dedent(code)]
-    result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=200, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 

@@ -18,7 +18,7 @@ from ringtap.installed import install_command
 from ringtap.rundir import write_json
 from ringtap.shapes import ShapeError, load_json, open_regular
 
-SCHEMA = 2
+SCHEMA = 3
 TABLES = ("iterations", "rank_iterations", "ranks", "flows", "wires", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
 _NOT_SOURCES = ("derived", "report")

@@ -21,6 +21,8 @@ from ringtap.shapes import whole
 
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
 _ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
+# share of a mean over the iterations that may be uncertain before none is given
+_MOST_UNCERTAIN = 0.25
 
 
 class Job:
@@ -102,9 +104,26 @@ class Job:
     def _node_tables(self) -> dict[str, pd.DataFrame]:
         return {name: seen.table for name, seen in self._seen.items()}
 
-    def _pick(self, amounts: Numbers) -> Numbers:
-        """Of numbers by bin, those of the iterations."""
-        return amounts[..., self.borders.bin_of]
+    @cached_property
+    def uncertain_share(self) -> float | None:
+        """Share of a mean over the iterations that the samples at both ends of them leave uncertain.
+
+        A connection that has begun a moment ago is asked for less often than one that is busy.
+        """
+        seconds = float(self.work.iterations["iteration_s"].to_numpy(np.float64)[self.measured].sum())
+        if not (self.traffic.every_s and self.traffic.all_every_s and seconds > 0):
+            return None
+        return (self.traffic.every_s + self.traffic.all_every_s) / 2 / seconds
+
+    @property
+    def is_too_short(self) -> bool:
+        """True if samples are so far apart that what was counted has no value by iteration: then it is missing."""
+        return (self.uncertain_share or 0.0) > _MOST_UNCERTAIN
+
+    def _pick(self, amounts: Numbers, sampled: bool = True) -> Numbers:
+        """Of numbers by bin, those of the iterations; NaN where samples of a counter are too far apart for that."""
+        found = amounts[..., self.borders.bin_of]
+        return np.full(found.shape, np.nan) if sampled and self.is_too_short else found
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
@@ -123,7 +142,8 @@ class Job:
         ``unclassified``: where no sockets were recorded), ``nic_tx_bytes`` (L2, all nodes' networks),
         ``retransmitted_bytes``, ``retransmissions`` (segments), ``ce_marked`` (packets that arrived
         marked by a congested queue), then of all nodes together `host.COLUMNS` but processors and memory:
-        ``queue_backlog_bytes`` is the largest of any node.
+        ``queue_backlog_bytes`` is the largest of any node. A job that `is_too_short` has of these only what captures
+        counted.
         """
         table = self.work.iterations.copy()
         traffic = self.traffic
@@ -131,7 +151,7 @@ class Job:
             mine = (traffic.groups["class"] == kind).to_numpy(bool)
             table[f"{kind}_bytes"] = self._column(traffic.total("payload_bytes", mine))
         for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
-            table[f"packet_{kind}_bytes"] = self._column(self.counted.by_class.get(kind))
+            table[f"packet_{kind}_bytes"] = self._column(self.counted.by_class.get(kind), sampled=False)
         for name in ("retransmitted_bytes", "retransmissions", "ce_marked"):
             table[name] = self._column(traffic.total(name))
         sent = [wire for wire in self.counted.wires if wire.path == wires.NETWORK and wire.direction == "tx"]
@@ -144,10 +164,10 @@ class Job:
         table["queue_backlog_bytes"] = self._column(np.fmax.reduce(found) if found else None)
         return table
 
-    def _column(self, amounts: Numbers | None) -> pd.Series[Any]:
+    def _column(self, amounts: Numbers | None, sampled: bool = True) -> pd.Series[Any]:
         """Numbers by bin as a column of the iterations; NA where there are none."""
         count = len(self.work.iterations)
-        values = np.full(count, np.nan) if amounts is None or not count else self._pick(amounts)
+        values = np.full(count, np.nan) if amounts is None or not count else self._pick(amounts, sampled)
         return pd.Series(values).astype("Float64")
 
     @cached_property
@@ -178,7 +198,7 @@ class Job:
                 covered = self.traffic.covered[str(node)]
                 for name, source in (("sent_bytes", "payload_bytes"), ("retransmissions", "retransmissions")):
                     moved = np.where(covered, amounts[source][mine].sum(axis=0), np.nan)
-                    table.loc[rows, name] = moved[bins]
+                    table.loc[rows, name] = np.nan if self.is_too_short else moved[bins]
             busy = self._seen[str(node)].cores.get(int(rank))
             if busy is not None:
                 table.loc[rows, "cpu_cores"] = busy[bins]
@@ -237,7 +257,8 @@ class Job:
         }
         missing = np.full(len(numbers), np.nan)
         for name in wires.COLUMNS:
-            parts = [missing if (made := wire.amounts[name]) is None else self._pick(made) for wire in found]
+            sampled = not name.startswith("packet_")
+            parts = [missing if (made := wire.amounts[name]) is None else self._pick(made, sampled) for wire in found]
             columns[name] = np.concatenate([np.empty(0), *parts])
         table = pd.DataFrame(columns)
         return table.astype(dict.fromkeys(wires.COLUMNS, "Float64"))
@@ -252,6 +273,8 @@ class Job:
         ]
         names = ["iteration", "node", *host.COLUMNS]
         table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
+        if self.is_too_short:
+            table[[*_ALL_SUMS, "infiniband_rx_bytes", "infiniband_wait"]] = np.nan
         return table[names].astype(dict.fromkeys(host.COLUMNS, "Float64"))
 
     @cached_property

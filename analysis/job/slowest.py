@@ -46,16 +46,18 @@ LEAST_ITERATIONS = 40
 def slowest(job: Job) -> dict[str, Any] | None:
     """The rank that is slowest most often, and what differs on it; None without several ranks.
 
+    None too where a rank that is slowest in every iteration would be within chance (for 2 ranks up to 9 iterations):
+    nothing that could be said would mean anything.
+
     ``stands_out`` is whether it is so more often than chance would make it (three standard deviations) and by more than
     the clocks' error in most of them.
     """
     ranks, table = job.ranks, job.work.iterations.iloc[job.measured]
-    if len(ranks) < 2 or not len(table):
+    if len(ranks) < 2 or (limit := expected_share_limit(len(ranks), len(table))) >= 1:
         return None
     top = ranks.iloc[int(ranks["slowest"].to_numpy(np.int64).argmax())]
     mine = table[(table["slowest_rank"] == top["rank"]).fillna(False)]
     by_s, error_s = plain(mine["slowest_by_s"].median()), plain(mine["clock_error_s"].median())
-    limit = expected_share_limit(len(ranks), len(table))
     certain = error_s is None or by_s is None or by_s > error_s
     iteration_s = float(table["iteration_s"].median())
     often = top["slowest_share"] > limit and (by_s or 0) > _LEAST_SECONDS_SHARE * iteration_s

@@ -27,8 +27,6 @@ _FROM_COUNTERS = (
 )
 _INFINIBAND = ("infiniband_tx_bytes", "infiniband_rx_bytes")
 _NODE_MEANS = ("cpu_busy_cores", "cpu_job_cores", "cpu_other_cores", "cpu_steal_cores", "gpu_utilization_pct")
-# share of a mean that may be uncertain before it is no longer given
-MOST_UNCERTAIN = 0.25
 # bytes an iteration below which a share of them says nothing
 _FEW_BYTES = 10_000
 
@@ -119,7 +117,7 @@ def _phases(job: Job) -> dict[str, Any]:
 
 def _bytes(job: Job) -> dict[str, Any]:
     """Payload an iteration by class, all nodes together; without iterations, or too few, of the whole recording."""
-    too_short = _is_too_short(job)
+    too_short = job.is_too_short
     has = len(job.work.iterations) > 0 and not too_short
     result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
     for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
@@ -131,7 +129,7 @@ def _bytes(job: Job) -> dict[str, Any]:
     result["iterations"] = plain(covered)
     every_s, median_s = job.traffic.every_s, job.work.iterations["iteration_s"].median()
     result["sampled_every_s"] = plain(every_s)
-    result["uncertain_share"] = _uncertain_share(job)
+    result["uncertain_share"] = job.uncertain_share
     # what lies between two samples is spread evenly: both borders of an iteration are uncertain by half a period
     result["resolution_share"] = plain(every_s / median_s) if every_s and has and median_s else None
     return result
@@ -161,7 +159,7 @@ def _demand(job: Job) -> dict[str, Any]:
     count, table = job.work.world_size, job.work.rank_iterations
     mine = table[table["iteration"].isin(job.measured)]
     synced = mean_of(mine, "synced_bytes")
-    sent = None if _is_too_short(job) else mean_of(job.ranks, "sent_bytes")
+    sent = mean_of(job.ranks, "sent_bytes")
     expected = 2 * (count - 1) / count * synced if synced and count > 1 else None
     return {
         "gradient_bytes": job.work.gradient_bytes,
@@ -175,32 +173,16 @@ def _demand(job: Job) -> dict[str, Any]:
     }
 
 
-def _uncertain_share(job: Job) -> float | None:
-    """Share of a mean over the iterations that the samples at both ends of them leave uncertain.
-
-    A connection that has begun a moment ago is asked for less often than one that is busy.
-    """
-    seconds = float(job.work.iterations["iteration_s"].to_numpy(np.float64)[job.measured].sum())
-    if not (job.traffic.every_s and job.traffic.all_every_s and seconds > 0):
-        return None
-    return (job.traffic.every_s + job.traffic.all_every_s) / 2 / seconds
-
-
-def _is_too_short(job: Job) -> bool:
-    """Tell if so much of a mean is uncertain that none is given."""
-    return (_uncertain_share(job) or 0.0) > MOST_UNCERTAIN
-
-
 def _wires(job: Job) -> list[dict[str, Any]]:
     table = job.wires
     rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
-    result, too_short = [], _is_too_short(job)
+    result = []
     for keys, part in rows.groupby(["node", "path", "direction", "interfaces"], sort=False):
         item: dict[str, Any] = dict(zip(("node", "path", "direction", "interfaces"), keys, strict=True))
         item |= {name: mean_of(part, name) for name in wires.COLUMNS}
         sides = {"nic_difference": "nic_payload_bytes", "packets_difference": "packet_payload_bytes"}
         for name, side in sides.items():
-            item[name] = None if too_short else _difference(item[side], item["socket_bytes"])
+            item[name] = _difference(item[side], item["socket_bytes"])
         item["overhead_share"] = _difference(item["nic_bytes"], item["nic_payload_bytes"])
         result.append(item)
     return result
@@ -208,13 +190,13 @@ def _wires(job: Job) -> list[dict[str, Any]]:
 
 def _congestion(job: Job) -> dict[str, Any]:
     table, nodes = job.iterations, job.node_iterations
-    if len(table):
+    if len(table) and not job.is_too_short:
         part = table.iloc[job.measured]
         item: dict[str, Any] = {name: mean_of(part, name) for name in (*_FROM_SOCKETS, *_FROM_COUNTERS)}
         return item | {"per": "iteration", "queue_backlog_bytes": plain(part["queue_backlog_bytes"].max())}
     item = {name: plain(nodes[name].sum(min_count=1)) for name in (*_FROM_COUNTERS,)}
     for name in _FROM_SOCKETS:
-        item[name] = float(job.traffic.amounts[name].sum()) if job.traffic.nodes else None
+        item[name] = float(job.traffic.flows[name].sum()) if job.traffic.nodes else None
     backlog = plain(nodes["queue_backlog_bytes"].max()) if len(nodes) else None
     return item | {"per": "run", "queue_backlog_bytes": backlog}
 

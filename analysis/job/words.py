@@ -190,7 +190,7 @@ def _network(data: dict[str, Any]) -> list[str]:
         spread = f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly"
         uncertain = moved["uncertain_share"]
         lines.append(f"{spread}." if uncertain <= _SURE else f"{spread}, so these means are good to ± {uncertain:.1%}.")
-    return lines + _wires(data["wires"])
+    return lines + ([] if moved["too_short"] else _wires(data["wires"], moved["per"]))
 
 
 def _demand(data: dict[str, Any]) -> list[str]:
@@ -211,7 +211,7 @@ def _demand(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _wires(wires: list[dict[str, Any]]) -> list[str]:
+def _wires(wires: list[dict[str, Any]], per: str) -> list[str]:
     rows = []
     for wire in wires:
         where = f"{wire['node']} {wire['interfaces'] or wire['path']} {wire['direction']}"
@@ -222,7 +222,8 @@ def _wires(wires: list[dict[str, Any]]) -> list[str]:
         rows.append([where, *(_size(side) for side in sides), off, _share(wire["overhead_share"])])
     if not rows:
         return []
-    heads = ["Interfaces", "sockets", "packets", "counters", "with headers", "packets / counters off", "overhead"]
+    first = "Interfaces, whole recording" if per == "run" else f"Interfaces, an {per}"
+    heads = [first, "sockets", "packets", "counters", "with headers", "packets / counters off", "overhead"]
     return ["", *table(heads, rows)]
 
 

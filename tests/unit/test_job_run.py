@@ -90,7 +90,7 @@ def test_sides_agree_and_name_the_overhead(job):
 
 @pytest.mark.parametrize("error_ns", [40_000_000, None])
 def test_clocks_that_are_worse_than_the_effect_are_said(tmp_path, error_ns):
-    truth = Truth(iterations=10, offsets_ns=(0, 0))
+    truth = Truth(iterations=12, offsets_ns=(0, 0))
     write_ddp_job(tmp_path / "job", truth)
     if error_ns is None:
         (tmp_path / "job/nodes/n1/clock/clock.json").unlink()
@@ -350,6 +350,35 @@ def test_a_job_too_short_for_bytes_says_so(tmp_path):
     text = "\n".join(describe(data))
     assert "The job is too short to say what it moves in an iteration: it has 3 iterations of 200 ms" in text
     assert "Payload of the whole recording" in text
+    assert "Interfaces" not in text
+    assert "Sent again in all: 16 segments" in text
+
+
+def test_a_job_too_short_for_bytes_has_none_by_iteration(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=5, every_ms=400))
+    job = open_job(tmp_path / "job")
+    data = summarize(job)
+    names = ["training_bytes", "cross_bytes", "other_bytes", "retransmissions", "retransmitted_bytes", "nic_tx_bytes"]
+    assert job.iterations[[*names, "nic_drops", "segments_retransmitted"]].isna().all(axis=None)
+    assert job.rank_iterations[["sent_bytes", "retransmissions"]].isna().all(axis=None)
+    assert job.flows["bytes_per_iteration"].isna().all()
+    assert job.flows["payload_bytes"].sum() > 0
+    assert {wire["node"] for wire in data["wires"]} == {"n0", "n1"}
+    assert {wire[name] for wire in data["wires"] for name in ("nic_bytes", "socket_bytes", "nic_difference")} == {None}
+    congestion = data["congestion"]
+    assert (congestion["per"], congestion["retransmissions"], congestion["nic_drops"]) == ("run", 16.0, None)
+    assert data["slow_iterations"] is None
+    json.dumps(data, allow_nan=False)
+
+
+def test_too_few_iterations_name_no_slowest_rank(tmp_path):
+    write_ddp_job(tmp_path / "few", Truth(iterations=11))
+    write_ddp_job(tmp_path / "enough", Truth(iterations=12))
+    few, enough = (summarize(open_job(tmp_path / name)) for name in ("few", "enough"))
+    assert (few["iterations"]["measured"], enough["iterations"]["measured"]) == (9, 10)
+    assert few["slowest"] is None
+    assert enough["slowest"]["stands_out"]
+    assert "Slowest rank" not in "\n".join(describe(few))
 
 
 def test_a_log_that_ends_early_leaves_missing_bytes_not_zeros(tmp_path):

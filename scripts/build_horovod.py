@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -221,7 +222,7 @@ def unpack(sdist: Path, folder: Path) -> Path:
                 archive.extractall(folder, members, filter="data")
             else:
                 archive.extractall(folder, members)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise BuildError(f"Horovod's source cannot be unpacked: {error}") from error
     source = folder / f"horovod-{VERSION}"
     for edit in EDITS:

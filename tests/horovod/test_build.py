@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import random
 import subprocess
 import sys
 import tarfile
@@ -95,6 +96,17 @@ def test_an_archive_whose_members_lie_elsewhere_is_refused(
     with pytest.raises(script.BuildError):
         script.unpack(tmp_path / "sdist.tar.gz", tmp_path / "out")
     assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
+
+
+@pytest.mark.parametrize("kept", [0, 15, 60, 3000])
+def test_a_source_that_is_cut_is_refused(script: ModuleType, tmp_path: Path, kept: int) -> None:
+    (tmp_path / "CMakeLists.txt").write_bytes(random.Random(1).randbytes(5000))
+    sdist = tmp_path / "sdist.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        archive.add(tmp_path / "CMakeLists.txt", f"horovod-{script.VERSION}/CMakeLists.txt")
+    sdist.write_bytes(sdist.read_bytes()[:kept])
+    with pytest.raises(script.BuildError, match="Horovod's source cannot be unpacked: "):
+        script.unpack(sdist, tmp_path / "out")
 
 
 def test_a_source_without_the_place_to_edit_is_refused(script: ModuleType, tmp_path: Path) -> None:

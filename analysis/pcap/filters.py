@@ -15,7 +15,18 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.layout import ARP, NO_PORTS, RARP, ROCE, is_ip
+from ringtap.analysis.pcap.layout import (
+    ARP,
+    ARP_CUT,
+    NO_ADDRESSES,
+    NO_PORTS,
+    PORTS_CUT,
+    RARP,
+    RARP_CUT,
+    ROCE,
+    TARGET_PORT_CUT,
+    is_ip,
+)
 from ringtap.errors import UsageError
 
 Mask = npt.NDArray[np.bool_]
@@ -26,7 +37,7 @@ _PROTOCOLS = {**_WITH_PORTS, "icmp": 1, "icmp6": 58, "sctp": 132}
 _PROTOCOLS |= {"igmp": 2, "esp": 50, "ah": 51, "pim": 103, "vrrp": 112, "carp": 112}
 _OF_ONE_FAMILY = {"icmp": 4, "igmp": 4, "vrrp": 4, "carp": 4, "icmp6": 6}
 _FAMILIES = {"ip": 4, "ip6": 6}
-_ADDRESSED = {"arp": ARP, "rarp": RARP}
+_ADDRESSED = {"arp": (ARP, ARP_CUT), "rarp": (RARP, RARP_CUT)}
 _NAMES = (*_PROTOCOLS, *_FAMILIES, *_ADDRESSED, "roce")
 _TYPES = ("host", "net", "port", "portrange", "proto")
 _SIDES = ("src", "dst")
@@ -78,6 +89,37 @@ class Flows:
     def is_ip(self) -> Mask:
         """Of which packets are IP."""
         return is_ip(self.kind)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What a part of a filter says of each flow, read from left to right as far as it decides.
+
+    As in tcpdump, a packet is refused by the whole filter, even within ``not``, where the filter comes to look at bytes
+    that the capture cut off.
+
+    Attributes:
+        takes: it matches, shape (flows,).
+        refuses: it looked at what was cut off, shape (flows,); never where it matches.
+    """
+
+    takes: Mask
+    refuses: Mask
+
+    @classmethod
+    def of(cls, takes: Mask) -> _Judged:
+        """What needs no bytes that may have been cut off."""
+        return cls(np.asarray(takes), np.zeros(len(takes), bool))
+
+    def __and__(self, other: _Judged) -> _Judged:
+        return _Judged(self.takes & other.takes, self.refuses | (self.takes & other.refuses))
+
+    def __or__(self, other: _Judged) -> _Judged:
+        undecided = ~self.takes & ~self.refuses
+        return _Judged(self.takes | (undecided & other.takes), self.refuses | (undecided & other.refuses))
+
+    def __invert__(self) -> _Judged:
+        return _Judged(~self.takes & ~self.refuses, self.refuses)
 
 
 def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
@@ -132,7 +174,7 @@ class _Parser:
         found, _ = self._expression()
         if self._peek() is not None:
             self._wrong(f"is not understood from {self._peek()!r} on")
-        return np.asarray(found & inside & (self._flows.family != 0))
+        return np.asarray(found.takes & inside & (self._flows.family != 0))
 
     def _peek(self, ahead: int = 0) -> str | None:
         at = self._at + ahead
@@ -146,7 +188,7 @@ class _Parser:
         if self._depth > _DEEPEST:
             self._wrong(f"is nested more than {_DEEPEST} deep")
 
-    def _expression(self) -> tuple[Mask, _Head | None]:
+    def _expression(self) -> tuple[_Judged, _Head | None]:
         """Terms joined from left to right; with the head that a name after them would go with."""
         found, head = self._term()
         while (link := _LINKS.get(self._peek() or "")) is not None:
@@ -170,7 +212,7 @@ class _Parser:
         token = self._peek(ahead)
         return token is not None and token not in _WORDS
 
-    def _term(self) -> tuple[Mask, _Head | None]:
+    def _term(self) -> tuple[_Judged, _Head | None]:
         token = self._peek()
         if token in _NOTS:
             self._at += 1
@@ -187,7 +229,7 @@ class _Parser:
             return found, None
         head = self._head()
         if head is None:
-            return self._protocol(str(self._tokens[self._at - 1])), None
+            return _Judged.of(self._protocol(str(self._tokens[self._at - 1]))), None
         return self._value(head), head
 
     def _close(self) -> None:
@@ -234,7 +276,7 @@ class _Parser:
         if head.name is not None and head.name not in allowed:
             self._wrong(f"puts {head.name!r} before {head.type!r}, which takes only {', '.join(allowed)}")
 
-    def _value(self, head: _Head) -> Mask:
+    def _value(self, head: _Head) -> _Judged:
         """A name or number after its head, or several of them in parentheses."""
         token = self._peek()
         if token in _NOTS:
@@ -258,7 +300,7 @@ class _Parser:
             self._wrong(f"lacks what comes after {head.type!r}" + (f", before {token!r}" if token else ""))
         self._at += 1
         if head.type == "proto":
-            return np.asarray(self._of_family(head) & (self._flows.protocol == self._protocol_number(token)))
+            return _Judged.of(self._of_family(head) & (self._flows.protocol == self._protocol_number(token)))
         if head.type in ("port", "portrange"):
             return self._ports(head, token)
         return self._addresses(head, token)
@@ -280,7 +322,7 @@ class _Parser:
         """The flows of a family of addresses, or of ARP or RARP."""
         flows = self._flows
         if name in _ADDRESSED:
-            return np.asarray(flows.kind == _ADDRESSED[name])
+            return np.isin(flows.kind, _ADDRESSED[name])
         return np.asarray((flows.family == _FAMILIES[name]) & flows.is_ip)
 
     def _of_family(self, head: _Head) -> Mask:
@@ -303,13 +345,15 @@ class _Parser:
             self._wrong(f"has {token}, where {most} is the most there is")
         return number
 
-    def _ports(self, head: _Head, token: str) -> Mask:
+    def _ports(self, head: _Head, token: str) -> _Judged:
         low, _, high = token.partition("-") if head.type == "portrange" else (token, "", token)
         first, last = sorted((self._port(low, head), self._port(high or low, head)))
         numbers = (head.name,) if head.name else tuple(_WITH_PORTS)
         flows = self._flows
         carries = np.isin(flows.protocol, [_WITH_PORTS[name] for name in numbers]) & (flows.kind != NO_PORTS)
-        return np.asarray(self._on(head.side, (flows.ports >= first) & (flows.ports <= last)) & carries)
+        both_cut = carries & (flows.kind == PORTS_CUT)
+        cut = (both_cut, both_cut | (carries & (flows.kind == TARGET_PORT_CUT)))
+        return self._on(head.side, (flows.ports >= first) & (flows.ports <= last) & carries, cut)
 
     def _port(self, token: str, head: _Head) -> int:
         number = self._number(token, 65535)
@@ -320,8 +364,8 @@ class _Parser:
         except (OSError, ValueError):
             self._wrong(f"has an unknown port {token!r}")
 
-    def _addresses(self, head: _Head, token: str) -> Mask:
-        found = np.zeros(len(self._flows.family), bool)
+    def _addresses(self, head: _Head, token: str) -> _Judged:
+        found = _Judged.of(np.zeros(len(self._flows.family), bool))
         networks = self._networks(head, token)
         if head.name is not None:
             family = _FAMILIES.get(head.name, 4)
@@ -333,16 +377,19 @@ class _Parser:
             want = [np.uint64(part) for part in (value >> 64, value & (2**64 - 1))]
             ends = self._flows.ends
             same = ((ends[..., 0] & bits[0]) == want[0]) & ((ends[..., 1] & bits[1]) == want[1])
-            found |= self._on(head.side, same) & (self._flows.family == family)
-        return found if head.name is None else found & self._named(head.name)
+            target = np.isin(self._flows.kind, (ARP_CUT, RARP_CUT)) & (family == 4)
+            cut = (target & (self._flows.family == NO_ADDRESSES), target)
+            found |= self._on(head.side, same & (self._flows.family == family), cut)
+        return found if head.name is None else _Judged.of(self._named(head.name)) & found
 
-    def _on(self, side: str, either: Mask) -> Mask:
-        source, destination = either
+    def _on(self, side: str, either: Mask, cut: tuple[Mask, Mask]) -> _Judged:
+        """Source, destination or both of them: whether they match, and whether they were cut off."""
+        source, destination = (_Judged(found & ~gone, gone) for found, gone in zip(either, cut, strict=True))
         if side == "either":
-            return np.asarray(source | destination)
+            return source | destination
         if side == "both":
-            return np.asarray(source & destination)
-        return np.asarray(source if side == "src" else destination)
+            return source & destination
+        return source if side == "src" else destination
 
     def _networks(self, head: _Head, token: str) -> list[tuple[int, int, int]]:
         """What an address, a network or a name stands for: family, address and mask, both of 128 bit."""

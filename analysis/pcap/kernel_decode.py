@@ -29,7 +29,7 @@ from ringtap.analysis.pcap.kernel_state import (
     ZEROS,
 )
 from ringtap.analysis.pcap.kernel_transport import tcp4, transport
-from ringtap.analysis.pcap.layout import ARP, NO_ADDRESSES, NOT_IP, RARP
+from ringtap.analysis.pcap.layout import ARP, ARP_CUT, NO_ADDRESSES, NOT_IP, RARP, RARP_CUT
 
 _IPV4, _IPV6, _MPLS, _MPLS_MULTICAST = 0x0800, 0x86DD, 0x8847, 0x8848
 _ARP, _RARP, _PPPOE = 0x0806, 0x8035, 0x8864
@@ -154,11 +154,16 @@ def _not_ip(state: int, at: int, offset: int, kept: int, length: int, time_ns: i
     """ARP between its protocol addresses (RFC 826); all other frames count in one row, for filters that take them."""
     count(state, N_NOT_IP)
     arp, kind = at + offset, ARP if ethertype == _ARP else RARP if ethertype == _RARP else NOT_IP
-    if kind != NOT_IP and kept >= offset + 28 and load32(arp + 2) == _FOR_IPV4:
-        addresses = load32(arp + 14) | load32(arp + 24) << 32
-        flow = flow_of(state, addresses, rest_of(0, 0, kind, layer, 4), arp + 14, arp + 24, time_ns)
+    none, target = state + 8 * ZEROS, at + offset + 24
+    if kind != NOT_IP and kept < offset + 28:
+        kind, target = ARP_CUT if kind == ARP else RARP_CUT, none
+        if kept < length:
+            count(state, N_CUT)
+    if kind != NOT_IP and kept >= offset + 18 and load32(arp + 2) == _FOR_IPV4:
+        addresses = load32(arp + 14) | load32(target) << 32
+        flow = flow_of(state, addresses, rest_of(0, 0, kind, layer, 4), arp + 14, target, time_ns)
     else:
-        flow = flow_of6(state, state + 8 * ZEROS, rest_of(0, 0, kind, layer, NO_ADDRESSES), time_ns)
+        flow = flow_of6(state, none, rest_of(0, 0, kind, layer, NO_ADDRESSES), time_ns)
     account(state, flow, length, 0, time_ns)
 
 

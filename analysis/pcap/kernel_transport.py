@@ -9,6 +9,7 @@ from ringtap.analysis.pcap.kernel_memory import (
     inlined,
     kernel,
     load8,
+    load16,
     load32,
     load64,
     store64,
@@ -26,7 +27,7 @@ from ringtap.analysis.pcap.kernel_state import (
     UNTAGGED,
 )
 from ringtap.analysis.pcap.kernel_tcp import tcp
-from ringtap.analysis.pcap.layout import NO_PORTS, ROCE
+from ringtap.analysis.pcap.layout import NO_PORTS, PORTS_CUT, ROCE, TARGET_PORT_CUT
 
 _TCP, _UDP, _VXLAN_PORT, _ROCE_PORT = 6, 17, 4789, 4791
 _BTH_BYTES, _ICRC_BYTES = 12, 4
@@ -165,7 +166,9 @@ def transport(
         if seen < 4 or size < 8:
             count(state, N_CUT if size >= 8 else N_MALFORMED)
             payload = whole = 0
-            kind = NO_PORTS
+            kind = NO_PORTS if size < 8 else PORTS_CUT
+            if kind == PORTS_CUT and seen >= 2:
+                kind, ports = TARGET_PORT_CUT, load16(header)
         elif protocol == _TCP:
             ports = load32(header)
             payload = _tcp_payload(state, header, seen, size)

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-PLAIN, ROCE, NO_PORTS, ARP, RARP, NOT_IP = range(6)
-"""Values of ``kind``: RoCEv2 is UDP to port 4791 with a base transport header. NO_PORTS: TCP or UDP of which the ports
-are not in the capture. ARP and RARP: between protocol addresses. NOT_IP: all other frames, in one row."""
+PLAIN, ROCE, NO_PORTS, PORTS_CUT, TARGET_PORT_CUT, ARP, RARP, ARP_CUT, RARP_CUT, NOT_IP = range(10)
+"""Values of ``kind``: RoCEv2 is UDP to port 4791 with a base transport header. NO_PORTS: TCP or UDP of which the packet
+holds no ports, as later fragments. PORTS_CUT: the capture cut them off; TARGET_PORT_CUT: all but the source's. ARP and
+RARP: between protocol addresses. ARP_CUT and RARP_CUT: the capture cut off the target's, and where the row has
+NO_ADDRESSES, the sender's too. NOT_IP: all other frames, in one row."""
 
 NO_ADDRESSES = 1
 """Value of ``family`` of frames that are no IP, but for ARP between IPv4 addresses."""
@@ -97,7 +99,7 @@ QUEUE_PAIR = np.dtype(
 
 def is_ip(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Mark the kinds that are IP; the others are ARP, RARP and the row of all other frames."""
-    return np.asarray((kind != ARP) & (kind != RARP) & (kind != NOT_IP))
+    return np.asarray(kind < ARP)
 
 
 def offsets(dtype: np.dtype[Any], *names: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.layout import ARP, NO_ADDRESSES, NOT_IP, RARP, ROCE
+from ringtap.analysis.pcap.layout import ARP, ARP_CUT, NO_ADDRESSES, NOT_IP, RARP, RARP_CUT, ROCE
 from ringtap.errors import UsageError
 from ringtap.installed import install_command
 
@@ -27,7 +27,7 @@ OTHERS = "others"
 """Protocol and ends of the row that sums what came when there were too many conversations to tell apart."""
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6"}
-_KINDS = {ROCE: "roce", ARP: "arp", RARP: "rarp", NOT_IP: "not-ip"}
+_KINDS = {ROCE: "roce", ARP: "arp", ARP_CUT: "arp", RARP: "rarp", RARP_CUT: "rarp", NOT_IP: "not-ip"}
 _FIRST = ("packets", "bytes")
 _THEN = (
     "data_packets",
@@ -68,6 +68,12 @@ def addresses(column: Array, families: Array) -> list[str]:
     return found
 
 
+def _families(rows: Array, end: str) -> Array:
+    """Families of the addresses of one end, which are none where ARP's target was cut off."""
+    cut = np.isin(rows["kind"], (ARP_CUT, RARP_CUT))
+    return np.where(cut, NO_ADDRESSES, rows["family"]) if end == "b" else np.asarray(rows["family"])
+
+
 def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
     """Conversations, one row each.
 
@@ -87,7 +93,7 @@ def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
     first = both(_FIRST)
     table: Columns = {"protocol": protocols(rows)}
     for end in ("a", "b"):
-        table[end] = addresses(rows[end], rows["family"])
+        table[end] = addresses(rows[end], _families(rows, end))
         table[f"{end}_port"] = rows[f"{end}_port"].astype(np.int64)
     table |= {f"{name}_{way}": first[f"{name}_{way}"] for way in ("ab", "ba") for name in _FIRST}
     table |= both(["payload"])
@@ -127,7 +133,8 @@ def flow_columns(rows: Array, flows: Array) -> Columns:
     mine, side = rows[flows // 2], flows % 2
     table: Columns = {"protocol": protocols(mine)}
     for name, ends in (("source", ("a", "b")), ("destination", ("b", "a"))):
-        table[name] = addresses(np.where(side == 0, mine[ends[0]], mine[ends[1]]), mine["family"])
+        families = np.where(side == 0, _families(mine, ends[0]), _families(mine, ends[1]))
+        table[name] = addresses(np.where(side == 0, mine[ends[0]], mine[ends[1]]), families)
         ports = np.where(side == 0, mine[f"{ends[0]}_port"], mine[f"{ends[1]}_port"])
         table[f"{name}_port"] = ports.astype(np.int64)
     number = np.arange(len(mine))

@@ -52,11 +52,10 @@ def traffic(capture):
     return read_captures(capture)
 
 
-def by_tcpdump(capture, words):
+def by_tcpdump(capture, words, *options):
     """Packets that tcpdump takes; None if it refuses the filter."""
-    done = subprocess.run(
-        ["tcpdump", "-n", "-r", capture, "--count", words], capture_output=True, text=True, check=False, timeout=20
-    )
+    command = ["tcpdump", *options, "-n", "-r", capture, "--count", words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     if "expression rejects all packets" in done.stderr:
         return 0
     return int(done.stdout.split()[0]) if done.returncode == 0 else None
@@ -120,6 +119,59 @@ whole = st.recursive(
 @given(words=whole)
 def test_filters_take_what_tcpdump_takes(capture, traffic, words):
     assert by_ringtap(traffic, words) == by_tcpdump(capture, words)
+
+
+CUT_AT = (34, 35, 36, 37, 38, 40, 41, 42, 54)
+
+
+@pytest.fixture(scope="module")
+def cut_captures(tmp_path_factory):
+    """The packets whose IPv4 header is there whole, of other packets what there is, and cut ARP."""
+    path = tmp_path_factory.mktemp("cut")
+    kept = [one for one in frames(sorted(PACKETS)) if one.data[12:14] == b"\x08\x00"]
+    made = {}
+    for size in CUT_AT:
+        capture = path / f"cut{size}.pcap"
+        capture.write_bytes(classic([one.cut(size) for one in (*kept, *NOT_IP)]))
+        made[size] = capture, read_captures(capture)
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(words=whole, size=st.sampled_from(CUT_AT))
+def test_a_filter_refuses_packets_where_it_looks_beyond_the_captured_bytes_as_tcpdump_does(cut_captures, words, size):
+    """By the filter as it stands: tcpdump's optimizer (-O: without) leaves out looks that cannot change the outcome."""
+    capture, traffic = cut_captures[size]
+    assert by_ringtap(traffic, words) == by_tcpdump(capture, words, "-O")
+
+
+@pytest.mark.parametrize("size", CUT_AT)
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"src host {A4} and arp",
+        f"not host {A4} and arp",
+        f"not host {B4} and arp",
+        f"arp and not dst host {B4}",
+        f"not src net 10.1.0.0/24 or host {A4}",
+        f"rarp src host {A4} or port 80",
+        "not port 40001",
+        "not dst port 40001",
+        "not udp or src port 0",
+        "tcp port 40001",
+    ],
+)
+def test_a_senders_address_and_port_count_where_the_targets_are_cut(cut_captures, words, size):
+    capture, traffic = cut_captures[size]
+    assert by_ringtap(traffic, words) == by_tcpdump(capture, words)
+
+
+def test_an_address_that_was_cut_off_is_none(cut_captures):
+    _, traffic = cut_captures[34]
+    found = traffic.select("arp or rarp").conversations()
+    assert found[["protocol", "a", "b"]].to_numpy().tolist() == [["arp", A4, ""], ["rarp", A4, ""]]
+    assert set(traffic.select("arp").flows()["destination"]) == {""}
+    assert traffic.counts["cut_by_snap"] >= 3
 
 
 REFUSED = (

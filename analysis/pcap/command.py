@@ -78,9 +78,19 @@ def _flows(options: argparse.Namespace) -> int:
     _write(traffic, options, bin_ns)
     if not options.json and "-" not in options.files:
         names = " ".join(map(shell_word, options.files)) if len(options.files) <= _FEW_FILES else "FILE…"
-        verb = f"structure {names}" if options.rates else f"flows {names} --rates rates.csv"
-        print(f"\nNext: ringtap {verb}")
+        if options.rates is None and traffic.bins:
+            print(f"\nNext: ringtap flows {names} --rates rates.csv")
+        elif _may_hold_training(traffic):
+            print(f"\nNext: ringtap structure {names}")
     return 0
+
+
+def _may_hold_training(traffic: Traffic) -> bool:
+    """Whether ``ringtap structure`` would look at these captures."""
+    from ringtap.analysis.pcap.traffic import MOST_TRAINING_BINS
+
+    has_payload = traffic.scanned.conversations["payload"][traffic.rows].any()
+    return bool(has_payload) and 0 < traffic.bins * traffic.bin_ns <= MOST_TRAINING_BINS * _SCAN_NS
 
 
 def _filter(options: argparse.Namespace) -> str | None:

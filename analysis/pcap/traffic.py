@@ -28,6 +28,8 @@ GROUPS = ("flow", "hosts", "total")
 
 _CHUNK = 1 << 20  # cells looked at together
 _MOST_BINS = 1 << 27
+MOST_TRAINING_BINS = 1 << 24
+"""Bins in which training can be looked for: 4.6 hours of milliseconds."""
 _MOST_HOSTS = 4096
 _MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_bytes")
 
@@ -154,7 +156,7 @@ class Traffic:
         return (
             f"the largest of {counted(len(rows), 'conversation')}: {most}"
             if len(rows)
-            else "there are no conversations"
+            else no_conversations(self.counts)
         )
 
     def binned(self, flows: Sequence[int] | Integers | None = None, what: str = "payload") -> Integers:
@@ -331,6 +333,13 @@ class Traffic:
         for (source, destination), amount in pairs.items():
             square[place[source], place[destination]] = amount
         return pd.DataFrame(square, index=pd.Index(names, name="from"), columns=pd.Index(names, name="to"))
+
+
+def no_conversations(counts: Mapping[str, int]) -> str:
+    """Half a sentence where a capture has no conversations, and why that is so."""
+    cut = counts["cut_by_snap"]
+    why = f", because the headers of {counted(cut, 'packet')} were cut off: capture more of each" if cut else ""
+    return f"there are no conversations{why}"
 
 
 def bins_remedy(counts: Mapping[str, int]) -> str:

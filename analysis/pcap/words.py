@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import MOST_CONVERSATIONS
-from ringtap.analysis.pcap.traffic import Traffic, endpoint
+from ringtap.analysis.pcap.traffic import Traffic, endpoint, no_conversations
 from ringtap.units import format_duration, format_rate, format_size
 
 _SHOWN = 10
@@ -53,9 +53,9 @@ _SENTENCES = {
     "time_backwards": ("packet", "are earlier than one before them: several processors captured, or a clock was set"),
     "times_out_of_range": (
         "packet",
-        "have an impossible time (before 1970 or after 2116): counted at that of the packet before, and not timed",
+        "have an impossible time (before 1970 or after 2116)",
     ),
-    "without_time": ("packet", "have no time: counted at that of the packet before, and not timed"),
+    "without_time": ("packet", "have no time"),
     "time_jumps": (
         "packet",
         "are more than a day after or before the one ahead (a clock was set?): there are no rates across that",
@@ -68,6 +68,7 @@ _SENTENCES = {
     "unknown_blocks": ("block", "of pcapng hold no packets: passed over"),
     "not_ip": ("frame", "are no IP (ARP, LLDP, spanning tree, …): in the totals, and where a filter takes them"),
 }
+_NOT_TIMED = ("times_out_of_range", "without_time")
 # "1 packet belong" becomes "1 packet belongs"
 _SINGULAR = {
     "belong": "belongs",
@@ -84,7 +85,14 @@ _PLURAL = {"ends": "end", "is": "are", "goes": "go", "was": "were", "came": "cam
 def notes(traffic: Traffic) -> list[str]:
     """What was unusual in the captures, and what that means for the numbers."""
     counts = traffic.counts
-    lines = [_note(counts[name], *_SENTENCES[name]) for name in _SENTENCES if counts.get(name)]
+    untimed = "counted at that of the packet before, or of the first that has one, and not timed"
+    if not traffic.bins:
+        untimed = "nothing is timed"
+    lines = [
+        _note(counts[name], *_SENTENCES[name]) + (f": {untimed}" if name in _NOT_TIMED else "")
+        for name in _SENTENCES
+        if counts.get(name)
+    ]
     known = {*_SENTENCES, "packets", "bytes"}
     lines += [f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items() if number and name not in known]
     rows = traffic.scanned.conversations[traffic.rows]
@@ -171,6 +179,9 @@ def _order(traffic: Traffic, rows: npt.NDArray[np.int64], sort: str) -> npt.NDAr
 def _largest(traffic: Traffic, sort: str) -> list[str]:
     """The first conversations of an order, each written from the side that sent more payload."""
     rows = traffic.rows
+    if not len(rows):
+        why = no_conversations(traffic.counts)
+        return [f"{why[0].upper()}{why[1:]}."]
     conversations = traffic.scanned.conversations
     chosen = rows[_order(traffic, rows, sort)[:_SHOWN]]
     columns = tables.conversation_columns(conversations[chosen], traffic.selected.reshape(-1, 2)[chosen].reshape(-1))

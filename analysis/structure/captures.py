@@ -12,6 +12,7 @@ from ringtap.analysis.job.run import Job, open_job
 from ringtap.analysis.job.sockets import socket_log
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.pcap.read import Progress
+from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.analysis.pcap.words import notes as notes_of
 from ringtap.analysis.structure.rhythm import Integers
 from ringtap.analysis.structure.steps import check_against_steps
@@ -71,7 +72,7 @@ def read_structure(
     without: list[UsageError] = []
     for place in places:
         try:
-            traffic = read_captures(place.files, bin_s=bin_s, cache=cache, progress=progress)
+            traffic = _timed(read_captures(place.files, bin_s=bin_s, cache=cache, progress=progress))
         except UsageError as error:
             if job is None:
                 raise
@@ -90,6 +91,16 @@ def read_structure(
     names = {address: name for name, addresses in (hosts or {}).items() for address in addresses}
     found = replace(find_structure(streams_of(vantages, names)), warnings=tuple(warnings), notes=tuple(notes))
     return found if job is None else replace(found, steps=check_against_steps(job, found.boundaries_ns))
+
+
+def _timed(traffic: Traffic) -> Traffic:
+    """The same, where it says when something was sent."""
+    if not traffic.bins:
+        raise UsageError(
+            f"{', '.join(traffic.files)}: no packet has a time, so there are no iterations to find: "
+            "capture again in a format that keeps times, as tcpdump does"
+        )
+    return traffic
 
 
 def _places_of(job: Job) -> list[_Place]:

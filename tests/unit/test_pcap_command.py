@@ -232,7 +232,7 @@ def test_what_was_unusual_is_said_in_words(tmp_path, capsys):
 
 
 def text(capsys, path, *arguments):
-    assert main(["flows", str(path), *arguments]) == 0
+    assert main(["flows", str(path), *map(str, arguments)]) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -294,12 +294,47 @@ def test_a_capture_without_any_time_is_counted_and_has_no_rates(tmp_path, capsys
     for one in frames(usual()):
         blocks.simple_packet(one)
     path.write_bytes(blocks.bytes())
-    assert text(capsys, path)[0] == f"{path}: no packet has a time"
+    lines = text(capsys, path)
+    assert lines[0] == f"{path}: no packet has a time"
+    assert lines[-1] == f"  {len(usual())} packets have no time: nothing is timed"
+    assert main(["structure", str(path)]) == 2
+    assert "no packet has a time, so there are no iterations to find" in capsys.readouterr().err
     data = as_json(capsys, path)
     assert (data["start_ns"], data["duration_s"]) == (None, None)
     assert {(row["first_ns"], row["last_ns"], row["handshake_ns"]) for row in data["conversations"]} == {(None,) * 3}
     assert sum(row["packets_ab"] + row["packets_ba"] for row in data["conversations"]) == len(usual())
     assert "no packet of the capture has a time" in fails_after_text(capsys, path, "--rates", tmp_path / "rates.csv")
+
+
+def test_a_packet_without_a_time_before_all_others_counts_at_the_first_time(tmp_path, capsys):
+    path = tmp_path / "first.pcapng"
+    first, *others = frames(usual())
+    blocks = Blocks().interface().simple_packet(first)
+    for one in others:
+        blocks.packet(one)
+    path.write_bytes(blocks.bytes())
+    note = "  1 packet has no time: counted at that of the packet before, or of the first that has one, and not timed"
+    assert note in text(capsys, path)
+
+
+def test_headers_that_were_cut_off_are_the_reason_why_there_are_no_conversations(tmp_path, capsys):
+    path = tmp_path / "cut.pcap"
+    path.write_bytes(classic([one.cut(30) for one in frames(usual())]))
+    why = f"here are no conversations, because the headers of {len(usual())} packets were cut off: capture more of each"
+    lines = text(capsys, path)
+    assert f"T{why}." in lines
+    assert not any("round trip" in line for line in lines)
+    assert f"no packet matches 'ip': t{why}" in fails(capsys, path, "--filter", "ip")
+
+
+@pytest.mark.parametrize(("after_s", "is_proposed"), [(1, True), (100_000, False)])
+def test_a_structure_that_would_be_refused_is_not_proposed(tmp_path, capsys, after_s, is_proposed):
+    path = tmp_path / "jump.pcap"
+    made = [(0, udp(A4, B4, (1, 2), 100)), (after_s * 1_000_000_000, udp(A4, B4, (1, 2), 100))]
+    path.write_bytes(classic(frames(made)))
+    lines = text(capsys, path, "--rates", tmp_path / "rates.csv")
+    assert (lines[-1] == f"Next: ringtap structure {path}") is is_proposed
+    assert main(["structure", str(path)]) == (1 if is_proposed else 2)
 
 
 def test_a_small_matrix_is_shown(tmp_path, capsys):

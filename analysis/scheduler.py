@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -204,9 +205,12 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
     shared = Path(found.get("shared-temp-directory") or cache_folder()).expanduser()  # a home is on every node
     shared.mkdir(parents=True, exist_ok=True)
     keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # its owner's alone
+    python = found.get("python") or shlex.quote(sys.executable)
     options = {"dashboard_address": "127.0.0.1:0"} | (found.get("scheduler-options") or {})
     with _uninterrupted():
-        return stack.enter_context(SLURMCluster(security=_in_files(_security(), keys), scheduler_options=options))
+        return stack.enter_context(
+            SLURMCluster(python=python, security=_in_files(_security(), keys), scheduler_options=options)
+        )
 
 
 def _in_files(security: Any, folder: Path) -> Any:

@@ -251,7 +251,8 @@ def test_a_table_needs_no_workers(tmp_path: Path) -> None:
     assert main(["report", str(tmp_path / "times.csv"), "--scheduler", "local"]) == 2
 
 
-def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path) -> None:
+def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/a folder/python")
     settings = {"cores": 2, "processes": 2, "memory": "4GB", "account": "def-someone", "walltime": "00:10:00"}
     settings |= {"shared-temp-directory": str(tmp_path), "job-script-prologue": ["module load python"]}
     with (
@@ -271,7 +272,7 @@ def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path) -> None:
     for words in ("-A def-someone", "--cpus-per-task=2", "--mem=4G", "-t 00:10:00"):
         assert f"#SBATCH {words}\n" in script
     assert "\nmodule load python\n" in script
-    assert f"{sys.executable} -m distributed.cli.dask_worker tls://" in script
+    assert "'/a folder/python' -m distributed.cli.dask_worker tls://" in script
     assert not any(path.exists() for path in keys)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import subprocess
@@ -208,8 +207,8 @@ def _facts(line: bytes) -> Answer:
     Raises:
         ValueError: it is not of this version.
     """
-    facts: Answer = json.loads(line)
-    if not isinstance(facts, dict) or not isinstance(facts.get("workdir"), str):
+    facts = frames.read_object(line)
+    if not isinstance(facts.get("workdir"), str):
         raise ValueError(frames.NOISE)
     if facts.get("protocol") != frames.PROTOCOL or facts.get("ringtap") != ringtap.__version__:
         raise ValueError(

@@ -56,7 +56,7 @@ class Unpacker:
                     raise ValueError(NOISE)
                 if end < 0:
                     return found
-                self._item = _item(bytes(self._data[:end]))
+                self._item = read_object(bytes(self._data[:end]))
                 del self._data[: end + 1]
             size = self._item.get("bytes", 0)
             if type(size) is not int or not 0 <= size <= CHUNK_BYTES:
@@ -68,9 +68,14 @@ class Unpacker:
             self._item = None
 
 
-def _item(line: bytes) -> dict[str, Any]:
+def read_object(line: bytes) -> dict[str, Any]:
+    """Read a line of JSON that holds an object.
+
+    Raises:
+        ValueError: it holds something else.
+    """
     try:
-        item = json.loads(line.decode())
+        item: Any = json.loads(line.decode())
     except (ValueError, RecursionError):
         raise ValueError(NOISE) from None
     if not isinstance(item, dict):

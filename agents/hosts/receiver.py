@@ -104,9 +104,17 @@ def _inside(root: Path, name: str, host: str) -> Path:
     if not name:
         return root
     parts = PurePosixPath(name).parts
-    if parts[:2] != ("nodes", host) or not 3 <= len(parts) <= _DEEPEST or ".." in parts:
+    if not _is_path(name) or parts[:2] != ("nodes", host) or not 3 <= len(parts) <= _DEEPEST or ".." in parts:
         raise ValueError(f"{name[:100]!r} is not a file of {host}'s part of a run")
     return root.joinpath(*parts)
+
+
+def _is_path(name: str) -> bool:
+    """Tell if a file system can hold such a name."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:  # half a character
+        return False
 
 
 def _write(path: Path, item: dict[str, Any], data: bytes) -> None:

@@ -92,6 +92,18 @@ def test_a_host_that_answers_what_it_should_not_is_lost(said: bytes, tmp_path: P
         channel.close()
 
 
+@pytest.mark.parametrize("line", [b"[" * 50_000, b'{"workdir": "/tmp"', b"\xff", b"[]", b'{"workdir": 1}'])
+def test_a_host_that_says_no_facts_is_lost(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "said").write_bytes(frames.MARKER + line + b"\n")
+    command = ["sh", "-c", 'cat "$1"; exec sleep 60', "sh", str(tmp_path / "said")]
+    channel = Channel("S1", command, (20.0, 20.0), lambda *_: None, lambda _host, _said, why, _code: why)
+    try:
+        with pytest.raises(MeasurementError, match=f"^S1 is lost: {frames.NOISE}$"):
+            channel.request({"op": "start"}).answer.result(20)
+    finally:
+        channel.close()
+
+
 @pytest.mark.parametrize("words", [b"Connection closed\n", b"\0\xff{}\n", b"12\n", b'{"op":1} x\n'])
 def test_what_is_no_frame_is_refused(words: bytes) -> None:
     with pytest.raises(ValueError, match=r"^it says other things than ringtap does$"):

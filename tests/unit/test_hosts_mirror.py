@@ -132,7 +132,7 @@ CHUNK = {"key": "run", "name": "nodes/S1/x", "at": 0, "new": True, "whole": True
     [
         *("../x", "nodes/../../x", "/etc/x", "run.json", "nodes/../run.json", "nodes", ".", "/", "nodes/x\0y"),
         *("nodes/S2/clock/clock.json", "nodes/S1/../S2/x", "nodes/S1", "nodes/S1/", "nodes/S1x/y", "nodes/.S1.mirror"),
-        "nodes/S1/" + "a/" * 2000 + "b",
+        *("nodes/S1/" + "a/" * 2000 + "b", "nodes/S1/x\0y", "nodes/S1/\ud800"),
     ],
 )
 def test_a_host_writes_nowhere_but_in_its_own_folder(name: str, tmp_path: Path) -> None:

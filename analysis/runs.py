@@ -62,8 +62,8 @@ def read_records(path: Path) -> tuple[pd.DataFrame, int]:
     """Read a record file.
 
     Returns:
-        The records, one column a field and of its type (raw bytes, as addresses are, as ``bytes``), and the number of
-        torn last records (0 or 1).
+        The records, one column a field and of its type, and the number of torn last records (0 or 1). Fields of raw
+        bytes, as addresses and ports are, are ``bytes`` in network order: ``int.from_bytes(sport, "big")`` is a port.
 
     Raises:
         UsageError: not a record file, one of a newer version, or a header that contradicts itself.

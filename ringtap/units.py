@@ -86,3 +86,9 @@ def format_duration(seconds: float) -> str:
         if seconds >= size or seconds == 0:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def format_change(seconds: float) -> str:
+    """Write a difference in seconds with its sign: ``+1 h 00 min``, ``-3 s``."""
+    size = abs(seconds)
+    return f"{'-' if seconds < 0 else '+'}{format_duration(size if size < 60 else round(size))}"

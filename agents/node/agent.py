@@ -26,6 +26,7 @@ from ringtap.agents.node.settings import Settings
 from ringtap.agents.relay import state_of
 from ringtap.masking import mask_words
 from ringtap.rundir import RunDirectory
+from ringtap.units import format_change
 
 _TICK_S = 1.0
 _BUSY_S = 0.02  # while about to begin or to end
@@ -102,7 +103,8 @@ class Agent:
         self._obstacle = ""
         self._looked_at: set[int] = set()
         self._looked_at_once: set[int] = set()
-        self._folder_id = _identity(self._record.folder)
+        folders = (run.path, run.path / "nodes", self._record.folder)
+        self._folder_ids = {folder: _identity(folder) for folder in folders}
 
     def serve(self) -> None:
         """Record until no supervisor is connected and no job lives; then end in order."""
@@ -253,7 +255,7 @@ class Agent:
             step = {"t_ns": t_ns, "step_ns": gap_ns - self._clock_gap_ns}
             step |= {"mono_ns": mono_ns, "mono_before_ns": self._clock_mono_ns}
             self._record.item["clock_steps"].append(step)
-            self._record.say(f"CLOCK_REALTIME was set by {step['step_ns'] / 1e9:+.3f} s")
+            self._record.say(f"CLOCK_REALTIME was set by {format_change(step['step_ns'] / 1e9)}")
         self._clock_gap_ns, self._clock_mono_ns = gap_ns, mono_ns
 
     def _look_at_hook(self) -> None:
@@ -321,9 +323,9 @@ class Agent:
     def _lost_logs(self) -> list[str]:
         """Name the open logs that are no longer in the run directory; empty while all are."""
         folder = self._record.folder
-        if _identity(folder) != self._folder_id:
+        if lost := [path for path, known in self._folder_ids.items() if _identity(path) != known]:
             folder.mkdir(parents=True, exist_ok=True)  # for node.json, which says so
-            return [f"{self._run.path} was deleted or moved while it was written, and what was in it is not here"]
+            return [f"{lost[0]} was deleted or moved while it was written, and what was in it is not here"]
         open_files = []
         for pid in descendants([os.getpid()]):  # with tcpdump's
             with contextlib.suppress(OSError):

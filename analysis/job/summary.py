@@ -17,6 +17,7 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.slowest import slow_iterations, slowest
 from ringtap.analysis.job.spread import plain
 from ringtap.rundir import MARK, PACKETS
+from ringtap.units import format_change
 
 SCHEMA = 1
 # what sides may disagree by before the reader is told
@@ -282,7 +283,7 @@ def _of_logs(job: Job) -> Iterable[str]:
 def _of_steps(node: NodeLogs) -> str:
     """Say by how much a node's clock was set during the run, and name the figures that it leaves uncertain."""
     steps = node.clock.steps
-    by = ", ".join(f"{step.step_ns / 1e9:+.3g} s" for step in steps[:3]) + (", …" if len(steps) > 3 else "")
+    by = ", ".join(format_change(step.step_ns / 1e9) for step in steps[:3]) + (", …" if len(steps) > 3 else "")
     said = f"the clock of {node.name} was set during the run ({by}): times are those of a clock that was not"
     said += "; DDP's times of the iterations in which it was set are left out"
     if node.names("packets/*.pcap*"):

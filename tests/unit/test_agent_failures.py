@@ -229,6 +229,18 @@ def test_a_run_folder_removed_under_the_job(tmp_path: Path) -> None:
         assert (item["status"], item["why"]) == ("partial", why)
 
 
+@pytest.mark.parametrize("name", ["nodes", "nodes/here"])
+def test_a_part_of_the_run_folder_removed_under_the_job(name: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with ended(wrapped(run, *python(JOB))) as process:
+        agent_of(run)
+        shutil.move(run / name, tmp_path / "elsewhere")
+        assert process.wait(30) == 0
+    gone(run)
+    why = f"{run / name} was deleted or moved while it was written, and what was in it is not here"
+    assert run_item(run)["why"] == node_item(run)["why"] == why
+
+
 def test_a_run_folder_moved_under_the_job(tmp_path: Path) -> None:
     run, moved = tmp_path / "run", tmp_path / "moved"
     with ended(wrapped(run, *python(JOB))) as process:

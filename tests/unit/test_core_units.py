@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ringtap.errors import UsageError
 from ringtap.units import (
     counted,
+    format_change,
     format_duration,
     format_rate,
     format_size,
@@ -74,3 +75,15 @@ def test_formats() -> None:
 def test_a_number_and_its_noun_agree():
     assert [counted(number, "flow") for number in (0, 1, 2000)] == ["0 flows", "1 flow", "2,000 flows"]
     assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]
+
+
+def test_changes_have_a_sign() -> None:
+    changes = (3600.0, -3599.9996, 86_400.0, -3.0, 0.25, 0.0)
+    assert [format_change(s) for s in changes] == [
+        "+1 h 00 min",
+        "-1 h 00 min",
+        "+24 h 00 min",
+        "-3 s",
+        "+250 ms",
+        "+0 s",
+    ]

@@ -14,6 +14,7 @@ from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.words import describe
 from ringtap.analysis.runs import open_run
 from ringtap.rundir import read_json, write_json
+from ringtap.units import format_change
 from tests.unit.agent_processes import ROOT, ended, python, wrapped
 
 SHIM = """
@@ -119,4 +120,4 @@ def check(path: Path, by_s: int, port: int) -> None:
     data = summarize(job)
     assert data["nodes"][0]["clock_steps"] == 1
     text = "\n".join(describe(data))
-    assert f"the clock of here was set during the run ({by_s:+.3g} s)" in text
+    assert f"the clock of here was set during the run ({format_change(by_s)})" in text

@@ -10,6 +10,7 @@ from ringtap.analysis.job.words import describe
 from ringtap.errors import UsageError
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory, write_json
+from ringtap.units import format_change
 from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job
 
@@ -155,7 +156,9 @@ def test_setting_a_clock_of_two_changes_no_iteration(tmp_path, who, step_ns):
     kept = found.rank_iterations.loc[~lost, phases]
     pd.testing.assert_frame_equal(kept, even.rank_iterations.loc[~lost, phases])
     data = summarize(found)
-    assert any(f"the clock of {who} was set during the run ({step_ns / 1e9:+.3g} s)" in one for one in data["warnings"])
+    assert any(
+        f"the clock of {who} was set during the run ({format_change(step_ns / 1e9)})" in one for one in data["warnings"]
+    )
     assert data["iterations"]["max_s"] == pytest.approx(truth.iteration_ms / 1000)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
+FILE_LIMIT = ": a log has reached the largest size that this user's files may have (ulimit -f)"
+
 
 class RingtapError(Exception):
     """A problem the user can act on; printed as one sentence, never as a traceback."""
@@ -19,3 +24,15 @@ class MeasurementError(RingtapError):
     """The job or the measurement failed: exit code 1."""
 
     exit_code = 1
+
+
+def system_words(number: int) -> str:
+    """The system's words for an error number, with the cause where they do not name it."""
+    return os.strerror(number) + (FILE_LIMIT if number == errno.EFBIG else "")
+
+
+def words_of(error: Exception) -> str:
+    """A clause for an error that was not foreseen: the system's words for one of its own, else its type too."""
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        return system_words(error.errno)
+    return f"{type(error).__name__}: {error}"

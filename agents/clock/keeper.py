@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringtap.agents.clock.account import Account
 from ringtap.agents.clock.reference import Reference
 from ringtap.agents.clock.source import Clock
+from ringtap.errors import words_of
 from ringtap.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class ClockKeeper:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._failure = f"the clock stopped: {type(error).__name__}: {error}"
+        self._failure = f"the clock stopped: {words_of(error)}"
         self._say(self._failure)
 
     def stop(self) -> dict[str, Any]:

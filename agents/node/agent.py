@@ -24,6 +24,7 @@ from ringtap.agents.node.recorders import Recorders
 from ringtap.agents.node.rendezvous import Rendezvous
 from ringtap.agents.node.settings import Settings
 from ringtap.agents.relay import state_of
+from ringtap.errors import FILE_LIMIT
 from ringtap.masking import mask_words
 from ringtap.rundir import RunDirectory
 from ringtap.units import format_change
@@ -306,10 +307,13 @@ class Agent:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cost = {"cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "max_rss_bytes": usage.ru_maxrss * 1024}
         item["agent"] |= {"ended_ns": time.time_ns(), **cost}
-        failed = [
-            f"{name} {entry['reason']}" for name, entry in item["collectors"].items() if entry["state"] == "failed"
-        ]
-        why = "; ".join([*dict.fromkeys(self._whys), *failed])
+        failed: dict[str, list[str]] = {}
+        for name, entry in item["collectors"].items():
+            if entry["state"] == "failed":
+                failed.setdefault(entry["reason"], []).append(name)
+        reasons = [f"{', '.join(names)} {reason}" for reason, names in failed.items()]
+        before, limit, after = "; ".join([*dict.fromkeys(self._whys), *reasons]).partition(FILE_LIMIT)
+        why = before + limit + after.replace(FILE_LIMIT, "")  # explained once
         written = self._record.finish("partial" if why else "complete", why)
         if not written:
             why = "; ".join(filter(None, [why, "how it ended could not be written"]))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
 
+from ringtap.errors import system_words
 from ringtap.records import append_whole, mend_last_line
 from ringtap.rundir import write_json
 from ringtap.units import counted
 
 _RESERVE_BYTES = 1 << 16
+_SYSTEM_ERROR = re.compile(r"\w+: \[Errno (\d+)\] ")
 _NO_STEP = "no process of the job stepped an optimizer of torch"
 _MARK_STEPS = "call ringtap.step() at the end of each iteration of another loop"
 _LET_LOAD = (
@@ -91,14 +95,18 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
     reason = f"{counted(len(records), 'process', 'processes')} recorded steps"
     entry: dict[str, Any] = {"state": "ok", "reason": reason, "remedy": ""}
     entry["processes"] = len(records)
-    words = []
+    parts = [path.stem.split("-") for path in records]
+    ranks = {pid: rank.replace("rank", "rank ") for rank, pid, *_ in parts}
+    stopped: dict[str, list[str]] = {}
     for path in logs:
+        pid = path.stem.removeprefix("hook-")
         with contextlib.suppress(OSError):
-            lines = path.read_text(errors="replace").strip().splitlines()
-            words.append(f"{path.stem}: {lines[-1] if lines else 'it could not write why (is the disk full?)'}")
-    if words:
+            stopped.setdefault(_last_words(path), []).append(ranks.get(pid, f"process {pid}"))
+    if stopped:
+        words = [f"{', '.join(who[:3])}{', …' if who[3:] else ''}: {why}" for why, who in stopped.items()]
         shown = "; ".join(words[:3]) + ("; …" if len(words) > 3 else "")
-        reason = f"{counted(len(words), 'process', 'processes')} stopped recording: {shown}"
+        count = sum(len(who) for who in stopped.values())
+        reason = f"{counted(count, 'process', 'processes')} stopped recording: {shown}"
         return entry | {"state": "degraded", "reason": reason}
     if records:
         return entry
@@ -106,3 +114,18 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
         return entry | {"state": "unavailable", "reason": _NO_STEP, "remedy": _MARK_STEPS}
     reason = obstacle or "no Python process of the job loaded ringtap's recorder"
     return entry | {"state": "unavailable", "reason": reason, "remedy": _LET_LOAD, "obstacle": bool(obstacle)}
+
+
+def _last_words(log: Path) -> str:
+    """Why a recorder in a process of the job stopped, by its log; an empty one tells of a disk that was full.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    lines = log.read_text(errors="replace").strip().splitlines()
+    if lines:
+        found = _SYSTEM_ERROR.match(lines[-1])
+        return system_words(int(found[1])) if found else lines[-1]
+    disk = os.statvfs(log)
+    is_full = disk.f_bavail * disk.f_frsize < _RESERVE_BYTES
+    return system_words(errno.ENOSPC) if is_full else "it could not write why"

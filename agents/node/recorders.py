@@ -12,6 +12,7 @@ from ringtap.agents.node.sampler import Entry, Sampler
 from ringtap.agents.node.settings import Settings
 from ringtap.collectors.base import Context
 from ringtap.collectors.registry import collector_class
+from ringtap.errors import words_of
 from ringtap.rundir import RunDirectory
 from ringtap.units import parse_duration_s
 
@@ -57,7 +58,7 @@ class Recorders:
                 reason = f"a package is missing: {error.name or error}"
                 self._missing[name] = {"state": "unavailable", "reason": reason, "remedy": f"install {error.name}"}
             except Exception as error:
-                self._missing[name] = {"state": "failed", "reason": f"{type(error).__name__}: {error}", "remedy": ""}
+                self._missing[name] = {"state": "failed", "reason": words_of(error), "remedy": ""}
                 self._say(f"the {name} collector could not be made: {traceback.format_exc()}")
         for label, slow in (("fast", False), ("slow", True)):
             entries = [entry for entry in self._entries if entry.slow is slow]
@@ -77,7 +78,7 @@ class Recorders:
             self._clock.start()
         except Exception as error:
             self._clock = None
-            self._lose_clock(f"not compared: {type(error).__name__}: {error}")
+            self._lose_clock(f"not compared: {words_of(error)}")
 
     def are_ready(self) -> bool:
         """Whether every collector has taken its first sample or has failed to."""
@@ -109,7 +110,7 @@ class Recorders:
         try:
             self._clock_facts = self._clock.stop()
         except Exception as error:
-            self._lose_clock(f"not compared to the end: {type(error).__name__}: {error}")
+            self._lose_clock(f"not compared to the end: {words_of(error)}")
 
     def _lose_clock(self, why: str) -> None:
         self._clock_facts = {"state": "degraded", "reason": why, "remedy": ""}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import heapq
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtap.collectors.base import Collector
+from ringtap.errors import words_of
 
 
 class Entry:
@@ -77,9 +77,7 @@ class Entry:
 
     def _fail(self, what: str, error: Exception) -> None:
         self.running = False
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            words += ": a log has reached the largest size that this user's files may have (ulimit -f)"
+        words = words_of(error) if isinstance(error, OSError) else str(error) or type(error).__name__
         self.facts |= {"state": "failed", "reason": f"{what}: {words}", "failed_ns": time.time_ns()}
         if not isinstance(error, OSError):
             words = "".join(traceback.format_exception(error)).rstrip()

@@ -264,6 +264,16 @@ def test_logs_deleted_under_the_job_make_the_run_partial(tmp_path: Path) -> None
         assert (item["status"], item["why"]) == ("partial", "nic/nic.rec deleted while being written")
 
 
+STEPS_FOR_2_S = """
+import time
+import torch
+optimizer = torch.optim.Optimizer()
+end_s = time.monotonic() + 2
+while time.monotonic() < end_s:
+    optimizer.step()
+    time.sleep(0.001)
+print("result 42")
+"""
 UNTIL_SEEN = (
     ' & for _ in $(seq 200); do grep -q "no steps" "$RINGTAP_RUN/nodes/here/log/agent.log" && break; sleep 0.1; done; '
     "kill $!"
@@ -355,7 +365,7 @@ def test_steps_lost_on_a_full_disk_are_named_in_why(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("result 42\n", 0), done.stderr
     for item in (run_item(kept), node_item(kept)):
         assert item["status"] == "partial"
-        assert item["why"].startswith("steps: 1 process stopped recording: hook-"), item["why"]
+        assert item["why"] == "steps: 1 process stopped recording: rank 0: No space left on device"
     (steps,) = (kept / "nodes" / "here" / "steps").glob("rank0-*.rec")
     assert open_records(steps).count >= 1
     assert open_records(steps).torn_bytes == 0
@@ -498,6 +508,21 @@ def test_a_clock_that_is_set_back_an_hour(tmp_path: Path) -> None:
         (monotonic[-1] - monotonic[0]) / 10e6, rel=0.1
     )
     assert sum(after[0] < before[0] for before, after in pairwise(rows)) == 1
+
+
+def test_what_stops_recorders_is_said_once_with_their_names(tmp_path: Path) -> None:
+    """The records of a rank and of several collectors reach the largest size of a file."""
+    run = tmp_path / "run"
+    command = [*RINGTAP, "run", "-o", str(run), "--node", "here", "--every", "5ms", "--", *python(STEPS_FOR_2_S)]
+    environment = dict(os.environ) | {"PYTHONPATH": f"{fake_torch(tmp_path)}:{ROOT}"}
+    done = shell(["sh", "-c", 'trap "" XFSZ; ulimit -f 16; exec "$@"', "sh", *command], env=environment)
+    assert (done.stdout, done.returncode) == ("result 42\n", 0), done.stderr
+    why = run_item(run)["why"]
+    assert why.startswith("steps: 1 process stopped recording: rank 0: File too large: a log has reached"), why
+    assert why.count("ulimit -f") == 1
+    assert why.count("stopped early: File too large") == 1
+    assert "[Errno" not in why
+    assert "hook-" not in why
 
 
 def test_files_that_reach_their_largest_size(tmp_path: Path) -> None:

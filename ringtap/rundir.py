@@ -322,7 +322,9 @@ class RunDirectory:
         info = {"schema": SCHEMA, "kind": kind, "ringtap": ringtap.__version__, "argv": mask_words(argv)}
         info |= {"created_ns": time.time_ns(), "seed": seed, "status": "running", "why": "", "not_collected": []}
         info |= {"key": key} | extra
+        made: list[Path] = []
         try:
+            made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(_mode(path, access), parents=True, exist_ok=True)
             # another rank of the same job may be about to make it: its temporary name is no content
             strangers = [entry for entry in path.iterdir() if not (key and entry.name.startswith(".run.json."))]
@@ -331,6 +333,9 @@ class RunDirectory:
         except (FileExistsError, NotADirectoryError) as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
         except OSError as error:
+            with contextlib.suppress(OSError):
+                for folder in made:  # leave no empty folders behind
+                    folder.rmdir()
             raise UnwritableError(f"{path} cannot be written: {error.strerror}") from error
         return cls(path, info)
 

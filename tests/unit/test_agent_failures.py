@@ -214,6 +214,14 @@ def test_a_folder_that_cannot_be_written_costs_the_recording_not_the_job() -> No
     assert "runs without being recorded" in line
 
 
+def test_a_run_without_room_for_its_first_file_leaves_no_folder(tmp_path: Path) -> None:
+    command = [*RINGTAP, "run", "-o", str(tmp_path / "runs" / "run"), "--", "sh", "-c", "echo ran; exit 5"]
+    done = shell(["sh", "-c", 'trap "" XFSZ; ulimit -f 0; exec "$@"', "sh", *command])
+    assert (done.stdout, done.returncode) == ("ran\n", 5)
+    assert "File too large: the job runs without being recorded" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_folder_removed_under_the_job(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with ended(wrapped(run, *python(JOB))) as process:

@@ -439,6 +439,7 @@ def test_an_empty_run_is_described_too(tmp_path):
     run = RunDirectory.create(tmp_path / "job", "job", ["ringtap", "run"], 1)
     data = summarize(open_job(run.path))
     assert data["run"]["status"] == "running"
+    assert data["run"]["why"].endswith("how it ended, or its disk was full")
     assert describe(data)
     json.dumps(data, allow_nan=False)
     run.node("n0")
@@ -504,3 +505,14 @@ def test_columns_have_types_that_can_be_missing(job):
     assert kinds["training_bytes"] == pd.Float64Dtype()
     assert kinds["slowest_rank"] == pd.Int64Dtype()
     assert found.flows.dtypes["from_rank"] == pd.Int64Dtype()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_disk_that_may_have_been_full_is_named_where_node_json_is_missing(tmp_path, kept):
+    write_ddp_job(tmp_path / "job", Truth(iterations=12))
+    info = json.loads((tmp_path / "job/run.json").read_text())
+    write_json(tmp_path / "job/run.json", info | {"status": "running"})
+    if not kept:
+        (tmp_path / "job/nodes/n1/node.json").write_text("")
+    why = summarize(open_job(tmp_path / "job"))["run"]["why"]
+    assert why.endswith("how it ended" if kept else "how it ended, or its disk was full")

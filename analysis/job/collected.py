@@ -50,8 +50,8 @@ def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str,
     """How the run ended, all nodes considered, and why in a sentence."""
     said, why = str(info.get("status", "partial")), str(info.get("why") or "")
     if said == "running":
-        # node.json is written early: where it is missing or torn, the disk may have had no room for it
-        full = "" if nodes and all(node.info for node in nodes.values()) else ", or its disk was full"
+        # a node that has written everything had room for it
+        full = "" if nodes and all(node.done for node in nodes.values()) else ", or its disk was full"
         why = "the run was still being written, or its agent was ended before it could say how it ended"
         return said, why + full
     partial = [name for name, node in nodes.items() if node.info.get("status") == "partial"]

@@ -508,11 +508,11 @@ def test_columns_have_types_that_can_be_missing(job):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_disk_that_may_have_been_full_is_named_where_node_json_is_missing(tmp_path, kept):
+def test_a_disk_that_may_have_been_full_is_named_where_a_node_has_not_ended(tmp_path, kept):
     write_ddp_job(tmp_path / "job", Truth(iterations=12))
     info = json.loads((tmp_path / "job/run.json").read_text())
     write_json(tmp_path / "job/run.json", info | {"status": "running"})
     if not kept:
-        (tmp_path / "job/nodes/n1/node.json").write_text("")
+        (tmp_path / "job/nodes/n1/DONE").unlink()
     why = summarize(open_job(tmp_path / "job"))["run"]["why"]
     assert why.endswith("how it ended" if kept else "how it ended, or its disk was full")

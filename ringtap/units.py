@@ -15,6 +15,9 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([A-Za
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _DURATIONS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_RATE_UNITS = (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3))
+_SIZE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+_DURATION_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
 def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
@@ -55,20 +58,22 @@ def parse_duration_s(text: str) -> float:
     return _parse(text, _DURATIONS, "duration", "370ms")
 
 
+def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int) -> str | None:
+    """Write a number in the largest of these units that leaves 1 or more before the point, as rounded."""
+    for unit, size in units:
+        if abs(value) >= size * (1 - 0.5 * 10**-digits):
+            return f"{value / size:.{digits}g} {unit}"
+    return None
+
+
 def format_rate(bps: float) -> str:
     """Write bits per second with the prefix that leaves 1 to 999 before the point."""
-    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if abs(bps) >= size:
-            return f"{bps / size:.4g} {unit}"
-    return f"{bps:.4g} bit/s"
+    return _scaled(bps, _RATE_UNITS, 4) or f"{bps:.4g} bit/s"
 
 
 def format_size(size_bytes: float) -> str:
     """Write bytes with a decimal prefix."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(size_bytes) >= size:
-            return f"{size_bytes / size:.4g} {unit}"
-    return f"{size_bytes:.0f} B"
+    return _scaled(size_bytes, _SIZE_UNITS, 4) or f"{size_bytes:.0f} B"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -82,10 +87,9 @@ def format_duration(seconds: float) -> str:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
     if seconds >= 60:
         return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or seconds == 0:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+    if seconds == 0:
+        return "0 s"
+    return _scaled(seconds, _DURATION_UNITS, 3) or f"{seconds / 1e-9:.3g} ns"
 
 
 def format_change(seconds: float) -> str:

@@ -18,7 +18,7 @@ from ringtap.agents.clock import source as clock_source
 from ringtap.agents.clock.ping import open_socket, receive
 from ringtap.collectors.base import Check
 from ringtap.installed import pip
-from ringtap.units import counted, format_size
+from ringtap.units import counted, format_duration, format_size
 
 _DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", "openntpd")
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
@@ -110,8 +110,8 @@ def clock(_runs: Path) -> Check:
         remedies.append("ask the site why the kernel gave up tsc")
     if said:
         return Check("degraded", "; ".join(said), "; ".join(remedies))
-    error = f"{state['max_error_us'] / 1e3:.3g} ms at most"
-    return Check("ok", f"synchronised, off by {error}; kernel receive stamps; source {source or 'unknown'}")
+    error = format_duration(state["max_error_us"] / 1e6)
+    return Check("ok", f"synchronised, off by {error} at most; kernel receive stamps; source {source or 'unknown'}")
 
 
 def _kernel_stamps() -> bool:

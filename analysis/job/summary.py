@@ -17,7 +17,7 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.slowest import slow_iterations, slowest
 from ringtap.analysis.job.spread import plain
 from ringtap.rundir import MARK, PACKETS
-from ringtap.units import format_change
+from ringtap.units import format_change, format_duration
 
 SCHEMA = 1
 # what sides may disagree by before the reader is told
@@ -330,11 +330,11 @@ def _of_clocks(job: Job, data: dict[str, Any]) -> Iterable[str]:
         error_s = 2 * max(known) / 1e9
         if error_s > data["slowest"]["by_s"]:
             yield (
-                f"the clocks' error ({error_s * 1e3:.3g} ms) exceeds what ranks differ by "
-                f"({data['slowest']['by_s'] * 1e3:.3g} ms): which rank is slowest is not certain"
+                f"the clocks' error ({format_duration(error_s)}) exceeds what ranks differ by "
+                f"({format_duration(data['slowest']['by_s'])}): which rank is slowest is not certain"
             )
         if exposed is not None and error_s > exposed > 0:
-            yield f"the clocks' error ({error_s * 1e3:.3g} ms) exceeds the least exposed communication of a rank"
+            yield f"the clocks' error ({format_duration(error_s)}) exceeds the least exposed communication of a rank"
 
 
 def _of_samples(job: Job) -> Iterable[str]:

@@ -57,6 +57,7 @@ def check_sides(data: dict[str, Any], nodes: set[str], path: str) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.needs_root("capture packets of lo")
 def test_two_ranks_over_loopback(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCALE_MODEL]

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -70,6 +71,14 @@ def test_formats() -> None:
         "2.5 µs",
         "0 s",
     ]
+
+
+@pytest.mark.parametrize("write", [format_rate, format_size, format_duration])
+@given(power=st.integers(min_value=-9, max_value=14), off=st.floats(min_value=-1e-3, max_value=1e-3))
+def test_a_value_just_below_a_unit_is_not_written_with_an_exponent(
+    write: Callable[[float], str], power: int, off: float
+) -> None:
+    assert "e+" not in write(10.0**power * (1 + off))
 
 
 def test_a_number_and_its_noun_agree():

@@ -105,10 +105,9 @@ D_LAST_NS = 56
 D_NEXT = 64  # TCP: sequence number behind the highest byte seen; -1: none
 D_TIMED = 72  # acknowledgement that ends the round trip being measured; -1: none
 D_TIMED_NS = 80
-D_SEGMENT_BYTES = 88  # 32 bit: least MSS of the handshake; 0: not seen
-D_HOLES = 92  # 32 bit
+D_SEGMENT_BYTES = 88  # least MSS of the handshake; 0: not seen
 D_SYN_NS = 96  # of the SYN whose handshake is not over; 0: none
-D_ACK = 104  # what it acknowledged last, and its window in the lowest 16 bit
+D_HOLES = 104
 D_SYN = 112  # its sequence number; -1: none
 D_TAG = 120  # VLAN or VNI of the last packet; 0: there was none yet
 DIRECTION_BYTES = 128
@@ -117,8 +116,7 @@ UNKNOWN_BIN = NO_BIN + 1  # of packets without a time before the first that has 
 
 # --- bytes of a direction that were passed over and may come yet --------------------------------------------------
 HOLE_FROM, HOLE_TO, HOLE_NS = 0, 8, 16
-HOLE_ASKED, HOLE_ASKED_NS = 24, 32  # duplicate acknowledgements of what is before it, and when the last of them came
-HOLE_BYTES = 40
+HOLE_BYTES = 24
 MOST_HOLES = 4
 
 # --- a slot of the hash table of flows ----------------------------------------------------------------------------

@@ -2,10 +2,8 @@
 
 Sequence numbers are compared modulo 2^32 (RFC 9293, 3.4). Bytes that were seen before are retransmitted; those that
 fill a hole are out of order if they come within the handshake's round trip (3 ms where none was seen) of the packet
-that left the hole, else they are a retransmission of what was lost before the capture point. A fast retransmission is
-none that is out of order: it begins with the byte that at least two duplicate acknowledgements asked for, and comes
-within 20 ms of the last of them. A hole is left by a packet further ahead, with or without payload, and by an
-acknowledgement of bytes that were not captured. Round trips
+that left the hole, else they are a retransmission of what was lost before the capture point. A hole is left by a
+packet further ahead, with or without payload, and by an acknowledgement of bytes that were not captured. Round trips
 are timed for one segment at a time, and not across a retransmission (Karn and Partridge, SIGCOMM 1987).
 
 tshark judges whole segments: behind the highest byte sent, they are out of order within that time of the segment that
@@ -20,15 +18,12 @@ from ringtap.analysis.pcap.kernel_memory import (
     inlined,
     kernel,
     load8,
-    load32,
     load64,
-    store32,
     store64,
     swapped16,
     swapped32,
 )
 from ringtap.analysis.pcap.kernel_state import (
-    D_ACK,
     D_HOLES,
     D_NEXT,
     D_SEGMENT_BYTES,
@@ -37,8 +32,6 @@ from ringtap.analysis.pcap.kernel_state import (
     D_SYN_NS,
     D_TIMED,
     D_TIMED_NS,
-    HOLE_ASKED,
-    HOLE_ASKED_NS,
     HOLE_BYTES,
     HOLE_FROM,
     HOLE_NS,
@@ -72,7 +65,6 @@ from ringtap.analysis.pcap.layout import CONVERSATION, offsets
 )
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
 _MOST_OUT_OF_ORDER_NS = 3_000_000  # where no handshake was seen
-_FAST_DUPLICATES, _FAST_NS = 2, 20_000_000  # of a fast retransmission, as tshark tells it
 _MOST_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
 _MOST_TRIP_NS = 240_000_000_000  # both segments live 2 minutes at most (RFC 9293, 3.4.1): beyond, a clock was set
 _MOST_SYN_BYTES = 2**16  # of data with a SYN (RFC 7413)
@@ -88,13 +80,6 @@ def _set_hole(hole: int, begin: int, end: int, time_ns: int) -> None:
     store64(hole + HOLE_FROM, begin)
     store64(hole + HOLE_TO, end)
     store64(hole + HOLE_NS, time_ns)
-    store64(hole + HOLE_ASKED, 0)
-
-
-@inlined
-def _move_hole(hole: int, other: int) -> None:
-    for word in range(0, HOLE_BYTES, 8):
-        store64(hole + word, load64(other + word))
 
 
 @inlined
@@ -105,39 +90,25 @@ def _holes_of(state: int, flow: int) -> int:
 @kernel
 def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: int) -> None:
     """Keep a hole; the oldest is forgotten where there are too many."""
-    holes, number = _holes_of(state, flow), load32(work + D_HOLES)
+    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
     if number == MOST_HOLES:
         number -= 1
         for moved in range(number):
             after = holes + (moved + 1) * HOLE_BYTES
-            _move_hole(after - HOLE_BYTES, after)
+            _set_hole(
+                after - HOLE_BYTES,
+                load64(after),
+                load64(after + HOLE_TO),
+                load64(after + HOLE_NS),
+            )
     _set_hole(holes + number * HOLE_BYTES, begin, end, time_ns)
-    store32(work + D_HOLES, number + 1)
-
-
-@kernel
-def _asked_for(state: int, flow: int, work: int, acknowledged: int, time_ns: int) -> None:
-    """A duplicate acknowledgement of a flow: it asks for the hole that begins there."""
-    hole = _holes_of(state, flow)
-    for _ in range(load32(work + D_HOLES)):
-        if load64(hole) == acknowledged:
-            add(hole + HOLE_ASKED, 1)
-            store64(hole + HOLE_ASKED_NS, time_ns)
-        hole += HOLE_BYTES
-
-
-@inlined
-def _is_fast(hole: int, sequence: int, time_ns: int) -> bool:
-    """Whether a segment that fills a hole was sent again because duplicate acknowledgements asked for it."""
-    if sequence != load64(hole) or load64(hole + HOLE_ASKED) < _FAST_DUPLICATES or time_ns < 0:
-        return False
-    return 0 <= time_ns - load64(hole + HOLE_ASKED_NS) < _FAST_NS
+    store64(work + D_HOLES, number + 1)
 
 
 @kernel
 def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int) -> int:
     """Take the bytes of a segment out of the holes; returns how many of them are merely out of order."""
-    holes, number = _holes_of(state, flow), load32(work + D_HOLES)
+    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
     limit = load64(row_of(state, flow) + _HANDSHAKE)
     if limit <= 0:
         limit = _MOST_OUT_OF_ORDER_NS
@@ -154,11 +125,10 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
         if first >= last:
             index += 1
             continue
-        is_soon = time_ns < 0 or since < 0 or time_ns - since <= limit
-        if is_soon and not _is_fast(hole, sequence, time_ns):
+        if time_ns < 0 or since < 0 or time_ns - since <= limit:
             in_time += last - first
         if first > begin and last < end:  # in the middle: the part behind it is kept as a hole of its own
-            store64(hole + HOLE_TO, (sequence + first) & 0xFFFFFFFF)
+            _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
             if number < MOST_HOLES:
                 tail = holes + number * HOLE_BYTES
                 _set_hole(
@@ -170,7 +140,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
                 number += 1
             index += 1
         elif first > begin:
-            store64(hole + HOLE_TO, (sequence + first) & 0xFFFFFFFF)
+            _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
             index += 1
         elif last < end:
             _set_hole(
@@ -182,8 +152,9 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
             index += 1
         else:
             number -= 1
-            _move_hole(hole, holes + number * HOLE_BYTES)
-    store32(work + D_HOLES, number)
+            final = holes + number * HOLE_BYTES
+            _set_hole(hole, load64(final), load64(final + HOLE_TO), load64(final + HOLE_NS))
+    store64(work + D_HOLES, number)
     return in_time
 
 
@@ -200,7 +171,7 @@ def _not_in_order(
     following = load64(work + D_NEXT)
     ahead = _signed(sequence - following)
     if abs(ahead) >= _MOST_JUMP:
-        store32(work + D_HOLES, 0)
+        store64(work + D_HOLES, 0)
         store64(work + D_TIMED, -1)
         store64(work + D_NEXT, end)
         return
@@ -282,7 +253,7 @@ def _begin_anew(side: int) -> None:
     """Forget what a side sent in an earlier connection."""
     store64(side + D_NEXT, -1)
     store64(side + D_TIMED, -1)
-    store32(side + D_HOLES, 0)
+    store64(side + D_HOLES, 0)
 
 
 @kernel
@@ -303,7 +274,7 @@ def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, 
         for side in (work, other):
             _begin_anew(side)
             store64(side + D_SYN_NS, 0)
-            store32(side + D_SEGMENT_BYTES, 0)
+            store64(side + D_SEGMENT_BYTES, 0)
     else:
         _begin_anew(work)
         opening = load64(other + D_SYN)
@@ -314,9 +285,9 @@ def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, 
     store64(work + D_SYN_NS, since)
     size = _segment_size(state, header, kept)
     for side in (work, other):
-        agreed = load32(side + D_SEGMENT_BYTES)
+        agreed = load64(side + D_SEGMENT_BYTES)
         if size and (agreed == 0 or size < agreed):
-            store32(side + D_SEGMENT_BYTES, size)
+            store64(side + D_SEGMENT_BYTES, size)
 
 
 @kernel
@@ -347,25 +318,6 @@ def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, 
         store64(row + _HANDSHAKE, time_ns - since)
     store64(work + D_SYN_NS, 0)
     store64(other + D_SYN_NS, 0)
-
-
-@inlined
-def _acknowledgement(state: int, flow: int, work: int, header: int, payload: int, flags: int, time_ns: int) -> None:
-    """What a segment says of the other side's bytes."""
-    other = work ^ 128
-    acknowledged = swapped32(header + 8)
-    timed = load64(other + D_TIMED)
-    if timed >= 0 and _signed(acknowledged - timed) >= 0:
-        _round_trip(state, flow ^ 1, other, time_ns)
-    following = load64(other + D_NEXT)
-    if following >= 0 and _signed(acknowledged - following) > 0:
-        _pass_over(state, flow ^ 1, other, acknowledged, time_ns)
-    said = acknowledged << 16 | swapped16(header + 14)
-    if load32(other + D_HOLES) and said == load64(work + D_ACK) and not payload and not flags & (_SYN | _FIN):
-        _asked_for(state, flow ^ 1, other, acknowledged, time_ns)
-    store64(work + D_ACK, said)
-    if load64(work + D_SYN_NS) and load64(other + D_SYN_NS) and not flags & _SYN:
-        _handshake(state, flow, work, other, acknowledged, time_ns)
 
 
 @inlined
@@ -400,13 +352,22 @@ def tcp(
         if flags & _RST:
             add(work + D_SEGMENTS, 1 if payload else 0)
             return
+    other = work ^ 128
     if flags & _ACK:
-        _acknowledgement(state, flow, work, header, payload, flags, time_ns)
+        acknowledged = swapped32(header + 8)
+        timed = load64(other + D_TIMED)
+        if timed >= 0 and _signed(acknowledged - timed) >= 0:
+            _round_trip(state, flow ^ 1, other, time_ns)
+        following = load64(other + D_NEXT)
+        if following >= 0 and _signed(acknowledged - following) > 0:
+            _pass_over(state, flow ^ 1, other, acknowledged, time_ns)
+        if load64(work + D_SYN_NS) and load64(other + D_SYN_NS) and not flags & _SYN:
+            _handshake(state, flow, work, other, acknowledged, time_ns)
     if swapped16(header + 14) == 0 and not flags & (_SYN | _FIN):
         add(row_of(state, flow) + _ZERO_WINDOWS + (flow & 1) * 8, 1)
     sequence = swapped32(header + 4)
     if payload:
-        room = load32(work + D_SEGMENT_BYTES)
+        room = load64(work + D_SEGMENT_BYTES)
         options = (load8(header + 12) >> 4) * 4 - 20
         room = (room if room else (1460 if family == 4 else 1440)) - options
         add(

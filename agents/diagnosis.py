@@ -14,6 +14,7 @@ from ringtap.rundir import RunDirectory
 
 _TAIL_BYTES = 65_536
 _LONGEST = 300
+_FIRST_HAND = 3  # how much a cause says
 # what a rank says because another has gone, and what launchers say because a rank has
 _SECOND_HAND = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed out waiting|\bChildFailedError\b|elastic|SIGTERM|heartbeat|"
@@ -50,7 +51,7 @@ def telling_line(text: str) -> tuple[int, str]:
 def words_of_hosts(
     plan: SweepPlan, hosts: Hosts, run: RunDirectory, processes: Mapping[str, Sequence[HostProcess]]
 ) -> tuple[bool, str]:
-    """The words of every host, the most telling first, with the file that they are in.
+    """The words of every host, the most telling first, with the file that they are in; hosts that say the same in one.
 
     Args:
         plan: the sweep.
@@ -61,13 +62,13 @@ def words_of_hosts(
     Returns:
         Whether one of them tells a cause, and the words.
     """
-    found: list[tuple[float, str]] = []
+    found: list[tuple[float, str, str, Path | None]] = []
     silent: list[str] = []
     for host, started in processes.items():
         lost = hosts.lost().get(host)
         full = "" if lost else _room(plan, hosts, host)
         if lost or full:
-            found.append((4, f"{host}: {lost or full}"))
+            found.append((4, host, lost or f"{full}: free some, then resume", None))
             continue
         logs = list(dict.fromkeys(process.log for process in started))
         said = [(*telling_line(_tail(log)), log) for log in logs]
@@ -79,11 +80,18 @@ def words_of_hosts(
             silent.append(host)
             continue
         ended = any(process.exit_code() not in (None, 0) for process in started)
-        found.append((score + (0.5 if ended else 0), f"{host}: {line} ({log})"))
+        found.append((score + (0.5 if ended else 0), host, line, log))
     # a host that failed by itself comes before those that say as much and still run
     found.sort(key=lambda one: -one[0])
-    words = [text for _, text in found] + ([f"no output from {', '.join(silent)}"] if silent else [])
-    return bool(found) and found[0][0] >= 3, "; ".join(words)
+    is_told = bool(found) and found[0][0] >= _FIRST_HAND
+    alike: dict[str, tuple[list[str], Path | None]] = {}
+    for says, name, words, file in found:
+        if not is_told or not 2 <= says < _FIRST_HAND:  # the cause is known, and what it led to is not told
+            alike.setdefault(words, ([], file))[0].append(name)
+    told = [f"{', '.join(names)}: {words}{f' ({file})' if file else ''}" for words, (names, file) in alike.items()]
+    if silent and not is_told:
+        told.append(f"no output from {', '.join(silent)}")
+    return is_told, "; ".join(told)
 
 
 def _room(plan: SweepPlan, hosts: Hosts, host: str) -> str:

@@ -44,7 +44,13 @@ def check_alive(hosts: Hosts) -> None:
 
 def _words(lost: Mapping[str, str]) -> str:
     """The loss in words; what a host has said at last may hold anything, and only printable words are passed on."""
-    text = "; ".join(f"host {name} was lost: {' '.join(why.split())}" for name, why in lost.items())
+    by_reason: dict[str, list[str]] = {}  # all hosts behind one jump host or switch are lost for the same reason
+    for name, why in lost.items():
+        by_reason.setdefault(" ".join(why.split()), []).append(name)
+    text = "; ".join(
+        f"hosts {', '.join(names)} were lost: {why}" if len(names) > 1 else f"host {names[0]} was lost: {why}"
+        for why, names in by_reason.items()
+    )
     return "".join(character for character in text if character.isprintable())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -49,7 +49,8 @@ def call_roll(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
     assert isinstance(cluster, Cluster)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(lambda host: _call(plan, host, hosts), cluster.hosts))
-    return [replace(one, problems=(*one.problems, *_torch_problems(one, answers))) for one in answers]
+    pythons = {host.name: job_python(plan, host.name, hosts) for host in cluster.hosts}
+    return [replace(one, problems=(*one.problems, *_torch_problems(one, answers, pythons))) for one in answers]
 
 
 def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any]:
@@ -78,7 +79,8 @@ def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
     question = {"room": {"folder": plan.topology.host(host).workdir, "bytes": _ROOM_LEFT_BYTES}}
     with suppress(MeasurementError), understood(host):
         command = [hosts.python(host), "-m", "ringtap.agents.host_facts", json.dumps(question)]
-        return str(json.loads(hosts.ask(host, command).stdout)["room"])
+        room = str(json.loads(hosts.ask(host, command).stdout)["room"])
+        return room.partition(", and the sweep")[0]  # what it may write is not asked here
     return ""
 
 
@@ -158,14 +160,17 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
     return found
 
 
-def _torch_problems(answer: Answer, answers: Sequence[Answer]) -> list[str]:
+def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[str, str]) -> list[str]:
     """Jobs whose interpreter has torch on another host and not on this one."""
     found = []
     for model, about in answer.facts.get("jobs", {}).items():
         with_it = [one.host for one in answers if one.facts.get("jobs", {}).get(model, {}).get("torch")]
         if about["torch"] is False and with_it and not about["problems"]:
             where = f"host {answer.host}, model {model}"
-            found.append(f"{where}: the job's interpreter has no torch there, but has it on {with_it[0]}")
+            found.append(
+                f"{where}: the job's interpreter {pythons[answer.host]} has no torch, and {pythons[with_it[0]]} on "
+                f"{with_it[0]} has: install it, or name another interpreter as job_python in [[hosts]]"
+            )
     return found
 
 

@@ -212,7 +212,7 @@ class Series:
             return is_told, words
         with suppress(MeasurementError):  # a firewall that was set up meanwhile, say
             if blocked := check_ways(self._stage, self._hosts):
-                return True, "; ".join((*blocked, words))
+                return True, "; ".join(blocked)
         return is_told, words
 
     def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:

@@ -69,7 +69,7 @@ def check_ways(stage: Stage, hosts: Hosts) -> list[str]:
     """Try every connection that a sweep will make.
 
     Returns:
-        Those that cannot be made, a sentence for each host that is not reached.
+        Those that cannot be made, of which the last says what to open, too; empty where all can be made.
 
     Raises:
         MeasurementError: a host gives no answer.
@@ -125,20 +125,30 @@ def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[s
 
 
 def _sentences(stage: Stage, failed: dict[Way, str], at: dict[Way, int]) -> list[str]:
-    """A sentence for each host that is not reached, and each reason."""
-    groups: dict[tuple[str, str, str, tuple[int, int] | None], list[Way]] = {}
+    """The words for connections that failed: those that fail alike in one, and what to open in the last."""
+    callers: dict[tuple[str, str, str, tuple[int, int] | None], list[Way]] = {}
     for way, why in failed.items():
-        groups.setdefault((way.target, way.target_address, why, _ports(stage, way)), []).append(way)
-    found = []
-    for (target, address, why, ports), ways in groups.items():
-        sources = list(dict.fromkeys(way.source for way in ways))
+        callers.setdefault((way.target, way.target_address, why, _ports(stage, way)), []).append(way)
+    places: dict[tuple[str, str, str], list[str]] = {}
+    needs = []
+    for (target, address, why, ports), ways in callers.items():
+        sources = " and ".join(dict.fromkeys(way.source for way in ways))
         uses = " and ".join(dict.fromkeys(way.use for way in ways))
-        among = sorted({at[way] for way in ways})
-        where = f"{target} ({address}, TCP port {', '.join(map(str, among))})"
-        need = f"ports {ports[0]}-{ports[1]} of the plan" if ports else "the ports that its kernel picks"
-        if not ports and stage.kernel_ports.get(target):
+        among = ", ".join(map(str, sorted({at[way] for way in ways})))
+        places.setdefault((sources, uses, why), []).append(f"{target} ({address}, TCP port {among})")
+        if ports:
+            needs.append("ports {}-{} of the plan".format(*ports))
+            continue
+        need = "the ports that the kernel picks"
+        if stage.kernel_ports.get(target):
             need += " ({}-{}, net.ipv4.ip_local_port_range)".format(*stage.kernel_ports[target])
-        found.append(f"{' and '.join(sources)} cannot reach {where} for {uses}: {why}; open {need} between these hosts")
+        needs.append(need)
+    found = [
+        f"{sources} cannot reach {' and '.join(where)} for {uses}: {why}"
+        for (sources, uses, why), where in places.items()
+    ]
+    if found:
+        found[-1] += f"; open {' and '.join(dict.fromkeys(needs))} between these hosts"
     return found
 
 

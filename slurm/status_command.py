@@ -49,18 +49,19 @@ def lines(found: Standing) -> list[str]:
         told.append(f"  {found.not_asked}")
     if found.kind == "sweep":
         width = max((len(one.series) for one in found.series), default=0)
-        told += [f"  {one.index:3d} {one.series:<{width}}  {_series(one)}" for one in found.series]
+        above = found.why if len(found.series) == 1 else ""  # the only series' reason stands there
+        told += [f"  {one.index:3d} {one.series:<{width}}  {_series(one, above)}" for one in found.series]
     else:
         told += [f"  job {job.job}: {job.state}" + (f": {job.why}" if job.why else "") for job in found.jobs]
         told += _nodes(found)
     return [*told, *_next(found)]
 
 
-def _series(one: SeriesStanding) -> str:
+def _series(one: SeriesStanding, above: str) -> str:
     text = f"{one.points} of {counted(one.points + len(one.missing), 'point')}, {one.status}"
     if one.job and one.status in ("waiting", "running", "unknown"):
         text += f" as job {one.job}"
-    return text + (f": {one.why}" if one.why else "")
+    return text + (f": {one.why}" if one.why and one.why not in above else "")
 
 
 def _nodes(found: Standing) -> list[str]:

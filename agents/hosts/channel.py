@@ -18,7 +18,8 @@ import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.errors import MeasurementError
 
-_NOISE_BYTES = 1 << 20
+_NOISE_BYTES = 1 << 20  # of what a login prints, on standard output and on standard error
+_NOISE_CHECK_S = 0.25
 _FACTS_BYTES = 1 << 16
 _LAST_WORDS_BYTES = 1 << 16
 _CLOSE_S = 5.0
@@ -128,16 +129,15 @@ class Channel:
                 line, _, rest = line.partition(b"\n")
                 self.facts.set_result(_facts(line))
                 return rest or self._read(self._silent_s)
-            if len(before) > _NOISE_BYTES:
+            if max(len(before), os.fstat(self._words.fileno()).st_size) > _NOISE_BYTES:
                 raise ValueError(f"its login prints more than {_NOISE_BYTES >> 20} MiB before ringtap is started")
             if len(line) > _FACTS_BYTES:
                 raise ValueError(frames.NOISE)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                waits = ": does its login wait for something?" if before.strip() else ""
-                raise TimeoutError(f"ringtap was not started there within {self._connect_s:.0f} s{waits}")
+                raise TimeoutError(f"ringtap was not started there within {self._connect_s:.0f} s")
             with contextlib.suppress(TimeoutError):
-                piece = self._read(left_s)
+                piece = self._read(min(left_s, _NOISE_CHECK_S))
                 if not piece:
                     return b""
                 data += piece

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import stat
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -19,6 +20,7 @@ from shutil import which
 import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.channel import Answer
+from ringtap.agents.hosts.jump import failing_jump, jump_hosts
 from ringtap.agents.hosts.receiver import Receiver
 from ringtap.agents.hosts.served import LOST_CODE, SERVANT, ServedHosts
 from ringtap.errors import MeasurementError, UsageError
@@ -28,10 +30,14 @@ _CONNECT_S = 10
 _ANSWER_S = 20.0
 _CLEAN_S = 60.0
 _LONGEST_NAME = 200  # bytes
+_LONGEST_WORDS = 300  # characters
 # on standard error, between what a login says and what ringtap says; by sh, as login shells differ in how they redirect
 _STARTED = "ringtap is being started"
 _START = f'echo "{_STARTED}" >&2; exec "$0" "$@"'
 _TRY = " (try: ssh "
+# what hangs or prints at a login has to be left out where no person logs in
+_LOGIN = "begin its login files (.bashrc) with [ -t 1 ] || return, as ringtap logs in without a terminal"
+_NOT_PASSED_ON = "administratively prohibited"
 # what ssh says because of what it, or the ssh to a jump host below it, has said before; its own lines end in CR LF
 _AFTERMATH = re.compile(
     r"kex_exchange_identification: |stdio forwarding failed|Connection (to|closed by|reset by) UNKNOWN port|"
@@ -112,6 +118,8 @@ class SshHosts(ServedHosts):
         self._words: dict[tuple[str, Path], str] = {}  # files outside of run directories
         self._workdirs: dict[str, str] = {}
         self._token = secrets.token_hex(3)
+        self._jumps: dict[tuple[str, ...], tuple[str, str] | None] = {}  # the first that cannot be used, and why
+        self._jump_lock = threading.Lock()
         try:
             self._connect(all_needed)
         except BaseException:
@@ -140,11 +148,14 @@ class SshHosts(ServedHosts):
     def command(self, host: str) -> list[str]:
         """The ssh command of a host: no words of the plan's reach the shell there but the interpreter's path."""
         target = self._hosts[host]
-        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
         # from / on: a folder named ringtap in the home would be taken for the package
         start = f"exec sh -c {shlex.quote(_START)} {shlex.quote(target.python)}"
         servant = f'cd /; {start} {shlex.join(SERVANT)} "$HOME"'
-        return ["ssh", "-T", *self._config, *options, "--", target.destination, servant]
+        return [*self._ssh(), "--", target.destination, servant]
+
+    def _ssh(self) -> list[str]:
+        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+        return ["ssh", "-T", *self._config, *options]
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:
         """Return the reason that a host is lost, in ssh's or the interpreter's words; a login's output is no reason."""
@@ -152,14 +163,34 @@ class SshHosts(ServedHosts):
         last = _last_words(words if started else login)
         if started and host not in self._workdirs and not why and code != LOST_CODE:
             return self._no_servant(host, words, last, code)
-        if started or code == LOST_CODE:
-            reason = " - ".join(filter(None, [why or "its connection ended", last]))
-        else:
-            reason = why or f"its login ended with exit code {code} before ringtap was started"
-            reason += f", and said at last: {last}" if last else ""
+        destination = self._hosts[host].destination
         if started:
-            return reason
-        return f"{reason}{_TRY}{shlex.quote(self._hosts[host].destination)} true)"
+            reason = " - ".join(filter(None, [why or "its connection ended", last]))
+            hops = jump_hosts(self._ssh(), destination) if why or code == LOST_CODE else ()
+            return reason + (f" (the way to it leads over the jump host {', '.join(hops)})" if hops else "")
+        if why:
+            reason = f"{why}{f'; its login said at last: {last}' if last else ''}; {_LOGIN}"
+        elif code != LOST_CODE:
+            reason = f"its login ended with exit code {code} before ringtap was started"
+            reason += f", and said at last: {last}" if last else ""
+        else:
+            hops = jump_hosts(self._ssh(), destination)
+            if found := self._failing_jump(hops):
+                return f"the jump host {found[0]} cannot be used: {found[1]}{_TRY}{shlex.quote(found[0])} true)"
+            reason = " - ".join(filter(None, ["its connection ended", last]))
+            if hops and _NOT_PASSED_ON in last:
+                reason += f"; the jump host {hops[-1]} does not pass connections on (AllowTcpForwarding of its sshd)"
+            elif hops:
+                reason = f"{reason.removesuffix('.')}; the jump host {hops[-1]} can be used"
+        return f"{reason}{_TRY}{shlex.quote(destination)} true)"
+
+    def _failing_jump(self, hops: tuple[str, ...]) -> tuple[str, str] | None:
+        """The first jump host that cannot be used, and why; it is tried once for all hosts behind it."""
+        with self._jump_lock:
+            if hops not in self._jumps:
+                failing = failing_jump(self._ssh(), hops)
+                self._jumps[hops] = failing and (failing[0], _last_words(failing[1]))
+            return self._jumps[hops]
 
     def _no_servant(self, host: str, words: str, last: str, code: int) -> str:
         """Return the reason that the plan's interpreter has not started ringtap."""
@@ -333,7 +364,7 @@ def _last_words(said: str) -> str:
     lines = [line for line in said.splitlines(keepends=True) if line.strip()]
     while len(lines) > 1 and _AFTERMATH.match(lines[-1].strip()) and lines[-2].endswith("\r\n"):
         lines.pop()
-    return lines[-1].strip() if lines else ""
+    return lines[-1].strip()[:_LONGEST_WORDS] if lines else ""
 
 
 def _origin(run: Path) -> str:

@@ -165,6 +165,6 @@ def _outcome(series: Series) -> str:
     worst = series.most_congested
     if worst is not None and series.no_load_s is not None and len(series.used) > 1:
         times = worst.iteration_s / series.no_load_s
-        parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.1f} Gbit/s")
+        parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.2f} Gbit/s")
     over = f" over {series.transport}" if series.transport else ""
     return f"{series.title} under {title_of(series.traffic)}{over}: {'; '.join(parts) or 'no point was measured'}."

@@ -273,7 +273,7 @@ def test_connections_that_are_blocked_are_named_before_the_sweep(desk: Desk) -> 
     assert re.search(
         r"S1 cannot reach S3 \(.*\) for training: no answer within 4 s, as where a firewall drops it", said
     )
-    assert "the ports that its kernel picks (" in said
+    assert "the ports that the kernel picks (" in said
     assert "S0" not in said, "the others reach each other"
     assert not (desk.folder / "blocked").exists()
     done = desk.run("doctor", "--plan", plan)

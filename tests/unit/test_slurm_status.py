@@ -16,7 +16,8 @@ from ringtap.rundir import RunDirectory, write_json
 from ringtap.slurm.accounts import Account, Answer, ask_slurm, read_account
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.run_file import WAITING
-from ringtap.slurm.status import Standing, standing
+from ringtap.slurm.status import SeriesStanding, Standing, standing
+from ringtap.slurm.status_command import lines
 
 Squeue = Callable[[str, int], Path]
 
@@ -199,6 +200,14 @@ def test_of_many_nodes_only_the_odd_ones_are_shown(
     assert "  nodes: 20 cut off, 40 complete" in shown
     assert "    and 4 more (--json lists all)" in shown
     assert len(shown) < 25
+
+
+def test_the_reason_of_an_only_series_is_told_once() -> None:
+    series = [SeriesStanding(index, name, "stopped", "S1 is full", 1, (0.3,), "") for index, name in enumerate("ab")]
+    one = Standing("run", "sweep", "partial", "S1 is full", (), series=tuple(series[:1]))
+    assert lines(one)[:2] == ["run: partial: S1 is full", "    0 a  1 of 2 points, stopped"]
+    both = Standing("run", "sweep", "partial", "S1 is full", (), series=tuple(series))
+    assert lines(both)[2] == "    1 b  1 of 2 points, stopped: S1 is full"
 
 
 def sweep(tmp_path: Path, loads: list[float]) -> RunDirectory:

@@ -1,8 +1,11 @@
 """What the hosts of a cluster answer, and which counters tell the cross traffic from the training."""
 
 import subprocess
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,8 +18,8 @@ from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.served import ServedHosts
 from ringtap.agents.precheck import check_host
 from ringtap.agents.reach import LostHostError, check_alive, check_lost, losses_named
-from ringtap.agents.roll_call import Answer, call_roll, cluster_stage
-from ringtap.agents.tcp_paths import check_ways
+from ringtap.agents.roll_call import Answer, _torch_problems, call_roll, cluster_stage
+from ringtap.agents.tcp_paths import Way, _sentences, check_ways
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.rundir import read_json
@@ -247,6 +250,39 @@ def test_hosts_that_answer_anything_are_named_in_a_sentence(tmp_path: Path, word
             ask()
 
 
+def test_connections_that_fail_alike_are_told_together_and_the_remedy_once(tmp_path: Path) -> None:
+    stage = replace(cluster_stage(plan_of(tmp_path), plain()), kernel_ports={"a": ["32768", "60999"]})
+    address = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+
+    def way(one: str, other: str) -> Way:
+        return Way(one, address[one], other, address[other], "training")
+
+    failed = {way("b", "a"): "No route", way("c", "a"): "No route", way("a", "b"): "slow", way("a", "c"): "slow"}
+    at = dict(zip(failed, (7001, 7001, 7002, 7003), strict=True))
+    assert _sentences(stage, {}, at) == []
+    assert _sentences(stage, failed, at) == [
+        "b and c cannot reach a (10.0.0.1, TCP port 7001) for training: No route",
+        (
+            "a cannot reach b (10.0.0.2, TCP port 7002) and c (10.0.0.3, TCP port 7003) for training: slow; "
+            "open the ports that the kernel picks (32768-60999, net.ipv4.ip_local_port_range) and the ports that the "
+            "kernel picks between these hosts"
+        ),
+    ]
+
+
+def test_a_host_whose_interpreter_lacks_what_another_host_has_is_named(tmp_path: Path) -> None:
+    jobs = {name: {"jobs": {"own": {"problems": [], "torch": name == "a"}}} for name in "ab"}
+    answers = [Answer(name, facts, ()) for name, facts in jobs.items()]
+    pythons = {"a": "/conda/python", "b": "/usr/bin/python3"}
+    assert _torch_problems(answers[0], answers, pythons) == []
+    assert _torch_problems(answers[1], answers, pythons) == [
+        (
+            "host b, model own: the job's interpreter /usr/bin/python3 has no torch, and /conda/python on a has: "
+            "install it, or name another interpreter as job_python in [[hosts]]"
+        )
+    ]
+
+
 def test_no_question_to_a_host_shows_a_secret_of_the_plan(tmp_path: Path) -> None:
     text = PLAN.replace('command = ["true"]', 'command = ["true", "--token", "pineapple"]\nenvironment = {VARIABLES}')
     plan = plan_of(tmp_path, text.replace("VARIABLES", 'HF_TOKEN = "pineapple", LD_LIBRARY_PATH = "/opt/x"'))
@@ -260,12 +296,12 @@ def test_no_question_to_a_host_shows_a_secret_of_the_plan(tmp_path: Path) -> Non
 class Losing(ServedHosts):
     """Two hosts, one of which no longer answers."""
 
-    def __init__(self, known: bool) -> None:
+    def __init__(self, known: bool, also: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(["a", "b"])
-        self._known = known
+        self._known, self._also = known, also
 
     def lost(self) -> dict[str, str]:
-        return {"b": "its power is off"} if self._known else {}
+        return {"b": "its power is off", **self._also} if self._known else {}
 
     def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> "subprocess.CompletedProcess[str]":
         if host == "b":
@@ -277,6 +313,10 @@ def test_a_failure_of_the_job_is_told_from_the_loss_behind_it() -> None:
     with pytest.raises(LostHostError, match="host b was lost: its power is off"):
         check_lost(Losing(known=True))
     check_lost(Losing(known=False))
+    also = {"c": "its power  is off", "d": "no answer"}
+    words = r"^hosts b, c were lost: its power is off; host d was lost: no answer$"
+    with pytest.raises(LostHostError, match=words):
+        check_lost(Losing(known=True, also=also))
     with pytest.raises(LostHostError, match="host b was lost: no answer"):
         check_alive(Losing(known=False))
     with (

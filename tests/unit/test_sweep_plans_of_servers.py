@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.agents.diagnosis import telling_line
+from ringtap.agents.diagnosis import telling_line, words_of_hosts
 from ringtap.agents.doctor.command import verdict
 from ringtap.agents.estimate import LEAST_LOADS, LEAST_RISE, MERGE_SHARE, doubts, resolved
 from ringtap.agents.host_facts import free_port, job_facts, room_problem
@@ -130,6 +130,38 @@ def test_what_a_job_would_miss_on_a_host(tmp_path: Path) -> None:
         "the job's folder /no/folder cannot be entered: No such file or directory"
     ]
     assert Path.cwd() == here
+
+
+class Ended:
+    """A job's process that has ended."""
+
+    name = "My model"
+
+    def __init__(self, log: Path, words: str) -> None:
+        self.log = log
+        log.write_text(words)
+
+    def exit_code(self) -> int:
+        return 1
+
+
+def test_a_known_cause_is_told_once_and_without_what_it_led_to(tmp_path: Path) -> None:
+    run, hosts = RunDirectory.create(tmp_path / "run", "sweep", [], 1), LocalHosts(["a", "b", "c"])
+
+    def words(**said: str) -> tuple[bool, str]:
+        processes = {name: [Ended(tmp_path / name, text)] for name, text in said.items()}
+        return words_of_hosts(plan_of(tmp_path), hosts, run, processes)
+
+    gone, missing = "RuntimeError: Connection closed by peer", "ModuleNotFoundError: No module named 'torch'"
+    try:
+        assert words(a=missing, b=missing, c="") == (True, f"a, b: {missing} ({tmp_path / 'a'})")
+        assert words(a=gone, b=missing, c=gone) == (True, f"b: {missing} ({tmp_path / 'b'})")
+        assert words(a=gone, b="step 1", c="") == (
+            False,
+            f"a: {gone} ({tmp_path / 'a'}); b: step 1 ({tmp_path / 'b'}); no output from c",
+        )
+    finally:
+        hosts.close()
 
 
 def test_room_on_a_disk_is_asked_for_where_the_folder_will_be(tmp_path: Path) -> None:

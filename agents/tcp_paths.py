@@ -199,7 +199,7 @@ def call(source: str, target: str, port: int) -> str:
             if time.monotonic() > deadline_s:
                 return "the connection is refused, by a firewall or since nothing can listen there"
         except TimeoutError:
-            return f"no answer within {_CONNECT_S:g} s, as where a firewall drops it"
+            return f"no answer within {_CONNECT_S:g} s, as where a firewall drops it or the answer"
         except OSError as error:
             if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM):
                 return f"{error.strerror}, as where a firewall rejects it or there is no route"

@@ -117,7 +117,7 @@ class Channel:
         poll = select.poll()
         poll.register(self._process.stdout, select.POLLIN)
         if not poll.poll(seconds * 1000):
-            raise TimeoutError(f"not a word from it for {seconds:.0f} s")
+            raise TimeoutError(f"not a word for {seconds:.0f} s")
         return os.read(self._process.stdout.fileno(), 1 << 18)
 
     def _await_marker(self) -> bytes:

@@ -167,7 +167,7 @@ class SshHosts(ServedHosts):
         if started:
             reason = " - ".join(filter(None, [why or "its connection ended", last]))
             hops = jump_hosts(self._ssh(), destination) if why or code == LOST_CODE else ()
-            return reason + (f" (the way to it leads over the jump host {', '.join(hops)})" if hops else "")
+            return reason + (f" (the way there leads over the jump host {', '.join(hops)})" if hops else "")
         if why:
             reason = f"{why}{f'; its login said at last: {last}' if last else ''}; {_LOGIN}"
         elif code != LOST_CODE:

@@ -181,7 +181,7 @@ def test_a_node_that_dies_is_named_and_the_others_go_on(cluster: SlurmCluster, t
     said = json.loads(out or f'"{err}"')
     assert list(said["lost"]) == ["n3"]
     # Slurm itself takes longer to notice
-    assert said["lost"]["n3"].startswith("not a word from it for 5 s")
+    assert said["lost"]["n3"].startswith("not a word for 5 s")
     assert "(Slurm calls n3 " in said["lost"]["n3"]
     assert (said["codes"], said["answer"]) == ({"n2": None, "n3": 255}, "n2\n")
     assert said["after"] == [said["lost"], -15]

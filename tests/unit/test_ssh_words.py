@@ -104,10 +104,10 @@ def test_a_jump_host_is_tried_before_the_server_behind_it_is_blamed(
     try:
         hosts._hosts["a"] = SshHost("a", "a.lab")
         assert hosts.explain("a", "".join(f"{line}\r\n" for line in said), "", 255) == reason
-        lost = hosts.explain("a", "ringtap is being started\n", "not a word from it for 12 s", -9)
+        lost = hosts.explain("a", "ringtap is being started\n", "not a word for 12 s", -9)
     finally:
         hosts.close()
-    assert lost == "not a word from it for 12 s (the way to it leads over the jump host gate, me@inner:2222)"
+    assert lost == "not a word for 12 s (the way there leads over the jump host gate, me@inner:2222)"
 
 
 def test_a_login_that_hangs_is_told_with_its_last_words_and_a_remedy() -> None:

@@ -36,10 +36,10 @@ check: say-check lint
 	$(BIN)/python -m pytest -n 2 -m computes
 
 # Many of the tests that share the machine wait most of the time, so there are four at once for two cores.
-# What measures does so on a machine that may be shared: a test of that kind that fails is run once more, by itself.
+# What measures runs beside one other test at most; where it fails, it is run once more, by itself.
 test: say-test lint $(VENV)/tests
 	@$(BIN)/python -m pytest -n 4 -m "computes or shares"; first=$$?; \
-	$(BIN)/python -m pytest -m "not computes and not shares" || { \
+	$(BIN)/python -m pytest -n 2 -m "not computes and not shares" || { \
 		echo "Failed once; these tests again:"; \
 		$(BIN)/python -m pytest -m "not computes and not shares" --last-failed --last-failed-no-failures none; \
 	} && exit $$first

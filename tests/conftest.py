@@ -16,8 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 COMPUTES = re.compile(
     r"property/|unit/test_(analysis|core|job|pcap|structure|sweep_csv|thesis)_|unit/test_traffic_(formats|plan|sizes|verify)"
 )
-# Tests that start processes and keep no time: others may run beside them. What is left, and what is marked alone among
-# these, has the machine to itself.
+# Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
+# these, keeps time, and runs beside one other test at most.
 SHARES = re.compile(
     r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|pcap"
@@ -39,19 +39,26 @@ TOGETHER = re.compile(
 )
 
 
+# Among the tests that keep time, those of testbeds run one after another: some commands mean the only testbed there is.
+TESTBEDS = re.compile(r"tests/(horovod|testbed)/(?!test_benchmark)")
+
+
 class Together(LoadScopeScheduling):  # type: ignore[misc]
     """Gives tests that share something to one worker, and the others one by one to any."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if "not shares" in self.config.option.markexpr:  # these keep time
+            return "testbeds" if TESTBEDS.match(nodeid) else nodeid
         shared = TOGETHER.match(nodeid)
         return shared[0] if shared else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    config.option.loadscopereorder = False
     return Together(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     paths = {item: item.path.relative_to(Path(__file__).parent).as_posix() for item in items}
     for item, path in paths.items():
         if COMPUTES.match(path):
@@ -61,8 +68,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         what = item.get_closest_marker("needs_root")
         if what and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"needs root: only root can {what.args[0]}"))
-    # last where one process runs all: the cluster stands until the end
-    items.sort(key=lambda item: paths[item].startswith("slurm/"))
+    # Slurm's tests take one worker the longest, so they begin first. Where one process runs all, they come last: their
+    # cluster stands until the end.
+    is_worker = hasattr(config, "workerinput")
+    items.sort(key=lambda item: paths[item].startswith("slurm/") != is_worker)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

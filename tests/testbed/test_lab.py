@@ -174,8 +174,7 @@ def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> Non
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.alone
-def test_a_killed_maker_takes_its_testbed_along_and_down_clears_the_record() -> None:
+def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> None:
     code = (
         "import subprocess, sys, time\n"
         "from ringtap.agents.lab.up import Lab\nfrom ringtap.agents.lab.topology import LabSpec\n"
@@ -194,20 +193,19 @@ def test_a_killed_maker_takes_its_testbed_along_and_down_clears_the_record() -> 
     while state.start_ticks(keeper) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert state.start_ticks(keeper) is None
-    assert "orphan" in {lab.spec.name for lab in state.all_labs()}
-    assert "orphan: was gone; record cleared" in ringtap("lab", "down", "--all").stdout
+    (orphan,) = [lab for lab in state.all_labs() if lab.spec.name == "orphan"]
+    assert not state.remove(orphan)  # it was gone
     assert "orphan" not in {lab.spec.name for lab in state.all_labs()}
     time.sleep(0.5)  # the entering process outside sees its command's end
 
 
-@pytest.mark.alone
-def test_down_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
+def test_removing_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
     with Lab(spec("mine"), verify=False) as lab:
         stranger = subprocess.Popen(["sleep", "60"])
         forged = state.LabState(spec("forged"), stranger.pid, lab.state.start_ticks, 0, [])
         forged.save()
         try:
-            ringtap("lab", "down", "--all")
+            assert not state.remove(forged)
             assert stranger.poll() is None
         finally:
             stranger.kill()
@@ -215,13 +213,12 @@ def test_down_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
             forged.path.unlink(missing_ok=True)
 
 
-@pytest.mark.alone
-def test_a_standing_testbed_outlives_its_maker_and_all_of_it_goes_down() -> None:
+def test_a_standing_testbed_outlives_its_maker_and_goes_down() -> None:
     assert ringtap("lab", "up", "--name", "stays", "--rate", "100mbit", "--hosts", "2").returncode == 0
     command = [*RINGTAP, "lab", "exec", "--lab", "stays", "S0", "--", "sleep", "1000"]
     inside = subprocess.Popen(command)
     time.sleep(0.5)
-    assert "stays: removed" in ringtap("lab", "down", "--all").stdout
+    assert "stays: removed" in ringtap("lab", "down", "stays").stdout
     assert inside.wait(10) == 128 + signal.SIGKILL
 
 

@@ -54,11 +54,10 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    config.option.loadscopereorder = False
     return Together(config, log)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     paths = {item: item.path.relative_to(Path(__file__).parent).as_posix() for item in items}
     for item, path in paths.items():
         if COMPUTES.match(path):
@@ -68,10 +67,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         what = item.get_closest_marker("needs_root")
         if what and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"needs root: only root can {what.args[0]}"))
-    # Slurm's tests take one worker the longest, so they begin first. Where one process runs all, they come last: their
-    # cluster stands until the end.
-    is_worker = hasattr(config, "workerinput")
-    items.sort(key=lambda item: paths[item].startswith("slurm/") != is_worker)
+    # last where one process runs all: the cluster stands until the end
+    items.sort(key=lambda item: paths[item].startswith("slurm/"))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -100,6 +100,21 @@ def test_a_file_that_is_no_record_blocks_neither_status_nor_down(
     assert os.path.lexists(folder / "bad.json")
 
 
+def test_down_clears_the_record_of_a_testbed_that_is_gone_and_spares_who_took_its_pid(
+    folder: Path, keeper: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticks = state.start_ticks(keeper.pid)
+    assert ticks
+    gone = state.LabState(SPEC, keeper.pid, ticks - 1, 0, [])
+    gone.save()
+    assert gone.folder == folder
+    assert cli.main(["lab", "down", "--all"]) == 0
+    assert capsys.readouterr().out == f"{SPEC.name}: was gone; record cleared\n"
+    assert not gone.path.exists()
+    assert keeper.poll() is None
+    keeper.kill()
+
+
 def test_a_record_of_another_version_is_read_for_what_is_known(folder: Path) -> None:
     item = RECORD | {"spec": SPEC.to_json() | {"colour": "red"}, "weather": "fine"}
     (folder / "bad.json").write_text(json.dumps({key: value for key, value in item.items() if key != "links"}))

@@ -15,6 +15,7 @@ import sys
 import termios
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,12 @@ def peer(ready: int, go_on: int) -> None:
 def connect(address: str) -> socket.socket:
     for _ in range(200):  # links come up in the background
         try:
-            return socket.create_connection((address, PORT), 5)
+            connection = socket.create_connection((address, PORT), 5)
         except OSError:
             time.sleep(0.05)
+        else:
+            connection.settimeout(60)  # sendall counts it from its beginning to its end
+            return connection
     raise TimeoutError(address)
 
 
@@ -117,9 +121,8 @@ def main(folder: Path) -> None:
     checks = {collector.name: collector.check().state for collector in collectors}
     for collector in collectors:
         collector.start()
-    senders = [threading.Thread(target=sockets[address].sendall, args=(b"x" * n,)) for address, n in BYTES.items()]
-    for sender in senders:
-        sender.start()
+    pool = ThreadPoolExecutor(len(BYTES))
+    senders = [pool.submit(sockets[address].sendall, b"x" * n) for address, n in BYTES.items()]
     short = connect(V4[1])
     short.sendall(b"y" * 1000)
     short_port = short.getsockname()[1]
@@ -128,11 +131,11 @@ def main(folder: Path) -> None:
         time.sleep(0.01)
         for collector in collectors:
             collector.sample()
-        if short.fileno() >= 0 and not any(sender.is_alive() for sender in senders) and not unacknowledged(sockets):
+        if short.fileno() >= 0 and all(sender.done() for sender in senders) and not unacknowledged(sockets):
             short.close()
             until_s = now_s + QUIET_S
     for sender in senders:
-        sender.join()
+        sender.result()
     command("ip", "link", "add", "late", "type", "veth", "peer", "name", "later")
     said = ask_the_tools()
     facts = {collector.name: collector.stop() for collector in collectors}

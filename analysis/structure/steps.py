@@ -21,7 +21,8 @@ class StepCheck:
         iterations: iterations compared: those with a boundary by packets in them.
         missed: iterations of the log, between the first and the last of these, without a boundary by packets.
         extra: boundaries beyond one in an iteration.
-        log_s: mean iteration time by the log over the same iterations.
+        log_s: mean iteration time by the logs over the same iterations: from begin to begin of communication by DDP's
+            own log, without it from end to end of steps.
         packets_s: the same by packets.
         period_error: packets over log, less 1.
         iteration_error_s: median of the absolute differences of single iterations: against the begins of communication
@@ -73,7 +74,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
         return None
     at, logged = boundaries[first], logged[first]
     steps = int(used[-1] - used[0])
-    log_s = float(ends[used[-1]] - ends[used[0]]) / 1e9 / steps
+    log_s = float(logged[-1] - logged[0]) / 1e9 / steps
     packets_s = float(at[-1] - at[0]) / 1e9 / max(len(place) - 1, 1)
     median_s = p95_s = None
     if len(begins) > 1:

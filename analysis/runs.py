@@ -13,7 +13,7 @@ import pandas as pd
 
 from ringtap.errors import UsageError
 from ringtap.records import RecordFile
-from ringtap.rundir import RunDirectory, open_log, read_points
+from ringtap.rundir import RunDirectory, open_log, process_age_ns, read_points
 from ringtap.shapes import ShapeError, check, open_regular, whole
 
 # a restarted process that gets the same pid (a fresh process namespace) has a number at the end
@@ -21,7 +21,7 @@ _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
 _DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
-_STEP_COLUMNS |= {"kind": "int64", "backwards": "int64"}
+_STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "age_ns": "int64"}
 _MOST_HEADER_BYTES = 8 << 20
 # `kind` of a step record
 STEP, SKIPPED, MARK = 0, 1, 2
@@ -119,8 +119,9 @@ class JobRun:
 
         Columns: ``node``, ``rank``, ``pid``, ``process`` (number of its file), ``optimizer``, ``step``, then
         ``start_ns`` and ``end_ns`` (CLOCK_REALTIME), ``start_mono_ns`` and ``end_mono_ns`` (CLOCK_MONOTONIC), ``kind``
-        (0 a step, 1 a step that AMP skipped, 2 a mark of the program's own) and ``backwards`` (backward passes since
-        this process's record before it; 0 in logs that have none).
+        (0 a step, 1 a step that AMP skipped, 2 a mark of the program's own), ``backwards`` (backward passes since this
+        process's record before it; 0 in logs that have none) and ``age_ns`` (age of the process at its first record; 0
+        in logs that do not say).
         """
         parts = []
         for number, path in enumerate(self.step_files):
@@ -130,6 +131,7 @@ class JobRun:
             table = self._read(path)
             if len(table):
                 about: dict[str, Any] = {"node": whole(path.parent.parent.name), "process": number}
+                about["age_ns"] = process_age_ns(open_log(path))
                 parts.append(table.assign(rank=int(name[1]), pid=int(name[2]), **about))
         if not parts:
             return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()})
@@ -185,7 +187,7 @@ def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
     """The step records that end an iteration of their rank.
 
     Where a process marks its steps itself these count; else the steps of the optimizer that stepped first, those that
-    AMP skipped among them. A rank that was started again begins a new generation. Of processes that stepped at the same
+    AMP skipped among them. A rank that was started again begins a new generation. Of processes that lived at the same
     time under one rank, which are therefore no ranks of one process group, one counts.
 
     Args:
@@ -207,9 +209,9 @@ def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame
 
     Returns:
         The marks; and by the processes' numbers ``node``, ``rank``, ``pid``, ``steps`` (those that end an iteration),
-        ``generation`` (how often the rank had been started before), ``alone`` (no other process stepped under this rank
-        at the same time), ``counts`` (alone, or of several such processes the one with the most steps) and ``median_s``
-        from step to step, of those that are not alone.
+        ``generation`` (how often the rank had been started before), ``alone`` (no other process lived under this rank
+        before its last step), ``counts`` (alone, or of several such processes the one with the most steps) and
+        ``median_s`` from step to step, of those that are not alone.
     """
     marks = _marks(steps)
     found = _processes(steps, marks)
@@ -247,10 +249,12 @@ def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
     table["steps"] = marks["process"].value_counts().reindex(table.index, fill_value=0)
     begin, end = by[even.format("start")].min().to_numpy(), by[even.format("end")].max().to_numpy()
+    age = by["age_ns"].first().to_numpy()
+    begin = np.where(age > 0, np.minimum(begin, by[even.format("end")].min().to_numpy() - age), begin)
     order = np.lexsort((begin, table["rank"].to_numpy()))
     rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
     begin, end = begin[order], end[order]
-    groups: list[list[int]] = []  # places of processes whose times overlap under one rank
+    groups: list[list[int]] = []  # places of processes that lived at the same time under one rank
     generation, until = np.zeros(len(order), np.int64), 0
     for place in range(len(order)):
         again = place > 0 and rank[place] == rank[place - 1]

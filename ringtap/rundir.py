@@ -19,6 +19,7 @@ from ringtap.shapes import BPS, COUNT, NAME, NS, PATH, Number, Shape, ShapeError
 SCHEMA = 1
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
 _JOIN_S = 5.0
+_MOST_AGE_NS = 2**60  # 36 years
 Status = Literal["running", "complete", "partial", "failed"]
 
 # the shapes of a run directory's files (docs/run-directory.md), as far as somebody relies on them
@@ -283,6 +284,12 @@ def open_log(path: Path) -> RecordFile:
         return open_records(path, _DDP_COLUMNS if path.name.endswith(".ddp.rec") else _STEP_COLUMNS)
     name = f"{path.parent.name}/{path.name}"
     return open_records(path, _COLUMNS.get(name, _TIMES if path.parent.name in _SAMPLED else None))
+
+
+def process_age_ns(steps: RecordFile) -> int:
+    """The age of a process when it began its step log; 0 where the log does not say."""
+    age_ns = steps.about.get("age_ns")
+    return age_ns if type(age_ns) is int and 0 <= age_ns < _MOST_AGE_NS else 0
 
 
 class RunDirectory:

@@ -84,7 +84,7 @@ def _run(job: Job) -> dict[str, Any]:
 
 
 def _processes(found: pd.DataFrame) -> list[dict[str, Any]]:
-    """Processes that stepped at the same time under one rank; ``shown`` is the one that the numbers are of."""
+    """Processes that lived at the same time under one rank; ``shown`` is the one that the numbers are of."""
     rows = found[~found["alone"]].rename(columns={"counts": "shown"}).sort_values(["rank", "pid"])
     names = ["node", "rank", "pid", "steps", "median_s", "shown"]
     return [{name: plain(row[name]) for name in names} for row in rows.to_dict("records")]

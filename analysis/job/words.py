@@ -68,7 +68,7 @@ def _processes(found: list[dict[str, Any]]) -> list[str]:
     shown = " and ".join(f"pid {one['pid']}" for one in found if one["shown"])
     each = [f"pid {one['pid']} {format_duration(one['median_s'])}" for one in found if one["median_s"] is not None]
     more = f", and {len(each) - _MOST_PROCESSES} more" if len(each) > _MOST_PROCESSES else ""
-    who = f"{len(found)} processes stepped an optimizer at the same time and are not the ranks of one process group"
+    who = f"{len(found)} processes trained at the same time and are not the ranks of one process group"
     return [
         f"{who}: nothing makes their steps iterations of one job. Below are those of {shown}.",
         f"From step to step (median): {', '.join(each[:_MOST_PROCESSES])}{more}.",

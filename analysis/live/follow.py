@@ -11,9 +11,9 @@ from typing import Any
 from ringtap.analysis.live.flows import Owners
 from ringtap.analysis.live.iterations import MOST_KEPT, STEP_FILE, RankSteps, ddp_times, number_generations
 from ringtap.analysis.live.series import Keyed, Layout, Wide
-from ringtap.analysis.live.tail import Document, LinesTail, RecordTail, TextTail, since
+from ringtap.analysis.live.tail import Document, LinesTail, Record, RecordTail, TextTail, since
 from ringtap.records import RecordFile
-from ringtap.rundir import CLOCK, MARK, NODE, OWNER, PACKETS, PROCESS, RUN
+from ringtap.rundir import CLOCK, MARK, NODE, OWNER, PACKETS, PROCESS, RUN, process_age_ns
 
 _WIDE = ("nic", "infiniband", "ethtool", "gpu", "packets")
 _BEHIND_S = 2.5
@@ -32,6 +32,7 @@ class NodeLog:
         keyed: files with a record a thing, by collector and file name.
         owners: whose sockets and processes they are.
         ranks: step records of its ranks, by file.
+        begin_ns: begin of each rank's process, by the id() of its step records; its first step where not known.
         mono_ns: the node's newest CLOCK_MONOTONIC in any log.
         bytes: size of its logs by collector.
     """
@@ -46,7 +47,7 @@ class NodeLog:
         }
         self.owners = Owners()
         self.ranks: dict[Path, RankSteps] = {}
-        self.first_step_ns: dict[int, int] = {}
+        self.begin_ns: dict[int, int] = {}
         self.mono_ns = 0
         self.bytes: dict[str, int] = {}
         self.failures: dict[str, str] = {}
@@ -140,7 +141,7 @@ class NodeLog:
             first = tail.first or ()
             if steps.world_size > 1:
                 self.owners.step_ranks[steps.pid] = steps.rank
-            self.first_step_ns[id(steps)] = int(first[steps.layout.index["start_ns"]]) if first else 0
+            self.begin_ns[id(steps)] = _begin_of(file, steps.layout, first) if first else 0
         elif (series := self._keyed(path)) is not None:
             series.begin(file)
         else:
@@ -179,6 +180,13 @@ def _begin(path: Path) -> Callable[[RecordFile], int]:
         return lambda file: max(0, file.count - 1)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
     return since(_BACK_S.get(path.parent.name, _BEHIND_S), column, MOST_KEPT * 20)
+
+
+def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
+    """The begin of the process that made a step log, or where the log does not say of its first step."""
+    start_ns, end_ns = int(first[layout.index["start_ns"]]), int(first[layout.index["end_ns"]])
+    age_ns = process_age_ns(file)
+    return min(start_ns, end_ns - age_ns) if age_ns else start_ns
 
 
 def _wanted(path: Path) -> bool:
@@ -226,7 +234,7 @@ class RunFollower:
         ranks = self.ranks
         several = len(ranks) > len({steps.rank for steps in ranks})
         if (now := [id(steps) for steps in ranks]) != self._numbered or several:
-            first = {key: start for node in self.nodes.values() for key, start in node.first_step_ns.items()}
+            first = {key: start for node in self.nodes.values() for key, start in node.begin_ns.items()}
             number_generations(ranks, first)
             self._numbered = now
 

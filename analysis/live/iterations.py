@@ -131,14 +131,14 @@ def ddp_times(layout: Layout, record: Record) -> dict[str, float | None]:
 
 
 def number_generations(files: list[RankSteps], first_ns: dict[int, int]) -> None:
-    """Number the processes of each rank in order of their first step: 0 for the first, 1 for one that came after it.
+    """Number the processes of each rank in order of their begin: 0 for the first, 1 for one that came after it.
 
-    Processes that step at the same time under one rank are no ranks of one process group and none was started again:
+    Processes that live at the same time under one rank are no ranks of one process group and none was started again:
     of these the one with the most steps counts.
 
     Args:
         files: all processes.
-        first_ns: start of the first step, by the id() of the file.
+        first_ns: begin of the process, or where that is not known of its first step, by the id() of the file.
     """
     together: dict[int, list[RankSteps]] = {}
     for file in sorted(files, key=lambda file: first_ns.get(id(file), 0)):

@@ -74,11 +74,18 @@ class Node:
         self.collectors: dict[str, dict[str, object]] = {}
 
     def steps(
-        self, rank: int, records: list[tuple[int, ...]], pid: int | None = None, world_size: int | None = None
+        self,
+        rank: int,
+        records: list[tuple[int, ...]],
+        pid: int | None = None,
+        world_size: int | None = None,
+        age_ns: int | None = None,
     ) -> None:
         """Step records in the order of STEP_NAMES; CLOCK_MONOTONIC as 0 follows from CLOCK_REALTIME."""
         path = self.path / "steps" / f"rank{rank}-{pid or 100 + rank}.rec"
-        about = {"rank": rank, "pid": pid or 100 + rank} | ({} if world_size is None else {"world_size": world_size})
+        about = {"rank": rank, "pid": pid or 100 + rank}
+        about |= {} if world_size is None else {"world_size": world_size}
+        about |= {} if age_ns is None else {"age_ns": age_ns}
         writer = RecordWriter(path, [Field(name, "<i8", "", "gauge") for name in STEP_NAMES], about)
         writer.append_many(
             [(*one[:4], one[4] or one[2] - START_NS, one[5] or one[3] - START_NS, *one[6:]) for one in records]

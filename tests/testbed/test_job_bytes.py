@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -176,3 +177,18 @@ def test_processes_without_a_process_group(tmp_path: Path) -> None:
     found = {one["steps"]: one["shown"] for one in data["run"]["processes"]}
     assert found == {100: True, 80: False, 60: False}
     assert data["iterations"]["count"] == 99
+
+
+STEPPING = "import ringtap, time; time.sleep({}); [(time.sleep(0.01), ringtap.step()) for _ in range(20)]"
+
+
+@pytest.mark.parametrize(("between", "restarts"), [("&", 0), (";", 1)])
+def test_processes_that_step_one_after_the_other(tmp_path: Path, between: str, restarts: int) -> None:
+    """Begun together, they are two processes; begun one after the other, a job that was started again."""
+    run = tmp_path / "run"
+    first, second = (shlex.join([sys.executable, "-c", STEPPING.format(pause_s)]) for pause_s in (0, 3))
+    command = [*RINGTAP, "run", "-o", str(run), "--", "sh", "-c", f"{first} {between} {second} & wait"]
+    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    data = analyze(run)
+    assert data["iterations"]["restarts"] == restarts
+    assert len(data["run"]["processes"]) == (0 if restarts else 2)

@@ -123,7 +123,9 @@ def test_records_are_what_the_reader_expects(tmp_path: Path) -> None:
         Field("backwards", "<i8", "passes", "gauge"),
     )
     about = {"collector": "steps", "rank": 3, "pid": pid, "world_size": 4, "local_rank": 1, "torch": "0.fake"}
-    assert file.about == about | {"hostname": os.uname().nodename, "source": "optimizer steps"}
+    about |= {"hostname": os.uname().nodename, "source": "optimizer steps", "age_ns": file.about["age_ns"]}
+    assert file.about == about
+    assert 0 <= file.about["age_ns"] < 60e9
     records = file.tail()
     assert [record[:2] for record in records] == [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0)]
     assert {record[6:] for record in records} == {(0, 0)}

@@ -7,6 +7,7 @@ import pytest
 from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.words import describe
+from ringtap.analysis.live.follow import RunFollower
 from ringtap.errors import UsageError
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory, write_json
@@ -264,6 +265,23 @@ def plain_job(path, processes):
     return open_job(path)
 
 
+def test_a_process_that_lived_beside_another_was_not_started_again(tmp_path):
+    """One imports for longer and steps when the other has ended; a third began after both."""
+    run = RunDirectory.create(tmp_path / "job", "job", [], 1)
+    node = Node(run, "n0")
+    for pid, first_ms, age_ms in ((50, 0, 3000), (51, 2000, 5000), (52, 5000, 2000)):
+        ends = [START_NS + (first_ms + number * 10) * MS for number in range(60)]
+        records = [(n, 0, end - MS, end, 0, 0, 0, 1) for n, end in enumerate(ends)]
+        node.steps(0, records, pid, 1, age_ms * MS)
+    node.finish()
+    found = open_job(tmp_path / "job")
+    assert found.iterations["generation"].value_counts().to_dict() == {0: 59, 1: 59}
+    assert [(one["pid"], one["shown"]) for one in summarize(found)["run"]["processes"]] == [(50, True), (51, False)]
+    live = RunFollower(tmp_path / "job")
+    live.poll()
+    assert {steps.pid: steps.generation for steps in live.ranks} == {50: 0, 51: 0, 52: 1}
+
+
 def test_processes_at_the_same_time_are_no_rank_that_was_started_again(tmp_path):
     found = plain_job(tmp_path / "job", [(0, 50, 0, 10, 60), (0, 51, 5, 20, 40), (0, 52, 5000, 10, 30)])
     data = summarize(found)
@@ -275,7 +293,7 @@ def test_processes_at_the_same_time_are_no_rank_that_was_started_again(tmp_path)
         (51, 40, False),
     ]
     text = "\n".join(describe(data))
-    assert "2 processes stepped an optimizer at the same time and are not the ranks of one process group" in text
+    assert "2 processes trained at the same time and are not the ranks of one process group" in text
     assert "Below are those of pid 50." in text
     assert "From step to step (median): pid 50 10 ms, pid 51 20 ms." in text
 

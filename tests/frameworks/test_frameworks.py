@@ -71,6 +71,7 @@ def lines(process: subprocess.Popen[str]) -> list[str]:
         output, errors = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
+        process.communicate()
     assert process.returncode == 0, errors[-4000:]
     # frameworks print paths of the environment, which may lie in a folder of that name
     assert "ringtap" not in errors.replace(str(ROOT), "").replace(sys.prefix, ""), errors

@@ -16,10 +16,17 @@ COMMAND = [sys.executable, "-m", "ringtap.cli", "doctor", "--plan"]
 PLAN = Path(__file__).resolve().parents[2] / "examples" / "demo.toml"
 
 
+def name_of(process: "subprocess.Popen[str]") -> str:
+    """The name of a doctor's testbed."""
+    return f"dr{process.pid % 10**8:08d}"
+
+
 def test_every_host_of_a_plan_answers_for_itself() -> None:
-    done = subprocess.run([*COMMAND, PLAN, "--json"], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    item = json.loads(done.stdout)
+    process = subprocess.Popen([*COMMAND, PLAN, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, out + errors
+    item = json.loads(out)
     assert item["recordable"] is True
     assert item["missing"] == []
     assert [host["host"] for host in item["hosts"]] == ["S0", "S1", "S2", "S3"]
@@ -28,7 +35,7 @@ def test_every_host_of_a_plan_answers_for_itself() -> None:
         assert found["nic"]["state"] == "ok"
         assert "eth0" in found["network"]["reason"]
         assert "cross0" in found["network"]["reason"], "the host's own interfaces, not this machine's"
-    assert not [lab for lab in state.all_labs() if lab.spec.name.startswith("dr")]
+    assert name_of(process) not in [lab.spec.name for lab in state.all_labs()]
 
 
 def test_a_plan_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
@@ -47,7 +54,7 @@ def test_interrupted_it_leaves_no_testbed(number: signal.Signals) -> None:
     process.send_signal(number)
     assert process.wait(20) != 0
     process.stderr.close()
-    name = f"dr{process.pid % 10**8:08d}"
+    name = name_of(process)
     end_s = time.monotonic() + 10
     while any(lab.spec.name == name and lab.alive() for lab in state.all_labs()) and time.monotonic() < end_s:
         time.sleep(0.05)

@@ -179,7 +179,7 @@ def test_a_ring_waits_for_what_it_passes_on(mode: str, tmp_path: Path) -> None:
     ):
         plan = tmp_path / "ring.plan"
         nodes = ("--node", one.address, "--node", other.address)
-        shape = ("--bytes", "400kB", "--iterations", 4, "--compute", "30ms", "--duration", "600ms")
+        shape = ("--bytes", "400kB", "--iterations", 4, "--compute", "30ms", "--duration", "3s")
         traffic("plan", "--kind", "ring", *nodes, *shape, "-o", plan)
         summary, _ = send(plan, "--log", tmp_path / "s.rec", "--connections", mode)
     flows = list(PlanFile(plan).flows())

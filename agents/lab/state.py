@@ -169,8 +169,8 @@ def _read_record(path: Path) -> LabState:
         raise _NoRecordError(str(error).removeprefix(f"{path} ")) from None
     except OSError as error:
         raise _NoRecordError(error.strerror) from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise _NoRecordError(f"{type(error).__name__}: {str(error)[:100]}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise _NoRecordError("it describes no testbed") from None
     if any(type(number) is not int or number < 0 for number in numbers) or numbers[0] < 2:
         raise _NoRecordError("it names no process")
     if spec.name != path.stem or not isinstance(links, list):

@@ -95,6 +95,7 @@ def test_a_file_that_is_no_record_blocks_neither_status_nor_down(
         out, err = capsys.readouterr()
         assert said in out
         assert err.startswith(f"warning: {folder / 'bad.json'} is not a record of a testbed (")
+        assert "Error" not in err, "no words of Python's"
     assert keeper.wait(10) == -signal.SIGKILL
     assert not lab.path.exists()
     assert os.path.lexists(folder / "bad.json")

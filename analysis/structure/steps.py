@@ -18,7 +18,8 @@ class StepCheck:
     """Errors of the packets' iterations against the logs, on the reference node's clock.
 
     Attributes:
-        iterations: iterations compared: those with a boundary by packets in them.
+        iterations: iterations compared: those with a boundary by packets in them, but for the run's first, which ranks
+            begin apart from each other.
         missed: iterations of the log, between the first and the last of these, without a boundary by packets.
         extra: boundaries beyond one in an iteration.
         log_s: mean iteration time by the logs over the same iterations: from begin to begin of communication by DDP's
@@ -67,7 +68,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
     else:
         place = np.searchsorted(ends, boundaries_ns)
         logged = ends[np.minimum(place, len(ends) - 1)]
-    inside = (place < len(ends)) & (boundaries_ns >= int(table["start_ns"].iloc[0]))
+    inside = (place > 0) & (place < len(ends)) & (boundaries_ns >= int(table["start_ns"].iloc[0]))
     place, logged, boundaries = place[inside], logged[inside], boundaries_ns[inside]
     used, first = np.unique(place, return_index=True)
     if len(used) < 2:

@@ -81,11 +81,11 @@ def structure(*words: str) -> dict[str, Any]:
 def check(data: dict[str, Any], iterations: int, workers: int) -> None:
     steps = data["steps"]
     assert data["period"]["verdict"] in ("sure", "likely")
-    # the first may begin before a silence has been seen
-    assert iterations - 1 <= steps["iterations"] <= iterations
+    # but for the first, and the second may begin before a silence has been seen
+    assert iterations - 2 <= steps["iterations"] <= iterations - 1
     assert (steps["missed"], steps["extra"]) == (0, 0)
-    # of 5 s: behind cross traffic, each of both ends may be 25 ms after the call of DDP's log
-    assert abs(steps["period_error"]) < 0.01
+    # of 5 s: behind cross traffic, each of both ends may be 50 ms after the call of DDP's log
+    assert abs(steps["period_error"]) < 0.02
     # of the begin of communication by DDP's own log: a bin of 1 ms, and the way from the call to the first packet
     assert abs(steps["boundary_median_s"]) < 0.005
     asked = demand(PARAMETERS, workers).worker_bytes

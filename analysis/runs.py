@@ -249,8 +249,8 @@ def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
     table["steps"] = marks["process"].value_counts().reindex(table.index, fill_value=0)
     begin, end = by[even.format("start")].min().to_numpy(), by[even.format("end")].max().to_numpy()
-    age = by["age_ns"].first().to_numpy()
-    begin = np.where(age > 0, np.minimum(begin, by[even.format("end")].min().to_numpy() - age), begin)
+    first_end = by[even.format("end")].min().to_numpy()
+    begin = np.minimum(begin, first_end - by["age_ns"].first().to_numpy())
     order = np.lexsort((begin, table["rank"].to_numpy()))
     rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
     begin, end = begin[order], end[order]

@@ -104,7 +104,7 @@ class ServedHosts:
 
     def command(self, host: str) -> list[str]:
         """What starts a servant on a host and carries its standard input and output."""
-        raise NotImplementedError
+        raise NotImplementedError("each kind of hosts has its own command")
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:  # noqa: ARG002
         """Why a host is lost.

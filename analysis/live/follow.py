@@ -185,8 +185,7 @@ def _begin(path: Path) -> Callable[[RecordFile], int]:
 def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
     """The begin of the process that made a step log, or where the log does not say of its first step."""
     start_ns, end_ns = int(first[layout.index["start_ns"]]), int(first[layout.index["end_ns"]])
-    age_ns = process_age_ns(file)
-    return min(start_ns, end_ns - age_ns) if age_ns else start_ns
+    return min(start_ns, end_ns - process_age_ns(file))
 
 
 def _wanted(path: Path) -> bool:

@@ -36,13 +36,16 @@ check: say-check lint
 	$(BIN)/python -m pytest -n 2 -m computes
 
 # Many of the tests that share the machine wait most of the time, so there are four at once for two cores.
-# What measures runs beside one other test at most; where it fails, it is run once more, by itself.
+# What measures runs beside one other test at most. What fails runs once more, by itself: most tests run real programs,
+# which a busy machine may hold up. A test that needs this has a defect all the same; please report it.
 test: say-test lint $(VENV)/tests
-	@$(BIN)/python -m pytest -n 4 -m "computes or shares"; first=$$?; \
-	$(BIN)/python -m pytest -n 2 -m "not computes and not shares" || { \
-		echo "Failed once; these tests again:"; \
-		$(BIN)/python -m pytest -m "not computes and not shares" --last-failed --last-failed-no-failures none; \
-	} && exit $$first
+	@tests() { \
+		$(BIN)/python -m pytest -n $$1 -m "$$2" && return; \
+		echo "Failed once; these tests again, by themselves, until one fails again:"; \
+		$(BIN)/python -m pytest -x -m "$$2" --last-failed --last-failed-no-failures none; \
+	}; \
+	tests 4 "computes or shares"; first=$$?; \
+	tests 2 "not computes and not shares" && exit $$first
 
 say-check:
 	@echo "This takes about 3 minutes on two cores; the environment takes 3 more the first time."

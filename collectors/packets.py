@@ -16,7 +16,7 @@ from typing import Any
 from ringtap.collectors import packets_place as place
 from ringtap.collectors import ring_filter, tcpdump
 from ringtap.collectors.base import Check, Context
-from ringtap.collectors.packets_tool import Tool
+from ringtap.collectors.packets_tool import END_S, Tool
 from ringtap.records import Field, RecordWriter
 from ringtap.rundir import write_json
 
@@ -33,6 +33,7 @@ _FLUSHES = (4, 99)  # tcpdump before 4.99 dies of SIGUSR2
 _COUNTS = ("captured", "received_by_filter", "dropped_by_kernel", "dropped_by_interface")
 _FIELDS = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 _FIELDS += [Field(name, "<u8", "packets", "counter", 64) for name in _COUNTS]
+_KILLED = f"killed: it did not end within {END_S:.0f} s; its file may hold more packets than its last counts"
 _REMEDY = (
     "ask the site for CAP_NET_RAW (root, or 'setcap cap_net_raw+ep' on tcpdump), or go without: "
     "sockets and counters need no privilege"
@@ -224,9 +225,9 @@ class PacketsCollector:
             if not self._facts.get("ended"):
                 self._tool.settle(self._loopback)
                 early = self._tool.ended
-                self._tool.stop()
+                ended = self._tool.stop()
                 self._rotate()
-                self._record(f"early: {early}" if early else "as asked")
+                self._record(f"early: {early}" if early else "as asked" if ended else _KILLED)
         finally:
             self._tool.kill()
             with contextlib.suppress(OSError):

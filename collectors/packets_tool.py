@@ -31,7 +31,7 @@ _NAMES = {
 }
 _READY = "listening on "
 _START_S = 5.0
-_END_S = 5.0
+END_S = 5.0  # it may take so long to end
 _ANSWER_S = 0.5
 _NICENESS = 10
 _WRAP = 2**32
@@ -129,7 +129,7 @@ class Tool:
         self.signal("INT")
         self._close_input()
         try:
-            code = self._process.wait(_END_S)
+            code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
@@ -175,14 +175,19 @@ class Tool:
                 return
             time.sleep(0.05)
 
-    def stop(self) -> None:
-        """Tell it to end and wait; where it does not end, kill it."""
+    def stop(self) -> bool:
+        """Tell it to end and wait; where it does not end, kill it: its last counts are missing then.
+
+        Returns:
+            Whether it ended without being killed.
+        """
         self.signal("INT")
-        due_s = time.monotonic() + _END_S
+        due_s = time.monotonic() + END_S
         while self.poll() and time.monotonic() < due_s:
             time.sleep(0.01)
-        if not self.ended:
-            self.kill()
+        ended = bool(self.ended)
+        self.kill()
+        return ended
 
     def kill(self) -> None:
         """End it at once."""

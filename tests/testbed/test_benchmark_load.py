@@ -54,9 +54,9 @@ def test_a_load_that_is_missed_beside_busy_programs_is_not_judged(
     assert missed
     for sample in missed:
         assert "other programs took" in sample["doubt"]
-        if not sample["unfinished"]:  # what misses is what waited at the plan's end
+        if not sample["unfinished"] and not sample["failed"]:  # what misses is what waited at the plan's end
             tail_pct = 100 * sample["tail_s"] / (bench.settings.load_s + sample["tail_s"])
-            assert sample["error_pct"] == pytest.approx(tail_pct, rel=0.05)
+            assert sample["error_pct"] == pytest.approx(tail_pct, rel=0.05), sample
     last, output = _written(bench, parts, capsys)
     assert last["load_error_pct_max"] is None
     assert "cannot judge" in output

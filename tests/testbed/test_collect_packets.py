@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from ringtap.capture import Capture, read_segments
+from ringtap.collectors import packets_tool
 from ringtap.collectors.base import Context
 from ringtap.collectors.packets import PacketsCollector
 from ringtap.records import open_records
@@ -302,6 +303,22 @@ def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopb
     capture = Capture(tmp_path / "packets/lo-0.pcap")
     got = sum(segment.payload_bytes for segment in capture.segments() if segment.destination_port == loopback.port)
     assert got >= 2_000_000
+
+
+@needs_root
+@TOOLS
+def test_a_tool_that_does_not_end_is_killed_and_that_is_noted(
+    tmp_path: Path, loopback: Loopback, tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packets_tool, "END_S", 0.5)
+    taken = collector(tmp_path, tool=tool)
+    taken.start()
+    assert taken._tool is not None
+    taken._tool.signal("STOP")
+    facts = taken.stop()
+    assert facts["ended"] == told(tmp_path)["ended"]
+    assert facts["ended"].startswith("killed: it did not end within 5 s")
+    assert taken._tool.ended.startswith("signal SIGKILL")
 
 
 @needs_root

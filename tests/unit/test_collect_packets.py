@@ -93,12 +93,12 @@ def test_a_tool_that_does_not_answer_holds_nobody_up(tmp_path: Path, tools: list
 
 
 def test_a_tool_that_ignores_its_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringtap.collectors.packets_tool._END_S", 0.5)
+    monkeypatch.setattr("ringtap.collectors.packets_tool.END_S", 0.5)
     tool = script(tmp_path, "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsay('listening on x\\n')\ntime.sleep(60)")
     before = psutil.Process().children(recursive=True)  # of other tests
     tool.start()
     family = [child for child in psutil.Process().children(recursive=True) if child not in before]
-    tool.stop()
+    assert not tool.stop()
     assert family
     assert tool.ended.startswith("signal SIGKILL")
     assert not psutil.wait_procs(family, timeout=5)[1]

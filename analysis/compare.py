@@ -264,7 +264,8 @@ def _location_p(ratio: float, counts: tuple[float, float], freedom: float) -> fl
     if min(counts) >= _SIMULATED_BELOW:
         return float(2 * stats.t.sf(ratio, freedom))
     simulated = _ratios_by_chance(*sorted(min(max(2, round(count)), _SIMULATED_TO) for count in counts))
-    as_large = len(simulated) - np.searchsorted(simulated, ratio * (1 - 1e-9))
+    # of rounded numbers, no difference is at times 1e-16
+    as_large = len(simulated) - np.searchsorted(simulated, ratio * (1 - 1e-9) - 1e-9)
     return float((1 + as_large) / (1 + len(simulated)))
 
 

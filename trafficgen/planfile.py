@@ -128,12 +128,12 @@ class PlanFile:
         return PlanLines(self.path, self.version, self.duration_ns, self.sources, self.destinations)
 
     def _text(self) -> Iterator[tuple[int, str]]:
-        """The lines below the header with their numbers."""
+        """The lines below the header with their numbers; bytes that are not UTF-8 make a line wrong, not the file."""
         try:
-            with self.path.open("r", encoding="utf-8", newline="\n") as file:
+            with self.path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                 file.readline(_LONGEST_HEADER)
                 yield from enumerate(file, start=2)
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise UsageError(f"{self.path} cannot be read: {error}") from error
 
     def _wrong(self, why: str) -> UsageError:

@@ -224,10 +224,11 @@ def test_another_file_is_no_plan(content: bytes, tmp_path: Path) -> None:
         PlanFile(tmp_path / "plan")
 
 
-def test_bytes_that_are_no_text_are_one_sentence(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_one_sentence_that_names_the_line(tmp_path: Path) -> None:
     path = plan_file(tmp_path, LINES)
-    path.write_bytes(path.read_bytes() + b"\xff\n")
-    with pytest.raises(UsageError, match="cannot be read"):
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\xff\n")
+    with pytest.raises(UsageError, match=f"line {whole.count(10) + 1}: a flow is"):
         PlanFile(path).check()
 
 

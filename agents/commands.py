@@ -12,7 +12,7 @@ from ringtap.terminal import shell_word
 from ringtap.units import counted
 
 if TYPE_CHECKING:
-    from ringtap.agents.node.place import Place
+    from ringtap.agents.job.location import Place
     from ringtap.agents.node.settings import Settings
     from ringtap.plan import SweepPlan
 
@@ -103,17 +103,17 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _check_live(live: bool) -> None:
     """Refuse ``--live`` before anything starts where the view cannot be shown."""
-    from ringtap.agents.node.live import missing_for_view
+    from ringtap.agents.job.live import missing_for_view
 
     missing = missing_for_view() if live else ""
     if missing:
-        from ringtap.installed import install_command
+        from ringtap.installation import install_command
 
         raise UsageError(f"--live needs {missing}, not installed here: {install_command('tui')}")
 
 
 def _say_place(place: Place, settings: Settings, verbose: bool) -> None:
-    from ringtap.agents.node.supervisor import tell
+    from ringtap.agents.job.supervisor import tell
 
     if place.created:
         more = f" node={place.node} {settings.line()}" if verbose else ""
@@ -121,8 +121,8 @@ def _say_place(place: Place, settings: Settings, verbose: bool) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ringtap.agents.node.place import find_place, node_name
-    from ringtap.agents.node.supervisor import run_job, run_unrecorded
+    from ringtap.agents.job.location import find_place, node_name
+    from ringtap.agents.job.supervisor import run_job, run_unrecorded
     from ringtap.rundir import UnwritableError
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -139,8 +139,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _capture(options: argparse.Namespace) -> int:
+    from ringtap.agents.job.location import find_place, node_name
     from ringtap.agents.node.capture import capture, check_pids
-    from ringtap.agents.node.place import find_place, node_name
     from ringtap.units import parse_duration_s
 
     settings, node = _settings(options), node_name(options.node)
@@ -159,7 +159,7 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
     from dataclasses import asdict
 
     from ringtap.agents.hosts.ssh import SshHosts
-    from ringtap.agents.reach import reached
+    from ringtap.agents.sweep.cluster import reached
     from ringtap.plan_cluster import Cluster
     from ringtap.units import format_size
 
@@ -185,8 +185,8 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     import json
 
-    from ringtap.agents.estimate import doubts, estimate, print_estimate
-    from ringtap.agents.sweep import check_series, run_sweep
+    from ringtap.agents.sweep.conductor import check_series, run_sweep
+    from ringtap.agents.sweep.estimate import doubts, estimate, print_estimate
     from ringtap.plan import load_plan
     from ringtap.rundir import new_name
 

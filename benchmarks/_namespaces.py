@@ -17,7 +17,7 @@ from typing import Any
 
 from _processes import Processes
 
-from ringtap.agents.lab import namespaces
+from ringtap.agents.testbed import namespaces
 from ringtap.errors import RingtapError
 
 LEFT, RIGHT = "10.79.0.1", "10.79.0.2"

@@ -12,9 +12,11 @@ from _ringtap import traffic
 _FLOWS = 1_000_000
 _MEAN_BYTES = 1_711_250  # of the web-search sizes
 _LOAD_BPS = 100_000_000_000
-_CHECK = (
-    "import sys, pathlib; from ringtap.trafficgen.planfile import PlanFile; PlanFile(pathlib.Path(sys.argv[1])).check()"
-)
+_CHECK = """
+import sys, pathlib
+from ringtap.trafficgen.plans.plan_file import PlanFile
+PlanFile(pathlib.Path(sys.argv[1])).check()
+"""
 
 
 def measure(bench: Bench) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from _checkout import ROOT
 
-from ringtap.agents.lab import namespaces
+from ringtap.agents.testbed import namespaces
 
 if TYPE_CHECKING:
     from _namespaces import Namespace

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import _checkout  # noqa: F401
 
+from ringtap.analysis.dask_workers import workers
 from ringtap.analysis.pcap import cache
-from ringtap.analysis.pcap.read import read_captures
-from ringtap.analysis.scheduler import workers
+from ringtap.analysis.pcap.reader import read_captures
 from ringtap.errors import RingtapError
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from _checkout import ROOT
 
-from ringtap.agents.lab.topology import LabSpec
-from ringtap.agents.lab.up import Lab
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.up import Lab
 from ringtap.errors import RingtapError
 
 _HOSTS = ("S0", "S1")

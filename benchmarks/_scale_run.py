@@ -17,7 +17,7 @@ import _checkout  # noqa: F401
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.runs import map_records
+from ringtap.analysis.runs.run import map_records
 from ringtap.records import RecordFile
 from ringtap.rundir import write_json
 

@@ -13,12 +13,79 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ringtap.collectors import packets_place as place
-from ringtap.collectors import ring_filter, tcpdump
+import psutil
+
+from ringtap.collectors import capture_program, packet_ring
 from ringtap.collectors.base import Check, Context
-from ringtap.collectors.packets_tool import END_S, Tool
+from ringtap.collectors.capture_program import END_S, Tool
+from ringtap.collectors.ethtool_ioctl import offloads
 from ringtap.records import Field, RecordWriter
 from ringtap.rundir import write_json
+
+ROUTES = Path("/proc/net/route")
+ROUTES6 = Path("/proc/net/ipv6_route")
+_ANYWHERE6 = "00000000000000000000000000000000 00"
+
+
+def _default_route() -> str:
+    try:
+        for line in ROUTES.read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[1] == columns[7] == "00000000":
+                return columns[0]
+        for line in ROUTES6.read_text().splitlines():
+            if line.startswith(_ANYWHERE6) and not line.endswith(" lo"):
+                return line.split()[-1]
+    except OSError:
+        pass
+    return ""
+
+
+def _is_loopback(stats: Any) -> bool:
+    return "loopback" in stats.flags.split(",")
+
+
+def exists(name: str) -> bool:
+    """Whether there is an interface of this name; ``any`` is all of them."""
+    return name == "any" or name in psutil.net_if_stats()
+
+
+def is_loopback(name: str) -> bool:
+    """Whether it is the loopback interface."""
+    stats = psutil.net_if_stats().get(name)
+    return stats is not None and _is_loopback(stats)
+
+
+def default_interface() -> str:
+    """The interface the training most likely uses; empty where there is none.
+
+    In this order: what ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` names; the one with the default route; the
+    first that is up.
+    """
+    there = psutil.net_if_stats()
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for word in os.environ.get(variable, "").split(","):
+            if word.strip().lstrip("=") in there:
+                return word.strip().lstrip("=")
+    route = _default_route()
+    if route in there:
+        return route
+    return next((name for name, stats in sorted(there.items()) if stats.isup and not _is_loopback(stats)), "")
+
+
+def has_rdma() -> bool:
+    """Whether the node has devices whose traffic goes past the kernel and so past any capture."""
+    try:
+        return any(Path("/sys/class/infiniband").iterdir())
+    except OSError:
+        return False
+
+
+def facts(name: str) -> dict[str, Any]:
+    """MTU and offloads of an interface; with segmentation offloads a captured packet holds many of the wire's."""
+    stats = psutil.net_if_stats().get(name)
+    return {"mtu": stats.mtu if stats else None, "offloads": offloads(name)}
+
 
 _LEAST_PERIOD_S = 1.0
 _SNAP_BYTES = 128
@@ -55,7 +122,7 @@ class PacketsCollector:
         options = context.options
         self._folder = context.folder / self.name
         self.every_s = max(context.every_s, _LEAST_PERIOD_S)
-        self.interface = options.get("interface") or place.default_interface()
+        self.interface = options.get("interface") or default_interface()
         self._filter = options.get("filter", "")
         self._snap_bytes = int(options.get("snap_bytes") or _SNAP_BYTES)
         self._keep = int(options.get("files") or 0)
@@ -69,7 +136,7 @@ class PacketsCollector:
 
     def _tcpdump(self) -> str:
         """Path of tcpdump where it is wanted and can work; empty: use the ring."""
-        return "" if self._wanted_tool == "ring" or tcpdump.cannot_drop_root() else tcpdump.find()
+        return "" if self._wanted_tool == "ring" or capture_program.cannot_drop_root() else capture_program.find()
 
     def check(self) -> Check:
         """Whether this user may capture on the interface, and with what."""
@@ -78,7 +145,7 @@ class PacketsCollector:
             if reason:
                 return Check("unavailable", reason, remedy)
         tool = "tcpdump" if path else "a ring in Python (tcpdump is not usable here)"
-        if place.has_rdma():
+        if has_rdma():
             reason = f"{tool} on {self.interface}; RDMA traffic goes past it and is not seen"
             return Check("degraded", reason, "collect 'infiniband' for the RDMA traffic")
         return Check("ok", f"{tool} on {self.interface}")
@@ -86,9 +153,9 @@ class PacketsCollector:
     def _obstacles(self, path: str) -> Iterator[tuple[str, str]]:
         """What could stand in the way, each with its remedy; an empty reason where it does not."""
         yield "" if self.interface else "there is no interface that is up", "name one with --interface"
-        found = place.exists(self.interface)
+        found = exists(self.interface)
         yield "" if found else f"there is no interface {self.interface}", "name one that 'ip link' shows"
-        refusal = tcpdump.refusal(path, self.interface) if path else self._ring_refusal()
+        refusal = capture_program.refusal(path, self.interface) if path else self._ring_refusal()
         yield refusal and f"packets cannot be captured on {self.interface}: {refusal}", _REMEDY
         wrong = self._filter_error(path)
         yield wrong and f"the filter {self._filter!r} cannot be used: {wrong}", "see pcap-filter(7)"
@@ -108,9 +175,9 @@ class PacketsCollector:
         if not self._filter:
             return ""
         if path:
-            return tcpdump.filter_error(path, self.interface, self._filter)
+            return capture_program.filter_error(path, self.interface, self._filter)
         try:
-            ring_filter.compile_filter(self._filter, 1, self._snap_bytes)
+            packet_ring.compile_filter(self._filter, 1, self._snap_bytes)
         except ValueError as error:
             return str(error)
         return ""
@@ -124,8 +191,8 @@ class PacketsCollector:
         path = self._tcpdump()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._first = self._folder / f"{self.interface}-0.pcap"
-        self._loopback = place.is_loopback(self.interface)
-        self._can_flush = not path or tcpdump.version(path) >= _FLUSHES
+        self._loopback = is_loopback(self.interface)
+        self._can_flush = not path or capture_program.version(path) >= _FLUSHES
         self._facts = {
             "tool": "tcpdump" if path else "ring",
             "interface": self.interface,
@@ -134,9 +201,9 @@ class PacketsCollector:
             "buffer_bytes": self._buffer_bytes,
             "file_bytes": self._file_bytes,
             "begin_ns": time.time_ns(),
-            **place.facts(self.interface),
+            **facts(self.interface),
         }
-        line = tcpdump.command(path, self._facts, self._first) if path else self._ring_command()
+        line = capture_program.command(path, self._facts, self._first) if path else self._ring_command()
         about = {"collector": self.name, "source": self._facts["tool"], "every_s": self.every_s}
         self._log = RecordWriter(self._folder / "counts.rec", _FIELDS, about)
         tool = Tool(line)
@@ -149,7 +216,7 @@ class PacketsCollector:
         self._record("")
 
     def _ring_command(self) -> list[str]:
-        line = [sys.executable, "-m", "ringtap.collectors.ring", "--interface", self.interface]
+        line = [sys.executable, "-m", "ringtap.collectors.packet_ring", "--interface", self.interface]
         line += ["--write", str(self._first), "--snap-bytes", str(self._snap_bytes)]
         line += ["--ring-bytes", str(self._buffer_bytes), "--file-bytes", str(self._file_bytes)]
         return [*line, self._filter] if self._filter else line

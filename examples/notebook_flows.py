@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from ringtap import CongestionModel, Traffic, read_captures
-from ringtap.analysis.demand import demand
+from ringtap.analysis.model.demand import demand
 from ringtap.analysis.structure import read_structure
 
 HERE = Path(globals().get("__file__", "examples/notebook_flows.py")).parent

@@ -18,18 +18,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ringtap.analysis.fit import CongestionModel, FitResult
+    from ringtap.analysis.model.fit import CongestionModel, FitResult
     from ringtap.analysis.pcap import Traffic, read_captures
-    from ringtap.analysis.runs import open_run
+    from ringtap.analysis.runs.run import open_run
     from ringtap.analysis.structure import read_structure
 
 _LAZY = {
-    "CongestionModel": "ringtap.analysis.fit",
-    "FitResult": "ringtap.analysis.fit",
+    "CongestionModel": "ringtap.analysis.model.fit",
+    "FitResult": "ringtap.analysis.model.fit",
     "Traffic": "ringtap.analysis.pcap",
     "read_captures": "ringtap.analysis.pcap",
     "read_structure": "ringtap.analysis.structure",
-    "open_run": "ringtap.analysis.runs",
+    "open_run": "ringtap.analysis.runs.run",
 }
 
 
@@ -53,9 +53,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(_LAZY[name]), name)
     except ImportError as error:
-        from ringtap import installed
+        from ringtap import installation
 
-        said = installed.missing(error)
+        said = installation.missing(error)
         if said is None:
             raise
         raise ImportError(f"ringtap.{name} cannot be used: {said}", name=error.name) from None

@@ -14,37 +14,40 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import ringtap
-from ringtap.descriptors import discard_output, fill_standard_descriptors
 from ringtap.errors import RingtapError, UsageError
+from ringtap.standard_streams import discard_output, fill_standard_descriptors
 from ringtap.terminal import guarded, one_line
 
 # verb -> (module with register(subparsers), one line for --help); a module is imported only when its verb is used
 VERBS = {
     "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
-    "lab": ("ringtap.agents.lab.commands", "the virtual testbed: up, exec, status, down"),
-    "traffic": ("ringtap.trafficgen.commands", "cross traffic: plan, serve, send"),
+    "lab": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
+    "traffic": ("ringtap.trafficgen.commands.traffic", "cross traffic: plan, serve, send"),
     "capture": ("ringtap.agents.commands", "record this node without a job"),
     "doctor": ("ringtap.agents.doctor.command", "what can be recorded here, and how to get the rest"),
-    "live": ("ringtap.analysis.live.command", "watch a run that is being written"),
-    "flows": ("ringtap.analysis.pcap.command", "conversations and rates of packet captures, at memory speed"),
+    "live": ("ringtap.analysis.commands.live", "watch a run that is being written"),
+    "flows": ("ringtap.analysis.commands.flows", "conversations and rates of packet captures, at memory speed"),
     "structure": (
-        "ringtap.analysis.structure.command",
+        "ringtap.analysis.commands.structure",
         "a training job's iterations, ring and volume, from packets",
     ),
-    "analyze": ("ringtap.analysis.job.command", "what a job and its network did, iteration by iteration"),
+    "analyze": ("ringtap.analysis.commands.analyze", "what a job and its network did, iteration by iteration"),
     "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
     "submit": ("ringtap.slurm.commands", "run a wrapped command or a sweep as a Slurm job"),
-    "status": ("ringtap.slurm.status_command", "how a sweep or a submitted run stands"),
-    "collect": ("ringtap.slurm.collect_command", "put the parts of a submitted sweep together"),
-    "bundle": ("ringtap.slurm.bundle_command", "gather what a cluster without internet lacks"),
-    "report": ("ringtap.analysis.report.command", "turn a sweep into figures, tables and one HTML page"),
-    "fit": ("ringtap.analysis.commands", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
-    "predict": ("ringtap.analysis.predict_command", "iteration time at a load, or the load that a slowdown allows"),
-    "demand": ("ringtap.analysis.commands", "network demand of a training iteration"),
+    "status": ("ringtap.slurm.status", "how a sweep or a submitted run stands"),
+    "collect": ("ringtap.slurm.collect", "put the parts of a submitted sweep together"),
+    "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),
+    "report": ("ringtap.analysis.commands.report", "turn a sweep into figures, tables and one HTML page"),
+    "fit": ("ringtap.analysis.commands.fit", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
+    "predict": ("ringtap.analysis.commands.predict", "iteration time at a load, or the load that a slowdown allows"),
+    "demand": ("ringtap.analysis.commands.fit", "network demand of a training iteration"),
 }
 # (verb, sub-verb) -> the same, for sub-verbs of another room than their verb's, whose register returns its sub-verbs
 ATTACHED = {
-    ("traffic", "verify"): ("ringtap.analysis.traffic.command", "compare a flow plan with what was sent and captured"),
+    ("traffic", "verify"): (
+        "ringtap.analysis.commands.traffic_verify",
+        "compare a flow plan with what was sent and captured",
+    ),
 }
 
 _UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
@@ -97,7 +100,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"ringtap: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except ImportError as error:
-        from ringtap.installed import missing
+        from ringtap.installation import missing
 
         said = missing(error)
         if said is None:

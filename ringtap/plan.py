@@ -12,13 +12,13 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES
 from ringtap.plan_cluster import OWN_VARIABLES, Cluster, read_cluster
-from ringtap.plan_table import PlanTables, Table
+from ringtap.toml_tables import PlanTables, Table
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 FRAMEWORKS = ("ddp", "horovod")
 LAUNCHES = ("ranks", "host")
-# words that a command may hold, in braces: agents/launch.py puts a host's own in their place
+# words that a command may hold, in braces: agents/sweep/job_launch.py puts a host's own in their place
 PLACEHOLDERS = ("python", "host", "ranks", "hosts", "host_rank", "master_addr", "master_port")
 
 

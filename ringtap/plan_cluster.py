@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ringtap.plan_table import Table
+from ringtap.toml_tables import Table
 from ringtap.units import format_rate, parse_rate_bps
 
 REACHES = ("ssh", "slurm", "local")

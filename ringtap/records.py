@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from ringtap import shapes
+from ringtap import json_validation
 from ringtap.errors import UsageError
 
 FORMAT = "ringtap-records"
@@ -28,22 +28,24 @@ _STRUCT_OF = {"<i8": "q", "<u8": "Q", "<f8": "d", "<i4": "i", "<u4": "I", "<u2":
 _STRUCT_OF |= {f"V{size}": f"{size}s" for size in (2, 4, 16)}
 
 Kind = Literal["time", "index", "counter", "gauge", "saturating"]
-_EVERY = (shapes.Number(1e-9, 1e9), None)
-_HEADER: shapes.Shape = {
+_EVERY = (json_validation.Number(1e-9, 1e9), None)
+_HEADER: json_validation.Shape = {
     "format": str,
-    "version": shapes.COUNT,
-    "record_bytes": shapes.COUNT,
-    "fields": [{"name": str, "type": str, "unit": str, "kind": str, "width_bits": shapes.Number(0, 64, whole=True)}],
+    "version": json_validation.COUNT,
+    "record_bytes": json_validation.COUNT,
+    "fields": [
+        {"name": str, "type": str, "unit": str, "kind": str, "width_bits": json_validation.Number(0, 64, whole=True)}
+    ],
     "about": {
         "every_s?": _EVERY,
         "dump_every_s?": _EVERY,
         "asked_by_name_s?": _EVERY,
-        "world_size?": (shapes.Number(0, 2**31, whole=True), None),
+        "world_size?": (json_validation.Number(0, 2**31, whole=True), None),
         "interfaces?": {str: (str, None)},
         "kinds?": {str: (str, None)},
         "destinations?": ([str], None),
         "sources?": ([str], None),
-        "origin_ns?": (shapes.NS, None),
+        "origin_ns?": (json_validation.NS, None),
     },
 }
 _MOST_HEADER_BYTES = 8 << 20
@@ -130,7 +132,7 @@ def cut_torn_record(path: Path) -> RecordFile:
 
 def _is_json(line: bytes) -> bool:
     try:
-        shapes.parse_json(line)
+        json_validation.parse_json(line)
     except ValueError:
         return False
     return True
@@ -280,18 +282,18 @@ def open_records(path: Path, needed: Mapping[str, frozenset[str]] | None = None)
         OSError: it cannot be read, or is no regular file.
         UsageError: not a record file, one of a newer version, or one without these columns.
     """
-    with shapes.open_regular(path) as file:
+    with json_validation.open_regular(path) as file:
         line = file.readline(_MOST_HEADER_BYTES)
         size = os.fstat(file.fileno()).st_size
     try:
-        header = shapes.parse_json(line)
+        header = json_validation.parse_json(line)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise shapes.ShapeError("its first line does not say that it is one")
+            raise json_validation.ShapeError("its first line does not say that it is one")
         if isinstance(header.get("version"), int) and header["version"] > VERSION:
             raise UsageError(
                 f"{path} has record format {header['version']}; this ringtap reads up to {VERSION}: upgrade"
             )
-        shapes.check(header, _HEADER)
+        json_validation.check(header, _HEADER)
         fields = tuple(Field(**{name: field[name] for name in Field.__annotations__}) for field in header["fields"])
         _check_fields(fields, header["record_bytes"], needed or {})
     except ValueError as error:
@@ -304,17 +306,19 @@ def _check_fields(fields: Sequence[Field], record_bytes: int, needed: Mapping[st
     types = {field.name: field.type for field in fields}
     for field in fields:
         if field.type not in _STRUCT_OF or field.kind not in get_args(Kind):
-            raise shapes.ShapeError(f"its column {field.name!r} has an unknown type or kind")
+            raise json_validation.ShapeError(f"its column {field.name!r} has an unknown type or kind")
         if field.type[0] == "V" and field.kind != "index":
-            raise shapes.ShapeError(f"its column {field.name!r} is a {field.kind} of raw bytes")
+            raise json_validation.ShapeError(f"its column {field.name!r} is a {field.kind} of raw bytes")
     if not fields or len(types) < len(fields):
-        raise shapes.ShapeError("it has no columns" if not fields else "two of its columns have the same name")
+        raise json_validation.ShapeError("it has no columns" if not fields else "two of its columns have the same name")
     size = struct.calcsize("<" + "".join(_STRUCT_OF[field.type] for field in fields))
     if record_bytes != size:
-        raise shapes.ShapeError(f"it says that its records have {record_bytes} bytes, but its columns need {size}")
+        raise json_validation.ShapeError(
+            f"it says that its records have {record_bytes} bytes, but its columns need {size}"
+        )
     lacking = [name for name, allowed in needed.items() if types.get(name) not in allowed]
     if lacking:
-        raise shapes.ShapeError(f"it has no usable column {', '.join(lacking)}: it holds something else")
+        raise json_validation.ShapeError(f"it has no usable column {', '.join(lacking)}: it holds something else")
 
 
 class JsonLinesWriter:
@@ -357,22 +361,22 @@ class Line(NamedTuple):
     torn: bool
 
 
-def each_json_line(path: Path, shape: shapes.Shape = None) -> Iterator[Line]:
+def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[Line]:
     """Every line of a JSON Lines file but empty ones; of a line of more than 16 MiB, each such piece.
 
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
-    with shapes.open_regular(path) as file:
+    with json_validation.open_regular(path) as file:
         number = 0
         while data := file.readline(_MOST_LINE_BYTES):
             number += 1
             if not data.strip():
                 continue
             try:
-                item = shapes.parse_json(data)
-                shapes.check(item, dict if shape is None else shape)
-            except shapes.ShapeError as error:
+                item = json_validation.parse_json(data)
+                json_validation.check(item, dict if shape is None else shape)
+            except json_validation.ShapeError as error:
                 yield Line(number, None, str(error), not data.endswith(b"\n"))
             except ValueError:
                 yield Line(number, None, "it is not JSON", not data.endswith(b"\n"))
@@ -380,7 +384,7 @@ def each_json_line(path: Path, shape: shapes.Shape = None) -> Iterator[Line]:
                 yield Line(number, item, "", False)
 
 
-def read_json_lines(path: Path, shape: shapes.Shape = None) -> tuple[list[dict[str, Any]], int]:
+def read_json_lines(path: Path, shape: json_validation.Shape = None) -> tuple[list[dict[str, Any]], int]:
     """Read a JSON Lines file whose objects have a shape; returns them and the number of torn last lines (0 or 1).
 
     Raises:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import ringtap
 from ringtap.errors import UsageError
+from ringtap.json_validation import BPS, COUNT, NAME, NS, PATH, Number, Shape, ShapeError, Text, check, load_json
 from ringtap.masking import mask_words
 from ringtap.records import INTEGER, NUMBER, RecordFile, open_records, read_json_lines
-from ringtap.shapes import BPS, COUNT, NAME, NS, PATH, Number, Shape, ShapeError, Text, check, load_json
 
 SCHEMA = 1
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from ringtap.descriptors import fill_standard_descriptors
 from ringtap.errors import RingtapError
+from ringtap.standard_streams import fill_standard_descriptors
 
 # control characters but newline and tab, bidirectional and invisible formatting, line separators, half characters
 _STEERING = re.compile(

@@ -99,7 +99,7 @@ def _submit(options: argparse.Namespace) -> int:
     resources = check_resources(_resources(options, name), site, os.environ)
     environment = _environment(options)
     if plan:
-        from ringtap.slurm.plans import submit_plan
+        from ringtap.slurm.arrays import submit_plan
 
         return submit_plan(plan, options, site, resources, environment)
     return _submit_command(options, site, resources, environment)

@@ -276,7 +276,7 @@ tell agents TERM
 { sleep 60; tell agents KILL; } &
 await "$agents"
 # srun gives the greatest exit code of all ranks, this the one of the rank that failed first
-first_code=$(python -m ringtap.slurm.run_file end "$TAP_RUN" "$exit_code" "$stopped") && exit_code=$first_code
+first_code=$(python -m ringtap.slurm.run_json end "$TAP_RUN" "$exit_code" "$stopped") && exit_code=$first_code
 exit "$exit_code"
 """
 
@@ -293,7 +293,7 @@ def command_script(request: Request, site: Site, paths: SubmitPaths) -> str:
             'note "begun on $(uname -n)"\n',
             modules(site, request.environment),
             python(site, request.environment),
-            'python -m ringtap.slurm.run_file begin "$TAP_RUN" || exit\n',
+            'python -m ringtap.slurm.run_json begin "$TAP_RUN" || exit\n',
             rendezvous(site),
             agent_step(options, request.keep),
             job_step(request.command, options, cpus_per_task=resources.cpus_per_task, horovod=request.horovod),

@@ -17,7 +17,7 @@ from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Request
-from ringtap.slurm.run_file import WAITING
+from ringtap.slurm.run_json import WAITING
 from ringtap.slurm.script import command_script
 from ringtap.slurm.sites import Site
 

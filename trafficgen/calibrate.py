@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from ringtap.errors import MeasurementError
 from ringtap.trafficgen.calibration import Calibration, this_host
-from ringtap.trafficgen.crew import Crew
-from ringtap.trafficgen.flow import FORMAT, VERSION
-from ringtap.trafficgen.plan_kinds import make_plan
-from ringtap.trafficgen.planfile import PlanFile, write_plan
-from ringtap.trafficgen.receiver import ReceiveOptions, Receiver
-from ringtap.trafficgen.sender import Sender
-from ringtap.trafficgen.sendoptions import SendOptions
-from ringtap.trafficgen.tally import Tally
+from ringtap.trafficgen.plans.flow import FORMAT, VERSION
+from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.trafficgen.plans.registry import make_plan
+from ringtap.trafficgen.processes import Crew
+from ringtap.trafficgen.receiver.receiver import ReceiveOptions, Receiver
+from ringtap.trafficgen.sender.options import SendOptions
+from ringtap.trafficgen.sender.sender import Sender
+from ringtap.trafficgen.statistics import Tally
 from ringtap.units import counted
 
 _PATIENCE_S = 5.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringtap.errors import UsageError
-from ringtap.shapes import ShapeError, load_json
+from ringtap.json_validation import ShapeError, load_json
 from ringtap.units import format_rate
 
 VERSION = 1

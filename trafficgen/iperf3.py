@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.shapes import parse_json
+from ringtap.json_validation import parse_json
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,17 @@ A check that raises, hangs or takes its process down costs one line of the resul
 from __future__ import annotations
 
 import contextlib
+import errno
 import getpass
+import importlib.util
 import json
 import os
 import platform
 import resource
 import selectors
+import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,11 +24,114 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.agents.doctor import job as doctor_job
+from ringtap.agents.doctor import job_interpreter as doctor_job
 from ringtap.agents.doctor import node as doctor_node
-from ringtap.agents.doctor import software as doctor_software
+from ringtap.agents.doctor.node import on_alliance
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import ORDER, collector_class
+from ringtap.errors import RingtapError
+from ringtap.installation import install_command
+
+# what `traffic serve` and iperf3 listen on where nothing else is said
+TRAFFIC_PORTS = (5001, 5201)
+
+
+def _missing(packages: tuple[str, ...]) -> list[str]:
+    return [name for name in packages if importlib.util.find_spec(name) is None]
+
+
+def live(_runs: Path) -> Check:
+    """Packages of the live view."""
+    missing = _missing(("textual", "rich"))
+    if missing:
+        remedy = "pip install --no-index textual rich" if on_alliance() else install_command("tui")
+        return Check("degraded", f"no {', '.join(missing)}: ringtap live --plain alone", remedy)
+    return Check("ok", "ringtap live")
+
+
+def analysis(_runs: Path) -> Check:
+    """Packages of the analysis."""
+    missing = _missing(("numpy", "pandas", "pyarrow", "scipy"))
+    if missing:
+        remedy = (
+            "module load gcc arrow for pyarrow, pip install --no-index numpy pandas scipy"
+            if on_alliance()
+            else f"{install_command('report')}, here or where the run directory is copied to"
+        )
+        return Check("unavailable", f"no {', '.join(missing)}: runs are recorded, not analysed here", remedy)
+    return Check("ok", "ringtap analyze, report, fit")
+
+
+def lab(_runs: Path) -> Check:
+    """Whether namespaces and links of the testbed can be made; this process has them to itself, and they go with it."""
+    from ringtap.agents.testbed import namespaces
+
+    try:
+        namespaces.isolate(namespaces.NEWNET | namespaces.NEWNS | namespaces.NEWPID | namespaces.NEWUTS)
+    except RingtapError as error:
+        return Check("unavailable", str(error).partition(": ")[0], str(error).partition(": ")[2])
+    try:
+        from pyroute2 import IPRoute, NetlinkError
+    except ImportError:
+        return Check("unavailable", "no pyroute2", install_command())
+    with IPRoute() as netlink:
+        for kind, module, action in (
+            ("veth", "veth", lambda: netlink.link("add", ifname="doctor0", kind="veth", peer={"ifname": "doctor1"})),
+            ("bridge", "bridge", lambda: netlink.link("add", ifname="doctor2", kind="bridge")),
+            ("tbf", "sch_tbf", lambda: _limit(netlink)),
+        ):
+            try:
+                action()
+            except NetlinkError as error:
+                remedy = f"modprobe {module}, or another kernel"
+                return Check("unavailable", f"this kernel makes no {kind}: {error}", remedy)
+    return Check("ok", "network namespaces, links and rate limits can be made")
+
+
+def _limit(netlink: object) -> None:
+    index = netlink.link_lookup(ifname="doctor0")[0]  # type: ignore[attr-defined]
+    netlink.tc("add", "tbf", index, rate=1_000_000, burst=65_536, limit=400_000)  # type: ignore[attr-defined]
+
+
+def traffic(_runs: Path) -> Check:
+    """Whether the usual ports of the traffic generators are free."""
+    return traffic_on(TRAFFIC_PORTS)
+
+
+def traffic_on(ports: tuple[int, ...]) -> Check:
+    """Whether TCP ports are free."""
+    taken = []
+    for port in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            try:
+                sock.bind(("0.0.0.0", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    return Check("unavailable", f"no TCP socket can be bound: {error.strerror}", "leave the sandbox")
+                taken.append(str(port))
+    if taken:
+        remedy = "ss -ltnp shows who listens; or ringtap traffic serve --bind HOST:PORT with another"
+        return Check("degraded", f"TCP port {', '.join(taken)} is in use", remedy)
+    return Check("ok", f"ringtap traffic; TCP ports {' and '.join(str(port) for port in ports)} are free")
+
+
+def iperf3(_runs: Path) -> Check:
+    """Whether iperf3 is there."""
+    program = shutil.which("iperf3")
+    if program is None:
+        remedy = "module load iperf3 if the site has it, or" if on_alliance() else "install iperf3, or"
+        return Check("unavailable", "iperf3 is not on the PATH", f"{remedy} plan no traffic of the kind iperf")
+    return Check("ok", program)
+
+
+CHECKS: tuple[tuple[str, Callable[[Path], Check]], ...] = (
+    ("live", live),
+    ("analysis", analysis),
+    ("lab", lab),
+    ("traffic", traffic),
+    ("iperf3", iperf3),
+)
+
 
 LONGEST_S = 2.2  # all checks run at once; whoever needs longer is not waited for
 # without these a recording says nothing of a job
@@ -83,7 +190,7 @@ def tasks(question: Question) -> list[Task]:
     probe = Task("collectors", doctor_job.NAMES, lambda: doctor_job.check(question.python))
     collectors = [Task("collectors", (name,), _collector_check(name, question.runs)) for name in ORDER]
     node = [Task(group, (name,), _single(name, work, question.runs)) for group, name, work in doctor_node.CHECKS]
-    software = [Task("software", (name,), _single(name, work, question.runs)) for name, work in doctor_software.CHECKS]
+    software = [Task("software", (name,), _single(name, work, question.runs)) for name, work in CHECKS]
     return [probe, *collectors, *node, *software]
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from ringtap.agents.clock import source as clock_source
-from ringtap.agents.clock.ping import open_socket, receive
+from ringtap.agents.clock import system_clock as clock_source
+from ringtap.agents.clock.protocol import open_socket, receive
 from ringtap.collectors.base import Check
-from ringtap.installed import pip
+from ringtap.installation import pip
 from ringtap.units import counted, format_duration, format_size
 
 _DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", "openntpd")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ringtap.agents.hosts.base import HostProcess, Hosts, understood
 
 if TYPE_CHECKING:
-    from ringtap.agents.hosts.lab import LabHosts
     from ringtap.agents.hosts.local import LocalHosts
+    from ringtap.agents.hosts.testbed import LabHosts
 
 __all__ = ["HostProcess", "Hosts", "LabHosts", "LocalHosts", "understood"]
 
@@ -16,7 +16,7 @@ __all__ = ["HostProcess", "Hosts", "LabHosts", "LocalHosts", "understood"]
 def __getattr__(name: str) -> Any:
     """Load what the servant on a host has no use for when it is asked for."""
     if name == "LabHosts":
-        from ringtap.agents.hosts.lab import LabHosts
+        from ringtap.agents.hosts.testbed import LabHosts
 
         return LabHosts
     if name == "LocalHosts":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ringtap.agents.hosts.served import SERVANT, ServedHosts
+from ringtap.agents.hosts.remote import SERVANT, ServedHosts
 
 
 class LocalHosts(ServedHosts):

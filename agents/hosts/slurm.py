@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from shutil import which
 
-from ringtap.agents.hosts.served import SERVANT, ServedHosts
+from ringtap.agents.hosts.remote import SERVANT, ServedHosts
 from ringtap.errors import UsageError
 
 _ASK_S = 5.0

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import ringtap
-from ringtap.agents.node.connection import Connection
+from ringtap.agents.job.signals import state_of
+from ringtap.agents.node.agent_socket import Connection, Rendezvous
 from ringtap.agents.node.facts import FactsChild
 from ringtap.agents.node.jobs import Job, descendants, hook_obstacle, unhooked
-from ringtap.agents.node.record import NodeRecord, hook_entry
-from ringtap.agents.node.recorders import Recorders
-from ringtap.agents.node.rendezvous import Rendezvous
+from ringtap.agents.node.node_json import NodeRecord, hook_entry
+from ringtap.agents.node.sampling import Recorders
 from ringtap.agents.node.settings import Settings
-from ringtap.agents.relay import state_of
 from ringtap.errors import FILE_LIMIT
 from ringtap.masking import mask_words
 from ringtap.rundir import RunDirectory

@@ -13,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from ringtap.agents.node.environment import local_size
+from ringtap.agents.job.agent_client import AgentLink
+from ringtap.agents.job.environment import local_size
 from ringtap.agents.node.jobs import start_time
-from ringtap.agents.node.link import AgentLink
 from ringtap.agents.node.settings import Settings
-from ringtap.collectors.host_processes import rank_in
+from ringtap.collectors.processes import rank_in
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
 from ringtap.terminal import as_command

@@ -9,14 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 
-from ringtap.agents import relay
+from ringtap.agents.job import signals
+from ringtap.agents.job.agent_client import AgentLink
+from ringtap.agents.job.live import LiveView
+from ringtap.agents.job.location import Place
+from ringtap.agents.job.supervisor import FINISH_S
 from ringtap.agents.node.jobs import start_time
-from ringtap.agents.node.link import AgentLink
-from ringtap.agents.node.live import LiveView
-from ringtap.agents.node.place import Place
 from ringtap.agents.node.run_end import conclude
 from ringtap.agents.node.settings import Settings
-from ringtap.agents.node.supervisor import FINISH_S
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.terminal import shell_word
 
@@ -60,8 +60,8 @@ def capture(place: Place, settings: Settings, seconds: float | None, pids: list[
     Raises:
         MeasurementError: the agent could not be started, or was killed.
     """
-    relay.block_signals()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, relay.STOPS)  # Ctrl-Z stops this command; the recording goes on
+    signals.block_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOPS)  # Ctrl-Z stops this command; the recording goes on
     link = AgentLink(place.run, place.node, settings)
     link.start({"watch": pids, "holds": False, "creator": place.created})
     signalled = _wait(lambda: link.is_ready or bool(link.why), link, None)
@@ -77,7 +77,7 @@ def capture(place: Place, settings: Settings, seconds: float | None, pids: list[
             )
 
         _wait(is_over, link, seconds)
-    answer = link.finish({}, FINISH_S, lambda: bool(relay.ENDING & signal.sigpending()))
+    answer = link.finish({}, FINISH_S, lambda: bool(signals.ENDING & signal.sigpending()))
     if place.created:
         conclude(place.run, 0, None, link.why or answer.get("why", ""))
     if view:
@@ -100,5 +100,5 @@ def _wait(is_over: Callable[[], bool], link: AgentLink, seconds: float | None) -
         left_s = tick_s if deadline_s is None else min(tick_s, deadline_s - time.monotonic())
         if left_s <= 0:
             return False
-        if signal.sigtimedwait(relay.ENDING, left_s):
+        if signal.sigtimedwait(signals.ENDING, left_s):
             return True

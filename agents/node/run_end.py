@@ -6,8 +6,8 @@ import contextlib
 import signal
 from typing import Any
 
+from ringtap.json_validation import ShapeError
 from ringtap.rundir import RunDirectory, Status, read_node
-from ringtap.shapes import ShapeError
 
 
 def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:

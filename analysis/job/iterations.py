@@ -3,20 +3,271 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.job.logs import NodeLogs
-from ringtap.analysis.job.phases import PHASES, Phases, phases_of
-from ringtap.analysis.runs import JobRun, iterations_of, marks_and_processes, monotonic
+from ringtap.analysis.runs.intervals import Integers, Numbers, add_up, shares
+from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.run import JobRun, Records, iterations_of, marks_and_processes, monotonic
+from ringtap.errors import RingtapError
+from ringtap.json_validation import whole
+from ringtap.rundir import BUCKETS
+from ringtap.units import counted
+
+PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")
+_COLUMNS = ["process", "index", "forward_start_ns", "ready_ns", *PHASES, "syncs", "synced_bytes"]
+_NUMBERS = [*PHASES, "synced_bytes"]
+_NONE = "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
+_TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
+_PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
+
+
+# what parts CLOCK_REALTIME from CLOCK_MONOTONIC by more, and by more than slewing may, is a step (docs/clocks.md)
+_STEP_NS, _MOST_SLEW = 1_000_000, 500e-6
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What the ranks computed and communicated.
+
+    Attributes:
+        table: one row a process and iteration of it (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
+            gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
+            ``synced_bytes``, what was handed over in them; and the `PHASES` in seconds.
+        source: ``ddp``, ``horovod`` or ``none``.
+        why: a sentence where ``source`` is ``none``, or where some ranks are not covered.
+        gradient_bytes: bytes that a rank hands over in one synchronisation of every module; None: not known.
+        rebuilt_at: the last iteration in which DDP changed its buckets; 0 where it did not.
+    """
+
+    table: pd.DataFrame
+    source: str
+    why: str
+    gradient_bytes: float | None = None
+    rebuilt_at: int = 0
+
+
+def phases_of(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
+    """Find out what the ranks computed and communicated in each of their iterations.
+
+    Args:
+        run: the run.
+        marks: as `ringtap.analysis.runs.run.iteration_marks`, times on the reference clock.
+        nodes: the nodes' logs.
+    """
+    found = _ddp(run, marks, nodes)
+    if found.source == "none":
+        found = _horovod(marks, nodes) or found
+    return found
+
+
+def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
+    parts, sizes, rebuilt_at, without = [], [], 0, 0
+    ends_ns = marks["end_ns"].to_numpy(np.int64)
+    for process, rows in marks.groupby("process").indices.items():
+        path = run.step_files[int(str(process))]
+        logs = nodes[whole(path.parent.parent.name)]
+        stem = f"steps/{path.name.removesuffix('.rec')}"
+        found = logs.records(f"{stem}.ddp.rec")
+        if found is None or not len(found[1]):
+            without += 1
+            continue
+        ends = ends_ns[rows]
+        changes = logs.lines(f"{stem}.buckets.jsonl", BUCKETS)
+        gradients = _gradient_bytes(changes)
+        parts.append(_passes(int(str(process)), found[1], logs, marks.iloc[rows], gradients))
+        sizes.append(sum(gradients.values()))
+        at_ns = logs.clock.on_reference(np.array([line["t_ns"] for line in changes], np.int64))
+        rebuilt_at = max(rebuilt_at, *_early(np.searchsorted(ends, at_ns)), 0)
+    if not parts:
+        return Phases(_empty(), "none", _NONE)
+    table = _by_iteration({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    why = (
+        f"no DDP times of {without} of {counted(marks['process'].nunique(), 'rank process', 'rank processes')}"
+        if without
+        else ""
+    )
+    known = [size for size in sizes if size]
+    return Phases(table[_COLUMNS], "ddp", why, float(np.median(known)) if known else None, rebuilt_at)
+
+
+def _early(places: Integers) -> list[int]:
+    """Changes of buckets that belong to the start of a job: within its first ten iterations."""
+    return [int(place) for place in places if place <= 10]
+
+
+def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:
+    """Bytes of the buckets of each module, as they were last."""
+    last: dict[object, float] = {}
+    for line in changes:
+        buckets = line.get("bucket_bytes")
+        last[line.get("module")] = float(sum(buckets)) if isinstance(buckets, list) else 0.0
+    return last
+
+
+def _passes(
+    process: int, records: Records, logs: NodeLogs, marks: pd.DataFrame, gradients: dict[object, float]
+) -> dict[str, npt.NDArray[Any]]:
+    """DDP's records of a process, on the reference clock, each once, with its iteration (``index``)."""
+    table: dict[str, npt.NDArray[Any]] = {name: np.asarray(records[name], np.int64) for name in _PASS}
+    ends_ns = marks["end_ns"].to_numpy(np.int64)
+    ahead_ns, whole = _ahead(records, marks)
+    # where DDP samples rarely its log repeats the last sample
+    told = np.column_stack([table["module"], *(table[name] for name in _TIMES)])
+    once = np.sort(np.unique(told, axis=0, return_index=True)[1])
+    table = {name: values[once] for name, values in table.items()}
+    for name in _TIMES:
+        if ahead_ns is None:
+            table[name] = logs.clock.on_reference(table[name])
+        else:
+            table[name] = np.where(table[name] == 0, 0, table[name] - ahead_ns[once])
+    seen_ns = np.max([table[name] for name in _TIMES], axis=0)
+    index = np.searchsorted(ends_ns, seen_ns)
+    kept = (seen_ns > 0) & (index < len(ends_ns)) & whole[once]
+    table = {name: values[kept] for name, values in table.items()}
+    table["bytes"] = np.array([gradients.get(module) or np.nan for module in table["module"].tolist()], np.float64)
+    return table | {"index": index[kept], "process": np.full(int(kept.sum()), process)}
+
+
+def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.NDArray[np.bool_]]:
+    """The lead of DDP's clock over the reference, and the records during which it ran on evenly.
+
+    Each record says when it was taken by CLOCK_MONOTONIC as well, and so do the process's steps, whose times on the
+    reference clock are known. None for logs that do not say, of versions before 0.2.
+    """
+    whole = np.ones(len(records), bool)
+    if not {"t_ns", "mono_ns"} <= set(records.dtype.names or ()):
+        return None, whole
+    t_ns, mono_ns = (np.asarray(records[name], np.int64) for name in ("t_ns", "mono_ns"))
+    end_mono_ns = marks["end_mono_ns"].to_numpy(np.int64)
+    mark = np.minimum(np.searchsorted(end_mono_ns, mono_ns), len(end_mono_ns) - 1)
+    on_reference = marks["end_ns"].to_numpy(np.int64)[mark] - end_mono_ns[mark] + mono_ns
+    set_by = np.abs(np.diff(t_ns - mono_ns)) > _STEP_NS + np.diff(mono_ns) * _MOST_SLEW
+    whole[1:] &= ~set_by
+    whole[2:] &= ~set_by[:-1]  # where DDP tells of an iteration in the next one
+    return t_ns - on_reference, whole
+
+
+def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
+    """DDP's times, summed over the passes of each iteration of each process."""
+    table = pd.DataFrame(passes)
+    synced = (table["comm_start_ns"] > 0) & (table["comm_end_ns"] >= table["comm_start_ns"])
+    synced &= table["comm_start_ns"] >= table["backward_start_ns"]  # else of a pass before: this one did not
+    hidden_ns = np.maximum(table["backward_end_ns"], table["comm_start_ns"])
+    known = synced & (table["backward_end_ns"] > 0)
+    exposed = (table["comm_end_ns"] - hidden_ns).clip(lower=0).where(known, table["comm_ns"] - table["overlap_ns"])
+    seconds = {
+        "forward_s": table["forward_ns"],
+        "backward_s": table["backward_ns"],
+        "compute_s": table["forward_ns"] + table["backward_ns"],
+        "communication_s": table["comm_ns"].where(synced, 0),
+        "exposed_s": exposed.clip(lower=0).where(synced, 0),
+        "overlap_s": table["overlap_ns"].where(synced, 0),
+    }
+    synced_bytes = table["bytes"].where(synced, 0.0)
+    by = ["process", "index"]
+    result = pd.DataFrame({name: values / 1e9 for name, values in seconds.items()})
+    result = result.assign(syncs=synced.astype(np.int64), **{name: table[name] for name in by})
+    sums = result.groupby(by)[[*PHASES, "syncs"]].sum()
+    sums["synced_bytes"] = synced_bytes.groupby([table[name] for name in by]).sum(min_count=1)
+    within = table.groupby(by)
+    sums["ready_ns"] = within["backward_end_ns"].max()
+    sums["forward_start_ns"] = within["forward_start_ns"].min()
+    return sums.reset_index()
+
+
+def _empty() -> pd.DataFrame:
+    kinds = dict.fromkeys(_COLUMNS, "int64") | dict.fromkeys(_NUMBERS, "float64")
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})[_COLUMNS]
+
+
+def _horovod(marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases | None:
+    """Communication by Horovod's timeline, which rank 0 alone writes; None without one."""
+    from ringtap.analysis.job.horovod_timeline import read_timeline
+
+    for logs in nodes.values():
+        for name in logs.names("horovod/*timeline*.json"):
+            try:
+                timeline = read_timeline(logs.path / name)
+            except (RingtapError, OSError, ValueError) as error:
+                logs.problems.append(f"{logs.name}/{name} cannot be used: {error}")
+                continue
+            rows = marks[(marks["node"] == logs.name) & (marks["rank"] == marks["rank"].min())]
+            if len(timeline) and len(rows):
+                return _by_timeline(timeline, rows, logs)
+    return None
+
+
+def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) -> Phases:
+    """Split each iteration of rank 0 by the collectives of the timeline.
+
+    What runs while the optimizer's step waits is exposed: Horovod's wrapper synchronises there. What runs before it is
+    hidden behind the backward pass.
+    """
+    begin, end = (timeline[f"{name}_ns"].to_numpy(np.int64) for name in ("start", "end"))
+    # Horovod reads CLOCK_REALTIME once, when it begins, and goes on by a clock that is never set
+    ahead_ns = begin[0] - logs.clock.unstepped(begin[:1])[0]
+    begin, end = (logs.clock.to_reference(times - ahead_ns) for times in (begin, end))
+    begin, end = _union(begin, end)
+    parts = []
+    for process, rows in marks.groupby("process"):
+        edges = np.concatenate(([rows["start_ns"].iloc[0] - 1], rows["end_ns"].to_numpy(np.int64)))
+        whole = _covered_s(begin, end, edges)
+        steps = np.column_stack((rows["start_ns"], rows["end_ns"])).ravel()
+        within = _covered_s(begin, end, np.maximum.accumulate(steps))[::2]
+        table = pd.DataFrame({"index": rows["index"].to_numpy(), "communication_s": whole, "exposed_s": within})
+        parts.append(table.iloc[1:].assign(process=process))
+    table = pd.concat(parts, ignore_index=True)
+    table["overlap_s"] = table["communication_s"] - table["exposed_s"]
+    table = table.assign(compute_s=np.nan, forward_s=np.nan, backward_s=np.nan, ready_ns=0, forward_start_ns=0)
+    table["syncs"] = (table["communication_s"] > 0).astype(np.int64)
+    table["synced_bytes"] = np.nan
+    why = "Horovod's timeline is of rank 0 alone; it says nothing of compute"
+    found = Phases(table[_COLUMNS], "horovod", why)
+    reduced = timeline[timeline["operation"].str.upper().str.contains("ALLREDUCE")]
+    steps_seen = len(marks)
+    if len(reduced) and "bytes" in reduced and reduced["bytes"].sum() > 0:
+        # every tensor once an iteration: the sum over tensors of their size
+        by_tensor = reduced.groupby("tensor")["bytes"].agg(["max", "count"])
+        often = by_tensor[by_tensor["count"] >= steps_seen / 2]
+        gradient_bytes = float(often["max"].sum())
+        if gradient_bytes:
+            synced = found.table.assign(synced_bytes=found.table["syncs"] * gradient_bytes)
+            found = replace(found, gradient_bytes=gradient_bytes, table=synced)
+    return found
+
+
+def _union(begin_ns: Integers, end_ns: Integers) -> tuple[Integers, Integers]:
+    """Spans that may overlap as spans that do not."""
+    keep = end_ns > begin_ns
+    order = np.argsort(begin_ns[keep], kind="stable")
+    begin, end = begin_ns[keep][order], end_ns[keep][order]
+    if not len(begin):
+        return begin, end
+    reach = np.maximum.accumulate(end)
+    heads = np.concatenate(([True], begin[1:] > reach[:-1]))
+    return begin[heads], reach[np.append(np.flatnonzero(heads)[1:] - 1, len(reach) - 1)]
+
+
+def _covered_s(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> Numbers:
+    """Seconds of spans that do not overlap within each bin."""
+    if not len(begin_ns):
+        return np.zeros(max(len(edges_ns) - 1, 0))
+    bins = max(len(edges_ns) - 1, 0)
+    span, place, share = shares(begin_ns, end_ns, edges_ns)
+    seconds: Numbers = share * (end_ns - begin_ns)[span] / 1e9
+    total: Numbers = add_up(np.zeros(len(span), np.int64), place, seconds, 1, bins).sum(axis=0)
+    return total
+
 
 # The first iteration allocates and finds the order of gradients; after it DDP rebuilds its buckets, in the second.
 WARM_UP_ITERATIONS = 2
 # what a clock without a record was set by, at least, to be told from two readings that something came between
-_LEAST_SET_NS, _MOST_SLEW = 100_000_000, 500e-6
+_LEAST_SET_NS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -29,7 +280,7 @@ class Work:
         source: where compute and communication come from: ``ddp``, ``horovod`` or ``none``.
         why: a sentence where ``source`` is ``none``, or where a part is missing.
         gradient_bytes: bytes that a rank hands to all-reduce at each synchronisation of every module; None: not known.
-        processes: the processes that stepped (`ringtap.analysis.runs.marks_and_processes`).
+        processes: the processes that stepped (`ringtap.analysis.runs.run.marks_and_processes`).
         world_size: ranks that the job has, as these say themselves.
     """
 

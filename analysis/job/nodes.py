@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.workers import Workers
 from ringtap.errors import UsageError
 

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.clocks import NodeClock
-from ringtap.analysis.job.logs import NodeLogs
-from ringtap.analysis.job.spread import Borders, Integers, Numbers
-from ringtap.analysis.pcap.read import scan_packets
+from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.tables import flow_columns, rows_of
+from ringtap.analysis.runs.clock import NodeClock
+from ringtap.analysis.runs.intervals import Borders, Integers, Numbers
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import RingtapError
 from ringtap.rundir import PACKETS
 from ringtap.units import counted

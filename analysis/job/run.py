@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.job import flows, host, iterations, wires
-from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
 from ringtap.analysis.job.nodes import each_node
-from ringtap.analysis.job.spread import Borders, Numbers
-from ringtap.analysis.runs import JobRun, SweepRun, open_run
+from ringtap.analysis.runs.intervals import Borders, Numbers
+from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.run import JobRun, SweepRun, open_run
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import UsageError
-from ringtap.shapes import whole
+from ringtap.json_validation import whole
 
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
 _ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
@@ -33,7 +33,7 @@ class Job:
 
     Attributes:
         path: the run directory.
-        run: it as `ringtap.analysis.runs.JobRun`.
+        run: it as `ringtap.analysis.runs.run.JobRun`.
         nodes: the nodes' logs by name.
     """
 
@@ -89,16 +89,16 @@ class Job:
         return flows.measure(self.nodes, self.borders_at, self.borders.bins, self._workers)
 
     @cached_property
-    def _seen(self) -> Mapping[str, host.Seen]:
+    def _seen(self) -> Mapping[str, node_counters.Seen]:
         """What the nodes' own counters and captures show, by node."""
-        return dict(each_node(self._workers, self.nodes, host.look, self.borders_at.values()))
+        return dict(each_node(self._workers, self.nodes, node_counters.look, self.borders_at.values()))
 
     @cached_property
-    def counted(self) -> wires.Wires:
+    def counted(self) -> byte_accounting.Wires:
         """What interfaces and captures counted beside the sockets."""
         counted = {name: seen.counted for name, seen in self._seen.items()}
         captured = {name: seen.packets for name, seen in self._seen.items() if seen.packets is not None}
-        return wires.measure(self.nodes, counted, captured, self.traffic, self.borders.bins)
+        return byte_accounting.measure(self.nodes, counted, captured, self.traffic, self.borders.bins)
 
     @cached_property
     def _node_tables(self) -> dict[str, pd.DataFrame]:
@@ -154,7 +154,7 @@ class Job:
             table[f"packet_{kind}_bytes"] = self._column(self.counted.by_class.get(kind), sampled=False)
         for name in ("retransmitted_bytes", "retransmissions", "ce_marked"):
             table[name] = self._column(traffic.total(name))
-        sent = [wire for wire in self.counted.wires if wire.path == wires.NETWORK and wire.direction == "tx"]
+        sent = [wire for wire in self.counted.wires if wire.path == byte_accounting.NETWORK and wire.direction == "tx"]
         counts = [wire.amounts["nic_bytes"] for wire in sent]
         known = [count for count in counts if count is not None]
         table["nic_tx_bytes"] = self._column(np.sum(known, axis=0) if known else None)
@@ -256,12 +256,12 @@ class Job:
             for name, values in said.items()
         }
         missing = np.full(len(numbers), np.nan)
-        for name in wires.COLUMNS:
+        for name in byte_accounting.COLUMNS:
             sampled = not name.startswith("packet_")
             parts = [missing if (made := wire.amounts[name]) is None else self._pick(made, sampled) for wire in found]
             columns[name] = np.concatenate([np.empty(0), *parts])
         table = pd.DataFrame(columns)
-        return table.astype(dict.fromkeys(wires.COLUMNS, "Float64"))
+        return table.astype(dict.fromkeys(byte_accounting.COLUMNS, "Float64"))
 
     @cached_property
     def node_iterations(self) -> pd.DataFrame:
@@ -271,23 +271,23 @@ class Job:
             each.iloc[self.borders.bin_of].assign(iteration=np.arange(count) if count else -1, node=name)
             for name, each in self._node_tables.items()
         ]
-        names = ["iteration", "node", *host.COLUMNS]
+        names = ["iteration", "node", *node_counters.COLUMNS]
         table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
         if self.is_too_short:
             table[[*_ALL_SUMS, "infiniband_rx_bytes", "infiniband_wait"]] = np.nan
-        return table[names].astype(dict.fromkeys(host.COLUMNS, "Float64"))
+        return table[names].astype(dict.fromkeys(node_counters.COLUMNS, "Float64"))
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
-        """Ranks, one row each, means over the iterations that are no warm-up (`ringtap.analysis.job.ranks`)."""
-        from ringtap.analysis.job.ranks import summarize
+        """Ranks, one row each, means over the iterations that are no warm-up (`ringtap.analysis.job.stragglers`)."""
+        from ringtap.analysis.job.stragglers import summarize
 
         return summarize(self)
 
     @cached_property
     def collectors(self) -> pd.DataFrame:
         """What each node recorded: ``node``, ``collector``, ``state``, ``reason``, ``remedy``, ``missed_samples``."""
-        from ringtap.analysis.job.collected import states
+        from ringtap.analysis.job.collection_status import states
 
         return states(self.nodes)
 

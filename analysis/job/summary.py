@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 import ringtap
-from ringtap.analysis.job import flows, wires
-from ringtap.analysis.job.collected import NOT_ASKED, status
-from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job import byte_accounting, flows
+from ringtap.analysis.job.collection_status import NOT_ASKED, status
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.job.slowest import slow_iterations, slowest
-from ringtap.analysis.job.spread import plain
+from ringtap.analysis.job.stragglers import slow_iterations, slowest
+from ringtap.analysis.runs.intervals import plain
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.rundir import MARK, PACKETS
 from ringtap.units import format_change, format_duration
 
@@ -180,7 +180,7 @@ def _wires(job: Job) -> list[dict[str, Any]]:
     result = []
     for keys, part in rows.groupby(["node", "path", "direction", "interfaces"], sort=False):
         item: dict[str, Any] = dict(zip(("node", "path", "direction", "interfaces"), keys, strict=True))
-        item |= {name: mean_of(part, name) for name in wires.COLUMNS}
+        item |= {name: mean_of(part, name) for name in byte_accounting.COLUMNS}
         sides = {"nic_difference": "nic_payload_bytes", "packets_difference": "packet_payload_bytes"}
         for name, side in sides.items():
             item[name] = _difference(item[side], item["socket_bytes"])
@@ -309,7 +309,7 @@ def _of_sides(data: dict[str, Any]) -> Iterable[str]:
 
 def _of_captures(job: Job) -> Iterable[str]:
     for name, found in job.counted.packets.items():
-        above = sorted(wires.stacked(job.nodes[name]))
+        above = sorted(byte_accounting.stacked(job.nodes[name]))
         if above and (found.flows["interface"] == "any").any():
             yield (
                 f"the capture on {name} is of all interfaces: what passes {', '.join(above)} is in it twice "

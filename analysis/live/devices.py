@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ringtap.analysis.live.follow import NodeLog
-from ringtap.analysis.live.series import Wide
+from ringtap.analysis.live.recent_counters import Wide
+from ringtap.analysis.live.run_state import NodeLog
 from ringtap.analysis.live.snapshot import Gpu, Nic
 
 _STALE_NS = 3 * 10**9

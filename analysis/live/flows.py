@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ringtap.analysis.live.series import Keyed
-from ringtap.analysis.live.tail import Record
+from ringtap.analysis.live.recent_counters import Keyed
+from ringtap.analysis.runs.tail import Record
 
 Traffic = Literal["training", "cross", "other"]
 

@@ -12,8 +12,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ringtap.analysis.live.series import Layout
-from ringtap.analysis.live.tail import Record
+from ringtap.analysis.live.recent_counters import Layout
+from ringtap.analysis.runs.tail import Record
 from ringtap.records import RecordFile
 
 STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["Traffic", "align", "read_captures"]
 
 if TYPE_CHECKING:
-    from ringtap.analysis.pcap.nodes import align
-    from ringtap.analysis.pcap.read import read_captures
+    from ringtap.analysis.pcap.merge import align
+    from ringtap.analysis.pcap.reader import read_captures
     from ringtap.analysis.pcap.traffic import Traffic
 
 _LAZY = {"Traffic": "traffic", "align": "nodes", "read_captures": "read"}

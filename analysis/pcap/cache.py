@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import ringtap
-from ringtap.analysis.pcap.compiled import cache_folder
+from ringtap.analysis.pcap.kernels.compile import cache_folder
 from ringtap.analysis.pcap.layout import CELL, CONVERSATION, QUEUE_PAIR
 from ringtap.analysis.pcap.scan import Scanned
 
@@ -51,7 +51,7 @@ def places(path: Path) -> tuple[Path, Path]:
 def _engine() -> str:
     """Changes with the code that reads captures."""
     number = 0
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         number = zlib.crc32(file.read_bytes(), number)
     return f"{ringtap.__version__} {number:08x}"
 

@@ -8,11 +8,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap import compiled
-from ringtap.analysis.pcap import kernel_state as ks
-from ringtap.analysis.pcap.kernel_room import MOST_CONVERSATIONS, Room
+from ringtap.analysis.pcap.arena import MOST_CONVERSATIONS, Room
+from ringtap.analysis.pcap.kernels import compile
+from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.layout import PACKET
-from ringtap.analysis.pcap.walk_sections import (
+from ringtap.analysis.pcap.section_headers import (
     PCAP_HEADER_BYTES,
     SECTION_HEADER,
     Interface,
@@ -75,7 +75,7 @@ class Scan:
         *,
         packets: bool = False,
     ) -> None:
-        self._entries = compiled.entries()
+        self._entries = compile.entries()
         self._bin_ns = bin_ns
         self._room = Room(bin_ns, cells, packets)
         self._walk, self._resume = self._entries["walk"], self._entries["resume"]

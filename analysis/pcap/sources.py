@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ringtap.errors import UsageError
-from ringtap.installed import install_command
+from ringtap.installation import install_command
 
 BLOCK_BYTES = 1 << 18
 """Fits the second-level cache of the processors there are, so that a block is read from memory once."""

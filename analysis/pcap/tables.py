@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.pcap.layout import ARP, ARP_CUT, NO_ADDRESSES, NOT_IP, RARP, RARP_CUT, ROCE
 from ringtap.errors import UsageError
-from ringtap.installed import install_command
+from ringtap.installation import install_command
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Any]

@@ -135,9 +135,9 @@ class Traffic:
         Raises:
             UsageError: the filter is wrong, needs single packets, or no packet matches; the latter says what there is.
         """
-        from ringtap.analysis.pcap import filters
+        from ringtap.analysis.pcap import filter
 
-        found = filters.matches(words, self.scanned.conversations)
+        found = filter.matches(words, self.scanned.conversations)
         if self._is_filtered:
             found &= self.selected
         chosen = Traffic(self.scanned, self.files, found)

@@ -9,13 +9,13 @@ from typing import Any
 
 import ringtap
 from ringtap.analysis import thesis
-from ringtap.analysis.report.checks import check
+from ringtap.analysis.plots.style import title_of
+from ringtap.analysis.report.comparisons import compare_kinds
+from ringtap.analysis.report.expectations import check
 from ringtap.analysis.report.findings import findings, paragraph
-from ringtap.analysis.report.kinds import compare_kinds
-from ringtap.analysis.report.measured import Measured
+from ringtap.analysis.report.inputs import Measured
 from ringtap.analysis.report.tails import Tails, mean_interval
-from ringtap.analysis.series import Series
-from ringtap.analysis.style import title_of
+from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted, format_rate
 
 REPORT_SCHEMA = 2

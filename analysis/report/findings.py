@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringtap.analysis.compare import ALPHA, Estimate
-from ringtap.analysis.report.checks import Check
-from ringtap.analysis.report.kinds import Pair
+from ringtap.analysis.plots.style import title_of
+from ringtap.analysis.report.comparisons import Pair
+from ringtap.analysis.report.expectations import Check
 from ringtap.analysis.report.tails import HEAVY_SHARE, LEVEL, Tails
-from ringtap.analysis.series import Series
-from ringtap.analysis.style import title_of
+from ringtap.analysis.statistics.two_sample import ALPHA, Estimate
+from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open

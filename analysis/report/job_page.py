@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.job.spread import plain as plain_value
-from ringtap.analysis.job.words import describe
-from ringtap.analysis.report.job_figures import NAMES, draw_job
-from ringtap.analysis.report.pages import Written, publish, render
-from ringtap.analysis.style import plain
+from ringtap.analysis.job.text import describe
+from ringtap.analysis.plots.job import NAMES, draw_job
+from ringtap.analysis.plots.style import plain
+from ringtap.analysis.report.page import Written, publish, render
+from ringtap.analysis.runs.intervals import plain as plain_value
 from ringtap.errors import UsageError
-from ringtap.shapes import whole
+from ringtap.json_validation import whole
 
 _TABLE = "iterations.csv"
 _MOST_FLOWS = 25

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ringtap.analysis.points import Point
-from ringtap.analysis.series import Series
+from ringtap.analysis.sweeps.points import Point
+from ringtap.analysis.sweeps.series import Series
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
 NEAR_SHARE = 0.08  # of capacity: how far from those a measured load may lie
@@ -119,7 +119,8 @@ def mean_interval(point: Point) -> Interval | None:
 def _relative_error(point: Point) -> tuple[float, float] | None:
     """Standard error of the mean over the mean, and the number of independent iterations behind it.
 
-    Iterations that are like their neighbours count for fewer (`ringtap.analysis.samples.effective_count`).
+    Iterations that are like their neighbours count for fewer
+    (`ringtap.analysis.statistics.autocorrelation.effective_count`).
     """
     count = point.iterations if point.independent is None else point.independent
     if count is None or count < LEAST_INDEPENDENT or point.variation is None:

@@ -4,18 +4,67 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.analysis import points
+from ringtap.analysis.plots.congestion import congestion_points
+from ringtap.analysis.plots.figure import Drawn, styled
+from ringtap.analysis.plots.load import iteration_times, rescaled_times, traffic_kinds
+from ringtap.analysis.plots.style import plain
+from ringtap.analysis.plots.sweep_axes import Setting
+from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.report import data as report_data
-from ringtap.analysis.report import figures
-from ringtap.analysis.report.figure_parts import Setting
-from ringtap.analysis.report.measured import Measured
-from ringtap.analysis.report.pages import Written, publish, render
-from ringtap.analysis.report.tails import tails
-from ringtap.analysis.style import plain
+from ringtap.analysis.report.inputs import Measured
+from ringtap.analysis.report.page import Written, publish, render
+from ringtap.analysis.report.tails import Tails, tails
+from ringtap.analysis.sweeps import points
+from ringtap.analysis.sweeps.series import Series
 from ringtap.errors import UsageError
+
+# those of a report, in its order: the ones that a later report no longer has are removed
+NAMES = (
+    "iteration-times",
+    "rescaled",
+    "traffic-kinds",
+    "distributions",
+    "transports",
+    "spread-and-growth",
+    "congestion-points",
+)
+
+
+def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, folder: Path) -> list[Drawn]:
+    """Draw every figure that the series allow, and write its files into a folder.
+
+    Args:
+        series: the series, all of one capacity.
+        found: what `ringtap.analysis.report.tails.tails` says of each.
+        setting: capacity and scale.
+        folder: where PNG, SVG and CSV of each go.
+
+    Returns:
+        The figures drawn, in the order of `NAMES`.
+    """
+    kept = [(one, tail) for one, tail in zip(series, found, strict=True) if one.used]
+    usable, of_usable = [one for one, _ in kept], [tail for _, tail in kept]
+    if not usable:
+        return []
+    makers: list[Callable[[], Drawn | None]] = [
+        lambda: iteration_times(usable, setting),
+        lambda: rescaled_times(usable, setting),
+        lambda: traffic_kinds(usable, setting),
+        lambda: distributions(usable, setting),
+        lambda: transports(usable, setting),
+        lambda: spread_and_growth(usable, of_usable, setting),
+        lambda: congestion_points(usable, setting),
+    ]
+    with styled():
+        drawn = [figure for maker in makers if (figure := maker()) is not None]
+        for figure in drawn:
+            figure.write(folder)
+    return drawn
+
 
 _TABLE = "points.csv"
 
@@ -24,7 +73,7 @@ def write_report(measured: Measured, folder: Path | None = None) -> Written:
     """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
 
     Args:
-        measured: what `ringtap.analysis.report.measured.of_sweep` or `of_table` made of one.
+        measured: what `ringtap.analysis.report.inputs.of_sweep` or `of_table` made of one.
         folder: made if missing; without it ``report/`` in the sweep, ``<table>-report`` here for a table.
 
     Raises:
@@ -39,14 +88,14 @@ def write_report(measured: Measured, folder: Path | None = None) -> Written:
             new = Path(name)
             (new / "figures").mkdir()
             setting = Setting(measured.capacity_gbps, measured.scale)
-            drawn = figures.draw(measured.series, found, setting, new / "figures")
+            drawn = draw(measured.series, found, setting, new / "figures")
             table = points.table([point for one in measured.series for point in one.points])
             table.to_csv(new / _TABLE, index=False)
             text = json.dumps(data, indent=1, allow_nan=False) + "\n"
             (new / "report.json").write_text(text, encoding="utf-8")
             page = render("report.html.j2", data, drawn, new, _TABLE)
             (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
-            return Written(_summary(data), publish(new, folder, _TABLE, figures.NAMES), folder / "report.json")
+            return Written(_summary(data), publish(new, folder, _TABLE, NAMES), folder / "report.json")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 

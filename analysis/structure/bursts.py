@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.structure.rhythm import Integers, is_loud
+from ringtap.analysis.structure.periodicity import Integers, is_loud
 
 SCALES_S = (0.001, 0.01, 0.1, 1.0)
 # pauses of fewer bins do not part two bursts

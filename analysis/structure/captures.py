@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ringtap.analysis.job.logs import NodeLogs
 from ringtap.analysis.job.run import Job, open_job
-from ringtap.analysis.job.sockets import socket_log
 from ringtap.analysis.pcap import read_captures
-from ringtap.analysis.pcap.read import Progress
+from ringtap.analysis.pcap.reader import Progress
+from ringtap.analysis.pcap.text import notes as notes_of
 from ringtap.analysis.pcap.traffic import Traffic
-from ringtap.analysis.pcap.words import notes as notes_of
-from ringtap.analysis.structure.rhythm import Integers
-from ringtap.analysis.structure.steps import check_against_steps
+from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.sockets import socket_log
+from ringtap.analysis.structure.periodicity import Integers
 from ringtap.analysis.structure.streams import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
+from ringtap.analysis.structure.validation import check_against_steps
 from ringtap.errors import UsageError
 from ringtap.rundir import PACKETS
 

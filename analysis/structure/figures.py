@@ -10,16 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from ringtap.analysis.canvas import Drawn, legend, new_figure, styled
-from ringtap.analysis.structure import flows
+from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
+from ringtap.analysis.plots.style import FAINT, INK
+from ringtap.analysis.structure import roles
 from ringtap.analysis.structure.structure import Structure
-from ringtap.analysis.style import FAINT, INK
+from ringtap.analysis.traffic.delivered import Passed
 from ringtap.analysis.traffic.figures import rates_figure
 from ringtap.analysis.traffic.rates import Rates, instantaneous
-from ringtap.analysis.traffic.wire import Passed
 from ringtap.units import format_duration, format_rate, format_size
 
-_COLOURS: Mapping[str, str] = {flows.ONLY: "#0072B2", flows.SHARED: "#D55E00", flows.CROSSING: "#8a8a8a"}
+_COLOURS: Mapping[str, str] = {roles.ONLY: "#0072B2", roles.SHARED: "#D55E00", roles.CROSSING: "#8a8a8a"}
 _HOSTS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000", "#999933")
 _SHOWN_ITERATIONS = 4
 SAMPLES = 30  # of the moving average in figures 3-10 (a) and 3-11 (a)
@@ -55,7 +55,7 @@ def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
     begin, end = max(0, int(shown[0]) - margin), min(streams.bins, int(shown[-1]) + margin)
     at_s = (np.arange(begin, end) - shown[0]) * (streams.bin_ns / 1e9)
     numbers = pd.DataFrame({"t_ns": streams.start_ns + np.arange(begin, end) * streams.bin_ns, "at_s": at_s})
-    rates = {role: flows.moving_average(streams.dense(role.streams), width, streams.bin_ns) for role in found.roles}
+    rates = {role: roles.moving_average(streams.dense(role.streams), width, streams.bin_ns) for role in found.roles}
     unit, size = _unit(max(float(values[begin:end].max()) for values in rates.values()))
     with styled():
         figure = new_figure(7.0, 3.9)
@@ -91,7 +91,7 @@ def histogram(found: Structure) -> Drawn:
     host, sent = max(found.senders.items(), key=lambda item: int(item[1].sum()))
     amounts = {f"training, sent by {host}": sent}
     for role in found.roles:
-        if role.role == flows.CROSSING:
+        if role.role == roles.CROSSING:
             amounts[f"cross traffic {role.source} > {role.destination}"] = streams.dense(role.streams)
     return rates_figure(
         [_rates(label, values[starts[0] : starts[-1]], streams.bin_ns) for label, values in amounts.items()]

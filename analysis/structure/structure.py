@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.structure import bursts, flows
-from ringtap.analysis.structure.period import Period, period_of
-from ringtap.analysis.structure.rhythm import Integers
-from ringtap.analysis.structure.shape import STAR, Shape, shape_of
-from ringtap.analysis.structure.spectrum import Likeness, likeness
-from ringtap.analysis.structure.steps import StepCheck
+from ringtap.analysis.structure import bursts
+from ringtap.analysis.structure.autocorrelation import Likeness, likeness
+from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
+from ringtap.analysis.structure.periodicity import Integers, Period, period_of
+from ringtap.analysis.structure.roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.streams import Streams
-from ringtap.analysis.structure.training import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
+from ringtap.analysis.structure.topology import STAR, Shape, shape_of
+from ringtap.analysis.structure.validation import StepCheck
 from ringtap.analysis.structure.volume import Volume, volume_of
 from ringtap.errors import MeasurementError
 
@@ -52,7 +52,7 @@ class Structure:
     period: Period
     shape: Shape
     volume: Volume
-    roles: tuple[flows.Role, ...]
+    roles: tuple[Role, ...]
     roles_missing: str
     steps: StepCheck | None = None
     warnings: tuple[str, ...] = ()
@@ -98,8 +98,8 @@ class Structure:
 
     @cached_property
     def flow_rates(self) -> pd.DataFrame:
-        """Mean rates of the three flows around iterations (`flows.mean_rates`)."""
-        return flows.mean_rates(self.streams, self.roles, self.iterations)
+        """Mean rates of the three flows around iterations (`ringtap.analysis.structure.roles.mean_rates`)."""
+        return mean_rates(self.streams, self.roles, self.iterations)
 
     def table(self) -> pd.DataFrame:
         """All streams: ``class``, ``why``, hosts, ports, ``flows``, ``payload_bytes`` and what repeats in training."""
@@ -189,7 +189,7 @@ def find_structure(streams: Streams) -> Structure:
     alike = likeness(payload[training.starts[0] : training.starts[-1]], float(np.median(np.diff(training.starts))))
     edges = edges_of(training)
     shape = shape_of(edges, only_host(training))
-    roles, missing = flows.roles_of(streams, found)
+    roles, missing = roles_of(streams, found)
     return Structure(
         streams,
         found,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ringtap.analysis.demand import GRADIENT_BYTES, demand
-from ringtap.analysis.structure import shape as shapes
-from ringtap.analysis.structure.shape import Shape
+from ringtap.analysis.model.demand import GRADIENT_BYTES, demand
+from ringtap.analysis.structure import topology as shapes
+from ringtap.analysis.structure.topology import Shape
 
 # messages' headers of the libraries: gloo 48 bytes a message, 0.2 to 0.6 % of the volume in scale models
 HEADER_SHARE = 0.02

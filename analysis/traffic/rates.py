@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringtap.analysis.traffic.delivered import Passed
 from ringtap.analysis.traffic.plan import Integers, Numbers, Plan, Windows
-from ringtap.analysis.traffic.wire import Passed
 
 WIDTH = 18  # samples of the moving average in figure B-5
 COUNT = 60_000  # samples of figure 3-8

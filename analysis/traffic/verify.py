@@ -12,15 +12,207 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.canvas import Drawn
-from ringtap.analysis.traffic import measures
+from ringtap.analysis.plots.figure import Drawn
+from ringtap.analysis.traffic.delivered import Passed, from_capture, from_log, from_nic
 from ringtap.analysis.traffic.figures import plan_figure, rates_figure, trace_figure
-from ringtap.analysis.traffic.log import Sent, read_sent
-from ringtap.analysis.traffic.plan import Plan, Windows, burst_windows, read_plan
+from ringtap.analysis.traffic.log import CLASS_BYTES, FAILED, FINISHED, UNFINISHED, Sent, read_sent
+from ringtap.analysis.traffic.plan import Flags, Integers, Numbers, Plan, Windows, burst_windows, read_plan
 from ringtap.analysis.traffic.rates import Rates, instantaneous, shown_span_ns, window_ns
-from ringtap.analysis.traffic.wire import Passed, from_capture, from_log, from_nic
 from ringtap.errors import UsageError
 from ringtap.records import FORMAT as RECORDS
+from ringtap.units import counted
+
+BIN_NS = 100_000_000
+MISSED_NS = 1_000_000
+NEAR_SHARE = 0.05  # a window within this of its plan is near it
+START_SLACK_NS = 1000  # logs shift whole clocks: a start may differ in rounding from the plan's
+
+
+def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
+    """Flows and bytes planned, sent and received, and a sentence for each way in which they deviate from the plan."""
+    planned = len(plan.start_ns)
+    known = (sent.flow >= 0) & (sent.flow < planned)
+    number = sent.flow[known]
+    times = np.bincount(number, minlength=planned)
+    open_ended = plan.size_bytes[number] == 0
+    state = sent.state[known]
+    flows = {"planned": planned, "sent": int(sent.moved.sum()), "finished": int((sent.state == FINISHED).sum())}
+    flows |= {"unfinished": int((sent.state == UNFINISHED).sum()), "failed": int((sent.state == FAILED).sum())}
+    flows |= {"missing": int((times == 0).sum()), "repeated": int((times > 1).sum()), "unknown": int((~known).sum())}
+    flows |= {"open_ended": int((plan.size_bytes == 0).sum())}
+    total = {"planned": plan.bytes, "sent": int(sent.sent_bytes.sum()), "received": int(sent.received_bytes.sum())}
+    short = _short(sent) & known
+    wrong = {
+        "missing from the log": flows["missing"],
+        "failed": flows["failed"],
+        "unfinished": int(((state == UNFINISHED) & ~open_ended).sum()),
+        "logged more than once": flows["repeated"],
+        "in the log but not in the plan": flows["unknown"],
+        "of another size than planned": int(((sent.size_bytes[known] != plan.size_bytes[number]) & ~open_ended).sum()),
+        "finished with other bytes than their size": int(short.sum()),
+        "to another destination than planned": int(_elsewhere(plan, sent, known).sum()),
+        "due at another time than planned": int(_otherwise_due(plan, sent, known).sum()),
+    }
+    deviations = [f"{count} of {counted(planned, 'flow')} {what}" for what, count in wrong.items() if count]
+    return {"flows": flows, "bytes": total, "retransmits": int(sent.retransmits.sum())}, deviations
+
+
+def _short(sent: Sent) -> Flags:
+    return np.asarray((sent.state == FINISHED) & (sent.sent_bytes != sent.size_bytes) & (sent.size_bytes > 0))
+
+
+def _elsewhere(plan: Plan, sent: Sent, known: Flags) -> Flags:
+    places = {name: at for at, name in enumerate(plan.destinations)}
+    here = np.array([places.get(name, -1) for name in sent.destinations] or [-1], np.int64)
+    return np.asarray(here[sent.destination[known]] != plan.destination[sent.flow[known]])
+
+
+def _otherwise_due(plan: Plan, sent: Sent, known: Flags) -> Flags:
+    """Flows that wait for others may be due later, never earlier."""
+    number = sent.flow[known]
+    late = sent.intended_start_ns[known] - plan.start_ns[number]
+    return np.asarray((late < -START_SLACK_NS) | ((late > START_SLACK_NS) & ~plan.dependent[number]))
+
+
+def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Load offered and achieved, whole and in bins of 100 ms."""
+    edges = np.append(np.arange(0, plan.duration_ns, BIN_NS, dtype=np.int64), plan.duration_ns)
+    widths_s = np.diff(edges) / 1e9
+    due, launched = _due(plan, sent), sent.started
+    sums = {
+        "offered": np.histogram(due, edges, weights=plan.size_bytes)[0],
+        "launched": np.histogram(sent.start_ns[launched], edges, weights=sent.size_bytes[launched])[0],
+        "achieved": log.between(edges),
+    }
+    if wire is not None:
+        sums[wire.source] = wire.between(edges)
+    table = pd.DataFrame({"start_s": edges[:-1] / 1e9, "end_s": edges[1:] / 1e9})
+    for name, values in sums.items():
+        table[f"{name}_bps"] = values * 8 / widths_s
+    elapsed_s = max(plan.duration_ns, sent.last_ns) / 1e9
+    received = int(sent.received_bytes.sum())
+    whole: dict[str, Any] = {
+        "offered_bps": plan.load_bps,
+        "achieved_bps": received * 8 / elapsed_s,
+        "over_s": elapsed_s,
+    }
+    whole["error"] = _over(whole["achieved_bps"] - plan.load_bps, plan.load_bps)
+    if wire is not None:
+        passed = float(wire.until(np.array([max(plan.duration_ns, sent.last_ns) + BIN_NS]))[0])
+        whole |= {f"{wire.source}_bytes": passed, f"{wire.source}_error": _over(passed - received, received)}
+    bins = {name: _errors(table[f"{name}_bps"].to_numpy(), table["offered_bps"].to_numpy()) for name in list(sums)[1:]}
+    return {"whole": whole, "bins_100ms": bins}, table
+
+
+def _due(plan: Plan, sent: Sent) -> Integers:
+    """When each flow of the plan was due: by the log where it is there, because some flows wait for others."""
+    due = plan.start_ns.copy()
+    known = (sent.flow >= 0) & (sent.flow < len(due)) & (sent.intended_start_ns >= 0)
+    due[sent.flow[known]] = sent.intended_start_ns[known]
+    return due
+
+
+def _errors(values: Numbers, offered: Numbers) -> dict[str, float | None]:
+    """Greatest and root mean square difference, over the mean offered load."""
+    off, mean = values - offered, float(offered.mean()) if len(offered) else 0.0
+    greatest, square = (float(np.abs(off).max()), float(np.sqrt((off**2).mean()))) if len(off) else (0.0, 0.0)
+    return {"error_max": _over(greatest, mean), "error_rms": _over(square, mean)}
+
+
+def _over(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def lateness(sent: Sent) -> dict[str, Any]:
+    """How much later than due flows were launched, in microseconds."""
+    late = sent.lateness_ns[sent.started] / 1e3
+    if not len(late):
+        return {"launched": 0, "missed_slots": 0}
+    quantiles = np.quantile(late, [0.5, 0.9, 0.99, 0.999])
+    named = dict(zip(("p50_us", "p90_us", "p99_us", "p99.9_us"), map(float, quantiles), strict=True))
+    missed = int((late * 1e3 > MISSED_NS).sum())
+    return {"launched": len(late), **named, "max_us": float(late.max()), "missed_slots": missed}
+
+
+def completion(sent: Sent, line_rate_bps: float | None, baseline: Sent | None) -> pd.DataFrame:
+    """Completion times, slowdown and congestion impact factor: a row for all finished flows and one a size class."""
+    times, sizes = sent.completion_s()
+    alone = None if baseline is None else baseline.completion_s()
+    rtts = sent.rtt_us[(sent.state == FINISHED) & (sent.rtt_us > 0)]
+    base_s = float(rtts.min()) / 1e6 if len(rtts) else 0.0
+    ends = [0, *(most for most in CLASS_BYTES if most is not None)]
+    classes: list[tuple[int, int | None]] = [(0, None), *zip(ends, CLASS_BYTES, strict=True)]
+    rows = []
+    for least, most in classes:
+        chosen = _in_class(sizes, least, most)
+        row: dict[str, Any] = {"from_bytes": least, "to_bytes": most, "flows": int(chosen.sum())}
+        row |= _summary("fct", times[chosen], "_s")
+        ideal = base_s + sizes[chosen] * 8 / line_rate_bps if line_rate_bps else np.full(int(chosen.sum()), np.nan)
+        row |= _summary("slowdown", times[chosen] / ideal if line_rate_bps else np.empty(0), "")
+        before = np.empty(0) if alone is None else alone[0][_in_class(alone[1], least, most)]
+        reference = _summary("fct", before, "_s")
+        for name in ("mean", "p99"):
+            value, was = row[f"fct_{name}_s"], reference[f"fct_{name}_s"]
+            row[f"congestion_impact_{name}"] = value / was if value is not None and was else None
+        rows.append(row)
+    return pd.DataFrame(rows).astype({"to_bytes": "Int64"})
+
+
+def _in_class(sizes: Integers, least: int, most: int | None) -> Flags:
+    return np.asarray((sizes >= least) & (sizes < (np.inf if most is None else most)))
+
+
+def _summary(name: str, values: Numbers, unit: str) -> dict[str, float | None]:
+    keys = [f"{name}_{what}{unit}" for what in ("mean", "p50", "p99")]
+    if not len(values):
+        return dict.fromkeys(keys)
+    return dict(zip(keys, (float(values.mean()), *map(float, np.quantile(values, [0.5, 0.99]))), strict=True))
+
+
+def bursts(plan: Plan, windows: Windows, wire: Passed) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Payload on the wire in each burst and each quiet part, against the plan."""
+    edges = windows.edges_ns
+    planned, passed = plan.planned_bytes(edges), wire.between(edges)
+    error = np.divide(passed - planned, planned, out=np.full(len(planned), np.nan), where=planned > 0)
+    table = pd.DataFrame(
+        {
+            "part": np.where(windows.burst, "burst", "quiet"),
+            "start_s": edges[:-1] / 1e9,
+            "end_s": edges[1:] / 1e9,
+            "planned_bytes": planned,
+            "wire_bytes": passed,
+            "relative_error": error,
+        }
+    )
+    return {part: _window_errors(error[windows.burst == (part == "burst")]) for part in ("burst", "quiet")}, table
+
+
+def clock_offset_us(sent: Sent, wire: Passed) -> float | None:
+    """Median time in µs from a flow's first byte, by the log, to the captured packet nearest to it in time."""
+    first = sent.first_byte_ns[sent.moved]
+    if wire.source != "capture" or not len(first):
+        return None
+    place = np.searchsorted(wire.at_ns, first)
+    before = wire.at_ns[np.maximum(place - 1, 0)] - first
+    after = wire.at_ns[np.minimum(place, len(wire.at_ns) - 1)] - first
+    return float(np.median(np.where(np.abs(before) < np.abs(after), before, after))) / 1e3
+
+
+def _window_errors(error: Numbers) -> dict[str, Any]:
+    error = error[~np.isnan(error)]
+    if not len(error):
+        return {"windows": 0}
+    size = np.abs(error)
+    median, p95 = map(float, np.quantile(size, [0.5, 0.95]))
+    return {
+        "windows": len(error),
+        "error_median": median,
+        "error_p95": p95,
+        "error_worst": float(size.max()),
+        "signed_median": float(np.median(error)),
+        "share_within_5_percent": float((size <= NEAR_SHARE).mean()),
+    }
+
 
 SUMMARY = "verify.json"
 _OFFSET_US = 100
@@ -82,15 +274,15 @@ def verify(asked: Asked) -> Verified:
     baseline = None if asked.baseline is None else read_sent([asked.baseline])
     log, windows = from_log(sent), burst_windows(plan)
     wire = _wire(asked, plan, sent)
-    data, deviations = measures.tally(plan, sent)
-    data["load"], bins = measures.load(plan, sent, log, wire)
-    data["lateness"] = measures.lateness(sent)
-    classes = measures.completion(sent, asked.line_rate_bps, baseline)
+    data, deviations = tally(plan, sent)
+    data["load"], bins = load(plan, sent, log, wire)
+    data["lateness"] = lateness(sent)
+    classes = completion(sent, asked.line_rate_bps, baseline)
     data["completion"] = _rows(classes)
     tables = {"load": bins, "completion": classes}
     if windows is not None and wire is not None and wire.source == "capture":
-        data["bursts"], tables["windows"] = measures.bursts(plan, windows, wire)
-    offset_us = None if wire is None else measures.clock_offset_us(sent, wire)
+        data["bursts"], tables["windows"] = bursts(plan, windows, wire)
+    offset_us = None if wire is None else clock_offset_us(sent, wire)
     head: dict[str, Any] = {"plan": str(plan.path), "kind": plan.kind, "sent": [str(path) for path in sent.paths]}
     head |= {"origin_ns": sent.origin_ns, "origin_spread_ns": sent.origin_spread_ns}
     head |= {"clock_offset_us": offset_us}

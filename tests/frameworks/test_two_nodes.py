@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.lab.topology import LabSpec
-from ringtap.agents.lab.up import Lab
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.up import Lab
 from ringtap.records import RecordFile, open_records
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.job.timeline import load_timeline
+from ringtap.analysis.job.horovod_timeline import load_timeline
 from ringtap.records import open_records
 
 if find_spec("horovod") is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringtap.analysis.demand import demand
+from ringtap.analysis.model.demand import demand
 from ringtap.records import open_records
 
 if find_spec("horovod") is None:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.job.timeline import load_timeline, read_timeline
+from ringtap.analysis.job.horovod_timeline import load_timeline, read_timeline
 from ringtap.errors import UsageError
 
 GOLD = Path(__file__).resolve().parents[1] / "gold"

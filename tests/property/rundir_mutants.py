@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.run_end import conclude, node_items
+from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.screen import Screenful, ViewState
-from ringtap.analysis.live.take import SnapshotSource
 from ringtap.cli import main
 from ringtap.errors import RingtapError
 from ringtap.records import Field, RecordWriter

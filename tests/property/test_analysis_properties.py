@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.congestion import find_congestion_point
-from ringtap.analysis.demand import COLLECTIVES, demand
-from ringtap.analysis.fit import CongestionModel
+from ringtap.analysis.model.congestion_point import find_congestion_point
+from ringtap.analysis.model.demand import COLLECTIVES, demand
+from ringtap.analysis.model.fit import CongestionModel
 from ringtap.errors import UsageError
 
 # Loads as shares of capacity, times within the range that anyone will measure

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.fit import CongestionModel
-from ringtap.analysis.predict import Predictor
-from ringtap.analysis.quantiles import quantile_interval
-from ringtap.analysis.segmented import find_break
+from ringtap.analysis.model.breakpoint import find_break
+from ringtap.analysis.model.fit import CongestionModel
+from ringtap.analysis.model.predict import Predictor
+from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.errors import UsageError
 
 points = st.lists(st.tuples(st.floats(0, 24.999999), st.floats(1e-9, 1e9)), min_size=4, max_size=12)

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plan_kinds import make_plan
-from ringtap.trafficgen.planfile import PlanFile, write_plan
-from ringtap.trafficgen.plans import FlowPlan, PlanSpec
+from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.trafficgen.plans.registry import make_plan
+from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 MS = 1_000_000
 TO = ("a:1", "b:2")

@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringtap.trafficgen.cdffile import empirical_points, read_cdf, write_cdf
-from ringtap.trafficgen.draws import shares_of
-from ringtap.trafficgen.sizes import WORKLOADS, SizeDistribution, parse_sizes
+from ringtap.trafficgen.plans.cdf_file import empirical_points, read_cdf, write_cdf
+from ringtap.trafficgen.plans.sampling import shares_of
+from ringtap.trafficgen.plans.sizes import WORKLOADS, SizeDistribution, parse_sizes
 
 SAMPLE = 20_000
 # Five standard errors: chance exceeds them once in 1.7 million, and only fixed examples are tried

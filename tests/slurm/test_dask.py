@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.analysis.pcap import compiled
+from ringtap.analysis.pcap.kernels import compile
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.there import ODD, RINGTAP
 from tests.unit import capture_makers as makers
@@ -23,8 +23,8 @@ def place(cluster: SlurmCluster) -> Iterator[Path]:
     assert cluster.run(["mkdir", place], user="alice").returncode == 0
     cached = cluster.home("alice") / ".cache" / "ringtap"
     assert cluster.run(["mkdir", "-p", cached], user="alice").returncode == 0
-    compiled.entries()  # so that the user finds the reader compiled
-    for path in compiled.cache_folder().glob("kernels-*.o"):
+    compile.entries()  # so that the user finds the reader compiled
+    for path in compile.cache_folder().glob("kernels-*.o"):
         shutil.copyfile(path, cached / path.name)
     for number in range(3):
         frames = [(number * makers.MS, packet) for _, packet in makers.usual()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.analysis.demand import demand
+from ringtap.analysis.model.demand import demand
 from ringtap.slurm.paths import SubmitPaths
 from tests.slurm.cluster import ROOT, SlurmCluster
 

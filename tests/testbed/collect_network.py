@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.lab import namespaces
+from ringtap.agents.testbed import namespaces
 from ringtap.collectors.base import Context
 from ringtap.collectors.nic import NicCollector
 from ringtap.collectors.qdisc import QdiscCollector

@@ -17,8 +17,8 @@ from types import TracebackType
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost
-from ringtap.agents.lab.topology import LabSpec
 from ringtap.agents.node.jobs import descendants
+from ringtap.agents.testbed.topology import LabSpec
 
 BASHRC = """\
 echo "Welcome to a busy server; {"
@@ -89,7 +89,7 @@ class SshServers:
             self.kill(host)
 
     def _enter(self, host: str, *command: str) -> list[str]:
-        return [sys.executable, "-m", "ringtap.agents.lab.enter", self._spec.name, host, *command]
+        return [sys.executable, "-m", "ringtap.agents.testbed.enter", self._spec.name, host, *command]
 
     def run(self, host: str, *command: str) -> str:
         """What a command on a host of the testbed answers."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ringtap.agents.hosts import LabHosts
-from ringtap.agents.lab.topology import LabSpec
-from ringtap.agents.lab.up import Lab
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.up import Lab
 from ringtap.rundir import RunDirectory, read_json
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -20,7 +20,7 @@ SPEC = {"hosts": ("S0", "S1", "S2"), "rate_bps": 100_000_000, "queue_bytes": 400
 KEEPER = (
     "import json, signal, sys\n"
     "from pathlib import Path\n"
-    "from ringtap.agents.clock.keeper import ClockKeeper\n"
+    "from ringtap.agents.clock.service import ClockKeeper\n"
     "from ringtap.rundir import RunDirectory\n"
     "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
     "keeper = ClockKeeper(RunDirectory.open(Path(sys.argv[1])), sys.argv[2], 'S0', period_s=0.5)\n"
@@ -108,7 +108,7 @@ def test_a_host_alone_listens_nowhere(tmp_path: Path) -> None:
         try:
             keeper = keep(hosts, run, "S0")
             time.sleep(2)
-            enter = [sys.executable, "-m", "ringtap.agents.lab.enter", "alone", "S0"]
+            enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", "alone", "S0"]
             tables = ["cat", "/proc/net/udp", "/proc/net/udp6"]
             shown = subprocess.run([*enter, *tables], capture_output=True, text=True, check=True).stdout
             assert not [line for line in shown.splitlines() if line.split()[0][:-1].isdigit()]

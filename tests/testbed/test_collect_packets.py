@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from ringtap.capture import Capture, read_segments
-from ringtap.collectors import packets_tool
+from ringtap.collectors import capture_program
 from ringtap.collectors.base import Context
 from ringtap.collectors.packets import PacketsCollector
 from ringtap.records import open_records
@@ -310,7 +310,7 @@ def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopb
 def test_a_tool_that_does_not_end_is_killed_and_that_is_noted(
     tmp_path: Path, loopback: Loopback, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packets_tool, "END_S", 0.5)
+    monkeypatch.setattr(capture_program, "END_S", 0.5)
     taken = collector(tmp_path, tool=tool)
     taken.start()
     assert taken._tool is not None

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.lab.topology import LabSpec
-from ringtap.agents.lab.up import Lab
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.up import Lab
+from ringtap.ethernet import frame_bytes
 from ringtap.records import open_records
-from ringtap.wire import frame_bytes
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -42,7 +42,7 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeyp
     run = tmp_path / "run"
     spec = LabSpec("counted", ("S0", "S1"), 50_000_000)
     with Lab(spec, verify=False):
-        enter = [sys.executable, "-m", "ringtap.agents.lab.enter", "counted"]
+        enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", "counted"]
         started = []
 
         def start(host: str, *command: str) -> "subprocess.Popen[bytes]":

@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ringtap.agents.lab.topology import LabSpec
-from ringtap.agents.lab.up import Lab
-from ringtap.analysis.demand import demand
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.up import Lab
+from ringtap.analysis.model.demand import demand
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 RINGTAP = [sys.executable, "-m", "ringtap.cli"]
@@ -95,7 +95,7 @@ def test_three_ranks_on_three_hosts_under_cross_traffic(tmp_path: Path, monkeypa
         started: list[subprocess.Popen[str]] = []
 
         def start(host: str, *command: str, **more: str) -> "subprocess.Popen[str]":
-            enter = [sys.executable, "-m", "ringtap.agents.lab.enter", "joined", host, *command]
+            enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", "joined", host, *command]
             output = (tmp_path / f"{host}-{len(started)}.txt").open("w")
             process = subprocess.Popen(enter, stdout=output, stderr=subprocess.STDOUT, text=True, env=os.environ | more)
             output.close()

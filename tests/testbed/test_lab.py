@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.lab import state
-from ringtap.agents.lab.topology import LabSpec
-from ringtap.agents.lab.up import Lab
+from ringtap.agents.testbed import registry
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.up import Lab
 from ringtap.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -177,9 +177,9 @@ def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> Non
 def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> None:
     code = (
         "import subprocess, sys, time\n"
-        "from ringtap.agents.lab.up import Lab\nfrom ringtap.agents.lab.topology import LabSpec\n"
+        "from ringtap.agents.testbed.up import Lab\nfrom ringtap.agents.testbed.topology import LabSpec\n"
         "lab = Lab(LabSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
-        "enter = [sys.executable, '-m', 'ringtap.agents.lab.enter', 'orphan', 'a', 'sleep', '1000']\n"
+        "enter = [sys.executable, '-m', 'ringtap.agents.testbed.enter', 'orphan', 'a', 'sleep', '1000']\n"
         "subprocess.Popen(enter, start_new_session=True)\n"
         "time.sleep(1)\nprint(lab.state.pid, flush=True)\ntime.sleep(1000)\n"
     )
@@ -190,22 +190,22 @@ def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> N
     process.wait()
     process.stdout.close()
     deadline = time.monotonic() + 10
-    while state.start_ticks(keeper) is not None and time.monotonic() < deadline:
+    while registry.start_ticks(keeper) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert state.start_ticks(keeper) is None
-    (orphan,) = [lab for lab in state.all_labs() if lab.spec.name == "orphan"]
-    assert not state.remove(orphan)  # it was gone
-    assert "orphan" not in {lab.spec.name for lab in state.all_labs()}
+    assert registry.start_ticks(keeper) is None
+    (orphan,) = [lab for lab in registry.all_labs() if lab.spec.name == "orphan"]
+    assert not registry.remove(orphan)  # it was gone
+    assert "orphan" not in {lab.spec.name for lab in registry.all_labs()}
     time.sleep(0.5)  # the entering process outside sees its command's end
 
 
 def test_removing_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
     with Lab(spec("mine"), verify=False) as lab:
         stranger = subprocess.Popen(["sleep", "60"])
-        forged = state.LabState(spec("forged"), stranger.pid, lab.state.start_ticks, 0, [])
+        forged = registry.LabState(spec("forged"), stranger.pid, lab.state.start_ticks, 0, [])
         forged.save()
         try:
-            assert not state.remove(forged)
+            assert not registry.remove(forged)
             assert stranger.poll() is None
         finally:
             stranger.kill()
@@ -229,9 +229,9 @@ def test_a_host_that_cannot_be_reached_is_named() -> None:
         cut = ringtap("lab", "exec", "--lab", "cut", "switch", "--", tool, "link", "set", "to-S2", "down")
         assert cut.returncode == 0
         code = (
-            "from ringtap.agents.lab import rates\nfrom ringtap.agents.lab.topology import LabSpec\n"
+            "from ringtap.agents.testbed import link_check\nfrom ringtap.agents.testbed.topology import LabSpec\n"
             "from ringtap.errors import MeasurementError\n"
-            "try:\n    rates.measure_links(LabSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
+            "try:\n    link_check.measure_links(LabSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
             "except MeasurementError as error:\n    print(error)\n"
         )
         said = ringtap("lab", "exec", "--lab", "cut", "switch", "--", sys.executable, "-c", code).stdout

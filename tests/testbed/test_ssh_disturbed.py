@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.agents.lab.topology import SWITCH
-from ringtap.agents.lab.up import Lab
+from ringtap.agents.testbed.topology import SWITCH
+from ringtap.agents.testbed.up import Lab
 from ringtap.records import read_json_lines
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import one_sentence, status, wait_for
@@ -72,7 +72,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
 @contextmanager
 def others_send(bps: float) -> Iterator[None]:
     """Other people's traffic from S1 to S0, of so much payload, for as long as the block lasts."""
-    inside = [sys.executable, "-m", "ringtap.agents.lab.enter", SPEC.name, "S1"]
+    inside = [sys.executable, "-m", "ringtap.agents.testbed.enter", SPEC.name, "S1"]
     sender = [sys.executable, "-c", OTHERS, SPEC.training_ip("S0"), str(bps / 8)]
     with subprocess.Popen([*inside, *sender]) as process:
         try:

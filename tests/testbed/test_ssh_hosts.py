@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
-from ringtap.agents.lab.topology import SWITCH, LabSpec
-from ringtap.agents.lab.up import Lab
+from ringtap.agents.testbed.topology import SWITCH, LabSpec
+from ringtap.agents.testbed.up import Lab
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, read_json
 from tests.testbed.sshd import SshServers
@@ -266,7 +266,7 @@ def test_a_login_that_ends_early_is_told_from_a_connection_that_failed(servers: 
 
 
 def test_the_last_line_of_a_login_is_no_reason_for_a_loss(hosts: SshHosts, servers: SshServers) -> None:
-    servants = running("ringtap.agents.hosts.servant")
+    servants = running("ringtap.agents.hosts.worker")
     (pid,) = [pid for pid in servers.sessions("S1") if pid in servants and "python" in psutil.Process(pid).name()]
     os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: hosts.lost().get("S1")) == "its connection ended"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.agents.lab.topology import LabSpec
-from ringtap.agents.lab.up import Lab
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.up import Lab
 from ringtap.records import open_records, read_json_lines
 from ringtap.trafficgen.calibration import Calibration, save, this_host
 from tests.testbed import sweeps

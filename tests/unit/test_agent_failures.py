@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.agents.node import rendezvous
-from ringtap.agents.node.connection import Connection
-from ringtap.agents.node.link import AgentLink
+from ringtap.agents.job.agent_client import AgentLink
+from ringtap.agents.node import agent_socket
+from ringtap.agents.node.agent_socket import Connection
 from ringtap.agents.node.settings import Settings
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory
@@ -72,7 +72,7 @@ def test_a_job_that_a_killed_agent_had_not_read_of_is_on_record(tmp_path: Path) 
     (run.node("here") / "node.json").write_text('{"status": "running", "why": "", "jobs": []}')
     link = AgentLink(run, "here", Settings((), (), 0.1))
     link._greeting = {"pid": 7, "command": ["train", "--token", "hidden"], "rank": None, "began_ns": 1}
-    link._rendezvous = rendezvous.Rendezvous(run.path, "here")
+    link._rendezvous = agent_socket.Rendezvous(run.path, "here")
     link.why = "the agent was killed"
     link._note({"exit_code": 3, "ended_ns": 9})
     item = node_item(run.path)
@@ -187,7 +187,7 @@ def test_file_descriptors_that_run_out_later_take_only_what_needs_them(tmp_path:
         agent = agent_of(run)
         held = []
         for _ in range(60):
-            found = rendezvous.Rendezvous(run, "here").connect()
+            found = agent_socket.Rendezvous(run, "here").connect()
             assert found
             held.append(found[0])
         time.sleep(0.3)
@@ -381,19 +381,19 @@ def test_steps_lost_on_a_full_disk_are_named_in_why(tmp_path: Path) -> None:
 
 def test_the_meeting_point_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What someone else has put in its place is passed over; where there is nothing but that, nothing is recorded."""
-    monkeypatch.setattr(rendezvous, "LOCAL", tmp_path)
+    monkeypatch.setattr(agent_socket, "LOCAL", tmp_path)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     own = os.geteuid()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"ringtap-{own}").symlink_to(tmp_path / "elsewhere")
     (tmp_path / f"ringtap-{own}-1").mkdir(mode=0o755)
-    found = rendezvous.private_folder()
+    found = agent_socket.private_folder()
     assert found == tmp_path / f"ringtap-{own}-2"
     assert found.stat().st_mode & 0o777 == 0o700
-    assert rendezvous.private_folder() == found
+    assert agent_socket.private_folder() == found
     with open_folder("runtime") as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-        assert rendezvous.private_folder() == runtime / "ringtap"
+        assert agent_socket.private_folder() == runtime / "ringtap"
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/not/there")
     found.rmdir()
     for number in range(2, 8):

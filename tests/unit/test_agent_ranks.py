@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringtap.agents.node import rendezvous
-from ringtap.agents.node.environment import local_size, run_key
-from ringtap.collectors.host_processes import rank_in
+from ringtap.agents.job.environment import local_size, run_key
+from ringtap.agents.node import agent_socket
+from ringtap.collectors.processes import rank_in
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory
 from tests.unit.agent_processes import (
@@ -213,9 +213,9 @@ def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(
 ) -> None:
     short = Path(tempfile.mkdtemp())  # a socket's path has at most 107 bytes
     request.addfinalizer(lambda: shutil.rmtree(short))
-    monkeypatch.setattr(rendezvous, "LOCAL", short)
+    monkeypatch.setattr(agent_socket, "LOCAL", short)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    old, young, living, own = (rendezvous.Rendezvous(tmp_path / name, "here") for name in ("a", "b", "c", "d"))
+    old, young, living, own = (agent_socket.Rendezvous(tmp_path / name, "here") for name in ("a", "b", "c", "d"))
     for one in (old, young):
         lock = one.take()
         assert lock is not None
@@ -223,7 +223,7 @@ def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(
         os.close(lock)
     held = living.take()
     assert held is not None
-    folder = rendezvous.private_folder()
+    folder = agent_socket.private_folder()
     for path in folder.iterdir():
         os.utime(path, (0, 0))
     os.utime(young._lock_path)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.agents.node.recorders import Recorders
-from ringtap.agents.node.sampler import Entry, Sampler
+from ringtap.agents.node.sampling import Entry, Recorders, Sampler
 from ringtap.agents.node.settings import Settings, parse_settings
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import DEFAULT, ORDER

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import optimize
 
-from ringtap.analysis.fit import CongestionModel
+from ringtap.analysis.model.fit import CongestionModel
 
 NORRIS = Path(__file__).parents[1] / "gold" / "nist_norris.csv"
 # MGH10, y = b1*exp(b2/(x + b3)), "higher level of difficulty": equation 3.7 with n = 1 and C - BW = x + b3

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import signal, stats
 
-from ringtap.analysis.compare import _distance_p, compare, compare_all, holm
+from ringtap.analysis.statistics.two_sample import _distance_p, compare, compare_all, holm
 from ringtap.errors import UsageError
 
 

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from ringtap.analysis.congestion import elasticities, find_congestion_point, merge_replicates
+from ringtap.analysis.model.congestion_point import elasticities, find_congestion_point, merge_replicates
 from ringtap.errors import UsageError
 
 VGG_MB, RESNET_MB = 737.9, 136.3

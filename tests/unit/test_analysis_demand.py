@@ -1,6 +1,6 @@
 import pytest
 
-from ringtap.analysis.demand import COLLECTIVES, demand
+from ringtap.analysis.model.demand import COLLECTIVES, demand
 from ringtap.errors import UsageError
 
 # Table 3.1 (N = 4) and the demand column of Tables 3.4 and 3.6 (N = 3), in MB

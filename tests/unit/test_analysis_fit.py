@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from ringtap.analysis.fit import CongestionModel, corrected_akaike
+from ringtap.analysis.model.fit import CongestionModel, corrected_akaike
 from ringtap.errors import UsageError
 
 LOADS = np.array([0.0, 3, 6, 9, 12, 14, 16, 18, 19, 20, 21, 22])

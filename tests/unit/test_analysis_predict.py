@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.fit import CongestionModel
-from ringtap.analysis.predict import Predictor, read_fit
+from ringtap.analysis.model.fit import CongestionModel
+from ringtap.analysis.model.predict import Predictor, read_fit
 from ringtap.cli import main
 from ringtap.errors import UsageError
 

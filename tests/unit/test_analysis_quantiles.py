@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ringtap.analysis.quantiles import quantile_interval
-from ringtap.analysis.samples import block_means, correlation_time, effective_count
+from ringtap.analysis.statistics.autocorrelation import block_means, correlation_time, effective_count
+from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.errors import UsageError
 
 

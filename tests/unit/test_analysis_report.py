@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from ringtap.analysis import thesis
-from ringtap.analysis.report.checks import check
-from ringtap.analysis.report.job_figures import NAMES as JOB_FIGURES
-from ringtap.analysis.report.measured import of_sweep
-from ringtap.analysis.runs import SweepRun, open_run
+from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
+from ringtap.analysis.report.expectations import check
+from ringtap.analysis.report.inputs import of_sweep
+from ringtap.analysis.runs.run import SweepRun, open_run
 from ringtap.cli import main
 from ringtap.models import PROFILES
 from ringtap.records import open_records

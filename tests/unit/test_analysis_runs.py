@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import ringtap
-from ringtap.analysis.points import measure
-from ringtap.analysis.runs import JobRun, SweepRun, open_run, read_records
+from ringtap.analysis.runs.run import JobRun, SweepRun, open_run, read_records
+from ringtap.analysis.sweeps.points import measure
 from ringtap.errors import UsageError
 from ringtap.records import Field, RecordWriter
 from ringtap.rundir import RunDirectory

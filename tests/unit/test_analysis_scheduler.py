@@ -22,12 +22,12 @@ import psutil
 import pytest
 from distributed import LocalCluster
 
-from ringtap.analysis import scheduler
-from ringtap.analysis.job import derived, open_job
+from ringtap.analysis import dask_workers
+from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.pcap import cache, read_captures
-from ringtap.analysis.report.measured import of_sweep
-from ringtap.analysis.runs import SweepRun, open_run
+from ringtap.analysis.report.inputs import of_sweep
+from ringtap.analysis.runs.run import SweepRun, derived, open_run
 from ringtap.analysis.workers import Workers
 from ringtap.cli import main
 from ringtap.errors import MeasurementError, UsageError
@@ -47,7 +47,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def crew() -> Iterator[Workers]:
-    with scheduler.workers("local:2") as crew:
+    with dask_workers.workers("local:2") as crew:
         yield crew
 
 
@@ -171,39 +171,39 @@ def test_the_verbs_say_the_same(tmp_path: Path, job: Path, capsys: pytest.Captur
 def test_a_worker_that_dies_again_and_again_is_one_sentence() -> None:
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        scheduler.workers("local:1") as crew,
+        dask_workers.workers("local:1") as crew,
         pytest.raises(MeasurementError, match="workers of local:1 died over the same work"),
     ):
         list(crew.each(os._exit, [1]))
 
 
 def test_results_come_in_order_whatever_is_done_together(crew: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "_TASKS_A_THREAD", 2)
+    monkeypatch.setattr(dask_workers, "_TASKS_A_THREAD", 2)
     assert list(crew.each(operator.sub, range(50), itertools.repeat(1))) == list(range(-1, 49))
     assert list(crew.each(operator.neg, [])) == []
     assert next(crew.each(operator.neg, range(50))) == 0
 
 
 def test_nothing_that_answers_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(dask_workers, "_ANSWER_S", 0.3)
     with (
         pytest.raises(UsageError, match=r"no scheduler of Dask answers at tcp://127\.0\.0\.1:9"),
-        scheduler.workers("tcp://127.0.0.1:9"),
+        dask_workers.workers("tcp://127.0.0.1:9"),
     ):
         pass
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
         pytest.raises(UsageError, match="has no workers: start some with dask worker"),
-        scheduler.workers(cluster.scheduler_address),
+        dask_workers.workers(cluster.scheduler_address),
     ):
         pass
 
 
 def test_workers_that_go_away_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "_LOOK_S", 0.2)
+    monkeypatch.setattr(dask_workers, "_LOOK_S", 0.2)
     with (
         LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
-        scheduler.workers(cluster.scheduler_address) as crew,
+        dask_workers.workers(cluster.scheduler_address) as crew,
     ):
         assert list(crew.each(operator.add, [1, 2], [3, 4])) == [4, 6]
         cluster.scale(0)
@@ -212,9 +212,9 @@ def test_workers_that_go_away_are_one_sentence(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_scheduler_that_goes_away_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(dask_workers, "_ANSWER_S", 0.5)
     cluster = LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0")
-    with scheduler.workers(cluster.scheduler_address) as crew:
+    with dask_workers.workers(cluster.scheduler_address) as crew:
         cluster.close()
         with pytest.raises(MeasurementError, match="are gone: start them again"):
             list(crew.each(operator.neg, [1]))
@@ -222,7 +222,7 @@ def test_a_scheduler_that_goes_away_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("words", ["locally", "local:0", "local:-1", "slurm:x", "host:8786", "/no/such/file.json"])
 def test_other_words_are_refused(words: str) -> None:
-    with pytest.raises(UsageError, match="neither local, local:N, slurm"), scheduler.workers(words):
+    with pytest.raises(UsageError, match="neither local, local:N, slurm"), dask_workers.workers(words):
         pass
 
 
@@ -234,7 +234,7 @@ def test_without_dask_one_sentence_says_what_to_install(monkeypatch: pytest.Monk
     ):
         with monkeypatch.context() as patched:
             patched.setitem(sys.modules, name, None)
-            with pytest.raises(UsageError, match=r" install .*\[dask\]"), scheduler.workers(words):
+            with pytest.raises(UsageError, match=r" install .*\[dask\]"), dask_workers.workers(words):
                 pass
 
 
@@ -260,7 +260,7 @@ def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path, monkeypatch: 
         dask.config.set({"temporary-directory": str(tmp_path)}),
         contextlib.ExitStack() as stack,
     ):
-        cluster = scheduler.slurm_cluster(stack)
+        cluster = dask_workers.slurm_cluster(stack)
         script = cluster.job_script()
         assert cluster.scheduler_address.startswith("tls://")
         keys = [Path(word) for word in script.split() if word.startswith(str(tmp_path))]
@@ -277,7 +277,7 @@ def test_slurms_job_is_that_of_dasks_configuration(tmp_path: Path, monkeypatch: 
 
 
 def test_slurm_without_a_configuration_says_what_to_set() -> None:
-    with pytest.raises(UsageError, match=r"set jobqueue\.slurm\.cores in"), scheduler.workers("slurm"):
+    with pytest.raises(UsageError, match=r"set jobqueue\.slurm\.cores in"), dask_workers.workers("slurm"):
         pass
 
 
@@ -287,7 +287,7 @@ def test_slurm_needs_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with (
         dask.config.set({"jobqueue.slurm.cores": 1, "jobqueue.slurm.memory": "1GB"}),
         pytest.raises(UsageError, match="needs sbatch, which is not on this machine"),
-        scheduler.workers("slurm"),
+        dask_workers.workers("slurm"),
     ):
         pass
 

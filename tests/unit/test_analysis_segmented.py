@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.fit import CongestionModel
-from ringtap.analysis.segmented import compared, find_break, scaled
+from ringtap.analysis.model.breakpoint import compared, find_break, scaled
+from ringtap.analysis.model.fit import CongestionModel
 from ringtap.errors import UsageError
 
 LOADS = np.array([0.0, 4, 8, 11, 13, 15, 17, 18, 19, 20, 21, 22])

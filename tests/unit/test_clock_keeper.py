@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.agents.clock import account as clock_account
-from ringtap.agents.clock import reference as clock_reference
-from ringtap.agents.clock.keeper import ClockKeeper, reference_of
-from ringtap.agents.clock.source import Clock, StepWatch, adjtimex, boot_id, file_system
+from ringtap.agents.clock import log as clock_account
+from ringtap.agents.clock import server as clock_reference
+from ringtap.agents.clock.service import ClockKeeper, reference_of
+from ringtap.agents.clock.system_clock import Clock, StepWatch, adjtimex, boot_id, file_system
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory
 

@@ -11,8 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.agents.clock.ping import LAST, PING, PONG, SIZE, Datagram, Responder, open_socket, pings, receive, unpack
-from ringtap.agents.clock.source import Clock
+from ringtap.agents.clock.protocol import (
+    LAST,
+    PING,
+    PONG,
+    SIZE,
+    Datagram,
+    Responder,
+    open_socket,
+    pings,
+    receive,
+    unpack,
+)
+from ringtap.agents.clock.system_clock import Clock
 
 TOKEN = bytes(range(16))
 ASKER = b"12345678"

@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from ringtap.collectors.base import Context
-from ringtap.collectors.host import HostCollector
-from ringtap.collectors.host_processes import Process, command_of, rank_of
-from ringtap.collectors.host_tcp import COUNTERS, read_counters
+from ringtap.collectors.host import COUNTERS, HostCollector, read_counters
+from ringtap.collectors.processes import Process, command_of, rank_of
 from ringtap.records import open_records, read_json_lines
 
 SNMP = """Ip: Forwarding DefaultTTL

@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringtap.collectors import packets_place as place
-from ringtap.collectors import tcpdump
+from ringtap.collectors import capture_program
+from ringtap.collectors import packets as place
 from ringtap.collectors.base import Context
+from ringtap.collectors.capture_program import Counts, Tool
 from ringtap.collectors.packets import PacketsCollector
-from ringtap.collectors.packets_tool import Counts, Tool
 
 WANTED = {"interface": "eth0", "snap_bytes": 128, "buffer_bytes": 64 << 20, "file_bytes": 0, "filter": ""}
 
@@ -93,7 +93,7 @@ def test_a_tool_that_does_not_answer_holds_nobody_up(tmp_path: Path, tools: list
 
 
 def test_a_tool_that_ignores_its_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringtap.collectors.packets_tool.END_S", 0.5)
+    monkeypatch.setattr("ringtap.collectors.capture_program.END_S", 0.5)
     tool = script(tmp_path, "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsay('listening on x\\n')\ntime.sleep(60)")
     before = psutil.Process().children(recursive=True)  # of other tests
     tool.start()
@@ -107,13 +107,15 @@ def test_a_tool_that_ignores_its_end_is_killed(tmp_path: Path, monkeypatch: pyte
 def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "eth0-0.pcap"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    ordinary = tcpdump.command("/usr/bin/tcpdump", WANTED, file)
+    ordinary = capture_program.command("/usr/bin/tcpdump", WANTED, file)
     assert ordinary == [
         *("/usr/bin/tcpdump", "-n", "-i", "eth0", "-s", "128", "-B", "65536"),
         *("--time-stamp-precision=nano", "-w", str(file)),
     ]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    rotated = tcpdump.command("/usr/bin/tcpdump", WANTED | {"file_bytes": 5_000_000, "filter": "tcp port 80"}, file)
+    rotated = capture_program.command(
+        "/usr/bin/tcpdump", WANTED | {"file_bytes": 5_000_000, "filter": "tcp port 80"}, file
+    )
     assert rotated == [*ordinary, "-Z", "root", "-C", "5", "tcp port 80"]
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.collectors import ring, ring_filter
+from ringtap.collectors import packet_ring
 
 
 def kept(code: bytes, packet: bytes) -> int | None:
     """Bytes of a datagram that a socket with this filter receives; None: it does not come."""
     receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with receiver, sender:
-        ring_filter.attach(receiver, code)
+        packet_ring.attach(receiver, code)
         sender.send(packet)
         receiver.setblocking(False)
         try:
@@ -33,28 +33,28 @@ def frame(port: int) -> bytes:
 
 
 def test_the_kernel_cuts_packets_to_the_snap_length() -> None:
-    assert kept(ring_filter.cut(128), bytes(1000)) == 128
-    assert kept(ring_filter.cut(128), bytes(60)) == 60
+    assert kept(packet_ring.cut(128), bytes(1000)) == 128
+    assert kept(packet_ring.cut(128), bytes(60)) == 60
 
 
-@pytest.mark.skipif(not ring_filter.find_libpcap(), reason="needs libpcap")
+@pytest.mark.skipif(not packet_ring.find_libpcap(), reason="needs libpcap")
 def test_a_filter_expression_becomes_a_program_of_the_kernel() -> None:
-    code = ring_filter.compile_filter("tcp port 5001", 1, 128)
+    code = packet_ring.compile_filter("tcp port 5001", 1, 128)
     assert kept(code, frame(5001)) == 128
     assert kept(code, frame(5002)) is None
     with pytest.raises(ValueError, match="not understood"):
-        ring_filter.compile_filter("tcp porto", 1, 128)
+        packet_ring.compile_filter("tcp porto", 1, 128)
 
 
 def test_without_libpcap_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_filter, "find_libpcap", lambda: "")
+    monkeypatch.setattr(packet_ring, "find_libpcap", lambda: "")
     with pytest.raises(ValueError, match="needs libpcap"):
-        ring_filter.compile_filter("tcp", 1, 128)
+        packet_ring.compile_filter("tcp", 1, 128)
 
 
 def test_files_follow_one_another_as_tcpdumps_do(tmp_path: Path) -> None:
     path = tmp_path / "eth0-0.pcap"
-    file = ring._File(path, 1, 128, limit_bytes=100)
+    file = packet_ring._File(path, 1, 128, limit_bytes=100)
     for _ in range(5):
         file.write(bytes(60))
     file.close()
@@ -64,7 +64,7 @@ def test_files_follow_one_another_as_tcpdumps_do(tmp_path: Path) -> None:
 
 
 def test_errors_are_one_sentence() -> None:
-    command = [sys.executable, "-m", "ringtap.collectors.ring", "--interface", "nosuch0", "--write", os.devnull]
+    command = [sys.executable, "-m", "ringtap.collectors.packet_ring", "--interface", "nosuch0", "--write", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 1
     assert done.stderr == "ring: [Errno 19] No such device\n"

@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.collectors import sockets_layout as layout
+from ringtap.collectors import tcp_info as layout
 from ringtap.collectors.base import Context
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
-from ringtap.collectors.socket_owners import SocketOwners
-from ringtap.collectors.sockets import SocketsCollector
-from ringtap.collectors.sockets_table import APART, SocketTable
+from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable
 from ringtap.records import RecordWriter, open_records, read_json_lines
 
 GOLD = Path(__file__).resolve().parents[1] / "gold"

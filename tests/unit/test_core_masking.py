@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.estimate import resolved
+from ringtap.agents.sweep.estimate import resolved
 from ringtap.masking import is_secret, mask_text, mask_variables, mask_words
 from ringtap.plan import load_plan
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.estimate import estimate, layout
+from ringtap.agents.sweep.estimate import estimate, layout
 from ringtap.errors import UsageError
 from ringtap.plan import load_plan
 

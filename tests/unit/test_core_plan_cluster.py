@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.estimate import estimate, resolved
-from ringtap.agents.reach import nodes_of
+from ringtap.agents.sweep.cluster import nodes_of
+from ringtap.agents.sweep.estimate import estimate, resolved
 from ringtap.errors import UsageError
 from ringtap.plan import load_plan
 from ringtap.plan_cluster import Cluster

@@ -77,19 +77,24 @@ def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # modules that write for a program alone: JSON in ASCII, frames, or machine code
 _FOR_PROGRAMS = {
-    *("agents/host_facts.py", "agents/hosts/servant.py", "agents/lab/keeper.py", "agents/tcp_paths.py"),
-    "analysis/pcap/compiled.py",
+    *(
+        "agents/sweep/host_facts.py",
+        "agents/hosts/worker.py",
+        "agents/testbed/init_process.py",
+        "agents/sweep/tcp_paths.py",
+    ),
+    "analysis/pcap/kernels/compile.py",
 }
 # functions that go past the guard, and why
 _PAST_THE_GUARD = {
-    ("agents/relay.py", "become"): "a forked child writes one line that is made visible",
-    ("agents/hosts/servant.py", "_write"): "frames to the controller",
+    ("agents/job/signals.py", "become"): "a forked child writes one line that is made visible",
+    ("agents/hosts/worker.py", "_write"): "frames to the controller",
     ("slurm/script.py", "print_script"): "to a file or a pipe; a terminal gets guarded text",
-    ("analysis/pcap/compiled.py", ""): "machine code to the process that asked for it",
-    ("agents/progress.py", "__init__"): "a bar; texts are made visible",
+    ("analysis/pcap/kernels/compile.py", ""): "machine code to the process that asked for it",
+    ("agents/sweep/progress.py", "__init__"): "a bar; texts are made visible",
     ("analysis/pcap/progress.py", "_start"): "a bar without texts",
     ("agents/doctor/command.py", "_doctor"): "a table with colours; texts are made visible",
-    ("trafficgen/sender.py", "_show_progress"): "two numbers",
+    ("trafficgen/sender/sender.py", "_show_progress"): "two numbers",
 }
 
 _LIKELY = re.compile(r"os\.write\([12]|unguarded\(|\.buffer\b|sys\.__std|sys\.exit\(f?['\"]")
@@ -130,7 +135,7 @@ def _unguarded_writes(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["agents.lab.enter", HOSTILE, "a", "true"],
+        ["agents.testbed.enter", HOSTILE, "a", "true"],
         ["agents.node.attach", HOSTILE, "n0", "1"],
         ["slurm.run_file", "begin", HOSTILE],
         pytest.param(

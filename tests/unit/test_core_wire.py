@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtap.wire import HEADER_BYTES, frame_bytes
+from ringtap.ethernet import HEADER_BYTES, frame_bytes
 
 MSS = 1448
 

@@ -17,17 +17,17 @@ import psutil
 import pytest
 
 from ringtap.agents import hook
-from ringtap.agents.clock import source as clock_source
+from ringtap.agents.clock import system_clock as clock_source
 from ringtap.agents.doctor import checks as doctor
+from ringtap.agents.doctor import checks as doctor_software
 from ringtap.agents.doctor import command as doctor_command
-from ringtap.agents.doctor import job as doctor_job
+from ringtap.agents.doctor import job_interpreter as doctor_job
 from ringtap.agents.doctor import node as doctor_node
-from ringtap.agents.doctor import software as doctor_software
 from ringtap.agents.doctor.checks import Question, Task, diagnose, run_apart, tasks
 from ringtap.collectors import registry
 from ringtap.collectors.base import Check
 from ringtap.errors import UsageError
-from ringtap.installed import pip
+from ringtap.installation import pip
 
 SITE = str(Path(psutil.__file__).parents[1])
 HOOK = Path(str(hook.__file__)).parent

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import ringtap
 from ringtap.agents.hosts import frames
-from ringtap.agents.hosts.channel import Channel
 from ringtap.agents.hosts.frames import ANSWER_BYTES, BEAT_S, CHUNK_BYTES, ORPHAN_S, SILENT_S, Unpacker, pack
+from ringtap.agents.hosts.remote import Channel
 from ringtap.errors import MeasurementError
 
 # what os.fsdecode makes of any file name

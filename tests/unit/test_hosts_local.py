@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 import ringtap
-from ringtap.agents.hosts import frames, servant
+from ringtap.agents.hosts import frames
+from ringtap.agents.hosts import worker as servant
 from ringtap.agents.hosts.local import LocalHosts
-from ringtap.agents.hosts.served import SERVANT
-from ringtap.agents.node import rendezvous
+from ringtap.agents.hosts.remote import SERVANT
+from ringtap.agents.node import agent_socket
 from ringtap.errors import MeasurementError
 
 
@@ -71,7 +72,7 @@ def test_commands_words_codes_and_environment(hosts: LocalHosts, tmp_path: Path)
 def test_all_are_asked_to_end_and_who_does_not_listen_is_made_to(
     hosts: LocalHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringtap.agents.hosts.served._STOP_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("ringtap.agents.hosts.remote._STOP_TIMEOUT_S", 2.0)
     log = tmp_path / "order"
     for name in ("old", "new"):
         hosts.start("a", name, sh(f"trap 'echo {name}; exit' TERM; echo up; while :; do sleep 0.01; done"), log)
@@ -123,7 +124,7 @@ def test_children_of_a_servant_that_is_killed_are_asked_to_end(hosts: LocalHosts
 
 def test_a_servant_without_a_controller_ends_what_it_started(tmp_path: Path) -> None:
     """The connection stands, and nobody speaks: the controller's machine is cut off, or its process is stopped."""
-    code = "from ringtap.agents.hosts import frames, servant; frames.ORPHAN_S = 0.5; servant.main()"
+    code = "from ringtap.agents.hosts import frames, worker; frames.ORPHAN_S = 0.5; worker.main()"
     start = {"op": "start", "id": 1, "argv": sh("echo $$; exec sleep 60"), "environment": {}}
     log = tmp_path / "log"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as servant:
@@ -179,8 +180,8 @@ def test_a_servant_rests_where_there_is_nothing_to_do(hosts: LocalHosts) -> None
 def test_the_usual_folder_for_runs_is_one_that_nobody_else_has_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "LOCAL", tmp_path)
-    first, second, third, *_ = map(str, rendezvous.local_names(f"ringtap-{servant._user()}"))
+    monkeypatch.setattr(agent_socket, "LOCAL", tmp_path)
+    first, second, third, *_ = map(str, agent_socket.local_names(f"ringtap-{servant._user()}"))
     assert servant._usual_workdir() == first
     Path(first).symlink_to("/")
     Path(second).mkdir()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ringtap.agents.hosts.frames import CHUNK_BYTES
-from ringtap.agents.hosts.mirror import Mirror
-from ringtap.agents.hosts.receiver import Receiver
+from ringtap.agents.hosts.sync import Mirror, Receiver
 
 LOGS = ["host/a.rec", "host/weird 'name'\n", "host/deep/er/b.rec", os.fsdecode(b"host/\xff\xfe")]
 ITEMS = ["host/clock.json", "host/deep/x.json"]

@@ -17,7 +17,7 @@ import pytest
 import tomllib
 
 import ringtap
-from ringtap import installed
+from ringtap import installation
 from ringtap.cli import ATTACHED, VERBS, build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,9 +113,9 @@ def test_pandas_without_numpy_is_told_as_missing_numpy() -> None:
         except ModuleNotFoundError as error:
             raise ImportError("Unable to import required dependencies:\nnumpy") from error
     except ImportError as error:
-        assert str(installed.missing(error)).startswith("numpy is not installed here: ")
-    assert installed.missing(ModuleNotFoundError("", name="ringtap.nothing")) is None
-    assert installed.missing(ImportError("cannot import name", name="numpy")) is None
+        assert str(installation.missing(error)).startswith("numpy is not installed here: ")
+    assert installation.missing(ModuleNotFoundError("", name="ringtap.nothing")) is None
+    assert installation.missing(ImportError("cannot import name", name="numpy")) is None
 
 
 class Noted:
@@ -139,9 +139,9 @@ class Noted:
 
 def command_for(monkeypatch: pytest.MonkeyPatch, record: object, extra: str = "report") -> "list[str]":
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Noted(record))
-    command = installed.install_command(extra)
+    command = installation.install_command(extra)
     before, _, after = command.partition(" install ")
-    assert before == installed.pip()
+    assert before == installation.pip()
     return shlex.split(after)
 
 
@@ -165,7 +165,7 @@ def test_without_a_note_the_command_names_the_checkout_or_the_packages(
 ) -> None:
     gone = {"url": (tmp_path / "gone.whl").as_uri(), "archive_info": {}}
     assert command_for(monkeypatch, gone) == [f"{ROOT}[report]"]
-    monkeypatch.setattr(installed, "__file__", str(tmp_path / "site-packages" / "ringtap" / "installed.py"))
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "site-packages" / "ringtap" / "installed.py"))
     for record in (None, gone):
         assert command_for(monkeypatch, record) == ["numpy>=1.26", "jinja2>=3.1"]
 
@@ -185,7 +185,7 @@ def test_every_package_that_pyproject_names_has_its_extra() -> None:
         for requirement in extras[extra]:
             name = re.match(r"[\w-]+", requirement)[0]  # type: ignore[index]
             if name != "ringtap":
-                assert installed.EXTRAS[by_name.get(name, name)] == advised, requirement
+                assert installation.EXTRAS[by_name.get(name, name)] == advised, requirement
 
 
 def test_a_wheel_made_as_the_readme_says_installs_and_is_named_by_the_remedies(tmp_path: Path) -> None:

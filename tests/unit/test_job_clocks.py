@@ -12,8 +12,8 @@ import pytest
 
 from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.job.words import describe
-from ringtap.analysis.runs import open_run
+from ringtap.analysis.job.text import describe
+from ringtap.analysis.runs.run import open_run
 from ringtap.rundir import read_json, write_json
 from tests.unit.agent_processes import ROOT, ended, python, wrapped
 

@@ -6,9 +6,10 @@ import sys
 import pandas as pd
 import pytest
 
-from ringtap.analysis.job import derived, open_job
+from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.job.words import describe
+from ringtap.analysis.job.text import describe
+from ringtap.analysis.runs import derived
 from ringtap.cli import main
 from ringtap.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, Node, Truth, write_ddp_job

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import host, open_job, phases
-from ringtap.analysis.job.logs import NodeLogs
+from ringtap.analysis.job import iterations, node_counters, open_job
+from ringtap.analysis.job.horovod_timeline import read_timeline
 from ringtap.analysis.job.nccl import read_nccl
 from ringtap.analysis.job.packets import read_packets
-from ringtap.analysis.job.spread import Borders
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.job.timeline import read_timeline
-from ringtap.analysis.job.words import describe
+from ringtap.analysis.job.text import describe
+from ringtap.analysis.runs.intervals import Borders
+from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory, write_json
 from tests.gold.job_run import MS, START_NS, TIMES, Node, Truth, write_ddp_job
@@ -41,7 +41,7 @@ def long_log(node, relative, fields, rows):
 
 
 def table(node, *edges_ms):
-    return host.node_table(NodeLogs(node.path), borders(*edges_ms))
+    return node_counters.node_table(NodeLogs(node.path), borders(*edges_ms))
 
 
 @pytest.mark.parametrize(("unit", "octets"), [("4 octets", 4), ("8 octets", 8)], ids=["InfiniBand", "Omni-Path"])
@@ -86,7 +86,7 @@ def test_processors_of_the_job_and_of_others(node):
     assert found["cpu_job_cores"].tolist() == pytest.approx([1.0, 1.0])
     assert found["cpu_other_cores"].tolist() == pytest.approx([1.5, 1.5])
     assert found["memory_available_bytes"].tolist() == [4e9, 4e9 - 100]
-    cores = host.rank_cores(NodeLogs(node.path), borders(0, 100, 200))
+    cores = node_counters.rank_cores(NodeLogs(node.path), borders(0, 100, 200))
     assert list(cores) == [3]
     assert cores[3].tolist() == pytest.approx([0.5, 0.5])
 
@@ -156,7 +156,7 @@ def test_horovods_timeline_is_split_at_the_optimizers_step(tmp_path):
     timeline = pd.DataFrame(rows).assign(operation="ALLREDUCE", negotiate_start_ns=0)
     job = open_job(tmp_path / "job")
     marks = job.run.steps.assign(index=range(6), generation=0)
-    found = phases._by_timeline(timeline, marks, job.nodes["n0"])
+    found = iterations._by_timeline(timeline, marks, job.nodes["n0"])
     assert found.table["communication_s"].to_numpy() == pytest.approx([0.030] * 5)
     assert found.table["exposed_s"].to_numpy() == pytest.approx([0.010] * 5)
     assert found.table["overlap_s"].to_numpy() == pytest.approx([0.020] * 5)
@@ -168,7 +168,7 @@ def test_horovods_timeline_is_split_at_the_optimizers_step(tmp_path):
 def test_a_union_of_spans_covers_what_they_cover(spans):
     begin = np.array([one[0] for one in spans], np.int64)
     end = begin + np.array([one[1] for one in spans], np.int64)
-    first, last = phases._union(begin, end)
+    first, last = iterations._union(begin, end)
     covered = {t for b, e in zip(begin.tolist(), end.tolist(), strict=True) for t in range(b, e)}
     assert (last - first).sum() == len(covered)
     assert (first[1:] > last[:-1]).all()
@@ -262,7 +262,7 @@ def test_real_timelines_are_joined(tmp_path, name):
     node.finish()
     job = open_job(tmp_path / "job")
     assert job.work.source == "horovod"
-    begin, end = phases._union(timeline["start_ns"].to_numpy(np.int64), timeline["end_ns"].to_numpy(np.int64))
+    begin, end = iterations._union(timeline["start_ns"].to_numpy(np.int64), timeline["end_ns"].to_numpy(np.int64))
     assert job.iterations["communication_s"].sum() == pytest.approx((end - begin).sum() / 1e9, rel=1e-6)
     data = summarize(job)
     assert data["phases"]["compute_s"] is None

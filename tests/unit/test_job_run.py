@@ -6,8 +6,8 @@ import pytest
 
 from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
-from ringtap.analysis.job.words import describe
-from ringtap.analysis.live.follow import RunFollower
+from ringtap.analysis.job.text import describe
+from ringtap.analysis.live.run_state import RunFollower
 from ringtap.errors import UsageError
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory, write_json

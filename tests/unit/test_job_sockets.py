@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job import flows, open_job, sockets
-from ringtap.analysis.job.logs import NodeLogs
-from ringtap.analysis.job.moved import sockets_of
-from ringtap.analysis.job.sockets import socket_log
-from ringtap.analysis.job.spread import Borders
+from ringtap.analysis.job import flows, open_job
+from ringtap.analysis.job.flows import sockets_of
+from ringtap.analysis.runs import sockets
+from ringtap.analysis.runs.intervals import Borders
+from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.sockets import socket_log
 from ringtap.rundir import RunDirectory
 from tests.gold.job_run import MS, START_NS, Node, Socket, Truth, write_ddp_job
 

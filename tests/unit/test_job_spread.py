@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.job.spread import (
+from ringtap.analysis.runs.intervals import (
     Borders,
     add_up,
     growth,

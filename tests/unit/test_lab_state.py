@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ringtap import cli
-from ringtap.agents.lab import state
-from ringtap.agents.lab.topology import LabSpec
-from ringtap.agents.node import rendezvous
+from ringtap.agents.node import agent_socket
+from ringtap.agents.testbed import registry
+from ringtap.agents.testbed.topology import LabSpec
 from ringtap.errors import UsageError
 
 SPEC = LabSpec("bad", ("a", "b"), 100_000_000)
@@ -48,8 +48,8 @@ BAD: dict[str, object] = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The one place of records."""
     place = tmp_path / "records"
-    monkeypatch.setattr(state, "_places", lambda: [place])
-    assert state.state_folder() == place
+    monkeypatch.setattr(registry, "_places", lambda: [place])
+    assert registry.state_folder() == place
     return place
 
 
@@ -61,10 +61,10 @@ def keeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def record(name: str, process: subprocess.Popen[bytes]) -> state.LabState:
-    ticks = state.start_ticks(process.pid)
+def record(name: str, process: subprocess.Popen[bytes]) -> registry.LabState:
+    ticks = registry.start_ticks(process.pid)
     assert ticks is not None
-    lab = state.LabState(LabSpec(name, ("a", "b"), 100_000_000), process.pid, ticks, 0, [])
+    lab = registry.LabState(LabSpec(name, ("a", "b"), 100_000_000), process.pid, ticks, 0, [])
     lab.save()
     return lab
 
@@ -104,9 +104,9 @@ def test_a_file_that_is_no_record_blocks_neither_status_nor_down(
 def test_down_clears_the_record_of_a_testbed_that_is_gone_and_spares_who_took_its_pid(
     folder: Path, keeper: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ticks = state.start_ticks(keeper.pid)
+    ticks = registry.start_ticks(keeper.pid)
     assert ticks
-    gone = state.LabState(SPEC, keeper.pid, ticks - 1, 0, [])
+    gone = registry.LabState(SPEC, keeper.pid, ticks - 1, 0, [])
     gone.save()
     assert gone.folder == folder
     assert cli.main(["lab", "down", "--all"]) == 0
@@ -119,7 +119,7 @@ def test_down_clears_the_record_of_a_testbed_that_is_gone_and_spares_who_took_it
 def test_a_record_of_another_version_is_read_for_what_is_known(folder: Path) -> None:
     item = RECORD | {"spec": SPEC.to_json() | {"colour": "red"}, "weather": "fine"}
     (folder / "bad.json").write_text(json.dumps({key: value for key, value in item.items() if key != "links"}))
-    ((lab,), problems) = state.read_records()
+    ((lab,), problems) = registry.read_records()
     assert (lab.spec, lab.pid, lab.links, problems) == (SPEC, RECORD["pid"], [], [])
 
 
@@ -128,7 +128,7 @@ def test_a_testbed_takes_the_place_of_a_bad_record_but_not_of_a_folder(
 ) -> None:
     (folder / "stands.json").write_text("{")
     assert [lab.path for lab in [record("stands", keeper)]] == [folder / "stands.json"]
-    assert state.find("stands").pid == keeper.pid
+    assert registry.find("stands").pid == keeper.pid
     (folder / "other.json").mkdir()
     with pytest.raises(UsageError, match="cannot be written"):
         record("other", keeper)
@@ -162,11 +162,11 @@ def test_a_keeper_that_may_not_be_ended_does_not_keep_the_others(
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Local disk and home of a user who has no runtime folder."""
-    monkeypatch.setattr(rendezvous, "LOCAL", tmp_path)
+    monkeypatch.setattr(agent_socket, "LOCAL", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    everywhere = state._places()[1:]
-    monkeypatch.setattr(state, "_places", lambda: everywhere)
+    everywhere = registry._places()[1:]
+    monkeypatch.setattr(registry, "_places", lambda: everywhere)
     return tmp_path
 
 
@@ -186,18 +186,18 @@ def test_a_folder_that_is_not_ones_own_is_passed_over(kind: str, places: Path) -
         if os.geteuid() != 0:
             pytest.skip("needs root: only root can give a folder away")
         os.chown(taken, 12345, 12345)
-    assert state.state_folder() == places / f"ringtap-{os.geteuid()}-1"
-    assert state.state_folder().stat().st_mode & 0o777 == 0o700
+    assert registry.state_folder() == places / f"ringtap-{os.geteuid()}-1"
+    assert registry.state_folder().stat().st_mode & 0o777 == 0o700
 
 
 def test_where_every_name_is_taken_the_home_serves(places: Path) -> None:
-    for path in rendezvous.local_names(f"ringtap-{os.geteuid()}"):
+    for path in agent_socket.local_names(f"ringtap-{os.geteuid()}"):
         path.touch()
-    assert state.state_folder() == places / "home" / f".ringtap-{os.uname().nodename}"
-    state.state_folder().rmdir()
+    assert registry.state_folder() == places / "home" / f".ringtap-{os.uname().nodename}"
+    registry.state_folder().rmdir()
     (places / "home" / f".ringtap-{os.uname().nodename}").touch()
     with pytest.raises(UsageError, match="no folder for the records of testbeds"):
-        state.state_folder()
+        registry.state_folder()
 
 
 def test_a_testbed_is_found_after_an_earlier_place_has_come_free(places: Path, keeper: subprocess.Popen[bytes]) -> None:
@@ -206,21 +206,24 @@ def test_a_testbed_is_found_after_an_earlier_place_has_come_free(places: Path, k
     taken.touch()
     lab = record("stands", keeper)
     taken.unlink()
-    assert state.state_folder() == taken
-    assert state.find("stands").path == lab.path
-    with state.locked():
-        assert state.remove(state.find(None))
-    assert state.all_labs() == []
+    assert registry.state_folder() == taken
+    assert registry.find("stands").path == lab.path
+    with registry.locked():
+        assert registry.remove(registry.find(None))
+    assert registry.all_labs() == []
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
 def test_what_is_in_the_place_of_the_lock_is_named(kind: str, folder: Path) -> None:
     make_bad(kind, folder / ".lock")
-    with pytest.raises(UsageError, match=r"\.lock cannot be opened: .*; remove what is in its place"), state.locked():
+    with (
+        pytest.raises(UsageError, match=r"\.lock cannot be opened: .*; remove what is in its place"),
+        registry.locked(),
+    ):
         pass
 
 
 def test_a_pipe_in_the_place_of_the_lock_does_not_hang(folder: Path) -> None:
     make_bad("pipe", folder / ".lock")
-    with state.locked():
+    with registry.locked():
         pass

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.live import series
+from ringtap.analysis.live import recent_counters
+from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import Owners
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
-from ringtap.analysis.live.take import SnapshotSource
 from ringtap.records import Field
 from tests.unit.live_run import DDP, GRADIENTS, START_NS, RunWriter, T, nic_fields, second_of_training
 
@@ -411,7 +411,7 @@ def test_the_jobs_output_names_its_node_where_several_speak(tmp_path: Path) -> N
 
 def test_memory_is_bounded_however_long_it_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sockets that come and go for hours leave what minutes leave: the newest."""
-    monkeypatch.setattr(series, "_MOST_KEYS", 200)
+    monkeypatch.setattr(recent_counters, "_MOST_KEYS", 200)
     with RunWriter(tmp_path / "run", "S0") as run:
         node, watch = run.nodes["S0"], Watch(run.path)
         for at in range(1, 90):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.live import tail
-from ringtap.analysis.live.tail import Document, LinesTail, RecordTail, TextTail, since
+from ringtap.analysis.runs import tail
+from ringtap.analysis.runs.tail import Document, LinesTail, RecordTail, TextTail, since
 from ringtap.records import Field, RecordWriter, open_records
 from ringtap.rundir import NODE
 

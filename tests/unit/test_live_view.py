@@ -15,12 +15,12 @@ import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
+from ringtap.analysis.live.app import LiveApp, Poller
+from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.drawing import bars, core_bars, count, gbps, milliseconds
 from ringtap.analysis.live.flows import Flow
 from ringtap.analysis.live.screen import PAGES, Screenful, ViewState
 from ringtap.analysis.live.snapshot import Gpu, Mark, Snapshot
-from ringtap.analysis.live.take import SnapshotSource
-from ringtap.analysis.live.view import LiveApp, Poller
 from ringtap.errors import MeasurementError
 from tests.unit.live_run import START_NS, RunWriter, second_of_training
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.pcap import cache as caches
-from ringtap.analysis.pcap import read
-from ringtap.analysis.pcap.read import read_captures
+from ringtap.analysis.pcap import reader
+from ringtap.analysis.pcap.reader import read_captures
 from ringtap.errors import UsageError
 from tests.unit.capture_makers import A4, B4, classic, frames, spaced, udp
 
@@ -28,13 +28,13 @@ def capture(tmp_path, monkeypatch):
 def scans(monkeypatch):
     """Counts the files that were really read."""
     made = []
-    scan = read.Scan
+    scan = reader.Scan
 
     def counted(*arguments):
         made.append(arguments)
         return scan(*arguments)
 
-    monkeypatch.setattr(read, "Scan", counted)
+    monkeypatch.setattr(reader, "Scan", counted)
     return made
 
 
@@ -196,10 +196,10 @@ def test_a_capture_that_is_being_written_leaves_no_cache(capture, monkeypatch):
 
 
 def test_cells_that_memory_does_not_hold_are_the_cache(capture, scans, monkeypatch):
-    from ringtap.analysis.pcap import kernel_room
+    from ringtap.analysis.pcap import arena
 
     whole = read_captures(capture, cache=False)
-    monkeypatch.setattr(kernel_room, "_CELLS_IN_MEMORY", 2)
+    monkeypatch.setattr(arena, "_CELLS_IN_MEMORY", 2)
     first = read_captures(capture)
     second = read_captures(capture)
     assert len(scans) == 2

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from ringtap.analysis.pcap import sources
-from ringtap.analysis.pcap.read import read_captures
+from ringtap.analysis.pcap.reader import read_captures
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from tests.unit.capture_makers import (

@@ -5,7 +5,7 @@ import pytest
 
 from ringtap.analysis.pcap import merge as merging
 from ringtap.analysis.pcap.merge import merge
-from ringtap.analysis.pcap.read import scan_packets
+from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.errors import UsageError
 from tests.unit.capture_makers import (

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from ringtap.analysis.pcap import align, read_captures
-from ringtap.analysis.pcap import read as reading
-from ringtap.analysis.pcap.read import scan_packets
+from ringtap.analysis.pcap import reader as reading
+from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.errors import MeasurementError, UsageError
 from tests.unit.capture_makers import A4, B4, C4, MS, START_NS, classic, frames, roce, spaced, udp, usual
 

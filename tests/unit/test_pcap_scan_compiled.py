@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ringtap.analysis.pcap import compiled
+from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.scan import Scan
 from ringtap.errors import MeasurementError
 from tests.unit.capture_makers import classic, frames, usual
@@ -22,22 +22,22 @@ def code():
     from llvmlite import binding
 
     Scan()
-    path = compiled.cache_folder() / f"kernels-{compiled._key(binding)}.o"
-    return compiled._object_code(binding, None), path
+    path = compile.cache_folder() / f"kernels-{compile._key(binding)}.o"
+    return compile._object_code(binding, None), path
 
 
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
     """A cache folder that is empty, and kernels that are not loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiled, "_linked", {})
+    monkeypatch.setattr(compile, "_linked", {})
     return tmp_path / "ringtap"
 
 
 def made(code, monkeypatch):
     """Stands for the compiler's process, which takes seconds: it gives the code that it gave before."""
     monkeypatch.setattr(
-        subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, compiled._sealed(code[0]), b"")
+        subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, compile._sealed(code[0]), b"")
     )
 
 
@@ -50,13 +50,13 @@ def scan():
 def test_compiled_once_and_said_once(code, fresh, monkeypatch):
     made(code, monkeypatch)
     told: list[str] = []
-    compiled.entries(told.append)
+    compile.entries(told.append)
     assert len(told) == 1
     assert "once" in told[0]
     assert len(list(fresh.iterdir())) == 1
-    monkeypatch.setattr(compiled, "_linked", {})
+    monkeypatch.setattr(compile, "_linked", {})
     monkeypatch.setattr(subprocess, "run", None)
-    compiled.entries(told.append)
+    compile.entries(told.append)
     assert len(told) == 1
     assert scan().counts["packets"] == len(usual())
 
@@ -64,12 +64,12 @@ def test_compiled_once_and_said_once(code, fresh, monkeypatch):
 def test_a_damaged_cache_is_made_anew(code, fresh, monkeypatch):
     from llvmlite import binding
 
-    path = fresh / f"kernels-{compiled._key(binding)}.o"
+    path = fresh / f"kernels-{compile._key(binding)}.o"
     fresh.mkdir()
-    path.write_bytes(compiled._sealed(code[0])[:-1] + b"x")
+    path.write_bytes(compile._sealed(code[0])[:-1] + b"x")
     made(code, monkeypatch)
-    compiled.entries()
-    assert path.read_bytes() == compiled._sealed(code[0])
+    compile.entries()
+    assert path.read_bytes() == compile._sealed(code[0])
     assert scan().counts["packets"] == len(usual())
 
 
@@ -84,7 +84,7 @@ def test_a_compiler_that_fails_says_why(fresh, monkeypatch):
     failed = subprocess.CompletedProcess((), 1, b"", b"Traceback\nMemoryError: no room\n")
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
     with pytest.raises(MeasurementError, match="no room"):
-        compiled.entries()
+        compile.entries()
 
 
 def test_a_warm_process_imports_no_compiler(code):

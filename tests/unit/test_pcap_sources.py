@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.pcap.read import read_captures
+from ringtap.analysis.pcap.reader import read_captures
 from ringtap.analysis.pcap.sources import BLOCK_BYTES, Stream, expand
 from ringtap.errors import UsageError
 from tests.unit.capture_makers import classic, frames, usual
@@ -128,7 +128,7 @@ def test_a_pipe_and_standard_input_are_read(tmp_path):
     traffic = read_captures(pipe)
     writer.join()
     assert traffic.counts["packets"] == len(usual())
-    code = "from ringtap.analysis.pcap.read import read_captures as r; print(r('-').counts['packets'])"
+    code = "from ringtap.analysis.pcap.reader import read_captures as r; print(r('-').counts['packets'])"
     done = subprocess.run([sys.executable, "-c", code], input=CAPTURE, capture_output=True, check=True, timeout=60)
     assert int(done.stdout) == len(usual())
 

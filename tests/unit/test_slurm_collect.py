@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.analysis.runs import SweepRun, open_run
+from ringtap.analysis.runs.run import SweepRun, open_run
 from ringtap.cli import main
 from ringtap.records import read_json_lines
 from ringtap.rundir import RunDirectory, write_json

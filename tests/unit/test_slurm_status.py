@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from ringtap.cli import main
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, write_json
-from ringtap.slurm.accounts import Account, Answer, ask_slurm, read_account
+from ringtap.slurm.job_status import Account, Answer, ask_slurm, read_account
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.run_file import WAITING
-from ringtap.slurm.status import SeriesStanding, Standing, standing
-from ringtap.slurm.status_command import lines
+from ringtap.slurm.run_json import WAITING
+from ringtap.slurm.status import SeriesStanding, Standing, lines, standing
 
 Squeue = Callable[[str, int], Path]
 

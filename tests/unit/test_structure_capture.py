@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ringtap import cli
-from ringtap.analysis.demand import demand
+from ringtap.analysis.model.demand import demand
 from ringtap.analysis.pcap import read_captures
 from ringtap.analysis.structure import read_structure
 from ringtap.analysis.structure.streams import Vantage, streams_of

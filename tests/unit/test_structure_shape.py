@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.demand import demand
-from ringtap.analysis.structure.shape import shape_of
+from ringtap.analysis.model.demand import demand
+from ringtap.analysis.structure.topology import shape_of
 from ringtap.analysis.structure.volume import volume_of
 
 NAMES = [f"h{number}" for number in range(8)]

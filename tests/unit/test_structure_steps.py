@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringtap.analysis.job import open_job
-from ringtap.analysis.structure.steps import check_against_steps
+from ringtap.analysis.structure.validation import check_against_steps
 from ringtap.rundir import RunDirectory
 from tests.gold.job_run import MS, START_NS, Node
 

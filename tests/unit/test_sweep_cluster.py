@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from ringtap import open_run
-from ringtap.agents.cross import CrossTraffic
-from ringtap.agents.cross import free_port as cross_free_port
-from ringtap.agents.host_facts import free_port, host_facts
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.hosts.served import ServedHosts
-from ringtap.agents.precheck import check_host
-from ringtap.agents.reach import LostHostError, check_alive, check_lost, losses_named
-from ringtap.agents.roll_call import Answer, _torch_problems, call_roll, cluster_stage
-from ringtap.agents.tcp_paths import Way, _sentences, check_ways
+from ringtap.agents.hosts.remote import ServedHosts
+from ringtap.agents.sweep.cluster import LostHostError, check_alive, check_lost, losses_named
+from ringtap.agents.sweep.cross_traffic import CrossTraffic
+from ringtap.agents.sweep.cross_traffic import free_port as cross_free_port
+from ringtap.agents.sweep.host_facts import free_port, host_facts
+from ringtap.agents.sweep.precheck import check_host
+from ringtap.agents.sweep.preflight import Answer, _torch_problems, call_roll, cluster_stage
+from ringtap.agents.sweep.tcp_paths import Way, _sentences, check_ways
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.rundir import read_json
-from ringtap.trafficgen.planfile import PlanFile
+from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.gold.analysis_sweep import edit_info, write_sweep
 
 PLAN = """\

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ringtap.agents.disturbed import Watch
-from ringtap.agents.lab.topology import Roles
-from ringtap.agents.stage import Stage
+from ringtap.agents.sweep.disturbances import Watch
+from ringtap.agents.sweep.roles import Stage
+from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import UsageError
 from ringtap.records import JsonLinesWriter
 

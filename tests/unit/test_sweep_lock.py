@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.lease import LOCK_FILE, holder, lease_problem, locked
+from ringtap.agents.sweep.lock import LOCK_FILE, holder, lease_problem, locked
 from ringtap.errors import UsageError
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ringtap.agents.lease import holder, locked
+from ringtap.agents.sweep.lock import holder, locked
 with locked(Path(sys.argv[1]), holder(Path(sys.argv[1]), 60.0), print):
     print("held", flush=True)
     time.sleep(600)
@@ -60,9 +60,9 @@ def test_what_a_lock_file_says_reaches_the_terminal_as_plain_text(tmp_path: Path
 
 LEASED = """
 import json, threading, time
-from ringtap.agents.lab import namespaces
+from ringtap.agents.testbed import namespaces
 namespaces.isolate(namespaces.NEWNET)
-from ringtap.agents.host_facts import host_facts
+from ringtap.agents.sweep.host_facts import host_facts
 from ringtap.agents.hosts.lease import Lease
 found, lease = [host_facts()["lease"]], Lease()
 lease.take({"id": "1", "user": "eve", "pid": 7, "host": "desk"})

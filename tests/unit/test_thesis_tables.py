@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 
 from ringtap.analysis import thesis
-from ringtap.analysis.congestion import data_volume_mb
-from ringtap.analysis.demand import demand
-from ringtap.analysis.fit import CongestionModel
-from ringtap.analysis.series import mean_difference, spare
+from ringtap.analysis.model.congestion_point import data_volume_mb
+from ringtap.analysis.model.demand import demand
+from ringtap.analysis.model.fit import CongestionModel
+from ringtap.analysis.sweeps.series import mean_difference, spare
 from ringtap.models import PROFILES
 
 CAPACITY = 25.0

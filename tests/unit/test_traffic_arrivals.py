@@ -6,8 +6,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from ringtap.trafficgen.arrivals import Announcer, Listener
-from ringtap.trafficgen.flow import Flow
+from ringtap.trafficgen.plans.flow import Flow
+from ringtap.trafficgen.sender.completions import Announcer, Listener
 from tests.unit.traffic_processes import MS, plan_of, rows, running, serving, traffic
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

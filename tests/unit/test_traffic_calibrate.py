@@ -12,7 +12,7 @@ import pytest
 
 from ringtap.trafficgen.calibrate import CLEARLY
 from ringtap.trafficgen.calibration import Calibration, save, this_host
-from ringtap.trafficgen.flow import Flow
+from ringtap.trafficgen.plans.flow import Flow
 from tests.unit.traffic_processes import MS, plan_of, serving, traffic
 
 TINY = Calibration(this_host(), 1.0, "sendfile", 1e6, {"sendfile": 1e6}, 1e9, 1e9, 30_000, *(1.0,) * 6)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringtap.records import open_records
-from ringtap.trafficgen.flow import Flow
-from ringtap.trafficgen.planfile import PlanFile
+from ringtap.trafficgen.plans.flow import Flow
+from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.unit.traffic_processes import (
     MS,
     TIME_WAIT,

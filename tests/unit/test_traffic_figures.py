@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringtap.records import open_records
-from ringtap.trafficgen.flow import Flow
+from ringtap.trafficgen.plans.flow import Flow
 from tests.unit.traffic_processes import MS, by_flow, plan_of, send, serving, traffic
 
 LINE_BPS = 10e9

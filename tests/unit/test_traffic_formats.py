@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.cdffile import read_cdf, write_cdf
-from ringtap.trafficgen.flow import Flow
-from ringtap.trafficgen.flowlist import FlowListPlan, write_list
-from ringtap.trafficgen.planfile import PlanFile, write_plan
-from ringtap.trafficgen.planparts import Frame
-from ringtap.trafficgen.plans import FlowPlan, PlanSpec
-from ringtap.trafficgen.plans_rounds import RingPlan
-from ringtap.trafficgen.plans_steady import LongLivedPlan
-from ringtap.trafficgen.sizes import WORKLOADS, parse_sizes
+from ringtap.trafficgen.plans.cdf_file import read_cdf, write_cdf
+from ringtap.trafficgen.plans.common import Frame
+from ringtap.trafficgen.plans.flow import Flow
+from ringtap.trafficgen.plans.hpcc import FlowListPlan, write_list
+from ringtap.trafficgen.plans.patterns import LongLivedPlan, RingPlan
+from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes
+from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 NODES = ["10.0.0.1:5001", "10.0.0.2:5002", "[fd00::3]:5003"]
 FRAME = Frame(0, NODES, ["10.0.0.1", "10.0.0.2", "fd00::3"])

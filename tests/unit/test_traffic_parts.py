@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen import channel
-from ringtap.trafficgen.channel import Channel, pair
-from ringtap.trafficgen.flowlog import RECEIVED_FIELDS, FlowLog
-from ringtap.trafficgen.planfile import PlanFile
+from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
+from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.protocol import format_address, parse_address
-from ringtap.trafficgen.schedule import NEVER, Schedule
-from ringtap.trafficgen.tally import Tally
+from ringtap.trafficgen.sender import ipc
+from ringtap.trafficgen.sender.ipc import Channel, pair
+from ringtap.trafficgen.sender.schedule import NEVER, Schedule
+from ringtap.trafficgen.statistics import Tally
 
 
 def test_quantiles_are_right_to_one_per_cent() -> None:
@@ -92,10 +92,10 @@ def test_a_channel_keeps_messages_and_files_in_order_however_slow_its_reader_is(
         for number in range(100_000):
             if number % 500 < 3:
                 sender.put_file(number, number, file.fileno())
-                wanted.append((channel.SOCKET, number, number, 0))
+                wanted.append((ipc.SOCKET, number, number, 0))
             else:
-                sender.put(channel.FREE, number, number, -number)
-                wanted.append((channel.FREE, number, number, -number))
+                sender.put(ipc.FREE, number, number, -number)
+                wanted.append((ipc.FREE, number, number, -number))
             if number % 37 == 0:
                 sender.flush()
     got: list[tuple[int, int, int, int]] = []
@@ -107,7 +107,7 @@ def test_a_channel_keeps_messages_and_files_in_order_however_slow_its_reader_is(
             os.close(receiver.files.popleft())
             files += 1
     assert got == wanted
-    assert files == sum(message[0] == channel.SOCKET for message in wanted)
+    assert files == sum(message[0] == ipc.SOCKET for message in wanted)
     sender.close()
     assert list(receiver.messages()) == []
     assert receiver.ended

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ringtap.cli import main
-from ringtap.trafficgen.cdffile import read_cdf
-from ringtap.trafficgen.planfile import PlanFile
-from ringtap.trafficgen.sizes import WORKLOADS
+from ringtap.trafficgen.plans.cdf_file import read_cdf
+from ringtap.trafficgen.plans.plan_file import PlanFile
+from ringtap.trafficgen.plans.sizes import WORKLOADS
 from ringtap.units import counted
 
 NODES = "--node 10.0.0.1:5001 --node 10.0.0.2:5001 --node 10.0.0.3:5001"
@@ -167,7 +167,7 @@ def test_a_million_flows_take_little_memory_to_write_and_to_read(tmp_path: Path)
     path = tmp_path / "x.plan"
     words = f"--kind consistent --load 8gbit --duration 1s --sizes fixed:1000 --to a:1 -o {path}"
     read = (
-        "import sys, pathlib; from ringtap.trafficgen.planfile import PlanFile; "
+        "import sys, pathlib; from ringtap.trafficgen.plans.plan_file import PlanFile; "
         "p = PlanFile(pathlib.Path(sys.argv[1])); "
         "assert p.check().flows == 1_000_000; assert sum(1 for _ in p.flows()) == 1_000_000"
     )

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.flow import Flow
-from ringtap.trafficgen.plan_kinds import make_plan
-from ringtap.trafficgen.planfile import Plan
-from ringtap.trafficgen.planparts import Load
+from ringtap.trafficgen.plans.common import Load
+from ringtap.trafficgen.plans.flow import Flow
+from ringtap.trafficgen.plans.plan_file import Plan
+from ringtap.trafficgen.plans.registry import make_plan
 
 MS = 1_000_000
 NODES = ["10.0.0.1:5001", "10.0.0.2:5001", "10.0.0.3:5001", "10.0.0.4:5001"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.flow import Flow
-from ringtap.trafficgen.planfile import PlanFile, write_plan
-from ringtap.trafficgen.planneeds import PlanNeeds
-from ringtap.trafficgen.plans import FlowPlan, PlanSpec
+from ringtap.trafficgen.plans.flow import Flow
+from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.trafficgen.plans.requirements import PlanNeeds
+from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 HEADER = {"format": "ringtap-flow-plan", "version": 2, "duration_ns": 1000, "flows": 4, "bytes": 37}
 HEADER |= {"sources": ["10.0.0.9"], "destinations": ["a:1", "b:2"]}

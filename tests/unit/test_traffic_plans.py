@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans import FlowPlan, PlanSpec
-from ringtap.trafficgen.sizes import WEB_SEARCH
+from ringtap.trafficgen.plans.sizes import WEB_SEARCH
+from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 MS = 1_000_000
 TO = ("10.0.0.1:5001",)

@@ -12,10 +12,10 @@ import pytest
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.records import Field, RecordWriter
-from ringtap.trafficgen.flow import Flow
-from ringtap.trafficgen.flowlog import SENT_FIELDS
-from ringtap.trafficgen.plan_kinds import make_plan
-from ringtap.trafficgen.planfile import PlanFile, write_plan
+from ringtap.trafficgen.flow_log import SENT_FIELDS
+from ringtap.trafficgen.plans.flow import Flow
+from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.trafficgen.plans.registry import make_plan
 
 MS = 1_000_000
 ORIGIN_NS = 1_700_000_000 * 10**9

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringtap.trafficgen import protocol, taker
+from ringtap.trafficgen import protocol
 from ringtap.trafficgen.protocol import FLOW, NOTICE
+from ringtap.trafficgen.receiver import worker as taker
 from tests.unit.traffic_processes import Serve, children, plan_for, serving, traffic, wait_until
 
 HELLO = protocol.hello("", 5)

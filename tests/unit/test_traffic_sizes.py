@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.draws import exponential, normal_share
-from ringtap.trafficgen.sizes import WEB_SEARCH, WORKLOADS, SizeDistribution, parse_sizes
+from ringtap.trafficgen.plans.sampling import exponential, normal_share
+from ringtap.trafficgen.plans.sizes import WEB_SEARCH, WORKLOADS, SizeDistribution, parse_sizes
 
 
 def test_the_mean_is_the_published_one() -> None:

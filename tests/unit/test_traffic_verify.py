@@ -17,8 +17,8 @@ import pytest
 from ringtap.analysis.traffic.plan import burst_windows, read_plan
 from ringtap.cli import main
 from ringtap.records import Field, RecordWriter
-from ringtap.trafficgen.bundle_command import write_archive
-from ringtap.trafficgen.flowlog import NO_SOURCE, SENT_FIELDS, STATES
+from ringtap.trafficgen.commands.bundle import write_archive
+from ringtap.trafficgen.flow_log import NO_SOURCE, SENT_FIELDS, STATES
 
 MS, ORIGIN_NS = 1_000_000, 1_700_000_000_000_000_000
 TO = "127.0.0.1:5001"

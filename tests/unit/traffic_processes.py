@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import psutil
 
 from ringtap.records import open_records
-from ringtap.trafficgen.flow import FORMAT, VERSION, Flow
-from ringtap.trafficgen.plan_kinds import make_plan
-from ringtap.trafficgen.planfile import write_plan
-from ringtap.trafficgen.plans import FlowPlan, PlanSpec
+from ringtap.trafficgen.plans.flow import FORMAT, VERSION, Flow
+from ringtap.trafficgen.plans.plan_file import write_plan
+from ringtap.trafficgen.plans.registry import make_plan
+from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 MS = 1_000_000
 COMMAND = [sys.executable, "-m", "ringtap.cli", "traffic"]

@@ -1,0 +1,217 @@
+"""What a node publishes about its clock: clock/clock.json, rewritten now and then, and clock/pings.rec, every ping."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringtap.agents.clock import fit as clock_fit
+from ringtap.agents.clock.fit import Break, Fit, Measurement
+from ringtap.agents.clock.system_clock import Clock, Step, adjtimex, boot_id, file_system
+from ringtap.errors import RingtapError
+from ringtap.records import Field, RecordFile, RecordWriter, cut_torn_record
+from ringtap.rundir import CLOCK, read_json, write_json
+
+if TYPE_CHECKING:
+    from ringtap.agents.clock.protocol import Ping
+
+_FIELDS = [
+    Field("t_ns", "<i8", "ns", "time"),
+    Field("mono_ns", "<i8", "ns", "time"),
+    Field("reference_received_ns", "<i8", "ns", "time"),
+    Field("reference_answered_ns", "<i8", "ns", "time"),
+    Field("received_ns", "<i8", "ns", "time"),
+    Field("sequence", "<u4", "pings", "index"),
+    Field("burst", "<u4", "bursts", "index"),
+    Field("kernel_stamps", "<u1", "1 reference, 2 this node", "index"),
+]
+_BURST = [field.name for field in _FIELDS].index("burst")
+# the kernel lets a clock's error grow by 500 ppm of the time since the daemon last set it
+_NTP_GROWTH = 500e-6
+
+
+class Account:
+    """A node's clock as the run directory shows it.
+
+    Args:
+        run: the run directory.
+        node: this node.
+        reference: the node whose clock the run's times are put on.
+        clock: this node's clocks.
+    """
+
+    def __init__(self, run: Path, node: str, reference: str, clock: Clock) -> None:
+        self._run, self._node, self.reference, self._clock = run, node, reference, clock
+        self.folder = run / "nodes" / node / "clock"
+        self.measurements: list[Measurement] = []
+        self.steps: list[Step] = []
+        self.breaks: list[Break] = []  # where the reference's clock was set, by its own account in the answers
+        self.reason, self.remedy = "", ""
+        self.facts: dict[str, Any] = {}
+        self._before = adjtimex()
+        self._begin_mono_ns = clock.mono_ns()
+        self._writer: RecordWriter | None = None
+        self._bursts = 0
+        self._published_s = 0.0
+        self._began_s = time.monotonic()
+
+    def open_pings(self) -> None:
+        """Open the log of pings; that it is there is also how this node asks the reference to answer."""
+        path = self.folder / "pings.rec"
+        try:
+            self._writer = RecordWriter(path, _FIELDS, {"collector": "clock", "source": "UDP pings", "every_s": 10.0})
+        except FileExistsError:  # an earlier agent of this node and run
+            log = cut_torn_record(path)
+            self._writer = RecordWriter(path, _FIELDS, None)
+            self._go_on(log)
+
+    def _go_on(self, log: RecordFile) -> None:
+        """Take over what an earlier agent of this node has measured, where its monotonic clock was this one."""
+        last = log.tail(log.count - 1) if log.count else []
+        self._bursts = last[0][_BURST] + 1 if last else 0
+        with suppress(RingtapError, KeyError, TypeError):
+            item = read_json(self.folder / "clock.json", CLOCK)
+            if item["boot_id"] == boot_id() and item["reference"] == self.reference:
+                steps = [Step(**step) for step in item["steps"]]
+                self.measurements = [Measurement(**one) for one in item["measurements"]]
+                self.steps = steps
+                begins = [part["from_mono_ns"] for part in item["segments"]]
+                self._begin_mono_ns = min([self._begin_mono_ns, *begins])
+
+    def note_burst(self, phase: str, answered: list[Ping], lost: int) -> Measurement | None:
+        """Keep a burst's pings; returns its measurement: the ping with the least round trip."""
+        if self._writer is not None and answered:
+            rows = [
+                (p.t1_ns, p.mono_ns, p.t2_ns, p.t3_ns, p.t4_ns, p.sequence, self._bursts, p.kernel_stamps)
+                for p in answered
+            ]
+            self._writer.append_many(rows)
+        self._bursts += 1
+        # a clock set while a ping was on its way makes nonsense of it
+        usable = [ping for ping in answered if ping.round_trip_ns > 0]
+        if not usable:
+            return None
+        best = min(usable, key=lambda ping: ping.round_trip_ns)
+        half_ns = (best.t4_ns - best.t1_ns) // 2
+        error_ns = best.round_trip_ns // 2 + 1
+        found = Measurement(
+            best.t1_ns + half_ns,
+            best.mono_ns + half_ns,
+            phase,
+            best.offset_ns,
+            error_ns,
+            best.round_trip_ns,
+            len(answered),
+            lost,
+        )
+        self.measurements.append(found)
+        self.facts["kernel_stamps"] = all(ping.kernel_stamps == 3 for ping in usable)
+        return found
+
+    def due(self) -> bool:
+        """Whether clock.json should be written again: ever more seldom, since it is written whole."""
+        now_s = time.monotonic()
+        return now_s - self._published_s >= min(600.0, max(5.0, (now_s - self._began_s) / 4))
+
+    def publish(self) -> dict[str, Any]:
+        """Write clock.json; returns what node.json keeps of it."""
+        self._published_s = time.monotonic()
+        item = self._item()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "clock.json", item)
+        fit = item["fit"] or {}
+        summary = {"source": item["source"], "reference": self.reference, "measurements": len(self.measurements)}
+        summary |= {key: fit.get(key) for key in ("offset_ns", "drift_ppm", "error_ns")}
+        return summary | {"steps": len(self.steps)} | self.facts
+
+    def _item(self) -> dict[str, Any]:
+        now = adjtimex()
+        end_mono_ns = self._clock.mono_ns()
+        own = [(step.mono_before_ns, step.mono_ns) for step in self.steps]
+        parts = clock_fit.segments(self.measurements, [*own, *self.breaks], self._begin_mono_ns, end_mono_ns)
+        source, shown, extra = self._judge(parts, now)
+        return {
+            "reference": self.reference,
+            "clock": "CLOCK_REALTIME",
+            "source": source,
+            "reason": self.reason,
+            "remedy": self.remedy,
+            "measurements": [asdict(measurement) for measurement in self.measurements],
+            "fit": asdict(clock_fit.overall(shown)) if shown else None,
+            "segments": [asdict(part) for part in shown],
+            "steps": [asdict(step) for step in self.steps],
+            "adjtimex": now,
+            "adjtimex_before": self._before,
+            "boot_id": boot_id(),
+            **extra,
+            **self.facts,
+        }
+
+    def _judge(self, parts: list[Fit], now: dict[str, Any]) -> tuple[str, list[Fit], dict[str, Any]]:
+        """Which account of the offset holds: where it comes from, the segments, and what was measured beside it."""
+        if self._node == self.reference:
+            return "this node is the reference", [self._line(0)], {}
+        theirs = self._theirs()
+        if self._same_kernel(theirs):
+            return "same kernel", [self._line(0)], {"measured": [asdict(part) for part in parts]}
+        if parts:
+            return "pings", parts, {}
+        bound_ns = _daemons_bound_ns(now, theirs.get("adjtimex") or {})
+        return ("time daemons", [self._line(bound_ns)], {}) if bound_ns else ("none", [], {})
+
+    def _line(self, error_ns: int) -> Fit:
+        """No offset and no drift, over the time of the run."""
+        mono_ns = self._clock.mono_ns()
+        end_ns = mono_ns + self._clock.gap_ns()
+        begin_ns = end_ns - (mono_ns - self._begin_mono_ns)
+        return Fit(begin_ns, end_ns, self._begin_mono_ns, mono_ns, begin_ns, 0, 0.0, error_ns, 0)
+
+    def _theirs(self) -> dict[str, Any]:
+        """The reference's own clock.json; empty where it is not to be seen."""
+        with suppress(RingtapError):
+            item: dict[str, Any] = read_json(self._run / "nodes" / self.reference / "clock" / "clock.json", CLOCK)
+            return item
+        return {}
+
+    def _same_kernel(self, theirs: dict[str, Any]) -> bool:
+        """Whether both nodes run on one kernel and so have one clock, as on the virtual testbed.
+
+        Boot identities alone do not prove it (copies of a virtual machine share them), but two kernels cannot share
+        files on a local file system.
+        """
+        mine = boot_id()
+        try:
+            return bool(mine) and theirs.get("boot_id") == mine and file_system(self._run)[1]
+        except OSError:
+            return False
+
+    def refine_breaks(self) -> None:
+        """Narrow down when the reference's clock was set, from its own record of it."""
+        steps = [step for step in self._theirs().get("steps", []) if isinstance(step, dict)]
+        self.breaks = [self._refined(before, after, steps) for before, after in self.breaks]
+
+    def _refined(self, before: int, after: int, steps: list[dict[str, Any]]) -> Break:
+        later = next(m for m in self.measurements if m.mono_ns >= after)
+        for step in steps:
+            # the reference's time after its step, on this node's monotonic clock
+            seen = step["t_ns"] + later.offset_ns - later.t_ns + later.mono_ns
+            if before <= seen <= after:
+                return max(before, seen - (step["mono_ns"] - step["mono_before_ns"])), seen
+        return before, after
+
+    def close(self) -> None:
+        """Close the log of pings."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _daemons_bound_ns(mine: dict[str, Any], theirs: dict[str, Any]) -> int:
+    """Bound of the offset by what both time daemons promise; 0 where one promises nothing."""
+    if not (mine.get("synchronised") and theirs.get("synchronised")):
+        return 0
+    age_ns = max(0, int(mine["t_ns"]) - int(theirs["t_ns"]))
+    return int((mine["max_error_us"] + theirs["max_error_us"]) * 1000 + age_ns * _NTP_GROWTH) + 1

@@ -1,0 +1,332 @@
+"""Pings that compare two clocks: a responder on the run's reference node, a pinger on every other.
+
+A datagram and its answer have 64 bytes each. Both carry a keyed digest; the key is the run's token, which never crosses
+the network: what does not carry a right digest is not answered, and an answer is never larger than its question.
+The kernel stamps what is received (SO_TIMESTAMPNS), so a program that is waked late does not count.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ringtap.agents.clock.system_clock import STEP_NS, Clock
+
+SIZE = 64
+PING, PONG, LAST = 0, 1, 2  # LAST: a ping too, and the last of its node
+KERNEL_STAMP = 1
+_BODY = struct.Struct("!4sBBH8sIIqqq")
+_MAGIC, _VERSION = b"RTCK", 1
+_DIGEST_BYTES = SIZE - _BODY.size
+_SO_TIMESTAMPNS = 35  # the socket module names it from Python 3.14 on
+_TIMESPEC = struct.Struct("@ll")
+_MAX_ADDRESSES = 16
+_BAD_A_REST = 100  # datagrams without the token before the responder rests
+_REST_S = 0.05
+# a stamp further than this from the reading beside it is of another clock
+_PLAUSIBLE_NS = 10_000_000_000
+
+
+@dataclass(frozen=True)
+class Datagram:
+    """What a datagram says; times are CLOCK_REALTIME in ns of the node that took them.
+
+    Attributes:
+        kind: PING, PONG or LAST.
+        steps_seen: how often the reference's clock was set so far (answers; modulo 2^15), shifted by one;
+            the lowest bit says that its receive stamp is the kernel's.
+        asker: who asks, 8 random bytes.
+        sequence: number of the ping.
+        wish: the period in ms that the reference can serve, so that many nodes do not load it (answers).
+        sent_ns: when the asker sent it.
+        received_ns: when the reference received it (answers).
+        answered_ns: when the reference answered (answers).
+    """
+
+    kind: int
+    steps_seen: int
+    asker: bytes
+    sequence: int
+    wish: int = 0
+    sent_ns: int = 0
+    received_ns: int = 0
+    answered_ns: int = 0
+
+    def pack(self, token: bytes) -> bytes:
+        """As bytes, with the digest."""
+        body = _BODY.pack(
+            _MAGIC,
+            _VERSION,
+            self.kind,
+            self.steps_seen,
+            self.asker,
+            self.sequence,
+            self.wish,
+            self.sent_ns,
+            self.received_ns,
+            self.answered_ns,
+        )
+        return body + hashlib.blake2s(body, key=token, digest_size=_DIGEST_BYTES).digest()
+
+
+def unpack(data: bytes, token: bytes) -> Datagram | None:
+    """A datagram that carries the token's digest; None for anything else."""
+    if len(data) != SIZE:
+        return None
+    body = data[: _BODY.size]
+    magic, version, *fields = _BODY.unpack(body)
+    if magic != _MAGIC or version != _VERSION:
+        return None
+    if hashlib.blake2s(body, key=token, digest_size=_DIGEST_BYTES).digest() != data[_BODY.size :]:
+        return None
+    return Datagram(*fields)
+
+
+def open_socket(address: str, port: int = 0) -> socket.socket:
+    """A UDP socket bound to an address, with kernel stamps where they are to be had."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    try:
+        sock.setblocking(False)
+        sock.bind((address, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def receive(sock: socket.socket, clock: Clock) -> tuple[bytes, tuple[str, int], int, bool]:
+    """One datagram: its bytes, its sender, when it came (CLOCK_REALTIME, ns), and whether the kernel said so."""
+    data, control, _, sender = sock.recvmsg(SIZE + 1, socket.CMSG_SPACE(_TIMESPEC.size))
+    now_ns = clock.real_ns()
+    for level, kind, value in control:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(value) == _TIMESPEC.size:
+            seconds, nanoseconds = _TIMESPEC.unpack(value)
+            stamp_ns = clock.of_kernel(seconds * 1_000_000_000 + nanoseconds)
+            if 0 <= now_ns - stamp_ns < _PLAUSIBLE_NS:
+                return data, sender, stamp_ns, True
+    return data, sender, now_ns, False
+
+
+class Responder:
+    """Answers pings on some of this node's addresses, one socket an address, all on one port.
+
+    Args:
+        addresses: this node's addresses.
+        token: the run's token.
+        clock: this node's clocks.
+        wish: gives the period in ms that this node can serve so many askers at.
+        steps: gives how often this node's clock was set so far.
+
+    Raises:
+        OSError: none of the addresses can be bound.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        token: bytes,
+        clock: Clock,
+        wish: Callable[[int], int],
+        steps: Callable[[], int],
+    ) -> None:
+        self._token, self._clock, self._wish, self._steps = token, clock, wish, steps
+        self.answered = 0
+        self.refused = 0
+        self._bad = 0  # since the last rest
+        self.kernel_stamps = True
+        self._askers: dict[bytes, float] = {}
+        self._selector = selectors.DefaultSelector()
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._alarm, selectors.EVENT_READ)
+        self.port = 0
+        self.addresses: list[str] = []
+        problem: OSError | None = None
+        for address in list(addresses)[:_MAX_ADDRESSES]:
+            try:
+                sock = open_socket(address, self.port)
+            except OSError as error:  # an address still being set up, or a port taken there
+                problem = error
+                continue
+            self.port = self.port or sock.getsockname()[1]
+            self.addresses.append(address)
+            self._selector.register(sock, selectors.EVENT_READ)
+        if not self.addresses:
+            self.close()
+            raise problem or OSError(errno.EADDRNOTAVAIL, "no address")
+
+    def serve(self, seconds: float) -> None:
+        """Answer what comes within so many seconds, or until `wake`."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            ready = [key.fileobj for key, _ in self._selector.select(left_s)]
+            if self._alarm in ready:
+                os.eventfd_read(self._alarm)
+                return
+            if sum(self._drain(sock) for sock in ready if isinstance(sock, socket.socket)):
+                time.sleep(_REST_S)  # somebody floods the port: the kernel drops the rest, the job keeps its processor
+
+    def wake(self) -> None:
+        """Let `serve` return at once, from any thread."""
+        os.eventfd_write(self._alarm, 1)
+
+    def _drain(self, sock: socket.socket) -> bool:
+        """Answer what waits on a socket; True where too much of it was not ours."""
+        while self._bad < _BAD_A_REST:
+            try:
+                data, sender, received_ns, by_kernel = receive(sock, self._clock)
+            except BlockingIOError:
+                return False
+            except OSError:  # an ICMP error of an earlier answer
+                return False
+            ping = unpack(data, self._token)
+            if ping is None or ping.kind == PONG:
+                self._bad += 1
+                self.refused += 1
+                continue
+            self._answer(sock, sender, ping, received_ns, by_kernel)
+        self._bad = 0
+        return True
+
+    def _answer(
+        self, sock: socket.socket, sender: tuple[str, int], ping: Datagram, received_ns: int, by_kernel: bool
+    ) -> None:
+        if ping.kind == LAST:
+            self._askers.pop(ping.asker, None)
+        else:
+            self._askers[ping.asker] = time.monotonic()
+        self.kernel_stamps = self.kernel_stamps and by_kernel
+        flags = (self._steps() & 0x7FFF) << 1 | (KERNEL_STAMP if by_kernel else 0)
+        wish = self._wish(len(self._askers))
+        now_ns = self._clock.real_ns()
+        pong = Datagram(PONG, flags, ping.asker, ping.sequence, wish, ping.sent_ns, received_ns, now_ns)
+        self.answered += 1
+        with suppress(OSError):  # a full queue is a lost ping
+            sock.sendto(pong.pack(self._token), sender)
+
+    def waiting(self, within_s: float) -> int:
+        """How many nodes have pinged within so many seconds and not said that it was their last."""
+        since_s = time.monotonic() - within_s
+        return sum(last_s >= since_s for last_s in self._askers.values())
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        os.close(self._alarm)
+
+
+@dataclass(frozen=True)
+class Ping:
+    """One answered ping: four times, and what the answer said beside them.
+
+    Attributes:
+        mono_ns: CLOCK_MONOTONIC of this node when it was sent.
+        sequence: its number.
+        t1_ns, t4_ns: sent and answer received, by this node's clock.
+        t2_ns, t3_ns: received and answered, by the reference's.
+        kernel_stamps: 1: the reference's receive stamp is the kernel's, 2: this node's is; 3: both.
+        steps_seen: how often the reference's clock was set so far.
+        wish_s: the least period the reference asks for.
+        address: the reference's address.
+    """
+
+    mono_ns: int
+    sequence: int
+    t1_ns: int
+    t2_ns: int
+    t3_ns: int
+    t4_ns: int
+    kernel_stamps: int
+    steps_seen: int
+    wish_s: float
+    address: str
+
+    @property
+    def round_trip_ns(self) -> int:
+        """Time on the way, without the time at the reference; not above 0 where a clock was set meanwhile."""
+        return (self.t4_ns - self.t1_ns) - (self.t3_ns - self.t2_ns)
+
+    @property
+    def offset_ns(self) -> int:
+        """This node's clock minus the reference's, were both ways equally long."""
+        return ((self.t1_ns - self.t2_ns) + (self.t4_ns - self.t3_ns)) // 2
+
+
+def pings(
+    address: str,
+    port: int,
+    token: bytes,
+    asker: bytes,
+    clock: Clock,
+    sequences: Sequence[int],
+    timeout_s: float,
+    kind: int = PING,
+) -> Iterator[Ping | None]:
+    """Send pings one after the other; gives each its answer, or None where none came in time.
+
+    Raises:
+        OSError: the address cannot be reached from here at all.
+    """
+    with open_socket("::" if ":" in address else "0.0.0.0") as sock, selectors.DefaultSelector() as selector:
+        sock.connect((address, port))
+        selector.register(sock, selectors.EVENT_READ)
+        for sequence in sequences:
+            mono_ns, sent_ns = clock.mono_ns(), clock.real_ns()
+            try:
+                sock.send(Datagram(kind, 0, asker, sequence, sent_ns=sent_ns).pack(token))
+                yield _await(sock, selector, token, asker, clock, (sequence, mono_ns, sent_ns), timeout_s, address)
+            except ConnectionRefusedError:  # nobody listens there any more
+                yield None
+
+
+def _await(
+    sock: socket.socket,
+    selector: selectors.BaseSelector,
+    token: bytes,
+    asker: bytes,
+    clock: Clock,
+    sent: tuple[int, int, int],
+    timeout_s: float,
+    address: str,
+) -> Ping | None:
+    sequence, mono_ns, sent_ns = sent
+    end_s = time.monotonic() + timeout_s
+    while (left_s := end_s - time.monotonic()) > 0:
+        if not selector.select(left_s):
+            return None
+        try:
+            data, _, received_ns, by_kernel = receive(sock, clock)
+        except BlockingIOError:  # a wrong checksum
+            continue
+        pong = unpack(data, token)
+        if pong is None or pong.kind != PONG or (pong.asker, pong.sequence, pong.sent_ns) != (asker, sequence, sent_ns):
+            continue
+        if received_ns - sent_ns > clock.mono_ns() - mono_ns + STEP_NS:  # the clock was set meanwhile
+            return None
+        stamps = (pong.steps_seen & KERNEL_STAMP) | (2 if by_kernel else 0)
+        return Ping(
+            mono_ns,
+            sequence,
+            sent_ns,
+            pong.received_ns,
+            pong.answered_ns,
+            received_ns,
+            stamps,
+            pong.steps_seen >> 1,
+            pong.wish / 1000,
+            address,
+        )
+    return None

@@ -1,0 +1,479 @@
+"""Hosts that are each served by a servant of ours (servant.py), whatever carries its words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ringtap
+from ringtap.agents.hosts import frames
+from ringtap.agents.hosts.base import HostProcess, understood
+from ringtap.errors import MeasurementError
+
+_NOISE_BYTES = 1 << 20  # of what a login prints, on standard output and on standard error
+_NOISE_CHECK_S = 0.25
+_FACTS_BYTES = 1 << 16
+_LAST_WORDS_BYTES = 1 << 16
+_CLOSE_S = 5.0
+
+Answer = dict[str, Any]
+
+# fields of the frames that answer a request, and of those that an answer may have
+_ANSWERS: dict[str, dict[str, type]] = {
+    "exit": {"code": int},
+    "answer": {"code": int, "out": str, "err": str},
+    "done": {},
+}
+_OPTIONAL = {"why": str, "listens": bool}
+
+
+class Call(NamedTuple):
+    """A request: its number, and the answer, whose exception is the host's loss."""
+
+    number: int
+    answer: Future[Answer]
+
+
+class Channel:
+    """A host that is being reached, is reached, or is lost.
+
+    Args:
+        host: its name.
+        command: what carries standard input and output to ``python -m ringtap.agents.hosts.worker`` on it.
+        patience_s: how long the connection may take, and how long the host may then be silent.
+        sink: takes what the host sends of its files, on this channel's own thread.
+        explain: makes a reason for the loss out of what the command said on standard error, what was noticed here, and
+            the command's exit code.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        command: list[str],
+        patience_s: tuple[float, float],
+        sink: Callable[[str, Answer, bytes], None],
+        explain: Callable[[str, str, str, int], str],
+    ) -> None:
+        self.host, self._sink, self._explain = host, sink, explain
+        self._connect_s, self._silent_s = patience_s
+        self._numbers = count(1)
+        self._answers: dict[int, Future[Answer]] = {}
+        self._lock, self._write_lock = threading.Lock(), threading.Lock()
+        self.lost = ""
+        self.facts: Future[Answer] = Future()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115
+        # A session of its own: a Ctrl-C at the terminal is for the controller, which ends things in order.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, start_new_session=True
+        )
+        self._thread = threading.Thread(target=self._listen, name=f"host {host}", daemon=True)
+        self._thread.start()
+
+    def tell(self, item: Answer, data: bytes = b"") -> None:
+        """Send a frame; to a lost host it goes nowhere."""
+        assert self._process.stdin is not None
+        with self._write_lock, contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(frames.pack(item, data))
+            self._process.stdin.flush()
+
+    def request(self, item: Answer, data: bytes = b"") -> Call:
+        """Send a frame that is answered."""
+        call = Call(next(self._numbers), Future())
+        with self._lock:
+            if self.lost:
+                call.answer.set_exception(self._loss())
+                return call
+            self._answers[call.number] = call.answer
+        self.tell(item | {"id": call.number}, data)
+        return call
+
+    def _loss(self) -> MeasurementError:
+        return MeasurementError(f"{self.host} is lost: {self.lost}")
+
+    def _listen(self) -> None:
+        """Take in what the host says until it says no more."""
+        why = ""
+        try:
+            rest = self._await_marker()
+            unpacker = frames.Unpacker()
+            while rest:
+                for item, data in unpacker.feed(rest):
+                    self._take(item, data)
+                rest = self._read(self._silent_s)
+        except Exception as error:  # whatever it is: all would wait for a thread that has died unseen
+            why = str(error) or type(error).__name__
+        self._end(why)
+
+    def _read(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        if not poll.poll(seconds * 1000):
+            raise TimeoutError(f"not a word for {seconds:.0f} s")
+        return os.read(self._process.stdout.fileno(), 1 << 18)
+
+    def _await_marker(self) -> bytes:
+        """Skip what a login shell says first; returns what has come after the servant's first line."""
+        data, deadline_s = b"", time.monotonic() + self._connect_s
+        while True:
+            before, marker, line = data.partition(frames.MARKER)
+            if marker and b"\n" in line:
+                line, _, rest = line.partition(b"\n")
+                self.facts.set_result(_facts(line))
+                return rest or self._read(self._silent_s)
+            if max(len(before), os.fstat(self._words.fileno()).st_size) > _NOISE_BYTES:
+                raise ValueError(f"its login prints more than {_NOISE_BYTES >> 20} MiB before ringtap is started")
+            if len(line) > _FACTS_BYTES:
+                raise ValueError(frames.NOISE)
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"ringtap was not started there within {self._connect_s:.0f} s")
+            with contextlib.suppress(TimeoutError):
+                piece = self._read(min(left_s, _NOISE_CHECK_S))
+                if not piece:
+                    return b""
+                data += piece
+
+    def _take(self, item: Answer, data: bytes) -> None:
+        op = item.get("op")
+        if op == "file":
+            self._sink(self.host, item, data)
+        elif op != "beat":
+            if not _is_answer(item):
+                raise ValueError(frames.NOISE)
+            with self._lock:
+                answer = self._answers.pop(item["id"], None)
+            if answer is not None:
+                answer.set_result(item)
+
+    def _end(self, why: str) -> None:
+        """The host is lost, or left."""
+        if why:
+            self._process.kill()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+        said = self._words.read().decode(errors="replace")
+        lost = self._explain(self.host, said, why, self._process.returncode)
+        with self._lock:
+            self.lost = lost
+            waiting, self._answers = list(self._answers.values()), {}
+        for answer in (self.facts, *waiting):
+            if not answer.done():
+                answer.set_exception(self._loss())
+
+    def hang_up(self) -> None:
+        """Let the servant go: it ends what may still run there."""
+        assert self._process.stdin is not None
+        with self._write_lock, contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Leave the host."""
+        self.hang_up()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            self._process.kill()
+            self._thread.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._words.close()
+
+
+def _is_answer(item: Answer) -> bool:
+    """Tell if a host's frame is an answer with all of its fields: a host may send anything."""
+    op = item.get("op")
+    wanted = _ANSWERS.get(op) if isinstance(op, str) else None
+    if wanted is None or type(item.get("id")) is not int:
+        return False
+    given = {name: kind for name, kind in _OPTIONAL.items() if name in item}
+    return all(type(item.get(name)) is kind for name, kind in (wanted | given).items())
+
+
+def _facts(line: bytes) -> Answer:
+    """What the servant says of itself.
+
+    Raises:
+        ValueError: it is not of this version.
+    """
+    facts = frames.read_object(line)
+    if not isinstance(facts.get("workdir"), str):
+        raise ValueError(frames.NOISE)
+    if facts.get("protocol") != frames.PROTOCOL or facts.get("ringtap") != ringtap.__version__:
+        raise ValueError(
+            f"it has ringtap {facts.get('ringtap')}, this machine {ringtap.__version__}: install the same on both"
+        )
+    return facts
+
+
+_STOP_TIMEOUT_S = 10.0
+_TAIL_BYTES = 4096
+_PORT_POLL_S = 0.05
+LOST_CODE = 255  # as ssh says it
+SERVANT = ("-m", "ringtap.agents.hosts.worker")
+
+
+class ServedProcess:
+    """A command that a servant has started."""
+
+    def __init__(self, name: str, log: Path, channel: Channel, item: Answer) -> None:
+        self.name, self.log = name, log
+        self._channel = channel
+        self._number, self._end = channel.request(item)
+        self._asked: set[int] = set()
+
+    def exit_code(self) -> int | None:
+        """Exit code, None while it runs; below 0 the signal that ended it, 255 where its host is lost."""
+        if not self._end.done():
+            return None
+        # an answer without a code says why the host could not start it
+        return LOST_CODE if self._end.exception() else int(self._end.result().get("code", LOST_CODE))
+
+    def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal without waiting."""
+        if not self._end.done():
+            self._asked.add(number)
+            self._channel.tell({"op": "signal", "of": self._number, "number": int(number)})
+
+    def ask_once(self, number: int) -> None:
+        """Send a signal if it has not been sent yet: a second SIGTERM has ringtap leave its agent alone."""
+        if number not in self._asked:
+            self.ask_to_stop(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ask it to end, if that was not done before, and make it end after 10 s; returns its exit code."""
+        self.ask_once(number)
+        return self.wait_or_kill(_STOP_TIMEOUT_S)
+
+    def wait_or_kill(self, seconds: float) -> int:
+        """Wait so long for its end, then make it end; returns its exit code."""
+        if not self._wait(max(0.0, seconds)):
+            self._channel.tell({"op": "kill", "of": self._number})
+            self._wait(frames.SILENT_S + _STOP_TIMEOUT_S)  # the host may be about to count as lost
+        code = self.exit_code()
+        return LOST_CODE if code is None else code
+
+    def _wait(self, seconds: float) -> bool:
+        with contextlib.suppress(FutureTimeoutError, MeasurementError):
+            self._end.result(seconds)
+        return self._end.done()
+
+    def last_words(self, lines: int = 3) -> str:
+        """The end of its output, on one line; where its host is lost, why."""
+        if self._end.done() and (loss := self._end.exception()):
+            return str(loss)
+        text = ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:] if line.strip()) or "no output"
+
+
+class ServedHosts:
+    """Hosts that share the files of this machine.
+
+    Args:
+        names: the hosts.
+    """
+
+    connect_s = 30.0
+    silent_s = frames.SILENT_S
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._channels: dict[str, Channel] = {}
+        self._processes: list[ServedProcess] = []
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._beats: threading.Thread | None = None
+        self._lost: dict[str, str] = {}
+
+    # what the realisations differ in
+
+    def command(self, host: str) -> list[str]:
+        """What starts a servant on a host and carries its standard input and output."""
+        raise NotImplementedError("each kind of hosts has its own command")
+
+    def explain(self, host: str, said: str, why: str, code: int) -> str:  # noqa: ARG002
+        """Why a host is lost.
+
+        Args:
+            host: the host.
+            said: what the carrying command has said on standard error.
+            why: what was noticed here; empty where the command has ended by itself.
+            code: its exit code.
+        """
+        words = [line.strip() for line in said.splitlines() if line.strip()]
+        return " - ".join([why or "its servant ended", *words[-1:]])
+
+    def receive(self, host: str, item: Answer, data: bytes) -> None:
+        """Take a file's chunk from a host; none comes where files are shared."""
+
+    def log_path(self, host: str, log: Path) -> str:  # noqa: ARG002
+        """Where a command on a host has to write for its words to be in a file here."""
+        return str(log.absolute())
+
+    # the interface of base.Hosts
+
+    def python(self, host: str) -> str:  # noqa: ARG002
+        """The Python interpreter on a host that has ringtap."""
+        return sys.executable
+
+    def ringtap(self, host: str) -> list[str]:
+        """The command that is ringtap on a host."""
+        return [self.python(host), "-m", "ringtap.cli"]
+
+    def path(self, host: str, path: Path) -> str:  # noqa: ARG002
+        """The same path: files are shared."""
+        return str(path)
+
+    def publish(self, run: Path) -> None:
+        """Nothing to do: files are shared."""
+
+    def put(self, host: str, local: Path) -> None:
+        """Nothing to do: files are shared."""
+
+    def gather(self, run: Path) -> None:
+        """Nothing to do: files are shared."""
+
+    def start(
+        self,
+        host: str,
+        name: str,
+        command: list[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        report: Path | None = None,
+    ) -> ServedProcess:
+        """Start a command on a host; what it says is appended to log, its standard output to report where given.
+
+        Raises:
+            MeasurementError: the host is lost.
+        """
+        channel = self.channel(host)
+        if channel.lost:
+            raise MeasurementError(f"{name} cannot be started: {host} is lost: {channel.lost}")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        item = {"op": "start", "argv": command, "environment": dict(environment or {})}
+        item |= {"log": self.log_path(host, log), "report": self.log_path(host, report) if report else ""}
+        process = ServedProcess(f"{name} on {host}", log, channel, item)
+        self._processes.append(process)
+        return process
+
+    def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+        """A short command's answer.
+
+        Raises:
+            MeasurementError: the host gives none in time.
+        """
+        channel = self.channel(host)
+        call = channel.request({"op": "ask", "argv": command})
+        try:
+            answer = call.answer.result(timeout_s)
+        except FutureTimeoutError:
+            channel.tell({"op": "kill", "of": call.number})
+            raise MeasurementError(f"{host} has not answered {command[0]} within {timeout_s:g} s") from None
+        if answer["op"] != "answer":
+            raise MeasurementError(f"{host} cannot be asked for {command[0]}: {answer.get('why', frames.NOISE)}")
+        return subprocess.CompletedProcess(command, answer["code"], answer["out"], answer["err"])
+
+    def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
+        """Whether a server process comes to listen on a TCP port of a host within so many seconds."""
+        deadline_s = time.monotonic() + seconds
+        with contextlib.suppress(MeasurementError, FutureTimeoutError):
+            while (left_s := deadline_s - time.monotonic()) > 0 and process.exit_code() is None:
+                call = self.channel(host).request({"op": "listens", "port": port})
+                if call.answer.result(left_s).get("listens"):
+                    return True
+                time.sleep(_PORT_POLL_S)
+        return False
+
+    def lease(self, host: str, holder: Mapping[str, Any]) -> dict[str, Any]:
+        """Take a host's lease for as long as it is being reached.
+
+        Returns:
+            Empty where it is taken; else facts of the sweep that holds it.
+
+        Raises:
+            MeasurementError: the host gives no answer, or has no leases.
+        """
+        call = self.channel(host).request({"op": "lease", "holder": dict(holder)})
+        try:
+            answer = call.answer.result(self.connect_s + _STOP_TIMEOUT_S)
+        except FutureTimeoutError:
+            raise MeasurementError(f"{host} does not say whether another sweep uses it") from None
+        if "why" in answer:
+            raise MeasurementError(f"{host} has no leases: {answer['why']}")
+        with understood(host):
+            return dict(answer["held"])
+
+    def lost(self) -> dict[str, str]:
+        """The hosts known to be lost, and why."""
+        if not self._closed.is_set():
+            self._lost = {host: channel.lost for host, channel in self._channels.items() if channel.lost}
+        return self._lost
+
+    def stop_all(self) -> None:
+        """End everything started here, the newest first; a lost host is no error."""
+        running = [process for process in reversed(self._processes) if process.exit_code() is None]
+        for process in running:
+            process.ask_once(signal.SIGTERM)
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        for process in running:
+            process.wait_or_kill(deadline_s - time.monotonic())
+        self._processes.clear()
+
+    def close(self) -> None:
+        """End everything and leave the hosts. A lost host is no error."""
+        self.stop_all()
+        self.lost()
+        self._closed.set()
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the servants go; the next command on a host gets another one."""
+        with self._lock:
+            channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel.hang_up()
+        for channel in channels:
+            channel.close()
+
+    def channel(self, host: str) -> Channel:
+        """The way to a host, made when it is first needed.
+
+        Raises:
+            MeasurementError: it has been left for good.
+        """
+        with self._lock:
+            if host not in self._channels:
+                if self._closed.is_set():
+                    raise MeasurementError(f"{host} has been left")
+                patience = (self.connect_s, self.silent_s)
+                self._channels[host] = Channel(host, self.command(host), patience, self.receive, self.explain)
+                if self._beats is None:
+                    self._beats = threading.Thread(target=self._beat, name="hosts", daemon=True)
+                    self._beats.start()
+            return self._channels[host]
+
+    def _beat(self) -> None:
+        """Tell the servants that this process lives, until it leaves them or does not live."""
+        while not self._closed.wait(frames.BEAT_S):
+            for channel in list(self._channels.values()):
+                channel.tell({"op": "beat"})

@@ -1,0 +1,286 @@
+"""On a host: what has been written in its folders since it was last looked at, as frames for the controller.
+
+Files of a run either grow or, as ``*.json`` does, are replaced as a whole. A new file is sent under a temporary name
+until the size that it had is there, so a reader on the other side sees a replaced file whole, too. What the host
+deletes is kept on the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ringtap.agents.hosts.frames import CHUNK_BYTES, Frame
+
+
+class _Tracked:
+    """A file and how much of it has been sent."""
+
+    def __init__(self, key: str, name: str, path: str) -> None:
+        self._key, self._name, self._path = key, name, path
+        self._identity: tuple[int, ...] = ()
+        self._sent = 0
+        self._whole_at: int | None = None  # size at which a new file is complete; None once it is
+
+    def look(self, found: os.stat_result) -> bool:
+        """Whether there is anything to send; a file that is another one than before is sent anew."""
+        identity: tuple[int, ...] = (found.st_ino,)
+        if self._path.endswith(".json"):  # the inode of the version before the last is given out again
+            identity = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if identity != self._identity or found.st_size < self._sent:
+            self._identity, self._sent, self._whole_at = identity, 0, found.st_size
+        return self._whole_at is not None or found.st_size > self._sent
+
+    def frames(self) -> Iterator[Frame]:
+        """What is new, chunk by chunk, up to the present size."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:  # gone again
+            return
+        try:
+            found = os.fstat(fd)
+            if not self.look(found):
+                return
+            if self._whole_at is not None:
+                self._whole_at = found.st_size
+            identity = self._identity
+            while identity == self._identity and (self._sent < found.st_size or self._whole_at is not None):
+                data = os.pread(fd, min(CHUNK_BYTES, found.st_size - self._sent), self._sent)
+                if not data and self._sent < found.st_size:  # cut off meanwhile
+                    return
+                yield self._chunk(data, stat.S_IMODE(found.st_mode))
+        finally:
+            os.close(fd)
+
+    def _chunk(self, data: bytes, mode: int) -> Frame:
+        at, self._sent = self._sent, self._sent + len(data)
+        item = {"op": "file", "key": self._key, "name": self._name, "at": at}
+        if self._whole_at is not None:
+            item |= {"new": True, "mode": mode}
+            if self._sent >= self._whole_at:
+                item["whole"], self._whole_at = True, None
+        return item, data
+
+
+class Mirror:
+    """The folders and files of a host that the controller wants to have."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+        self._files: dict[str, str] = {}
+        self._tracked: dict[str, _Tracked] = {}
+        self._foreign: set[str] = set()
+        self.walk_s = 0.0  # what the last look at all files has cost
+
+    def add_folder(self, key: str, path: str) -> None:
+        """Follow everything below ``path/nodes``."""
+        self._folders[key] = path
+
+    def add_file(self, key: str, path: str) -> None:
+        """Follow one file."""
+        self._files[key] = path
+
+    def remove(self, path: str) -> None:
+        """Follow a folder no more."""
+        self._folders = {key: folder for key, folder in self._folders.items() if folder != path}
+        inside = path + "/"
+        self._files = {key: file for key, file in self._files.items() if not file.startswith(inside)}
+        self._tracked = {name: entry for name, entry in self._tracked.items() if not name.startswith(inside)}
+        self._foreign = {name for name in self._foreign if not name.startswith(inside)}
+
+    def exclude(self, path: str) -> None:
+        """A file that has come from the controller is not sent back."""
+        self._foreign.add(path)
+
+    def round(self) -> Iterator[Frame]:
+        """Everything that was written before this began."""
+        began_s = time.monotonic()
+        paths = [
+            *self._files.values(),
+            *(path for run in self._folders.values() for path in _files_below(f"{run}/nodes")),
+        ]
+        changed = [tracked for path in paths if (tracked := self._changed(path))]
+        self.walk_s = time.monotonic() - began_s
+        for tracked in changed:
+            yield from tracked.frames()
+
+    def catch_up(self, paths: list[str]) -> Iterator[Frame]:
+        """What is new in these files, as far as they are followed."""
+        for path in paths:
+            if tracked := self._changed(path):
+                yield from tracked.frames()
+
+    def _changed(self, path: str) -> _Tracked | None:
+        """A followed file, if there is anything new in it."""
+        if path in self._foreign:
+            return None
+        with contextlib.suppress(OSError):
+            found = Path(path).lstat()
+            tracked = self._tracked.get(path) or self._track(path)
+            if tracked and stat.S_ISREG(found.st_mode) and tracked.look(found):
+                return tracked
+        return None
+
+    def _track(self, path: str) -> _Tracked | None:
+        """Begin to follow a file, if it is one of those that the controller wants."""
+        names = {key: "" for key, file in self._files.items() if file == path}
+        names |= {key: path[len(f) + 1 :] for key, f in self._folders.items() if path.startswith(f"{f}/nodes/")}
+        for key, name in names.items():
+            self._tracked[path] = _Tracked(key, name, path)
+        return self._tracked.get(path)
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Every regular file; names that begin with a dot are on their way to becoming others."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry.path
+
+
+# what a node's clock says goes to the others, and that a node asks goes to the reference (agents/clock)
+_SAID = ("server.json", "clock.json")
+_ASKED = "pings.rec"
+_MOST_PASSED_BYTES = 1 << 22
+_DEEPEST = 32  # folders below a run
+
+
+class Receiver:
+    """Writes the frames of all hosts, which are not trusted: each writes below its own node's folder alone.
+
+    Args:
+        spread: passes a file of a run on: run, name in it, content, and the host it is for; None: every other host.
+    """
+
+    def __init__(self, spread: Callable[[str, str, bytes, str, str | None], None]) -> None:
+        self._spread = spread
+        self._roots: dict[str, Path] = {}
+        self._references: dict[str, str] = {}
+        self._owners: dict[str, str] = {}
+        self._began_bytes: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.failures: dict[str, str] = {}  # by host
+
+    def expect(self, key: str, root: Path, reference: str = "", *, owner: str = "") -> None:
+        """Set where files of a key go.
+
+        Args:
+            key: of the frames.
+            root: a run directory, or a file that the frames are added to.
+            reference: the run's reference node.
+            owner: the one host that may write the file; empty for a run directory, where each has its folder.
+        """
+        with self._lock:
+            self._owners[key] = owner
+            self._roots[key] = root
+            self._references[key] = reference
+            self._began_bytes[key] = root.stat().st_size if root.is_file() else 0
+
+    def take(self, host: str, item: dict[str, Any], data: bytes) -> None:
+        """Write a chunk; what fails is kept in `failures`, and the host keeps its files."""
+        if host in self.failures:
+            return
+        try:
+            _check(item)
+            key, name = item["key"], item["name"]
+            with self._lock:
+                root, owner = self._roots.get(key), self._owners.get(key)
+            if root is None or owner != ("" if name else host):
+                raise ValueError(f"{key[:100]!r} is none of its own")
+            path = _inside(root, name, host)
+            if name:
+                _write(path, item, data)
+            else:
+                _write(path, {"at": self._began_bytes[key] + item["at"]}, data)
+            if name and item.get("whole"):
+                self._pass_on(host, key, name, path)
+        except (OSError, ValueError) as error:
+            self.failures[host] = f"what it sends cannot be written here: {error}"
+
+    def _pass_on(self, host: str, key: str, name: str, path: Path) -> None:
+        """What other hosts' clocks have to see, where no shared file system shows it to them."""
+        parts = PurePosixPath(name).parts
+        reference = self._references.get(key, "")
+        if len(parts) != 4 or parts[0] != "nodes" or parts[2] != "clock":
+            return
+        if parts[1] == reference and parts[3] in _SAID:
+            if path.stat().st_size > _MOST_PASSED_BYTES:
+                raise ValueError(f"{name!r} is too long to be passed on to other hosts")
+            self._spread(key, name, path.read_bytes(), host, None)
+        elif parts[1] != reference and parts[3] == _ASKED:
+            self._spread(key, name, b"", host, reference)
+
+
+def _check(item: dict[str, Any]) -> None:
+    """See that a frame has the fields of a file's chunk.
+
+    Raises:
+        ValueError: it has not.
+    """
+    whole_numbers = [item.get("at"), *([item.get("mode")] if item.get("whole") else [])]
+    words = (item.get("key"), item.get("name"))
+    if not all(isinstance(word, str) for word in words) or not all(
+        type(number) is int and 0 <= number < 2**63 for number in whole_numbers
+    ):
+        raise ValueError("it is no part of a file")
+
+
+def _inside(root: Path, name: str, host: str) -> Path:
+    """A file in a host's folder of a run, or the root itself where no name is given.
+
+    Raises:
+        ValueError: it would lie elsewhere.
+    """
+    if not name:
+        return root
+    parts = PurePosixPath(name).parts
+    if not _is_path(name) or parts[:2] != ("nodes", host) or not 3 <= len(parts) <= _DEEPEST or ".." in parts:
+        raise ValueError(f"{name[:100]!r} is not a file of {host}'s part of a run")
+    return root.joinpath(*parts)
+
+
+def _is_path(name: str) -> bool:
+    """Tell if a file system can hold such a name."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:  # half a character
+        return False
+
+
+def _write(path: Path, item: dict[str, Any], data: bytes) -> None:
+    """Write a chunk of a file, of a new one under a temporary name until it is whole.
+
+    Raises:
+        ValueError: the chunk lies beyond the file's end.
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.mirror")
+    target = path
+    if item.get("new"):
+        target = temporary
+        if item["at"] == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if item["at"] > os.fstat(fd).st_size:  # else a few bytes could take all of a quota
+            raise ValueError(f"a part of {path.name[:100]!r} is missing")
+        written = 0
+        while written < len(data):
+            written += os.pwrite(fd, data[written:], item["at"] + written)
+        if item.get("whole"):
+            os.fchmod(fd, int(item["mode"]) & 0o777)
+    finally:
+        os.close(fd)
+    if item.get("whole"):
+        target.replace(path)

@@ -1,0 +1,242 @@
+"""A supervisor's link to its node's agent: made without keeping the job waiting, and lost without harm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ringtap.agents.node.agent_socket import Connection, Rendezvous
+from ringtap.agents.node.node_json import say
+from ringtap.agents.node.settings import Settings
+from ringtap.errors import UsageError
+from ringtap.masking import mask_words
+from ringtap.rundir import NODE, RunDirectory, UnwritableError, read_json, write_json
+
+# Exit statuses of the process between: below them an errno
+RECORDED = 200
+_BROKEN = 199
+
+
+def start_agent(run: RunDirectory, node: str, settings: Settings) -> int:
+    """Start the agent unless there is one; returns the exit status of the process between, at once.
+
+    With status 0 the agent, this one or another, can be connected to or is about to be. Otherwise the status is an
+    errno, or RECORDED: an earlier agent has recorded this node.
+
+    Raises:
+        OSError: there can be no further process.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = _BROKEN
+        try:
+            code = _between(run, node, settings)
+        except OSError as error:
+            code = min(error.errno or _BROKEN, _BROKEN)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _between(run: RunDirectory, node: str, settings: Settings) -> int:
+    """In the process between: leave the session, take the lock, fork the agent."""
+    os.setsid()
+    rendezvous = Rendezvous(run.path, node)
+    lock = rendezvous.take()
+    if lock is None:
+        return 0
+    if (run.node(node) / "node.json").exists():
+        rendezvous.clear()
+        return RECORDED
+    listener = rendezvous.listen()
+    if os.fork() == 0:
+        from ringtap.agents.node.agent import run_agent
+
+        run_agent(run, node, settings, rendezvous, listener, lock)
+    return 0
+
+
+_CONNECT_S = 10.0
+_SLICE_S = 0.05
+
+
+class AgentLink:
+    """Starts or joins the agent of this node.
+
+    Args:
+        run: the run directory.
+        node: this node's name in it.
+        settings: what to record, should the agent be started here.
+
+    Attributes:
+        why: why nothing is recorded (any more); empty while all is well.
+        is_ready: whether the collectors have taken their first samples.
+    """
+
+    def __init__(self, run: RunDirectory, node: str, settings: Settings) -> None:
+        self._run, self._node, self._settings = run, node, settings
+        self.why = ""
+        self.is_ready = False
+        self._connection: Connection | None = None
+        self._rendezvous: Rendezvous | None = None
+        self._session = self._agent_pid = 0
+        self._pidfd = -1
+        self._deadline_s = 0.0
+        self._greeting: dict[str, Any] = {}
+        self._answer: dict[str, Any] | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the agent is connected."""
+        return self._connection is not None and not self.why
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for: connected, or given up."""
+        return bool(self.why) or self._connection is not None
+
+    def start(self, greeting: dict[str, Any]) -> None:
+        """Start the agent unless there is one, and tell it of a job as soon as it listens."""
+        self._greeting, self._deadline_s = greeting, time.monotonic() + _CONNECT_S
+        try:
+            self._rendezvous = Rendezvous(self._run.path, self._node)
+            code = start_agent(self._run, self._node, self._settings)
+        except (OSError, UnwritableError) as error:
+            self._give_up(f"the agent could not be started: {getattr(error, 'strerror', None) or error}")
+            return
+        if code == RECORDED:
+            self._give_up(f"node {self._node} of {self._run.path} has been recorded already by an agent that has ended")
+        elif code:
+            words = os.strerror(code) if 0 < code < 199 else f"status {code}"
+            self._give_up(f"the agent could not be started: {words}")
+        else:
+            self.tick()
+
+    def tick(self) -> None:
+        """Look for news; never waits."""
+        if self.why or self._rendezvous is None:
+            return
+        if self._connection is None:
+            self._connect()
+        if self._connection is None:
+            return
+        for message in self._connection.receive():
+            self.is_ready |= bool(message.get("ready"))
+            if "last" in message:
+                self._answer = message
+        if not self._connection.is_open and self._answer is None:
+            self._mourn()
+
+    def _connect(self) -> None:
+        assert self._rendezvous is not None
+        try:
+            found = self._rendezvous.connect()
+        except OSError as error:
+            self._give_up(f"the agent cannot be reached: {error.strerror}")
+            return
+        if found is None:
+            if time.monotonic() > self._deadline_s:
+                self._give_up("the agent did not come up")
+            return
+        stream, self._agent_pid = found
+        self._connection = Connection(stream)
+        with contextlib.suppress(OSError, AttributeError):
+            self._session = os.getsid(self._agent_pid)
+            self._pidfd = os.pidfd_open(self._agent_pid)
+        self._connection.send({"job": self._greeting})
+
+    def _give_up(self, why: str) -> None:
+        self.why = why
+
+    def _mourn(self) -> None:
+        """The agent is gone without a word: say so in its place, and end what it had started."""
+        self._give_up("the agent was killed or crashed; what it had recorded until then is whole")
+        say(self._run.path / "nodes" / self._node, f"supervisor {os.getpid()}: {self.why}")
+        if self._session:
+            end_session(self._session)
+        self._note({})
+
+    def _note(self, ended: dict[str, Any]) -> None:
+        """Write node.json in place of an agent that was killed; several supervisors may, one after the other."""
+        path = self._run.path / "nodes" / self._node / "node.json"
+        assert self._rendezvous is not None
+        lock = None
+        with contextlib.suppress(OSError, UsageError):
+            lock = self._take_lock()
+            try:
+                with contextlib.suppress(OSError):
+                    (path.parent / ".reserve").unlink()
+                item = read_json(path, NODE)
+                item |= {"status": "partial", "why": self.why}
+                pid, jobs = self._greeting.get("pid"), item.setdefault("jobs", [])
+                if pid and pid not in [job.get("pid") for job in jobs]:  # killed before it had read of the job
+                    names = ("pid", "command", "rank", "began_ns")
+                    entry = {name: self._greeting.get(name) for name in names}
+                    entry["command"] = mask_words([str(word) for word in entry["command"] or []])
+                    jobs.append(entry | {"exit_code": None, "ended_ns": None})
+                for job in jobs:
+                    if job.get("pid") == pid and job.get("exit_code") is None:
+                        job.update(ended)
+                write_json(path, item)
+            finally:
+                if lock is not None:
+                    self._rendezvous.clear()
+                    os.close(lock)
+
+    def _take_lock(self) -> int | None:
+        """The agent's lock, once the kernel has let go of it or another supervisor has."""
+        assert self._rendezvous is not None
+        for _ in range(20):
+            if (lock := self._rendezvous.take()) is not None:
+                return lock
+            time.sleep(_SLICE_S)
+        return None
+
+    def finish(self, ended: dict[str, Any], seconds: float, is_impatient: Callable[[], bool]) -> dict[str, Any]:
+        """Tell the agent that the job has ended and wait until it has written everything, unless others still run.
+
+        Args:
+            ended: what to add to the job's entry in node.json.
+            seconds: how long to wait at most.
+            is_impatient: whether to wait no longer.
+
+        Returns:
+            The agent's answer (``last``, and where that is true ``status`` and ``why``); ``{}`` without one.
+        """
+        deadline_s = time.monotonic() + seconds
+        if self._rendezvous is None and not self.why:
+            self._give_up("the agent was never started")
+        while not self.is_settled and time.monotonic() < deadline_s and not is_impatient():
+            time.sleep(0.005)
+            self.tick()
+        if self._connection is not None and self._connection.is_open:
+            self._connection.send({"end": ended})
+        while self.is_up and self._answer is None and time.monotonic() < deadline_s and not is_impatient():
+            assert self._connection is not None
+            select.select([self._connection], [], [], _SLICE_S)
+            self.tick()
+        if self._answer is None:
+            if self._connection is not None and self.why:
+                self._note(ended)
+            elif self.is_up:
+                self._give_up("the agent has not written everything yet; it ends by itself")
+            return {}
+        if self._answer.get("last") and self._pidfd >= 0:
+            select.select([self._pidfd], [], [], 2.0)
+        return self._answer
+
+
+def end_session(session: int) -> None:
+    """End the processes of a session whose agent is dead: a tcpdump, say, that outlived it."""
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int((path / "stat").read_bytes().rpartition(b")")[2].split()[3]) == session:
+                os.kill(int(path.name), signal.SIGTERM)

@@ -1,0 +1,360 @@
+"""Starting a command so that it does not notice: terminal, signals, stops and exit code pass through."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from ringtap.terminal import one_line
+
+_SI_KERNEL = 0x80
+STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+# Not passed on: what cannot be held back, what the processor raises, what Python ignores, and news of children
+_OWN = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT),
+}
+FORWARDED = {number for number in signal.valid_signals() if number not in _OWN}
+ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_GENERATIONS = 64  # of processes between a job and one that it started, before looking is given up
+_LOOK_S = 0.05
+_STOPPED = ("T", "t")  # states of /proc/PID/stat: by a signal, by a debugger
+
+_mask_before: Collection[int] | None = None
+
+
+def block_signals() -> None:
+    """Hold back the signals that are passed on; call it before anything that can be interrupted is started."""
+    global _mask_before
+    _mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
+
+
+def spawn(
+    command: list[str],
+    environment: Mapping[str, str],
+    *,
+    end_with_parent: bool = False,
+    prepare: Callable[[], None] | None = None,
+) -> int:
+    """Start a command with this process's files, group, folder and the signal mask it had; returns its pid.
+
+    Where the command cannot be run the child prints one sentence and exits with 127 (not found) or 126, as a shell
+    does.
+
+    Args:
+        command: the command and its arguments.
+        environment: its environment.
+        end_with_parent: have the kernel end it with this process.
+        prepare: called in the child before it becomes the command.
+
+    Raises:
+        OSError: there can be no further process.
+    """
+    pid = os.fork()
+    if pid == 0:
+        if end_with_parent:
+            from ringtap.agents.testbed import namespaces
+
+            namespaces.die_with_parent(signal.SIGKILL)
+        if prepare:
+            with contextlib.suppress(OSError):
+                prepare()
+        become(command, environment)
+    return pid
+
+
+def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a command; where that fails, say so and exit as a shell does."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python itself ignores them
+        signal.signal(number, signal.SIG_DFL)
+    if _mask_before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask_before)
+    code = 126
+    try:
+        os.execvpe(command[0], command, environment)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        code, words = 127, error.strerror
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or str(error)
+        # a folder of $PATH that this user may not read: a shell passes over it
+        if os.sep not in command[0] and shutil.which(command[0], os.F_OK, environment.get("PATH")) is None:
+            code, words = 127, os.strerror(errno.ENOENT)
+    with contextlib.suppress(OSError):
+        os.write(2, f"ringtap: {one_line(command[0])} cannot be run: {words}\n".encode(errors="replace"))
+    os._exit(code)
+
+
+class Relay:
+    """Waits for a spawned command and passes on the signals that reach this process alone.
+
+    Args:
+        pid: the command, a child of this process.
+
+    Attributes:
+        ended_by: the last signal that asked the job to end, sent through here or from the terminal.
+        reaped: children other than the command that have ended.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended_by: int | None = None
+        self.reaped: set[int] = set()
+        self._reached_group: Callable[[int], bool] = lambda _number: False
+        self._forget: Callable[[], None] = lambda: None
+        self._status: int | None = None
+        self._waker = 0
+
+    def ask(self, reached_group: Callable[[int], bool], forget: Callable[[], None]) -> None:
+        """Have someone tell which signals the command has had itself.
+
+        Args:
+            reached_group: whether a signal that came just now was sent to the whole process group.
+            forget: called for a signal of the terminal, which did reach the whole group.
+        """
+        self._reached_group, self._forget = reached_group, forget
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for the command's end, for so many seconds at most; returns its wait status, None if it still runs."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self._status is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            known = FORWARDED | {signal.SIGCHLD}
+            info = signal.sigwaitinfo(known) if left is None else signal.sigtimedwait(known, left)
+            if info is None:
+                return None
+            if info.si_signo == signal.SIGCHLD:
+                self.reap()
+            else:
+                self._pass_on(info)
+        return self._status
+
+    def reap(self) -> None:
+        """Look after the children that have ended or stopped."""
+        with contextlib.suppress(ChildProcessError):
+            while True:  # every child: the first process of a container inherits orphans
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+                if not pid:
+                    return
+                if pid == self.pid and os.WIFSTOPPED(status):
+                    self._stop_too(os.WSTOPSIG(status))
+                elif pid == self.pid:
+                    self._status = status
+                elif not os.WIFSTOPPED(status):
+                    self.reaped.add(pid)
+
+    def _stop_too(self, number: int) -> None:
+        """Stop as the command has, so that the shell in front sees its job stopped; returns when continued.
+
+        The command may be continued or killed alone, which nobody would tell a stopped process.
+        """
+        continued = self._take_continue()
+        if state_of(self.pid) not in _STOPPED if _proc_is_own() else continued:  # it goes on already
+            return
+        self._waker = _start_waker(self.pid)
+        if number in STOPS:
+            # first the signal, then the gate: one from the terminal may wait there already, and two would stop twice
+            os.kill(os.getpid(), number)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+            signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+        elif self._waker:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self._waker:
+            os.kill(self._waker, signal.SIGKILL)
+            os.waitpid(self._waker, 0)
+        self._take_continue()  # by the next stop, nobody could tell that it belongs to this one
+
+    def _take_continue(self) -> bool:
+        """Pass on a waiting SIGCONT; returns whether there was one."""
+        info = signal.sigtimedwait({signal.SIGCONT}, 0)
+        if info:
+            self._pass_on(info)
+        return info is not None
+
+    def _pass_on(self, info: signal.struct_siginfo) -> None:
+        number = info.si_signo
+        if number in ENDING:
+            self.ended_by = number
+        if number == signal.SIGCONT and info.si_pid == self._waker:
+            return
+        if info.si_code == _SI_KERNEL:  # a terminal's own signals reach the whole process group
+            self._forget()
+            return
+        if self._is_of_job(info.si_pid) or self._reached_group(number):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def _is_of_job(self, pid: int) -> bool:
+        """Whether the sender is the command or a process below it: what a job sends to its group it has had itself."""
+        for _ in range(_GENERATIONS):
+            if pid == self.pid:
+                return True
+            if pid <= 1:
+                return False
+            pid = parent_of(pid)
+        return False
+
+
+def _stat_of(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
+
+
+def parent_of(pid: int) -> int:
+    """The parent's pid; 0 where there is none to be seen."""
+    fields = _stat_of(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state, as in /proc/PID/stat; empty where there is none."""
+    return "".join(_stat_of(pid)[:1])
+
+
+def _proc_is_own() -> bool:
+    """Whether /proc shows this process's pids: within a testbed it may be that of other namespaces."""
+    try:
+        return str(Path("/proc/self").readlink()) == str(os.getpid())
+    except OSError:
+        return False
+
+
+def _start_waker(job: int) -> int:
+    """Fork a process that continues this one when the job is no longer stopped; returns its pid, 0 without one.
+
+    It is in a session of its own, so what stops the process group does not stop it.
+    """
+    sleeper = os.getpid()
+    if not _proc_is_own():
+        return 0
+    try:
+        pid = os.fork()
+    except OSError:
+        return 0
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.setsid()
+            os.closerange(0, 1 << 20)
+            with contextlib.suppress(OSError):
+                Path("/proc/self/comm").write_text("ringtap-waker")
+            while os.getppid() == sleeper:
+                if state_of(sleeper) == "T" and state_of(job) not in _STOPPED:
+                    os.kill(sleeper, signal.SIGCONT)
+                time.sleep(_LOOK_S)
+        os._exit(0)
+    return pid
+
+
+def relay(pid: int) -> int:
+    """Wait for a spawned command, passing signals on; returns its exit code (128 + signal where one ended it)."""
+    status = Relay(pid).wait()
+    code = os.waitstatus_to_exitcode(status or 0)
+    return code if code >= 0 else 128 - code
+
+
+def end_as(status: int) -> int:
+    """End as a command did: by the same signal, which this does not return from, or with the code that it returns."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    number = -code
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError, ValueError):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+        time.sleep(0.2)
+    return 128 + number  # the first process of a container is not ended by its own signals
+
+
+# Launchers that signal their processes one by one take this long at most from the first to the last
+_SETTLE_S = 0.02
+
+
+class GroupWatch:
+    """The process that is never spoken to; started at once, ended by `close` or with this process."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._pipe = -1
+        with contextlib.suppress(OSError):  # without it a signal to the group is passed on once more
+            self._start()
+
+    def _start(self) -> None:
+        reader, self._pipe = os.pipe()
+        try:
+            self._pid = os.fork()
+        finally:
+            if self._pid:
+                os.close(reader)
+        if self._pid == 0:
+            try:
+                os.close(self._pipe)
+                _hold(reader)
+            finally:
+                os._exit(0)
+
+    def reached_group(self, number: int) -> bool:
+        """Whether a signal that this process has just received was sent to the whole group."""
+        if not self._pid:
+            return False
+        time.sleep(_SETTLE_S)
+        try:
+            lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
+            pending = int(next(line for line in lines if line.startswith("ShdPnd:")).split()[1], 16)
+        except (OSError, ValueError, StopIteration):
+            return False
+        self.forget()
+        return bool(pending >> (number - 1) & 1)
+
+    def forget(self) -> None:
+        """Let go of the signals that are held back."""
+        if self._pid:
+            with contextlib.suppress(OSError):
+                os.write(self._pipe, b"c")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pid:
+            with contextlib.suppress(OSError):
+                os.close(self._pipe)
+            with contextlib.suppress(OSError):
+                if parent_of(self._pid) == os.getpid():  # it may be stopped, and would not see the pipe's end
+                    os.kill(self._pid, signal.SIGKILL)
+                    os.waitpid(self._pid, 0)
+            self._pid = 0
+
+
+def _hold(reader: int) -> None:
+    everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, reader)
+    os.closerange(reader + 1, 1 << 20)
+    with contextlib.suppress(OSError):
+        os.chdir("/")
+        Path("/proc/self/comm").write_text("ringtap-group")
+    while os.read(reader, 64):  # ends with the writer
+        while signal.sigtimedwait(everything, 0):
+            pass

@@ -1,0 +1,139 @@
+"""``ringtap run``: starts the job first and everything else beside it, and ends as the job does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from ringtap.agents.job import signals
+from ringtap.agents.job.environment import job_environment, local_size
+from ringtap.agents.job.location import Place
+from ringtap.agents.node.settings import Settings
+from ringtap.collectors.processes import rank_in
+from ringtap.terminal import shell_word
+
+if TYPE_CHECKING:
+    from ringtap.agents.job.agent_client import AgentLink
+    from ringtap.agents.job.live import LiveView
+
+_TICK_S = 1.0
+_QUICK_TICK_S = 0.02
+FINISH_S = 15.0
+
+
+def tell(text: str) -> None:
+    """One line for the user; a closed terminal is no reason to stop."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def run_unrecorded(command: list[str], why: str) -> int:
+    """Become the job: there is nowhere to record it, and it wins."""
+    tell(f"ringtap: {why}: the job runs without being recorded")
+    signals.become(command, os.environ)
+
+
+def run_job(place: Place, settings: Settings, command: list[str], live: bool = False) -> int:
+    """Record a job; returns its exit code, or ends by the signal that ended it.
+
+    Args:
+        place: where the recording goes.
+        settings: what to record.
+        command: the job.
+        live: keep the job's output in a file and give the terminal to the live view.
+    """
+    signals.block_signals()
+    if settings.recorders:
+        with contextlib.suppress(OSError):  # for the hook, which makes no folder before it records
+            place.run.node(place.node)
+    environment = job_environment(place.run.path, place.node, settings.recorders)
+    began_ns = time.time_ns()
+    output = None
+    if live:
+        from ringtap.agents.job.live import keep_output
+
+        output = keep_output(place.run.path / "nodes" / place.node)
+    try:
+        pid = signals.spawn(command, environment, prepare=output)
+    except OSError as error:
+        tell(f"ringtap: no process for the supervisor ({error.strerror}): the job runs without being recorded")
+        signals.become(command, os.environ)
+    # From here on nothing may come between the job and its end.
+    passing = signals.Relay(pid)
+    try:
+        greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": began_ns}
+        _record(place, settings, passing, greeting, live)
+    except Exception as error:  # a mistake of ours, or no file descriptor left to load a module, is not the job's
+        tell(f"ringtap: the recording failed ({type(error).__name__}: {error}); the job goes on")
+    status = passing.wait()
+    assert status is not None
+    return signals.end_as(status)
+
+
+def _record(place: Place, settings: Settings, passing: signals.Relay, greeting: dict[str, Any], live: bool) -> None:
+    """Everything beside a job that runs already, up to its end and that of the recording."""
+    from ringtap.agents.job.agent_client import AgentLink
+    from ringtap.agents.job.live import LiveView
+    from ringtap.agents.job.signals import GroupWatch  # modules that the job need not wait for
+
+    watch = GroupWatch()
+    try:
+        passing.ask(watch.reached_group, watch.forget)
+        link = AgentLink(place.run, place.node, settings)
+        link.start(greeting | {"creator": place.created, "expected": local_size(os.environ)})
+        view = LiveView(place.run.path) if live else None
+        told = _attend(passing, link, view)
+        status = passing.wait()
+        assert status is not None
+        _finish(place, link, passing, status, view, told)
+    finally:
+        watch.close()
+
+
+def _attend(passing: signals.Relay, link: AgentLink, view: LiveView | None) -> str:
+    """Wait for the job's end and keep an eye on the agent; returns what the user has been told of it."""
+    told = ""
+    while passing.wait(_TICK_S if link.is_settled else _QUICK_TICK_S) is None:
+        link.tick()
+        if view and not view.look(passing):
+            continue  # the terminal is the view's
+        if link.why and link.why != told:
+            told = link.why
+            tell(f"ringtap: {told}; the job goes on")
+    return told
+
+
+def _finish(
+    place: Place, link: AgentLink, passing: signals.Relay, status: int, view: LiveView | None, told: str
+) -> None:
+    """After the job: the agent's end, the run's end, and a word on where it all is."""
+    from ringtap.agents.node.run_end import conclude, no_steps
+
+    code = os.waitstatus_to_exitcode(status)
+    ended: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code, "ended_ns": time.time_ns()}
+    if code < 0:
+        ended["signal"] = signal.Signals(-code).name
+    _signals_pending()
+    answer = link.finish(ended, FINISH_S, lambda: bool(signals.ENDING & signal.sigpending()))
+    if place.created:
+        conclude(place.run, code, passing.ended_by, link.why or answer.get("why", ""))
+        if answer.get("why"):
+            tell(f"ringtap: the recording is partial: {answer['why']}")
+        for what in no_steps(place.run):
+            tell(f"ringtap: no steps were recorded: {what}")
+    if view:
+        view.end(passing)
+    if link.why and link.why != told:
+        tell(f"ringtap: {link.why}")
+    if place.created:
+        tell(f"Wrote {place.label}. Next: ringtap analyze {shell_word(place.label)}")
+
+
+def _signals_pending() -> None:
+    """Take what came together with the job's end: it is no sign of impatience."""
+    while signal.sigtimedwait(signals.ENDING, 0):
+        pass

@@ -1,0 +1,230 @@
+"""Where the processes of one run on one node find its agent: a lock and a socket in a private folder on local disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ringtap.json_validation import parse_json
+
+_MOST_BYTES = 1 << 20  # of a line: no command is longer
+
+
+class Connection:
+    """One end of the connection; never blocks.
+
+    Args:
+        stream: a connected socket.
+    """
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self.stream.setblocking(False)
+        self._data = b""
+        self.is_open = True
+
+    def fileno(self) -> int:
+        """To be polled for news."""
+        return self.stream.fileno()
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The messages that have come; ``is_open`` is False once the other end is gone."""
+        while self.is_open:
+            try:
+                piece = self.stream.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:
+                piece = b""
+            self._data += piece
+            if not piece or len(self._data) > _MOST_BYTES:
+                self.is_open = False
+        *lines, self._data = self._data.split(b"\n")
+        messages = []
+        for line in lines:
+            try:
+                message = parse_json(line)
+            except ValueError:
+                continue
+            if isinstance(message, dict):
+                messages.append(message)
+        return messages
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message; one that does not fit into the socket's buffer closes the connection."""
+        try:
+            self.stream.sendall(json.dumps(message).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # `receive` finds out, once it has read what the other end said before it went
+        except OSError:
+            self.is_open = False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.is_open = False
+        self.stream.close()
+
+
+LOCAL = Path("/tmp")  # on every node, and on a disk of its own
+_BACKLOG = 1024
+_STALE_S = 3600.0
+_FOLDERS = 8
+_LONGEST_RUNTIME = 70  # a Unix socket's address has 108 bytes, and 31 are for the names below
+
+
+def private_folder() -> Path:
+    """A folder of mode 0700 that only this user can enter: below $XDG_RUNTIME_DIR, else /tmp/ringtap-<uid>.
+
+    Raises:
+        OSError: there is none and none can be made.
+    """
+    names = local_names(f"ringtap-{os.geteuid()}")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and len(runtime) < _LONGEST_RUNTIME and os.access(runtime, os.W_OK | os.X_OK):
+        names.insert(0, Path(runtime) / "ringtap")
+    return first_private(names)
+
+
+def local_names(name: str) -> list[Path]:
+    """Names for a private folder on local disk, in the order in which they are tried: others can take the first."""
+    return [LOCAL / (name + (f"-{number}" if number else "")) for number in range(_FOLDERS)]
+
+
+def first_private(paths: Sequence[Path]) -> Path:
+    """Return the first of these folders that is, or can be made, this user's alone; another's is passed over.
+
+    Raises:
+        OSError: none is.
+    """
+    refusal = OSError(errno.EACCES, os.strerror(errno.EACCES))
+    for path in paths:
+        try:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            if is_private(path):
+                return path
+        except OSError as error:
+            refusal = error
+    raise refusal
+
+
+def is_private(path: Path) -> bool:
+    """Tell if the path is a folder, not a link to one, that only this user can enter.
+
+    Raises:
+        OSError: it is not there, or the way to it is barred.
+    """
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+class Rendezvous:
+    """The meeting point of one run on one node.
+
+    Args:
+        run: the run directory; its real path counts.
+        node: the node's name in the run.
+
+    Raises:
+        OSError: no private folder.
+    """
+
+    def __init__(self, run: Path, node: str) -> None:
+        name = hashlib.sha256(f"{os.path.realpath(run)}\0{node}".encode(errors="surrogateescape")).hexdigest()[:16]
+        folder = private_folder()
+        self._lock_path, self._socket_path = folder / f"{name}.lock", folder / f"{name}.sock"
+
+    def take(self) -> int | None:
+        """Take the lock that the agent holds for its life; returns its file descriptor, None if there is an agent.
+
+        Raises:
+            OSError: the lock cannot be made.
+        """
+        while True:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.fstat(fd).st_ino == self._lock_path.stat().st_ino:
+                        return fd
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            except OSError:
+                os.close(fd)
+                raise
+            os.close(fd)  # an agent that has just ended took the file away
+
+    def listen(self) -> socket.socket:
+        """The agent's listening socket; only for the holder of the lock.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self._socket_path.unlink()  # of an agent that was killed
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self._socket_path))
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def close_door(self) -> None:
+        """Let nobody connect any more."""
+        with contextlib.suppress(OSError):
+            self._socket_path.unlink()
+
+    def clear(self) -> None:
+        """Remove both files; only for the holder of the lock."""
+        self.close_door()
+        with contextlib.suppress(OSError):
+            self._lock_path.unlink()
+
+    def tidy(self) -> None:
+        """Remove what agents of other runs left that were killed with their supervisors, an hour ago or longer."""
+        for path in self._lock_path.parent.glob("*.lock"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime < _STALE_S:
+                    continue
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(fd).st_ino == path.stat().st_ino:
+                        path.with_suffix(".sock").unlink(missing_ok=True)
+                        path.unlink()
+                finally:
+                    os.close(fd)
+
+    def connect(self) -> tuple[socket.socket, int] | None:
+        """A connection to the agent and the agent's pid; None if nobody listens (yet).
+
+        Raises:
+            OSError: out of file descriptors, or the like.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            connection.connect(str(self._socket_path))
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            connection.close()
+            return None
+        except OSError:
+            connection.close()
+            raise
+        return connection, struct.unpack("3i", credentials)[0]

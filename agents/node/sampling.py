@@ -1,0 +1,242 @@
+"""Everything that records on a node: the collectors on their two threads, and the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ringtap.agents.node.settings import Settings
+from ringtap.collectors.base import Collector, Context
+from ringtap.collectors.registry import collector_class
+from ringtap.errors import words_of
+from ringtap.rundir import RunDirectory
+from ringtap.units import parse_duration_s
+
+
+class Entry:
+    """One collector with its state; ``facts`` is its entry in node.json.
+
+    Args:
+        name: the collector's name.
+        collector: the collector.
+        say: writes to the agent's log.
+    """
+
+    def __init__(self, name: str, collector: Collector, say: Callable[[str], None]) -> None:
+        self.name, self._collector, self._say = name, collector, say
+        self.slow = bool(collector.slow)
+        self.facts: dict[str, Any] = {"state": "starting", "reason": "", "remedy": ""}
+        self.running = False
+        self.due_s = self.every_s = 0.0
+        self._samples = self._missed = 0
+
+    def begin(self) -> None:
+        """Check and start it."""
+        try:
+            check = self._collector.check()
+            self.facts = {"state": check.state, "reason": check.reason, "remedy": check.remedy}
+            if check.state == "unavailable":
+                return
+            self._collector.start()
+        except Exception as error:
+            self._fail("could not be started", error)
+            return
+        self.every_s = float(self._collector.every_s)
+        self.facts |= {"every_s": self.every_s, "missed_samples": 0}
+        self.running = True
+
+    def sample(self) -> bool:
+        """Take the sample that is due; returns whether there will be a next one."""
+        try:
+            self._collector.sample()
+        except Exception as error:
+            self._fail("stopped early", error)
+            with contextlib.suppress(Exception):
+                self.facts |= self._collector.stop()
+            return False
+        self._samples += 1
+        self.due_s += self.every_s
+        late = int((time.monotonic() - self.due_s) / self.every_s)
+        if late > 0:  # a slot that has passed is counted, not made up for
+            self._missed += late
+            self.facts["missed_samples"] = self._missed
+            self.due_s += late * self.every_s
+        return True
+
+    def end(self) -> None:
+        """Take the last sample and close the logs."""
+        if not self.running:
+            return
+        try:
+            self.facts |= self._collector.stop()
+        except Exception as error:
+            self._fail("could not be ended in order", error)
+        self.facts |= {"samples": self._samples, "missed_samples": self._missed}
+        self.running = False
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self.running = False
+        words = words_of(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+        self.facts |= {"state": "failed", "reason": f"{what}: {words}", "failed_ns": time.time_ns()}
+        if not isinstance(error, OSError):
+            words = "".join(traceback.format_exception(error)).rstrip()
+        self._say(f"the {self.name} collector {what}: {words}")
+
+
+class Sampler(threading.Thread):
+    """Runs some collectors, in their order, until told to stop.
+
+    Args:
+        name: of the thread.
+        entries: the collectors.
+
+    Attributes:
+        ready: set when every collector has taken its first sample, or has failed to.
+    """
+
+    def __init__(self, name: str, entries: list[Entry]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._entries = entries
+        self._gate = threading.Lock()  # waited for with a timeout: a third of what an Event costs a wait
+        self._gate.acquire()
+        self.ready = threading.Event()
+
+    def run(self) -> None:
+        """Begin, sample, end."""
+        try:
+            for entry in self._entries:
+                entry.begin()
+            self.ready.set()
+            self._keep_sampling()
+            for entry in self._entries:
+                entry.end()
+        finally:
+            self.ready.set()
+
+    def stop(self) -> None:
+        """Have it end; `join` waits for that."""
+        self._gate.release()
+
+    def _keep_sampling(self) -> None:
+        begin_s = time.monotonic()
+        queue = []
+        for number, entry in enumerate(self._entries):
+            if entry.running:
+                entry.due_s = begin_s + entry.every_s
+                queue.append((entry.due_s, number, entry))
+        heapq.heapify(queue)
+        while queue:
+            due_s, number, entry = queue[0]
+            if self._gate.acquire(timeout=max(0.0, due_s - time.monotonic())):
+                return
+            if entry.sample():
+                heapq.heapreplace(queue, (entry.due_s, number, entry))
+            else:
+                heapq.heappop(queue)
+        self._gate.acquire()  # none is left
+
+
+_STOP_S = 10.0
+
+
+class Recorders:
+    """The collectors that a run asks for.
+
+    Args:
+        run: the run directory.
+        node: this node's name in it.
+        settings: what to record.
+        pids: gives the recorded processes.
+        say: writes to the agent's log.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        node: str,
+        settings: Settings,
+        pids: Callable[[], list[int]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._run, self._node, self._settings, self._pids, self._say = run, node, settings, pids, say
+        self._entries: list[Entry] = []
+        self._missing: dict[str, dict[str, Any]] = {}
+        self._threads: list[Sampler] = []
+        self._clock: Any = None
+        self._clock_facts: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Start the threads; returns before the first samples are taken."""
+        folder = self._run.path / "nodes" / self._node
+        for name in self._settings.collectors:
+            options = self._settings.options.get(name, {})
+            try:
+                every_s = parse_duration_s(options["every"]) if "every" in options else self._settings.every_s
+                collector = collector_class(name)(Context(folder, every_s, self._pids, options))
+                self._entries.append(Entry(name, collector, self._say))
+            except ImportError as error:
+                reason = f"a package is missing: {error.name or error}"
+                self._missing[name] = {"state": "unavailable", "reason": reason, "remedy": f"install {error.name}"}
+            except Exception as error:
+                self._missing[name] = {"state": "failed", "reason": words_of(error), "remedy": ""}
+                self._say(f"the {name} collector could not be made: {traceback.format_exc()}")
+        for label, slow in (("fast", False), ("slow", True)):
+            entries = [entry for entry in self._entries if entry.slow is slow]
+            if entries:
+                self._threads.append(Sampler(label, entries))
+        for thread in self._threads:
+            thread.start()
+        # the hosts of a testbed share their machine's clock, and pings would share its links
+        if self._settings.collectors and not self._run.info.get("one_clock"):
+            threading.Thread(target=self._start_clock, name="clock-start", daemon=True).start()
+
+    def _start_clock(self) -> None:
+        try:
+            from ringtap.agents.clock.service import ClockKeeper
+
+            self._clock = ClockKeeper(self._run, self._node)
+            self._clock.start()
+        except Exception as error:
+            self._clock = None
+            self._lose_clock(f"not compared: {words_of(error)}")
+
+    def are_ready(self) -> bool:
+        """Whether every collector has taken its first sample or has failed to."""
+        return all(thread.ready.is_set() for thread in self._threads)
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """The collectors' entries for node.json."""
+        found = self._missing | {entry.name: dict(entry.facts) for entry in self._entries}
+        entries = {name: found[name] for name in self._settings.collectors if name in found}
+        return entries | ({"clock": self._clock_facts} if self._clock_facts else {})
+
+    def stop(self) -> None:
+        """Take the last samples and close the logs, for so many seconds at most."""
+        for thread in self._threads:
+            thread.stop()
+        stopper = threading.Thread(target=self._stop_clock, daemon=True)
+        stopper.start()
+        deadline = time.monotonic() + _STOP_S
+        threads: list[threading.Thread] = [*self._threads, stopper]
+        for one in threads:
+            one.join(max(0.0, deadline - time.monotonic()))
+        for entry in self._entries:
+            if entry.running:
+                entry.facts |= {"state": "failed", "reason": f"did not end within {_STOP_S:g} s"}
+
+    def _stop_clock(self) -> None:
+        if self._clock is None:
+            return
+        try:
+            self._clock_facts = self._clock.stop()
+        except Exception as error:
+            self._lose_clock(f"not compared to the end: {words_of(error)}")
+
+    def _lose_clock(self, why: str) -> None:
+        self._clock_facts = {"state": "degraded", "reason": why, "remedy": ""}
+        self._say(f"the clock is {why}")

@@ -1,0 +1,1 @@
+"""A sweep: series of training jobs measured under stepped cross traffic."""

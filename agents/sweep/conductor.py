@@ -1,0 +1,395 @@
+"""The conductor: sets the stage, checks the generators, runs every series, keeps what was measured."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringtap.agents.hosts import Hosts, LabHosts
+from ringtap.agents.hosts.ssh import SshHosts
+from ringtap.agents.interrupt import termination_as_interrupt
+from ringtap.agents.sweep.cluster import LostHostError, check_lost, losses_named, reached
+from ringtap.agents.sweep.cross_traffic import CrossTraffic
+from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names
+from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
+from ringtap.agents.sweep.lock import holder, locked, take_leases
+from ringtap.agents.sweep.plan_changes import plan_changes
+from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
+from ringtap.agents.sweep.preflight import call_roll, cluster_stage, needs_iperf3
+from ringtap.agents.sweep.progress import Progress
+from ringtap.agents.sweep.roles import Stage, lab_stage
+from ringtap.agents.sweep.series import Series, Step
+from ringtap.agents.sweep.tcp_paths import check_ways
+from ringtap.agents.testbed.up import Lab, rate_warnings
+from ringtap.errors import MeasurementError, RingtapError, UsageError
+from ringtap.plan import Model, SweepPlan
+from ringtap.plan_cluster import Cluster
+from ringtap.records import JsonLinesWriter
+from ringtap.rundir import RunDirectory, read_points
+from ringtap.terminal import shell_word
+from ringtap.trafficgen import iperf3
+from ringtap.units import counted, format_rate
+
+PRECHECK_TRIES = 3  # a busy moment of the machine is not the generator's
+_NOT_ASKED = "not asked for: a sweep records what tells iteration times and loads"
+_NOT_COLLECTED = {
+    "packets": "not asked for: the bottleneck is counted at its interfaces",
+    "host load": _NOT_ASKED,
+    "GPU": _NOT_ASKED,
+    "RDMA": _NOT_ASKED,
+}
+_NOT_ON_A_TESTBED = {
+    "sockets": _NOT_ASKED,
+    "GPU": "the scale model has none: compute time is slept",
+    "RDMA": "the testbed's links carry TCP only",
+}
+
+
+class Ground(NamedTuple):
+    """What a sweep stands on."""
+
+    hosts: Hosts
+    stage: Stage
+
+
+class _Todo(NamedTuple):
+    """A series and the steps of it that are to be measured."""
+
+    model: Model
+    kind: str
+    steps: list[Step]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name}-{self.kind}"
+
+
+class Conductor:
+    """Runs a sweep plan into a run directory.
+
+    Args:
+        plan: what to measure.
+        run: the sweep's run directory.
+        ground: the hosts of the plan's cluster; None: the plan's testbed, which is built.
+        only: the one series to measure; empty: all.
+        force: measure although others use the links.
+    """
+
+    def __init__(
+        self, plan: SweepPlan, run: RunDirectory, ground: Ground | None, only: str = "", *, force: bool = False
+    ) -> None:
+        self._plan, self._run, self._ground, self._only, self._force = plan, run, ground, only, force
+        self._points = run.path / "points.jsonl"
+
+    def _todo(self) -> list[_Todo]:
+        """The points that are not there yet, by series."""
+        done = {(item["series"], item.get("step")) for item in read_points(self._points)[0]}
+        found = []
+        for model in self._plan.models:
+            for kind in self._plan.traffic:
+                steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
+                if self._plan.random_order:
+                    random.Random(f"{self._plan.seed} {model.name} {kind}").shuffle(steps)
+                one = _Todo(model, kind, steps)
+                left = [step for step in steps if (one.name, step.index) not in done]
+                if left and self._only in ("", one.name):
+                    found.append(one._replace(steps=left))
+        return found
+
+    def conduct(self) -> None:
+        """Measure every point that is not there yet.
+
+        Raises:
+            MeasurementError: the testbed, a generator, a job or a host failed.
+        """
+        todo = self._todo()
+        if not todo:
+            return
+        expected_s = {(point["series"], point["load"]): point["duration_s"] for point in estimate(self._plan)}
+        progress = Progress(sum(expected_s[one.name, step.load] for one in todo for step in one.steps))
+        set_up: AbstractContextManager[Ground] = nullcontext(self._ground) if self._ground else self._testbed(progress)
+        try:
+            with set_up as ground, losses_named(ground.hosts):
+                self._run.info["bottleneck"] = ground.stage.bottleneck
+                self._run.save()
+                if self._ground:
+                    self._look_first(ground, progress)
+                if max(self._plan.loads) > 0:
+                    for kind in dict.fromkeys(one.kind for one in todo):
+                        self._precheck(ground, kind, progress)
+                for one in todo:
+                    self._series(ground, one, expected_s, progress)
+        finally:
+            progress.close()
+
+    @contextmanager
+    def _testbed(self, progress: Progress) -> Iterator[Ground]:
+        spec, roles = layout(self._plan)
+        spec = replace(spec, name=f"sw{os.getpid() % 10**8:08d}")
+        with Lab(spec) as lab:
+            links = lab.state.links
+            self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
+            least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
+            progress.say(f"Testbed up: {counted(len(links), 'link direction')}: {least:.1f} to {most:.1f} Mbit/s")
+            for warning in rate_warnings(links):
+                progress.say(f"warning: {warning} (is this machine busy?)")
+            with closing(LabHosts(spec)) as hosts:
+                yield Ground(hosts, lab_stage(spec, roles, shutil.which("iperf3") or ""))
+
+    def _look_first(self, ground: Ground, progress: Progress) -> None:
+        """See that nobody else uses the links; what was found is kept in run.json.
+
+        Raises:
+            MeasurementError: somebody does, and that is not to be ignored.
+        """
+        idle = look_at_idle_links(self._plan, ground.hosts, ground.stage, self._attempt("precheck", "idle"))
+        self._run.info["idle"] = idle
+        self._run.save()
+        if not idle["words"]:
+            return
+        words = "; ".join(idle["words"])
+        if not self._force:
+            raise MeasurementError(
+                f"others use the links while the sweep does not yet: {words}: measure when they are idle, or all the "
+                "same with --force"
+            )
+        progress.say(f"warning: others use the links: {words}")
+
+    def _precheck(self, ground: Ground, kind: str, progress: Progress) -> None:
+        """See that a generator alone can load the bottleneck; the result is kept in run.json."""
+        for _ in range(PRECHECK_TRIES):
+            result = check_generator(self._plan, kind, ground.hosts, ground.stage, self._attempt("precheck", kind))
+            if result["ok"] and (self._force or not result["others"]):
+                break
+        others = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind]
+        self._run.info["precheck"] = [*others, result]
+        self._run.save()
+        words = "; ".join(result["others"])
+        beside = f", and beside it {words}" if words else ""
+        progress.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck{beside}")
+        if not result["ok"]:
+            raise MeasurementError(
+                f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, "
+                f"{result['required_share']:.0%} are needed{beside}: are its hosts busy, or its links?"
+            )
+        if words and not self._force:
+            raise MeasurementError(
+                f"others use the links: {words}: measure when they are idle, or all the same with --force"
+            )
+
+    def _attempt(self, first: str, second: str) -> Path:
+        """A folder below series/ that no earlier attempt has used."""
+        number = 1
+        while (path := self._run.path / "series" / f"{first}-{second}-{number}").exists():
+            number += 1
+        return path
+
+    def _series(
+        self, ground: Ground, todo: _Todo, expected_s: dict[tuple[str, float], float], progress: Progress
+    ) -> None:
+        name, (hosts, stage) = todo.name, ground
+        path = self._attempt(todo.model.name, todo.kind)
+        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, **stage.clock())
+        hosts.publish(path)
+        cross = CrossTraffic(self._plan, todo.kind, hosts, stage, path)
+        series = Series(self._plan, todo.model, hosts, stage, run, cross, tolerant=self._force)
+        points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / "rejected.jsonl")
+        try:
+            progress.tick(f"{name}: starting the job", 0.0)
+            with losses_named(hosts), series:
+                for point, keep in series.measure(todo.steps, lambda seconds: progress.tick(name, seconds)):
+                    (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
+                    if keep:
+                        progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
+                        for words in (*point["cut"], *point["others"]):
+                            progress.say(f"warning: {name}: {words}")
+                    else:
+                        progress.say(f"{name}: measured again: {point['why']}")
+            check_lost(hosts)
+            run.info["status"] = "complete"
+        except BaseException as error:
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+            run.info |= {"status": "partial", "why": why}
+            raise
+        finally:
+            points.close()
+            rejected.close()
+            run.save()
+
+
+def _line(plan: SweepPlan, point: dict[str, Any]) -> str:
+    seconds = (point["window_end_ns"] - point["window_start_ns"]) / 1e9
+    mean_s = seconds / point["iterations"]
+    asked = point["requested_bps"] * plan.scale / 1e9
+    measured = f"{counted(point['iterations'], 'iteration'):>14}, mean {mean_s:.4f} s"
+    return f"{point['series']:<24} asked {asked:6.2f} Gbit/s (full size): {measured}"
+
+
+def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[[str], None]) -> RunDirectory:
+    if not resume or not (path / "run.json").exists():
+        return RunDirectory.create(path, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
+    run = RunDirectory.open(path)
+    before, now = run.info.get("plan") or {}, resolved(plan)
+    changes = plan_changes(before, now, read_points(path / "points.jsonl")[0])
+    if changes.touching:
+        raise UsageError(
+            f"{path} has points that were measured with another plan (different: {', '.join(changes.touching)}): "
+            "use a new folder"
+        )
+    if changes.free:
+        say(f"The plan has changed in what no measured point depends on: {', '.join(changes.free)}")
+        made = {"t_ns": time.time_ns(), "keys": changes.free}
+        run.info["plan_changes"] = [*run.info.get("plan_changes", []), made]
+    run.info |= {"status": "running", "why": "", "plan": now}
+    run.save()
+    return run
+
+
+@contextmanager
+def _kept(run: RunDirectory) -> Iterator[None]:
+    """However the measurement within ends, run.json says so."""
+    kept = f"Kept what was measured in {run.path}; go on with: ringtap sweep … -o {shell_word(run.path)} --resume"
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.finish("partial", "interrupted")
+        print(kept, file=sys.stderr)
+        raise
+    except RingtapError as error:
+        has_points = bool(read_points(run.path / "points.jsonl")[0])
+        run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", str(error))
+        if has_points:
+            print(kept, file=sys.stderr)
+        raise
+    run.finish("complete")
+
+
+def _check_space(plan: SweepPlan, path: Path) -> None:
+    """See that this machine has space for the files of all hosts.
+
+    Raises:
+        UsageError: it has not.
+    """
+    count = len(plan.topology.hosts if isinstance(plan.topology, Cluster) else layout(plan)[0].hosts)
+    with suppress(OSError):  # what keeps the folder from being written is said when it is made
+        if problem := space_problem(nearest_folder(path.absolute()), count * room_bytes(plan)):
+            raise UsageError(f"{problem}: free some, or name another folder with -o")
+
+
+def _checked_stage(plan: SweepPlan, hosts: Hosts) -> Stage:
+    """A cluster's stage, once its hosts have what the sweep needs and reach each other.
+
+    Raises:
+        UsageError: they have not, or do not.
+        MeasurementError: a host gives no answer.
+    """
+    stage = cluster_stage(plan, call_roll(plan, hosts))
+    if problems := check_ways(stage, hosts):
+        raise UsageError("; ".join(problems))
+    return stage
+
+
+def _check_machine(plan: SweepPlan) -> None:
+    """See that a testbed's sweep has what it needs on this machine, before anything starts.
+
+    Raises:
+        UsageError: it has not.
+    """
+    layout(plan)
+    if needs_iperf3(plan):
+        iperf3.find_iperf3()
+    if any(model.framework == "horovod" for model in plan.models) and not find_spec("horovod"):
+        raise UsageError(
+            f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
+            "build it with scripts/build_horovod.py --install (docs/horovod.md)"
+        )
+
+
+def check_series(plan: SweepPlan, only: str) -> None:
+    """See that a plan has a series.
+
+    Raises:
+        UsageError: it has not.
+    """
+    names = series_names(plan)
+    if only and only not in names:
+        near = difflib.get_close_matches(only, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+        raise UsageError(f"--series {only} is no series of this plan; {hint}")
+
+
+def run_sweep(
+    plan: SweepPlan,
+    path: Path,
+    resume: bool = False,
+    force: bool = False,
+    only: str = "",
+    access: str = "private",
+) -> dict[str, Any]:
+    """Measure a sweep into a run directory.
+
+    Args:
+        plan: what to measure.
+        path: the run directory to make, or to go on with.
+        resume: keep the points that are there and measure the rest; all of them where there is no run yet.
+        force: measure loads beyond what the sender's traffic generator is calibrated for, and on links that others use.
+        only: the one series to measure; empty: all.
+        access: who may enter a run directory that is made.
+
+    Returns:
+        ``{path, status, points, duration_s}``.
+
+    Raises:
+        UsageError: a tool is missing, the folder is in use or cannot be written, another plan was measured there,
+            another sweep measures into it or on the same hosts.
+        MeasurementError: the measurement failed; what was measured is kept, and can be resumed.
+    """
+    check_series(plan, only)
+    _check_space(plan, path)
+    begin_s, ground, missing = time.monotonic(), None, _NOT_COLLECTED
+
+    def say(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    with termination_as_interrupt(), ExitStack() as stack:
+        me = holder(path, sum(point["duration_s"] for point in estimate(plan, only)))
+        goes_on = resume and (path / "run.json").exists()
+        if goes_on:
+            stack.enter_context(locked(path, me, say))
+        if isinstance(plan.topology, Cluster):
+            hosts = stack.enter_context(reached(plan.topology))
+            take_leases(hosts, me, say)
+            if resume and isinstance(hosts, SshHosts):
+                hosts.clean(path)
+            ground = Ground(hosts, _checked_stage(plan, hosts))
+            say(f"{counted(len(hosts.names), 'host')} by {plan.topology.reach}: {', '.join(hosts.names)}")
+        else:
+            _check_machine(plan)
+            missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
+        calibration = check_host(plan, force, say, ground.hosts if ground else None)
+        run = _open(plan, path, resume, access, say)
+        if not goes_on:
+            stack.enter_context(locked(path, me, say))
+        run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
+        run.info["calibration"] = calibration
+        scale = f"links of {format_rate(plan.capacity_bps)}, 1:{plan.scale:g}"
+        say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
+        with _kept(run):
+            Conductor(plan, run, ground, only, force=force).conduct()
+    count = len(read_points(path / "points.jsonl")[0])
+    return {
+        "path": str(path),
+        "status": "complete",
+        "points": count,
+        "duration_s": round(time.monotonic() - begin_s, 1),
+    }

@@ -1,0 +1,174 @@
+"""Cross traffic of a sweep: the receiver, and one sender a load step, on two of its hosts."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from pathlib import Path
+
+from ringtap.agents.hosts import HostProcess, Hosts, understood
+from ringtap.agents.sweep.roles import Stage
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.plan import SweepPlan
+from ringtap.trafficgen import iperf3
+from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
+from ringtap.trafficgen.plans.plan_file import write_plan
+from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+
+# iperf3 paces by whole blocks: its own 128 kB would be bursts of 4 ms at 250 Mbit/s
+IPERF_BLOCK_BYTES = 131_072
+LEAST_BLOCK_BYTES = 1448
+_NS = 1_000_000_000
+
+
+class CrossTraffic:
+    """One kind of cross traffic from one host to another.
+
+    Args:
+        plan: the sweep.
+        kind: ``iperf``, ``consistent`` or ``burst``.
+        hosts: where processes run.
+        stage: who sends to whom, and how much at most.
+        run: the job run directory that plans and logs go to, published.
+
+    Attributes:
+        port: TCP port that the receiver listens on; 0 before it does.
+    """
+
+    def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, run: Path) -> None:
+        self._plan, self.kind, self._hosts, self._stage = plan, kind, hosts, stage
+        self._from, self._to = stage.roles.cross_from, stage.roles.cross_to
+        self._sent = run / "nodes" / self._from / "sent"
+        self._received = run / "nodes" / self._to / "received"
+        # of this run's sender and receiver; in the environment, where other users of the hosts cannot read it
+        self._token = {TOKEN_VARIABLE: secrets.token_hex(8)}
+        self.port = 0
+        self._sender: HostProcess | None = None
+        self._report = self._sent
+
+    def start_receiver(self) -> None:
+        """Start the receiving side and wait until it listens; nothing to do where the plan has no cross traffic.
+
+        Raises:
+            MeasurementError: it does not come up.
+        """
+        if not max(self._plan.loads):
+            return
+        address = self._stage.cross[self._to]
+        self.port = free_port(self._hosts, self._to, address, ports=self._stage.ports)
+        if self.kind == "iperf":
+            command = iperf3.server_argv(self._stage.iperf3[self._to], self.port, address)
+        else:
+            log = [
+                "--log",
+                self._hosts.path(self._to, self._received / "flows.rec"),
+            ]
+            command = [*self._hosts.ringtap(self._to), "traffic", "serve", "--bind", f"{address}:{self.port}", *log]
+        name, words = f"{self.kind} receiver", self._received / "receiver.log"
+        server = self._hosts.start(self._to, name, command, words, environment=self._token)
+        if not self._hosts.wait_for_port(self._to, self.port, server):
+            server.stop()
+            raise MeasurementError(f"the {server.name} does not listen on port {self.port}: {server.last_words()}")
+
+    def start_sender(self, load_bps: float, name: str, longest_s: float) -> None:
+        """Start sending.
+
+        Args:
+            load_bps: load asked for: payload, bits per second, at the links' own scale.
+            name: name of the step, for its files.
+            longest_s: how long it may have to go on; it ends by itself then, whoever is left to end it.
+
+        Raises:
+            UsageError: more than the plan allows to load.
+            MeasurementError: the host is lost.
+        """
+        most_bps = self._stage.most_load_bps
+        if most_bps and load_bps > most_bps:
+            raise UsageError(f"{load_bps:.0f} bit/s are more than the plan's most_load of {most_bps} bit/s")
+        self._sent.mkdir(parents=True, exist_ok=True)
+        command = self._iperf(load_bps, longest_s) if self.kind == "iperf" else self._flows(load_bps, name, longest_s)
+        log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
+        name = f"{self.kind} sender"
+        self._sender = self._hosts.start(self._from, name, command, log, environment=self._token, report=self._report)
+
+    def _iperf(self, load_bps: float, longest_s: float) -> list[str]:
+        streams, most_bps = self._plan.iperf_streams, self._stage.most_load_bps
+        command = iperf3.client_argv(
+            self._stage.iperf3[self._from],
+            self._stage.cross[self._to],
+            self.port,
+            load_bps,
+            longest_s,
+            streams=streams,
+            bind=self._stage.cross[self._from],
+            block_bytes=max(LEAST_BLOCK_BYTES, round(IPERF_BLOCK_BYTES / self._plan.scale)),
+        )
+        # the kernel's own pacing, which what iperf3 makes up for after a pause is bound by, too
+        return [*command, "--fq-rate", str(round(most_bps / streams))] if most_bps else command
+
+    def _flows(self, load_bps: float, name: str, longest_s: float) -> list[str]:
+        destination, most_bps = f"{self._stage.cross[self._to]}:{self.port}", self._stage.most_load_bps
+        path = self._sent / f"{name}.plan"
+        write_plan(self._flow_plan(load_bps, name, longest_s, destination), path)
+        self._hosts.put(self._from, path)
+        log = self._hosts.path(self._from, self._sent / f"{name}.rec")
+        record = ["--log", log, "--json", "--line-rate", f"{self._plan.capacity_bps}bit"]
+        record += ["--pacing", f"{most_bps}bit"] if most_bps else []
+        plan = self._hosts.path(self._from, path)
+        source = self._stage.cross[self._from]
+        return [*self._hosts.ringtap(self._from), "traffic", "send", plan, "--source", source, *record]
+
+    def _flow_plan(self, load_bps: float, name: str, longest_s: float, destination: str) -> FlowPlan:
+        if self.kind not in ("consistent", "burst"):
+            raise UsageError(f"{self.kind} is no kind of flow plan")
+        burst = self._plan.burst
+        return FlowPlan(
+            PlanSpec(
+                kind=self.kind,  # type: ignore[arg-type]
+                load_bps=load_bps,
+                duration_ns=round(longest_s * _NS),
+                destinations=[destination],
+                seed=zlib.crc32(f"{self._plan.seed} {self.kind} {name}".encode()),
+                scale=self._plan.scale,
+                burst_height=burst.height,
+                burst_length_ns=round(burst.length_s * _NS),
+                burst_period_ns=round(burst.period_s * _NS),
+            )
+        )
+
+    def check(self) -> None:
+        """See that the sender still sends.
+
+        Raises:
+            MeasurementError: it has ended.
+        """
+        if self._sender is not None and self._sender.exit_code() is not None:
+            why = self._sender.last_words()
+            if self.kind == "iperf":
+                why = iperf3.parse_report(self._report.read_text()).error or why
+            raise MeasurementError(f"the {self._sender.name} ended early: {why}")
+
+    def stop_sender(self) -> None:
+        """End the load step; its logs are complete afterwards."""
+        if self._sender is not None:
+            self._sender.stop()
+            self._sender = None
+
+
+def free_port(hosts: Hosts, host: str, address: str, count: int = 1, ports: tuple[int, int] | None = None) -> int:
+    """The first of so many TCP ports in a row that are free at an address of a host.
+
+    Raises:
+        MeasurementError: there are none, or the host gives no answer.
+    """
+    code = f"from ringtap.agents.sweep.host_facts import free_port\nprint(free_port({address!r}, {count}, {ports!r}))"
+    done = hosts.ask(host, [hosts.python(host), "-c", code])
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        among = f" among {ports[0]}-{ports[1]}" if ports else ""
+        raise MeasurementError(f"host {host} has no free port at {address}{among}: {words}")
+    with understood(host):
+        port = int(done.stdout)
+        if not 0 < port <= 65536 - count:
+            raise ValueError(port)
+    return port

@@ -1,0 +1,381 @@
+"""Disturbances of a sweep's window: links that were cut, frames with errors, and traffic that is not the sweep's.
+
+Traffic that is not the sweep's is what a host's interfaces counted less what the sweep's own TCP connections moved:
+those of the training job's processes, and those of the cross traffic's port.
+"""
+
+from __future__ import annotations
+
+import socket
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringtap.agents.sweep.roles import Attachment, Stage
+from ringtap.errors import UsageError
+from ringtap.ethernet import HEADER_BYTES, frame_bytes
+from ringtap.records import RecordFile, read_json_lines
+from ringtap.rundir import LINK_STATE, OWNER, open_log
+from ringtap.units import counted, format_rate
+
+# On links of 250 Mbit/s, idle ones carried 0.2 Mbit/s of ringtap's own, and loaded ones were accounted for within 0.5 %
+MOST_OTHER_SHARE = 0.03
+MOST_ERROR_SHARE = 1e-4
+SOCKETS_EVERY = "10ms,sockets=100ms"  # as `ringtap run --every` takes it: enough for connections
+_IPV6_MORE_BYTES = 20
+_SPARE_ROWS = 500
+_SEGMENTS = 1 << 32  # tcp_info counts them in 32 bits
+
+
+class Moved(NamedTuple):
+    """Payload bytes and segments of any kind that one or several connections moved."""
+
+    received_bytes: int = 0
+    segments_in: int = 0
+    sent_bytes: int = 0
+    segments_out: int = 0
+    acknowledged_bytes: int = 0
+
+
+_MOVED = ("bytes_received", "segs_in", "bytes_sent", "segs_out", "bytes_acked")  # of sockets.rec
+
+
+class _Connection(NamedTuple):
+    """A connection: whether it is the cross traffic's, its inode, the headers of its segments, what it has moved."""
+
+    is_cross: bool
+    inode: int
+    header_bytes: int
+    moved: Moved
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Disturbances of a window.
+
+    Attributes:
+        other_bps: traffic at the bottleneck that is not the sweep's, as frames on the wire; None where it is not known.
+        other_why: why it is not known; empty where it is, and where there can be none.
+        links: what happened to the links, a sentence each.
+        others: where there was much other traffic, a sentence each.
+    """
+
+    other_bps: float | None
+    other_why: str
+    links: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+class Rates(NamedTuple):
+    """Rates of a host's port in a window, in bit/s, as frames on the wire.
+
+    Attributes:
+        total: what its interfaces counted, by direction (``rx``, ``tx``).
+        own: what the sweep's connections moved, likewise.
+        acknowledged_bps: of the cross traffic that the host sends, what the receiver has acknowledged.
+    """
+
+    total: dict[str, float]
+    own: dict[str, float]
+    acknowledged_bps: float
+
+
+class SocketCounts:
+    """Bytes that the sweep's connections of a node have moved, from its growing ``sockets.rec``.
+
+    Args:
+        folder: the node's folder.
+        port: where they have to go through.
+        cross_port: TCP port of the cross traffic's receiver.
+    """
+
+    def __init__(self, folder: Path, port: Attachment, cross_port: int) -> None:
+        self._folder, self._port, self._cross_port = folder, port, cross_port
+        self._rows = 0
+        self._now: dict[int, _Connection] = {}  # by cookie
+        self._window = (0, 0)
+        self._rates: Rates | None = None
+
+    def rates(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
+        """The rates of a window; windows must follow each other.
+
+        Raises:
+            UsageError: they were not recorded.
+        """
+        if self._window != (start_ns, end_ns) or self._rates is None:
+            self._window = (start_ns, end_ns)
+            self._rates = self._measured(start_ns, end_ns, mtu)
+        return self._rates
+
+    def _measured(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
+        path = self._folder / "sockets" / "sockets.rec"
+        if not path.is_file():
+            raise UsageError(f"the connections of {self._folder.name} were not recorded")
+        records = open_log(path)
+        at = {field.name: number for number, field in enumerate(records.fields)}
+        first_ns = last_ns = 0
+        before: dict[int, Moved] | None = None
+        for row in records.tail(self._rows):
+            t_ns = row[at["t_ns"]]
+            if t_ns > end_ns:
+                break
+            if t_ns >= start_ns:
+                first_ns, last_ns = first_ns or t_ns, t_ns
+                if before is None and t_ns > first_ns:
+                    before = {cookie: one.moved for cookie, one in self._now.items()}
+            self._take(row, at)
+            self._rows += 1
+        if before is None:
+            raise UsageError(
+                f"the connections of {self._folder.name} moved nothing, or were not sampled, in the window"
+            )
+        counters, seconds = Counters(self._folder, start_ns, end_ns), (last_ns - first_ns) / 1e9
+        bits = {way: 8 * counters.port_bytes(self._port, way, mtu, first_ns, last_ns) for way in ("rx", "tx")}
+        into, out, acknowledged = self._own_bytes(before)
+        return Rates(
+            {way: value / seconds for way, value in bits.items()},
+            {"rx": into * 8 / seconds, "tx": out * 8 / seconds},
+            acknowledged * 8 / seconds,
+        )
+
+    def _own_bytes(self, before: dict[int, Moved]) -> tuple[float, float, float]:
+        """Bytes received and sent by the sweep's connections, and the acknowledged part of the cross traffic."""
+        owned = {item["inode"] for item in read_json_lines(self._folder / "sockets" / "owners.jsonl", OWNER)[0]}
+        into = out = acknowledged = 0.0
+        for cookie, one in self._now.items():
+            if one.is_cross or one.inode in owned:
+                grown = _grown(before.get(cookie, Moved()), one.moved)
+                into += grown.received_bytes + one.header_bytes * grown.segments_in
+                out += grown.sent_bytes + one.header_bytes * grown.segments_out
+                if one.is_cross and grown.sent_bytes:
+                    headers = one.header_bytes * grown.segments_out / grown.sent_bytes
+                    acknowledged += grown.acknowledged_bytes * (1 + headers)
+        return into, out, acknowledged
+
+    def _take(self, row: tuple[Any, ...], at: Mapping[str, int]) -> None:
+        """Keep what a record says of its connection, if that goes through the port."""
+        source, destination = (_address(row[at["family"]], row[at[key]]) for key in ("source", "destination"))
+        is_cross = self._cross_port in [int.from_bytes(row[at[key]], "big") for key in ("sport", "dport")]
+        if source not in self._port.addresses or (destination in self._port.addresses and not is_cross):
+            return
+        cookie = row[at["cookie"]]
+        known = self._now.get(cookie)
+        self._now[cookie] = _Connection(
+            is_cross=is_cross,
+            inode=row[at["inode"]] or (known.inode if known else 0),
+            header_bytes=HEADER_BYTES + (0 if "." in source else _IPV6_MORE_BYTES),
+            moved=Moved(*(row[at[name]] for name in _MOVED)),
+        )
+
+
+def _grown(before: Moved, after: Moved) -> Moved:
+    """Differences of counters; those of segments wrap."""
+    return Moved(
+        after.received_bytes - before.received_bytes,
+        (after.segments_in - before.segments_in) % _SEGMENTS,
+        after.sent_bytes - before.sent_bytes,
+        (after.segments_out - before.segments_out) % _SEGMENTS,
+        after.acknowledged_bytes - before.acknowledged_bytes,
+    )
+
+
+def _address(family: int, data: bytes) -> str:
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, data[:4])
+    text = socket.inet_ntop(socket.AF_INET6, data)
+    return text.removeprefix("::ffff:") if "." in text else text
+
+
+class Counters:
+    """A node's interface counters at any time in the newest part of its ``nic.rec``.
+
+    Args:
+        folder: the node's folder.
+        start_ns: since when (CLOCK_REALTIME).
+        end_ns: until when.
+
+    Raises:
+        UsageError: they were not recorded.
+    """
+
+    def __init__(self, folder: Path, start_ns: int, end_ns: int) -> None:
+        path = folder / "nic" / "nic.rec"
+        if not path.is_file():
+            raise UsageError("its interfaces were not recorded")
+        records: RecordFile = open_log(path)
+        period_ns = float(records.about["every_s"]) * 1e9
+        newest = int((end_ns - start_ns) / period_ns * 1.2) + _SPARE_ROWS
+        self._rows = records.tail(max(0, records.count - newest))
+        self._times = [row[0] for row in self._rows]
+        self._columns = {field.name: number for number, field in enumerate(records.fields)}
+
+    def __contains__(self, nic: str) -> bool:
+        return f"{nic}.rx_bytes" in self._columns
+
+    def grown(self, nic: str, name: str, start_ns: int, end_ns: int) -> float:
+        """Growth of a counter between two times.
+
+        Raises:
+            UsageError: they are not within what was recorded.
+        """
+        column = self._columns[f"{nic}.{name}"]
+        return self._value(column, end_ns) - self._value(column, start_ns)
+
+    def port_bytes(self, port: Attachment, way: str, mtu: int, start_ns: int, end_ns: int) -> float:
+        """Frames on the wire that a port's interfaces counted in one direction between two times.
+
+        Raises:
+            UsageError: it was not recorded.
+        """
+        found = 0.0
+        for nic in port.nics:
+            if nic not in self:
+                raise UsageError(f"interface {nic} was not recorded")
+            size_bytes, packets = (self.grown(nic, f"{way}_{unit}", start_ns, end_ns) for unit in ("bytes", "packets"))
+            found += frame_bytes(size_bytes, packets, mtu)
+        return found
+
+    def _value(self, column: int, t_ns: int) -> float:
+        place = bisect_left(self._times, t_ns)
+        if place == len(self._rows) or (place == 0 and self._times[0] > t_ns):
+            raise UsageError("its interfaces were not recorded in all of the window")
+        if self._times[place] == t_ns or place == 0:
+            return float(self._rows[place][column])
+        (before_ns, low), (after_ns, high) = ((self._times[i], self._rows[i][column]) for i in (place - 1, place))
+        return float(low + (high - low) * (t_ns - before_ns) / (after_ns - before_ns))
+
+
+class Watch:
+    """Tells what disturbed the windows of a series.
+
+    Args:
+        run: its job run directory.
+        stage: the sweep's stage.
+        capacity_bps: of the bottleneck.
+        cross_port: TCP port of the cross traffic's receiver; 0 where there is none.
+    """
+
+    def __init__(self, run: Path, stage: Stage, capacity_bps: int, cross_port: int) -> None:
+        self._run, self._stage, self._capacity_bps = run, stage, capacity_bps
+        self._mtu = int(stage.bottleneck["mtu"])
+        total = stage.bottleneck["total"][0]
+        self._bottleneck = (total["node"], total["direction"])
+        self._sockets = {
+            node: SocketCounts(self._folder(node), port, cross_port) for node, port in stage.attachments.items()
+        }
+
+    def _folder(self, node: str) -> Path:
+        return self._run / "nodes" / node
+
+    def window(self, start_ns: int, end_ns: int, settle_s: float) -> Disturbance:
+        """Return the disturbances of a window; windows must follow each other.
+
+        Args:
+            start_ns: start of the window (CLOCK_REALTIME).
+            end_ns: its end.
+            settle_s: seconds before it in which a link that is cut disturbs it, too.
+        """
+        links = tuple(self.links(start_ns - round(settle_s * 1e9), end_ns, start_ns))
+        others: list[str] = []
+        other_bps = None
+        at_bottleneck = self._stage.attachments.get(self._bottleneck[0])  # none of a testbed's switch
+        other_why = at_bottleneck.why if at_bottleneck else ""
+        for node, port in self._stage.attachments.items():
+            if port.why:
+                continue
+            try:
+                rates = self.rates(node, start_ns, end_ns)
+            except UsageError as error:
+                other_why = str(error) if node == self._bottleneck[0] else other_why
+                continue
+            for way, total_bps in rates.total.items():
+                more_bps = max(0.0, total_bps - rates.own[way])
+                if (node, way) == self._bottleneck:
+                    other_bps = more_bps
+                if more_bps > MOST_OTHER_SHARE * self._capacity_bps:
+                    others.append(other_words(node, way, more_bps, self._capacity_bps))
+        return Disturbance(other_bps, other_why, links, tuple(others))
+
+    def rates(self, node: str, start_ns: int, end_ns: int) -> Rates:
+        """The rates of a host's port in a window; windows must follow each other.
+
+        Raises:
+            UsageError: they were not recorded.
+        """
+        return self._sockets[node].rates(start_ns, end_ns, self._mtu)
+
+    def links(self, since_ns: int, end_ns: int, start_ns: int) -> Iterator[str]:
+        """Changes of the state of the sweep's links, and frames with errors.
+
+        Args:
+            since_ns: since when a change of state counts.
+            end_ns: until when things count.
+            start_ns: since when frames with errors count.
+        """
+        for node, nics in self._stage.links.items():
+            log = read_json_lines(self._folder(node) / "nic" / "links.jsonl", LINK_STATE)[0]
+            for nic in nics:
+                yield from _link_words(node, nic, [item for item in log if item["nic"] == nic], since_ns, end_ns)
+            try:
+                counters = Counters(self._folder(node), start_ns, end_ns)
+                for nic in nics:
+                    yield from self._error_words(node, nic, counters, start_ns, end_ns)
+            except UsageError:  # a host that is lost, say: that is told elsewhere
+                continue
+
+    def _error_words(self, node: str, nic: str, counters: Counters, start_ns: int, end_ns: int) -> Iterator[str]:
+        if nic not in counters:
+            return
+        for way, say in (("rx", "received"), ("tx", "sent")):
+            errors = counters.grown(nic, f"{way}_errors", start_ns, end_ns)
+            frames = errors + counters.grown(nic, f"{way}_packets", start_ns, end_ns)
+            if errors > MOST_ERROR_SHARE * frames:
+                yield f"{nic} of {node} {say} {counted(round(errors), 'frame')} with errors"
+
+
+def _link_words(node: str, nic: str, log: list[dict[str, Any]], since_ns: int, end_ns: int) -> Iterator[str]:
+    """Describe the changes of a link in at most one sentence; ``log`` is its part of links.jsonl."""
+    earlier = [item for item in log if item["t_ns"] < since_ns]
+    states = [*(earlier[-1:] or log[:1]), *(item for item in log[1:] if since_ns <= item["t_ns"] <= end_ns)]
+    lost = next((item for item in states if not item["carrier"]), None)
+    if lost is not None:
+        back = next((item for item in log if item["t_ns"] > lost["t_ns"] and item["carrier"]), None)
+        lasted = f"for {(back['t_ns'] - lost['t_ns']) / 1e9:.1f} s" if back else "to the end of the window"
+        yield f"{nic} of {node} had no link {lasted}"
+    elif states and states[-1]["carrier_changes"] != states[0]["carrier_changes"]:
+        yield f"{nic} of {node} lost its link for a moment"
+
+
+def other_words(node: str, way: str, bps: float, capacity_bps: float) -> str:
+    """Traffic that is not the sweep's, in words."""
+    took = {"rx": "took in", "tx": "sent"}[way]
+    return f"{node} {took} {format_rate(bps)} of other traffic ({bps / capacity_bps:.0%} of the capacity)"
+
+
+# Quiet windows had at most 2.1 % of late samples, windows that measured visibly wrong times 4 to 17 % (docs/method.md)
+MOST_LATE_SHARE = 0.03
+_LATE_PERIODS = 1.5
+
+
+def late_share(log: Path, start_ns: int, end_ns: int) -> float:
+    """Share of a recorder's samples within a window that came more than half a period late.
+
+    Args:
+        log: a nic.rec file, being written or not.
+        start_ns: start of the window (CLOCK_REALTIME).
+        end_ns: its end.
+    """
+    if not log.exists():  # none has come from the host yet
+        return 1.0
+    records = open_log(log)
+    if not records.about.get("every_s"):
+        raise UsageError(f"{log} cannot be used: it does not say how often it was sampled")
+    period_ns = records.about["every_s"] * 1e9
+    # the newest samples are enough: the window has only just closed
+    newest = int((end_ns - start_ns) / period_ns * 1.2) + 500
+    times = [row[0] for row in records.tail(max(0, records.count - newest)) if start_ns <= row[0] <= end_ns]
+    gaps = [after - before for before, after in pairwise(times)]
+    return sum(gap > _LATE_PERIODS * period_ns for gap in gaps) / len(gaps) if gaps else 1.0

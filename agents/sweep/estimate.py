@@ -1,0 +1,149 @@
+"""What a sweep will measure and how long it will take, told beforehand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+from ringtap.agents.testbed.topology import LabSpec, Roles, thesis_roles
+from ringtap.masking import mask_variables, mask_words
+from ringtap.plan import Model, SweepPlan
+from ringtap.plan_cluster import Cluster
+from ringtap.units import counted, format_duration, format_rate
+
+# of different loads that a report needs, and of the rise from the lightest to the heaviest
+# (`analysis/model/congestion_point.py`)
+LEAST_LOADS = {"a fit": 3, "a congestion point": 4}
+LEAST_RISE = 1.2
+MERGE_SHARE = 0.01
+STAGE_UP_S = 4.0
+PRECHECK_S = 6.0
+JOB_START_S = 10.0
+# samples of ten interfaces every 10 ms, and the log of a thousand flows a second
+ROOM_BYTES_PER_S = 120_000
+LEAST_ROOM_BYTES = 16_000_000
+_HEADER_SHARE = 1448 / 1514
+
+
+def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
+    """The testbed and the roles that a plan asks for.
+
+    Raises:
+        UsageError: a name or size that no testbed can have.
+    """
+    testbed = plan.topology
+    assert not isinstance(testbed, Cluster)
+    if testbed.configuration == "custom":
+        hosts, roles = testbed.hosts, Roles("custom", testbed.workers, testbed.cross_from, testbed.cross_to)
+    else:
+        hosts, roles = thesis_roles(testbed.configuration)
+    spec = LabSpec(
+        name="sweep",
+        hosts=hosts,
+        rate_bps=plan.capacity_bps,
+        queue_bytes=testbed.queue_bytes,
+        burst_bytes=testbed.burst_bytes,
+        mtu=testbed.mtu,
+        congestion_control=testbed.congestion_control,
+        offload_segments=testbed.offload_segments,
+    )
+    return spec, roles
+
+
+def resolved(plan: SweepPlan) -> dict[str, Any]:
+    """Return the plan as run.json keeps it: hosts and roles of the named configurations filled in, secrets masked."""
+    item: dict[str, Any] = json.loads(json.dumps(plan.to_json()))
+    for model in item["models"]:
+        model["command"] = mask_words(model["command"])
+    for part in (*item["models"], item["topology"], *item["topology"].get("machines", ())):
+        if "environment" in part:
+            part["environment"] = mask_variables(part["environment"])
+    if isinstance(plan.topology, Cluster):
+        return item
+    spec, roles = layout(plan)
+    item["topology"] |= {"hosts": list(spec.hosts), "workers": list(roles.workers)}
+    item["topology"] |= {"cross_from": roles.cross_from, "cross_to": roles.cross_to}
+    return item
+
+
+def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
+    """Rough iteration time under a load.
+
+    The compute time, or what the rest of the link needs for a ring all-reduce (eq. 3.1).
+    """
+    cluster = plan.topology if isinstance(plan.topology, Cluster) else None
+    workers = sum(cluster.host(name).ranks for name in cluster.workers) if cluster else len(layout(plan)[1].workers)
+    volume_bits = 2 * (workers - 1) / workers * model.parameters / plan.scale * 32
+    return max(model.compute_s, model.compute_s / 3 + volume_bits / (plan.capacity_bps * _HEADER_SHARE * (1 - load)))
+
+
+def series_names(plan: SweepPlan) -> list[str]:
+    """The series of a sweep, in the order in which they are measured."""
+    return [f"{model.name}-{kind}" for model in plan.models for kind in plan.traffic]
+
+
+def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
+    """Every point of a sweep with the seconds it is expected to take.
+
+    Args:
+        plan: the sweep.
+        only: one of its series; empty: all.
+
+    Returns:
+        A list of ``{series, requested_bps, load, duration_s}`` in the plan's order; start-up times are counted in the
+        first of each series.
+    """
+    window = plan.window
+    points: list[dict[str, Any]] = []
+    for model in plan.models:
+        for kind in plan.traffic:
+            if only not in ("", f"{model.name}-{kind}"):
+                continue
+            for number, load in enumerate(plan.loads):
+                enough_s = max(window.min_s, window.min_iterations * iteration_s(plan, model, load))
+                seconds = window.settle_s + min(window.max_s, enough_s)
+                if number == 0:
+                    seconds += JOB_START_S + window.warmup_iterations * iteration_s(plan, model, 0.0)
+                if not points:
+                    seconds += STAGE_UP_S + PRECHECK_S * (1 if only else len(plan.traffic))
+                requested_bps = round(load * plan.capacity_bps)
+                item = {"series": f"{model.name}-{kind}", "load": load, "requested_bps": requested_bps}
+                points.append(item | {"duration_s": round(seconds, 1)})
+    return points
+
+
+def room_bytes(plan: SweepPlan) -> int:
+    """Estimate the most bytes that a host writes in a sweep."""
+    seconds: float = sum(point["duration_s"] for point in estimate(plan))
+    return round(LEAST_ROOM_BYTES + seconds * ROOM_BYTES_PER_S)
+
+
+def doubts(plan: SweepPlan) -> list[str]:
+    """List the parts that a report of the sweep will lack, as far as the plan tells: one sentence each."""
+    loads = sorted(plan.loads)
+    # as reports do, loads that are hardly apart count as one
+    different = 1 + sum(second - first >= MERGE_SHARE for first, second in itertools.pairwise(loads))
+    lacking = [what for what, least in LEAST_LOADS.items() if different < least]
+    found = []
+    if lacking:
+        what = " and ".join(f"{one} ({LEAST_LOADS[one]})" for one in lacking)
+        found.append(f"{different} different load{'s' if different > 1 else ''}, too few for {what}: add loads")
+    for model in plan.models if different > 1 and not lacking else ():
+        if not model.command and iteration_s(plan, model, loads[-1]) < LEAST_RISE * iteration_s(plan, model, loads[0]):
+            found.append(
+                f"{model.name} is hardly slower at the heaviest load ({loads[-1]:.0%}) than at the lightest, by the "
+                "estimate: add a heavier one for a congestion point"
+            )
+    return found
+
+
+def print_estimate(plan: SweepPlan, points: list[dict[str, Any]]) -> None:
+    """Print the points of a dry run."""
+    for point in points:
+        rate = format_rate(point["requested_bps"])
+        print(f"{point['series']:<28} {point['load']:6.1%}  {rate:>14}  about {format_duration(point['duration_s'])}")
+    total_s = sum(point["duration_s"] for point in points)
+    print(f"{counted(len(points), 'point')}, scale 1:{plan.scale:g}, about {format_duration(total_s)}")
+    for doubt in doubts(plan):
+        print(f"warning: {doubt}")

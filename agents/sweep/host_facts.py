@@ -1,0 +1,196 @@
+"""Facts of a host of a cluster before a sweep: ``python -m ringtap.agents.sweep.host_facts [QUESTION]``.
+
+The question is JSON. ``room`` asks for room on a disk (``folder``, ``bytes``), ``jobs`` for what jobs need (by name
+``command``, ``directory`` and ``environment``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ringtap.agents.clock.system_clock import boot_id
+from ringtap.agents.hosts.lease import held
+from ringtap.units import format_size
+
+MODULES = ("torch", "horovod")
+_TRIES = 100
+_USUAL_MTU = 1500
+_TRIAL_BYTES = 1 << 20
+_INTERPRETER_S = 30.0  # one that lies on a network file system starts slowly
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def host_facts() -> dict[str, Any]:
+    """The host's facts.
+
+    Returns:
+        ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are
+        there), ``kernel_ports`` (first and last port that the kernel picks), ``lease`` (the sweep that holds the host's
+        lease) and ``interfaces``: by name ``addresses``
+        (IPv4), ``addresses6``, ``mtu`` and ``below`` (interfaces it stands on).
+    """
+    states = psutil.net_if_stats()
+    interfaces: dict[str, dict[str, Any]] = {}
+    for label, entries in psutil.net_if_addrs().items():
+        name = label.partition(":")[0]  # eth0:1 is a label of another address of eth0
+        below = []
+        with suppress(OSError):
+            below = [path.name.removeprefix("lower_") for path in Path("/sys/class/net", name).glob("lower_*")]
+        mtu = states[name].mtu if name in states else _USUAL_MTU
+        item = interfaces.setdefault(name, {"addresses": [], "addresses6": [], "below": below, "mtu": mtu})
+        item["addresses"] += [entry.address for entry in entries if entry.family == socket.AF_INET]
+        item["addresses6"] += [entry.address.partition("%")[0] for entry in entries if entry.family == socket.AF_INET6]
+    return {
+        "boot_id": boot_id(),
+        "iperf3": shutil.which("iperf3") or "",
+        "modules": [name for name in MODULES if find_spec(name)],
+        "kernel_ports": _PORT_RANGE.read_text().split() if _PORT_RANGE.exists() else [],
+        "lease": held(),
+        "interfaces": interfaces,
+    }
+
+
+def space_problem(path: Path, needed_bytes: int) -> str:
+    """Return the reason that a folder's disk has no space for a run's files; empty if it has.
+
+    Raises:
+        OSError: the disk cannot be asked.
+    """
+    found = os.statvfs(path)
+    free_bytes = found.f_bavail * found.f_frsize
+    # file systems without blocks, like /proc, have no size: writing there tells what they allow
+    if found.f_blocks and free_bytes < needed_bytes:
+        return f"{path} has {format_size(free_bytes)} left, and the sweep may write {format_size(needed_bytes)}"
+    if found.f_files and not found.f_favail:
+        return f"the disk of {path} has no inodes left"
+    return ""
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder itself, or the one nearest above it that is there."""
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def room_problem(folder: str, needed_bytes: int) -> str:
+    """Return the reason that a folder, which need not exist yet, has no room for a run's files; empty if it has.
+
+    Args:
+        folder: the folder; empty: the one that sweeps take by themselves.
+        needed_bytes: what they may need.
+    """
+    path = nearest_folder(Path(folder or "/tmp"))
+    try:
+        if problem := space_problem(path, needed_bytes):
+            return problem
+        with tempfile.TemporaryFile(dir=path) as file:  # a quota is seen only so
+            file.write(bytes(min(_TRIAL_BYTES, needed_bytes)))
+            file.flush()
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return ""
+
+
+def job_facts(command: list[str], directory: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Check the program, script and interpreter of a job on this host.
+
+    Args:
+        command: its command.
+        directory: the folder in which it is started; empty: this one.
+        environment: its variables beside those that are there.
+
+    Returns:
+        ``problems``, a sentence each, and ``torch``: whether its interpreter has it, None where that is not known.
+    """
+    kept_environment, kept_folder = dict(os.environ), os.open(".", os.O_RDONLY)
+    try:
+        os.environ.update(environment)
+        try:
+            os.chdir(directory or ".")
+        except OSError as error:
+            return {"problems": [f"the job's folder {directory} cannot be entered: {error.strerror}"], "torch": None}
+        return _command_facts(command)
+    finally:
+        os.fchdir(kept_folder)
+        os.close(kept_folder)
+        os.environ.clear()
+        os.environ.update(kept_environment)
+
+
+def _command_facts(command: list[str]) -> dict[str, Any]:
+    program = shutil.which(command[0])
+    if program is None:
+        where = "there" if "/" in command[0] else "on the PATH there"
+        return {"problems": [f"the job's command begins with {command[0]}, which is no program {where}"], "torch": None}
+    problems = []
+    options = next((command[1 : 1 + n] for n, word in enumerate(command[1:]) if not word.startswith("-")), command[1:])
+    if not {"-c", "-lc"} & set(command[1:3]):
+        script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), "")
+        if script and not Path(script).is_file():
+            problems.append(f"the job's script {script} is not there (looked for from {Path.cwd()})")
+    has_torch: bool | None = None
+    if re.fullmatch(r"python(\d+(\.\d+)?)?", Path(program).name):
+        from ringtap.agents.doctor import job_interpreter
+
+        found = job_interpreter.check(program, _INTERPRETER_S)["steps"]
+        has_torch = found.state == "ok"
+        if found.state == "unavailable":
+            problems.append(f"steps of the job cannot be recorded: {found.reason}; {found.remedy}")
+        if any(re.fullmatch(r"-[a-zA-Z]*[IES][a-zA-Z]*", option) for option in options):
+            problems.append(f"the job's command starts Python with {' '.join(options)}, so its steps are not recorded")
+    return {"problems": problems, "torch": has_torch}
+
+
+def free_port(address: str, count: int = 1, ports: tuple[int, int] | None = None) -> int:
+    """The first of so many TCP ports in a row that nobody listens on.
+
+    Args:
+        address: an address of this host.
+        count: how many ports.
+        ports: the first and the last that may be taken; None: those that the kernel picks.
+
+    Raises:
+        OSError: the address is not this host's, or its ports are all in use.
+    """
+    tries = range(ports[0], ports[1] - count + 2) if ports else [0] * _TRIES
+    for attempt, wanted in enumerate(tries, 1):
+        with ExitStack() as stack:
+            try:
+                first = stack.enter_context(socket.create_server((address, wanted))).getsockname()[1]
+                for number in range(1, count):
+                    stack.enter_context(socket.create_server((address, first + number)))
+            except (OSError, OverflowError):
+                if attempt == len(tries):
+                    raise
+                continue
+            return int(first)
+    raise AssertionError
+
+
+def main() -> int:
+    """Answer a question on standard output."""
+    question = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    facts = host_facts()
+    room = question.get("room")
+    facts["room"] = room_problem(room["folder"], room["bytes"]) if room else ""
+    facts["jobs"] = {name: job_facts(**about) for name, about in question.get("jobs", {}).items()}
+    print(json.dumps(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The processes of a training job: their commands and variables, by host and rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ringtap.agents.hosts import Hosts
+from ringtap.agents.sweep.roles import Stage
+from ringtap.plan import PLACEHOLDERS, Model, SweepPlan
+from ringtap.plan_cluster import Cluster
+
+# by sh, as env(1) learned to change folders late
+_IN_FOLDER = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh"]
+
+
+class Process(NamedTuple):
+    """One process of a job as it is to be started.
+
+    Attributes:
+        host: where.
+        command: the command and its arguments.
+        environment: variables beside those that the host has.
+        log: name of the file that it writes its words to.
+    """
+
+    host: str
+    command: list[str]
+    environment: dict[str, str]
+    log: str
+
+
+def ranks_of(plan: SweepPlan, host: str) -> int:
+    """Return the number of ranks of a job on a worker."""
+    return plan.topology.host(host).ranks if isinstance(plan.topology, Cluster) else 1
+
+
+def job_python(plan: SweepPlan, host: str, hosts: Hosts) -> str:
+    """The interpreter of the job on a host."""
+    own = plan.topology.host(host).job_python if isinstance(plan.topology, Cluster) else ""
+    return own or hosts.python(host)
+
+
+def own_environment(plan: SweepPlan, model: Model, host: str) -> dict[str, str]:
+    """The variables that the plan gives a job on a host: the cluster's, the model's, the host's."""
+    if not isinstance(plan.topology, Cluster):
+        return dict(model.environment)
+    machine = plan.topology.host(host)
+    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus)} if machine.gpus else {}
+    return {**plan.topology.environment, **model.environment, **machine.environment, **gpus}
+
+
+def processes(plan: SweepPlan, model: Model, stage: Stage, hosts: Hosts, port: int) -> list[Process]:
+    """The processes of a model's job, rank 0 first.
+
+    Args:
+        plan: the sweep.
+        model: the model.
+        stage: who trains, and at which address.
+        hosts: the hosts.
+        port: a free TCP port of the first worker.
+    """
+    workers = stage.roles.workers
+    counts = [ranks_of(plan, host) for host in workers]
+    found = []
+    for number, host in enumerate(workers):
+        master = {"MASTER_ADDR": stage.training[workers[0]], "MASTER_PORT": str(port)}
+        values = {
+            "python": job_python(plan, host, hosts),
+            "host": host,
+            "ranks": str(counts[number]),
+            "hosts": str(len(workers)),
+            "host_rank": str(number),
+            "master_addr": master["MASTER_ADDR"],
+            "master_port": master["MASTER_PORT"],
+        }
+        interface = stage.interface[host]
+        environment = {
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": f"={interface}",  # without the sign any interface whose name begins so
+            "OMP_NUM_THREADS": "1",
+            **own_environment(plan, model, host),
+            **master,
+        }
+        command = _command(plan, model, values, hosts.python(host))
+        if model.launch == "host":
+            found.append(Process(host, command, environment, "job.out"))
+            continue
+        for local in range(counts[number]):
+            place = {"RANK": sum(counts[:number]) + local, "LOCAL_RANK": local}
+            place |= {"WORLD_SIZE": sum(counts), "LOCAL_WORLD_SIZE": counts[number]}
+            own = {name: str(value) for name, value in place.items()}
+            found.append(Process(host, command, environment | own, f"job-{local}.out" if local else "job.out"))
+    return found
+
+
+def _command(plan: SweepPlan, model: Model, values: Mapping[str, str], python: str) -> list[str]:
+    command = filled(model.command, values) or [python, *_scale_model(plan, model)]
+    if model.framework == "horovod":  # its variables are made from torchrun's on each host
+        command = [python, "-m", "ringtap.examples.horovod_rank", *command]
+    return [*_IN_FOLDER, model.directory, *command] if model.directory else command
+
+
+def filled(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
+    """A command with a host's own words in the place of `PLACEHOLDERS`; other braces stay."""
+    pattern = rf"\{{({'|'.join(PLACEHOLDERS)})\}}"
+    return [re.sub(pattern, lambda match: values[match[1]], word) for word in command]
+
+
+def _scale_model(plan: SweepPlan, model: Model) -> list[str]:
+    module = "ringtap.examples." + ("horovod_model" if model.framework == "horovod" else "scale_model")
+    options = {
+        "--parameters": round(model.parameters / plan.scale),
+        "--bucket-bytes": round(model.bucket_bytes / plan.scale),
+        "--layers": model.layers,
+        "--compute-s": model.compute_s,
+    }
+    return ["-m", module, *(str(word) for option in options.items() for word in option)]

@@ -1,0 +1,229 @@
+"""Before a sweep: are its flows within what the sending host can do, and can the generator, alone, load the bottleneck?
+
+The thesis asks for 22 of 25 Gbit/s of the latter.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Container, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ringtap.agents.hosts import Hosts, understood
+from ringtap.agents.sweep.calibration import calibrated
+from ringtap.agents.sweep.cluster import check_lost
+from ringtap.agents.sweep.cross_traffic import CrossTraffic
+from ringtap.agents.sweep.disturbances import MOST_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
+from ringtap.agents.sweep.roles import Stage
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.ethernet import frame_bytes
+from ringtap.plan import SweepPlan
+from ringtap.plan_cluster import Cluster
+from ringtap.rundir import RunDirectory, open_log
+from ringtap.trafficgen.calibration import Calibration
+from ringtap.trafficgen.plans.sizes import WEB_SEARCH
+from ringtap.units import format_rate
+
+REQUIRED_SHARE = 0.88
+_WARM_UP_S = 1.0
+_WINDOW_S = 3.0
+_RECORDERS_S = 30.0
+_POLL_S = 0.05
+_RECORDED_S = 0.3  # until the last samples of a window are in the logs
+_CALIBRATION_S = 60.0
+
+
+def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: Hosts | None) -> dict[str, Any] | None:
+    """Hold the plan's flows against the sending host's calibration, which is made if there is none.
+
+    Args:
+        plan: the sweep.
+        force: warn only.
+        say: takes a line for the user.
+        hosts: those of the plan's cluster; None where this machine is the testbed.
+
+    Returns:
+        The calibration, or None when the plan has no flows of ours.
+
+    Raises:
+        UsageError: some load is beyond it, and ``force`` is not set.
+        MeasurementError: the host cannot be calibrated.
+    """
+    if not set(plan.traffic) & {"consistent", "burst"} or not max(plan.loads):
+        return None
+    calibration = calibrated(say) if hosts is None else _calibration_of(hosts, plan.topology.cross_from, say)
+    most_bps = max(plan.loads) * plan.capacity_bps
+    beyond = calibration.exceeded_by(most_bps, most_bps / 8 / (WEB_SEARCH.mean_bytes / plan.scale), False)
+    if beyond and not force:
+        raise UsageError(f"{beyond}: lower the plan's loads, or measure all the same with --force")
+    if beyond:
+        say(f"warning: {beyond}; flows will be late")
+    return asdict(calibration)
+
+
+def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Calibration:
+    say(f"Asking {host} what its traffic generator can do; takes 10 s the first time")
+    done = hosts.ask(host, [hosts.python(host), "-m", "ringtap.agents.sweep.calibration"], _CALIBRATION_S)
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise MeasurementError(f"host {host} could not be calibrated: {words}")
+    with understood(host):
+        found = Calibration(**json.loads(done.stdout))
+        found.exceeded_by(0.0, 0.0, False)  # its figures are numbers
+        found.spin_for(own_processor=False)
+    return found
+
+
+def most_bps(plan: SweepPlan) -> float:
+    """What the generator has to reach alone: all of a testbed's links; of a real one what the plan asks for at most."""
+    if isinstance(plan.topology, Cluster):
+        return max(plan.loads) * plan.capacity_bps
+    return float(plan.capacity_bps)
+
+
+def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: Stage, path: Path) -> dict[str, Any]:
+    """Count what the links of a cluster carry while the sweep does not use them.
+
+    Args:
+        plan: the sweep.
+        hosts: its hosts.
+        stage: its stage.
+        path: folder of the job run directory to make.
+
+    Returns:
+        ``{rates, words}``: by host its ``rx_bps`` and ``tx_bps``, and a sentence for each that is much of the capacity.
+
+    Raises:
+        MeasurementError: a host is lost, or does not count.
+    """
+    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **stage.clock())
+    hosts.publish(path)
+    try:
+        _start_recorders(hosts, run, stage.attachments, stage.attachments)
+        start_ns, end_ns = _counted_window(hosts)
+    finally:
+        hosts.stop_all()
+        hosts.gather(path)
+    rates: dict[str, dict[str, int]] = {}
+    words = []
+    for node, port in stage.attachments.items():
+        try:
+            counters = Counters(run.path / "nodes" / node, start_ns, end_ns)
+            for way in ("rx", "tx"):
+                size_bytes = counters.port_bytes(port, way, stage.bottleneck["mtu"], start_ns, end_ns)
+                bps = size_bytes * 8e9 / (end_ns - start_ns)
+                rates.setdefault(node, {})[f"{way}_bps"] = round(bps)
+                if bps > MOST_OTHER_SHARE * plan.capacity_bps:
+                    words.append(other_words(node, way, bps, plan.capacity_bps))
+        except UsageError as error:
+            raise MeasurementError(f"host {node} could not count its idle links: {error}") from error
+    run.finish("complete", "; ".join(words))
+    return {"rates": rates, "words": words}
+
+
+def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], attached: Container[str]) -> None:
+    """Start recorders, of connections too where hosts are attached; returns when all of them count.
+
+    Raises:
+        MeasurementError: one does not.
+    """
+    recorders = []
+    for node in dict.fromkeys(nodes):
+        log = run.node(node) / "log" / "job.out"
+        # a testbed's switch has no connections
+        collect = ["nic,sockets", "--every", SOCKETS_EVERY] if node in attached else ["nic", "--every", "10ms"]
+        record = ["--collect", *collect, "--join", hosts.path(node, run.path), "--node", node]
+        command = [*hosts.ringtap(node), "capture", *record]
+        recorders.append((run.node(node) / "nic" / "nic.rec", hosts.start(node, "recorder", command, log)))
+    deadline_s = time.monotonic() + _RECORDERS_S
+    for path, process in recorders:
+        while not path.exists():
+            check_lost(hosts)
+            if process.exit_code() is not None or time.monotonic() > deadline_s:
+                raise MeasurementError(f"the {process.name} counts nothing: {process.last_words()} ({process.log})")
+            time.sleep(_POLL_S)
+
+
+def _counted_window(hosts: Hosts) -> tuple[int, int]:
+    """A window of time in which recorders count: its start and end (CLOCK_REALTIME, ns)."""
+    time.sleep(_WARM_UP_S)
+    start_ns = time.time_ns()
+    time.sleep(_WINDOW_S)
+    end_ns = time.time_ns()
+    time.sleep(_RECORDED_S)
+    check_lost(hosts)
+    return start_ns, end_ns
+
+
+def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, path: Path) -> dict[str, Any]:
+    """Send one kind of cross traffic at the highest rate, without a job, and count what comes through.
+
+    The generator is judged by what its receiver has acknowledged; what the links carry beside that is other traffic.
+
+    Returns:
+        ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok, judged_by, total_bps, others}``;
+        rates as the link's limit counts them.
+    """
+    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", **stage.clock())
+    hosts.publish(path)
+    cross = CrossTraffic(plan, kind, hosts, stage, path)
+    requested_bps = most_bps(plan)
+    watched = [node for node, port in stage.attachments.items() if not port.why]
+    try:
+        _start_recorders(hosts, run, (stage.timekeeper, stage.roles.cross_from, *watched), stage.attachments)
+        cross.start_receiver()
+        cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10)
+        start_ns, end_ns = _counted_window(hosts)
+        cross.check()
+    finally:
+        cross.stop_sender()
+        hosts.stop_all()
+        hosts.gather(path)
+    mtu, counters = stage.bottleneck["mtu"], stage.bottleneck["total"]
+    total_bps = sum(_rate_bps(run, counter, mtu, start_ns, end_ns) for counter in counters)
+    watch = Watch(run.path, stage, plan.capacity_bps, cross.port)
+    try:
+        rates = watch.rates(stage.roles.cross_from, start_ns, end_ns)
+        reached_bps, judged_by = rates.acknowledged_bps, "acknowledged bytes"
+    except UsageError as error:  # no socket diagnostics on that host
+        reached_bps, judged_by = total_bps, f"all that came through the bottleneck: {error}"
+    others = watch.window(start_ns, end_ns, 0.0).others
+    run.finish("complete", f"reached {format_rate(reached_bps)}")
+    required = REQUIRED_SHARE * requested_bps / plan.capacity_bps
+    share = reached_bps / plan.capacity_bps
+    return {
+        "kind": kind,
+        "requested_bps": round(requested_bps),
+        "reached_bps": round(reached_bps),
+        "total_bps": round(total_bps),
+        "share_of_capacity": round(share, 4),
+        "required_share": round(required, 4),
+        "ok": share >= required,
+        "judged_by": judged_by,
+        "others": list(others),
+    }
+
+
+def _rate_bps(run: RunDirectory, counter: dict[str, str], mtu: int, start_ns: int, end_ns: int) -> float:
+    """Mean rate of an interface counter between two times, as frames on the wire.
+
+    Raises:
+        MeasurementError: its recorder left nothing of that time.
+    """
+    path = run.path / "nodes" / counter["node"] / "nic" / "nic.rec"
+    if not path.exists():
+        raise MeasurementError(
+            f"the recorder on {counter['node']} left no interface counters: see its log beside {path}"
+        )
+    records = open_log(path)
+    names = [field.name for field in records.fields]
+    columns = [names.index(f"{counter['nic']}.{counter['direction']}_{unit}") for unit in ("bytes", "packets")]
+    rows = [row for row in records.tail() if start_ns <= row[0] <= end_ns]
+    if len(rows) < 2:
+        raise MeasurementError(f"the recorder on {counter['node']} counted nothing while the generator was checked")
+    size_bytes, packets = (rows[-1][column] - rows[0][column] for column in columns)
+    return frame_bytes(size_bytes, packets, mtu) * 8e9 / float(rows[-1][0] - rows[0][0])

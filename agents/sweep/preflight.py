@@ -1,0 +1,297 @@
+"""The roll call of a cluster's hosts: each is asked what it has, and what is wrong is said before anything starts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringtap.agents.hosts import Hosts, understood
+from ringtap.agents.sweep.estimate import room_bytes
+from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
+from ringtap.agents.sweep.roles import Attachment, Stage
+from ringtap.agents.testbed.topology import Roles
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.masking import mask_variables, mask_words
+from ringtap.plan import PLACEHOLDERS, SweepPlan
+from ringtap.plan_cluster import Cluster, ClusterHost
+
+# Windows are set by the workers' clocks and their counters read by the receiver's: what they are apart must be short
+# against the settling time
+MOST_APART_S = 0.2
+_ANSWER_S = 100.0  # the first answer waits for the connection, which has a time limit of its own
+_AT_ONCE = 8
+_ROOM_LEFT_BYTES = 1_000_000  # with less of it a host may have been kept from saying what is wrong
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host answered.
+
+    Attributes:
+        host: its name.
+        facts: as `ringtap.agents.sweep.host_facts.host_facts` gives them; empty where there was no answer of use.
+        problems: why the sweep cannot run on it, a sentence each.
+    """
+
+    host: str
+    facts: dict[str, Any]
+    problems: tuple[str, ...]
+
+
+def call_roll(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
+    """Ask every host of a plan's cluster, some at a time; in the plan's order."""
+    cluster = plan.topology
+    assert isinstance(cluster, Cluster)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(lambda host: _call(plan, host, hosts), cluster.hosts))
+    pythons = {host.name: job_python(plan, host.name, hosts) for host in cluster.hosts}
+    return [replace(one, problems=(*one.problems, *_torch_problems(one, answers, pythons))) for one in answers]
+
+
+def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any]:
+    """Questions to a host beside its facts (host_facts.py)."""
+    cluster = plan.topology
+    assert isinstance(cluster, Cluster)
+    question: dict[str, Any] = {"jobs": {}}
+    if cluster.reach == "ssh":
+        question["room"] = {"folder": host.workdir, "bytes": room_bytes(plan)}
+    for model in plan.models if host.name in cluster.workers else ():
+        if model.command:
+            values = dict.fromkeys(PLACEHOLDERS, "0") | {"python": job_python(plan, host.name, hosts)}
+            # without secrets: every user of the host can read the question, which is an argument
+            command = mask_words(filled(model.command, values | {"host": host.name}))
+            variables = mask_variables(own_environment(plan, model, host.name))
+            about = {"command": command, "directory": model.directory, "environment": variables}
+            question["jobs"][model.name] = about
+    return question
+
+
+def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
+    """Return the reason that a host has no room for more files now; empty if it has, or is not asked."""
+    assert isinstance(plan.topology, Cluster)
+    if plan.topology.reach != "ssh":
+        return ""
+    question = {"room": {"folder": plan.topology.host(host).workdir, "bytes": _ROOM_LEFT_BYTES}}
+    with suppress(MeasurementError), understood(host):
+        command = [hosts.python(host), "-m", "ringtap.agents.sweep.host_facts", json.dumps(question)]
+        room = str(json.loads(hosts.ask(host, command).stdout)["room"])
+        return room.partition(", and the sweep")[0]  # what it may write is not asked here
+    return ""
+
+
+def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
+    name = host.name
+    try:
+        question = json.dumps(_question(plan, host, hosts))
+        done = hosts.ask(name, [hosts.python(name), "-m", "ringtap.agents.sweep.host_facts", question], _ANSWER_S)
+        apart_s = _apart_s(hosts, name)
+    except MeasurementError as error:
+        lost = hosts.lost().get(name)
+        way = plan.topology.reach if isinstance(plan.topology, Cluster) else ""
+        return Answer(name, {}, (f"{name} cannot be used over {way}: {lost}" if lost else str(error),))
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        return Answer(name, {}, (f"host {name}: {hosts.python(name)} cannot say what is there: {words}",))
+    try:
+        with understood(name):
+            facts = json.loads(done.stdout)
+            problems = [
+                *_clock_problems(name, apart_s),
+                *_address_problems(host, facts),
+                *_tool_problems(plan, name, facts),
+            ]
+            problems += [f"host {name}: {facts['room']}: free some, or name another workdir"] if facts["room"] else []
+            for model, found in facts["jobs"].items():
+                problems += [f"host {name}, model {model}: {problem}" for problem in found["problems"]]
+    except MeasurementError as error:
+        return Answer(name, {}, (str(error),))
+    return Answer(name, facts, tuple(problems))
+
+
+def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
+    """How far a host's clock is ahead of this machine's: the least and the most that it can be."""
+    before_ns = time.time_ns()
+    done = hosts.ask(host, [hosts.python(host), "-S", "-c", "import time; print(time.time_ns())"])
+    after_ns = time.time_ns()
+    with understood(host):
+        there_ns = int(done.stdout)
+    return (there_ns - after_ns) / 1e9, (there_ns - before_ns) / 1e9
+
+
+def _clock_problems(name: str, apart_s: tuple[float, float]) -> list[str]:
+    least, most = apart_s
+    if least <= MOST_APART_S and most >= -MOST_APART_S:
+        return []
+    by_s, way = (least, "ahead of") if least > 0 else (-most, "behind")
+    return [f"the clock of host {name} is {by_s:.1f} s {way} this machine's: let chrony or ntpd set both"]
+
+
+def _address_problems(host: ClusterHost, facts: dict[str, Any]) -> list[str]:
+    nics = facts["interfaces"]
+    if host.interface and host.interface not in nics:
+        return [f"host {host.name} has no interface {host.interface}: it has {', '.join(sorted(nics))}"]
+    if not host.training and not nics[host.interface]["addresses"]:
+        return [f"interface {host.interface} of host {host.name} has no IPv4 address: give training and cross"]
+    found = []
+    for key, address in {"training": host.training, "cross": host.cross}.items():
+        if address and not _interface_of(address, facts):
+            own = sorted(one for nic in nics.values() for one in nic["addresses"])
+            found.append(f"host {host.name} does not have its {key} address {address}: it has {', '.join(own)}")
+    if not found and host.interface and host.training and _interface_of(host.training, facts) != host.interface:
+        on = _interface_of(host.training, facts)
+        found.append(f"the training address {host.training} of host {host.name} is on {on}, not on {host.interface}")
+    return found
+
+
+def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[str]:
+    cluster, found = plan.topology, []
+    if needs_iperf3(plan) and name in (cluster.cross_from, cluster.cross_to) and not facts["iperf3"]:
+        found.append(f"host {name} has no iperf3 on its PATH: install it there, or plan no iperf traffic")
+    if name in cluster.workers:
+        if any(not model.command for model in plan.models) and "torch" not in facts["modules"]:
+            found.append(f"host {name} has no torch for the scale model: install ringtap[demo] there")
+        if any(model.framework == "horovod" for model in plan.models) and "horovod" not in facts["modules"]:
+            found.append(f"host {name} has no Horovod: build it there with scripts/build_horovod.py (docs/horovod.md)")
+    return found
+
+
+def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[str, str]) -> list[str]:
+    """Jobs whose interpreter has torch on another host and not on this one."""
+    found = []
+    for model, about in answer.facts.get("jobs", {}).items():
+        with_it = [one.host for one in answers if one.facts.get("jobs", {}).get(model, {}).get("torch")]
+        if about["torch"] is False and with_it and not about["problems"]:
+            where = f"host {answer.host}, model {model}"
+            found.append(
+                f"{where}: the job's interpreter {pythons[answer.host]} has no torch, and {pythons[with_it[0]]} on "
+                f"{with_it[0]} has: install it, or name another interpreter as job_python in [[hosts]]"
+            )
+    return found
+
+
+def needs_iperf3(plan: SweepPlan) -> bool:
+    """Whether a plan sends with iperf3."""
+    return "iperf" in plan.traffic and max(plan.loads) > 0
+
+
+def _interface_of(address: str, facts: dict[str, Any]) -> str:
+    return next((name for name, nic in facts["interfaces"].items() if address in nic["addresses"]), "")
+
+
+def cluster_stage(plan: SweepPlan, answers: Sequence[Answer]) -> Stage:
+    """The stage that a cluster is, from what its hosts answered.
+
+    Raises:
+        UsageError: a host cannot take part, or the cross traffic could not be told from the training.
+    """
+    cluster = plan.topology
+    assert isinstance(cluster, Cluster)
+    problems = [problem for answer in answers for problem in answer.problems]
+    if problems:
+        raise UsageError("; ".join(problems))
+    facts = {answer.host: answer.facts for answer in answers}
+    places = {host.name: _place(host, facts[host.name]) for host in cluster.hosts}
+    roles = Roles("custom", cluster.workers, cluster.cross_from, cluster.cross_to)
+    counters = _counters(roles, places, facts)
+    used = {name: nics for name in places if (nics := _used_nics(name, roles, places[name]))}
+    at = counters["total"][0]
+    mtu = int(facts[at["node"]]["interfaces"][at["nic"]]["mtu"])
+    return Stage(
+        roles=roles,
+        recorded=tuple(host.name for host in cluster.hosts),
+        training={name: place.training for name, place in places.items()},
+        cross={name: place.cross for name, place in places.items()},
+        interface={name: places[name].training_nic for name in cluster.workers},
+        bottleneck=counters | {"mtu": mtu},
+        one_clock=len({one["boot_id"] for one in facts.values()}) == 1,
+        iperf3={name: one["iperf3"] for name, one in facts.items()},
+        most_load_bps=cluster.most_load_bps,
+        ports=cluster.ports,
+        kernel_ports={name: one.get("kernel_ports", []) for name, one in facts.items()},
+        links={name: _with_below(nics, facts[name]) for name, nics in used.items()},
+        attachments={name: _attachment(name, nics, facts) for name, nics in used.items()},
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A host's two addresses and the interfaces that have them."""
+
+    training: str
+    cross: str
+    training_nic: str
+    cross_nic: str
+
+
+def _place(host: ClusterHost, facts: dict[str, Any]) -> _Place:
+    training = host.training or facts["interfaces"][host.interface]["addresses"][0]
+    cross = host.cross or training
+    return _Place(training, cross, _interface_of(training, facts), _interface_of(cross, facts))
+
+
+def _used_nics(name: str, roles: Roles, place: _Place) -> tuple[str, ...]:
+    """The interfaces of a host that the sweep's traffic takes."""
+    training = [place.training_nic] if name in roles.workers else []
+    cross = [place.cross_nic] if name in (roles.cross_from, roles.cross_to) else []
+    return tuple(dict.fromkeys((*training, *cross)))
+
+
+def _with_below(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
+    """Interfaces and all that they stand on."""
+    found = list(nics)
+    for nic in found:
+        found += [below for below in facts["interfaces"].get(nic, {}).get("below", []) if below not in found]
+    return tuple(found)
+
+
+def _standing(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
+    """Interfaces without those that stand on others of them: a VLAN's frames are counted by the one below, too."""
+    return tuple(nic for nic in nics if not set(_with_below([nic], facts)[1:]) & set(nics))
+
+
+def _attachment(name: str, nics: tuple[str, ...], facts: dict[str, dict[str, Any]]) -> Attachment:
+    own = facts[name]["interfaces"]
+    standing = _standing(nics, facts[name])
+    above = [nic for nic in own if set(_with_below([nic], facts[name])) & set(standing)]
+    addresses = {address for nic in above for key in ("addresses", "addresses6") for address in own[nic].get(key, [])}
+    mine = {address for nic in nics for address in own[nic]["addresses"]}
+    for other, found in facts.items():
+        if other != name and mine & {one for nic in found["interfaces"].values() for one in nic["addresses"]}:
+            return Attachment(standing, frozenset(addresses), f"{name} and {other} share their interfaces")
+    return Attachment(standing, frozenset(addresses))
+
+
+def _counters(roles: Roles, places: dict[str, _Place], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The interface counters of the bottleneck.
+
+    All that the receiver takes in, or, where the sender trains too, all that it sends. The cross traffic among it is
+    what one end counts on an interface that carries nothing else.
+
+    Raises:
+        UsageError: there is no such interface.
+    """
+    if not roles.cross_to:
+        worker = roles.workers[0]
+        return {"cross": [], "total": [_counter(worker, places[worker].training_nic, "rx")]}
+    sender, receiver = roles.cross_from, roles.cross_to
+    at, direction = (sender, "tx") if sender in roles.workers else (receiver, "rx")
+    nics = dict.fromkeys((places[at].training_nic, places[at].cross_nic))
+    total = [_counter(at, nic, direction) for nic in _standing(tuple(nics), facts[at])]
+    for host, way in ((receiver, "rx"), (sender, "tx")):
+        place = places[host]
+        training = (place.training_nic, *facts[host]["interfaces"][place.training_nic]["below"])
+        if host not in roles.workers or place.cross_nic not in training:
+            return {"cross": [_counter(host, place.cross_nic, way)], "total": total}
+    raise UsageError(
+        f"{sender} and {receiver} both train, and by the interface that carries their cross traffic: it could not be "
+        "told from the training; give one of them a cross address on an interface of its own, such as a VLAN"
+    )
+
+
+def _counter(node: str, nic: str, direction: str) -> dict[str, str]:
+    return {"node": node, "nic": nic, "direction": direction}

@@ -1,0 +1,418 @@
+"""One series of a sweep: a training job that keeps running while cross traffic is stepped under it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ringtap.agents.hosts import HostProcess, Hosts
+from ringtap.agents.sweep.cluster import check_alive, check_lost
+from ringtap.agents.sweep.cross_traffic import CrossTraffic, free_port
+from ringtap.agents.sweep.disturbances import MOST_LATE_SHARE, SOCKETS_EVERY, Watch, late_share
+from ringtap.agents.sweep.job_launch import processes, ranks_of
+from ringtap.agents.sweep.preflight import room_problem
+from ringtap.agents.sweep.roles import Stage
+from ringtap.agents.sweep.tcp_paths import check_ways
+from ringtap.errors import MeasurementError
+from ringtap.plan import Model, SweepPlan, Testbed, Window
+from ringtap.plan_cluster import Cluster
+from ringtap.rundir import RunDirectory, open_log
+from ringtap.units import counted
+
+_TAIL_BYTES = 65_536
+_LONGEST = 300
+_FIRST_HAND = 3  # how much a cause says
+# what a rank says because another has gone, and what launchers say because a rank has
+_SECOND_HAND = re.compile(
+    r"closed by peer|reset by peer|broken pipe|timed out waiting|\bChildFailedError\b|elastic|SIGTERM|heartbeat|"
+    r"store.*timeout|remote process exited",
+    re.IGNORECASE,
+)
+# warnings are printed by jobs that run well, too; glog's begin with their letter and date
+_WARNING = re.compile(r"(\[rank\d+\]:)?\s*\[?[IW]\d{4} |\bwarning\b|Warning:", re.IGNORECASE)
+_TELLING = re.compile(
+    r"\w(Error|Exception|Interrupt)\b|\berror\b|no space left|disk quota|cannot|can't|not found|no such file|"
+    r"refused|denied|out of memory|killed|no route|unreachable|timed out|failed|not recorded",
+    re.IGNORECASE,
+)
+
+
+def telling_line(text: str) -> tuple[int, str]:
+    """The line of an output that says most about a failure.
+
+    Returns:
+        How much it says (3: a cause; 2: what may have a cause elsewhere; 1: something; 0: nothing), and the line.
+    """
+    # an output may hold anything, and only printable words are passed on
+    printable = "".join(character if character.isprintable() else "\n" for character in text)
+    lines = [" ".join(line.split()) for line in printable.splitlines() if line.strip()]
+    causes = [line for line in lines if _TELLING.search(line) and not _WARNING.search(line)]
+    first_hand = [line for line in causes if not _SECOND_HAND.search(line)]
+    # of a traceback, and of several, the last line is the error; a launcher's own words come after it
+    for score, found in ((3, first_hand), (2, causes), (1, lines)):
+        if found:
+            return score, found[-1][:_LONGEST]
+    return 0, "no output"
+
+
+def words_of_hosts(
+    plan: SweepPlan, hosts: Hosts, run: RunDirectory, processes: Mapping[str, Sequence[HostProcess]]
+) -> tuple[bool, str]:
+    """The words of every host, the most telling first, with the file that they are in; hosts that say the same in one.
+
+    Args:
+        plan: the sweep.
+        hosts: the hosts.
+        run: the series' run directory.
+        processes: what was started on each host.
+
+    Returns:
+        Whether one of them tells a cause, and the words.
+    """
+    found: list[tuple[float, str, str, Path | None]] = []
+    silent: list[str] = []
+    for host, started in processes.items():
+        lost = hosts.lost().get(host)
+        full = "" if lost else _room(plan, hosts, host)
+        if lost or full:
+            found.append((4, host, lost or f"{full}: free some, then resume", None))
+            continue
+        logs = list(dict.fromkeys(process.log for process in started))
+        said = [(*telling_line(_tail(log)), log) for log in logs]
+        agent = run.node(host) / "log" / "agent.log"
+        if (heard := telling_line(_tail(agent)))[0] > 1:  # it says when it starts, too
+            said.append((*heard, agent))
+        score, line, log = max(said, key=lambda one: one[0])
+        if not score:
+            silent.append(host)
+            continue
+        ended = any(process.exit_code() not in (None, 0) for process in started)
+        found.append((score + (0.5 if ended else 0), host, line, log))
+    # a host that failed by itself comes before those that say as much and still run
+    found.sort(key=lambda one: -one[0])
+    is_told = bool(found) and found[0][0] >= _FIRST_HAND
+    alike: dict[str, tuple[list[str], Path | None]] = {}
+    for says, name, words, file in found:
+        if not is_told or not 2 <= says < _FIRST_HAND:  # the cause is known, and what it led to is not told
+            alike.setdefault(words, ([], file))[0].append(name)
+    told = [f"{', '.join(names)}: {words}{f' ({file})' if file else ''}" for words, (names, file) in alike.items()]
+    if silent and not is_told:
+        told.append(f"no output from {', '.join(silent)}")
+    return is_told, "; ".join(told)
+
+
+def _room(plan: SweepPlan, hosts: Hosts, host: str) -> str:
+    """The full disk of a host, which may have kept it from saying anything."""
+    return room_problem(plan, hosts, host) if isinstance(plan.topology, Cluster) else ""
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+_POLL_S = 0.05
+_MASTER_PORTS = 2  # torch's, and beside it Horovod's
+# A job that has ended no iteration for so many times the longest, and until its words are here, stands still
+_STALLED_ITERATIONS = 3
+_ON_THE_WAY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One load step of a series.
+
+    Attributes:
+        index: position in the plan's loads; names the step's files.
+        load: share of the capacity asked for.
+    """
+
+    index: int
+    load: float
+
+
+class StepWatcher:
+    """Follows the step logs of a running job, rank by rank.
+
+    Args:
+        run: the job's run directory.
+        ranks: how many ranks each worker has.
+    """
+
+    def __init__(self, run: RunDirectory, ranks: Mapping[str, int]) -> None:
+        self._wanted = ranks
+        self._folders = [run.path / "nodes" / worker / "steps" for worker in ranks]
+        self._rows: dict[Path, list[tuple[Any, ...]]] = {}
+
+    def iteration_ends_ns(self) -> list[int]:
+        """When each iteration ended at the slowest rank (CLOCK_REALTIME), up to the last that all ranks have ended."""
+        for folder in self._folders:
+            for path in sorted(folder.glob("rank*.rec")):
+                if path.suffixes == [".rec"] and path.stat().st_size:  # just made: its header is on the way
+                    rows = self._rows.setdefault(path, [])
+                    rows += open_log(path).tail(len(rows))
+        seen = self.ranks_stepped()
+        if any(seen[worker] < count for worker, count in self._wanted.items()):
+            return []
+        # of several optimizers in a rank, the one that stepped first counts
+        ranks = [[row[3] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
+        return [max(ends) for ends in zip(*ranks, strict=False)]
+
+    def ranks_stepped(self) -> dict[str, int]:
+        """Count the ranks of each worker that have stepped an optimizer, as far as they have been read."""
+        return {folder.parent.name: sum(path.parent == folder for path in self._rows) for folder in self._folders}
+
+
+def stalled_s(ends_ns: Sequence[int], now_ns: int) -> float:
+    """Seconds since the last iteration ended, where a job stands still; else 0.
+
+    Args:
+        ends_ns: when iterations ended, two at least.
+        now_ns: the time now.
+    """
+    since_ns = now_ns - ends_ns[-1]
+    longest_ns = max(after - before for before, after in pairwise(ends_ns))
+    return since_ns / 1e9 if since_ns > _STALLED_ITERATIONS * longest_ns + _ON_THE_WAY_S * 1e9 else 0.0
+
+
+class Series:
+    """Runs one model against one kind of cross traffic, as a context manager; every process it starts ends with it.
+
+    Args:
+        plan: the sweep.
+        model: the training job.
+        hosts: where processes run.
+        stage: who trains and who disturbs.
+        run: the job run directory, freshly made and published.
+        cross: the cross traffic.
+        tolerant: whether traffic that is not the sweep's is no reason to measure a window again.
+    """
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        model: Model,
+        hosts: Hosts,
+        stage: Stage,
+        run: RunDirectory,
+        cross: CrossTraffic,
+        *,
+        tolerant: bool = False,
+    ) -> None:
+        self._plan, self._model, self._workers = plan, model, stage.roles.workers
+        self._hosts, self._stage, self._run, self._cross = hosts, stage, run, cross
+        self._watcher = StepWatcher(run, {host: ranks_of(plan, host) for host in self._workers})
+        self._tolerant, self._is_testbed = tolerant, isinstance(plan.topology, Testbed)
+        self._jobs: list[HostProcess] = []
+        self._recorders: list[HostProcess] = []
+        self._logs: dict[str, list[HostProcess]] = {}
+
+    def __enter__(self) -> Series:
+        """Start recorders, receiver and job; returns when the warm-up iterations are over.
+
+        Raises:
+            MeasurementError: something did not come up.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the job, the traffic and the recorders; their logs are complete afterwards."""
+        self._stop()
+
+    def _start(self) -> None:
+        for host in self._stage.recorded:
+            if host not in self._workers:
+                self._recorders.append(self._start_agent(host, [], {}))
+        self._cross.start_receiver()
+        self._watch = Watch(self._run.path, self._stage, self._plan.capacity_bps, self._cross.port)
+        first = self._workers[0]
+        port = free_port(self._hosts, first, self._stage.training[first], _MASTER_PORTS, self._stage.ports)
+        for one in processes(self._plan, self._model, self._stage, self._hosts, port):
+            self._jobs.append(self._start_agent(one.host, one.command, one.environment, one.log))
+        self._wait_for_warm_up()
+
+    def _start_agent(
+        self, host: str, command: list[str], environment: dict[str, str], file: str = "job.out"
+    ) -> HostProcess:
+        # every 10 ms for the punctuality check (agents/sweep/disturbances.py)
+        collect = (
+            ["nic,steps", "--every", "10ms"] if self._is_testbed else ["nic,sockets,steps", "--every", SOCKETS_EVERY]
+        )
+        record = ["--collect", *collect, "--join", self._hosts.path(host, self._run.path), "--node", host]
+        verb = ["run" if command else "capture", *record]
+        log = self._run.node(host) / "log" / file
+        name = self._model.title if command else "recorder"
+        wrapped = [*self._hosts.ringtap(host), *verb, *(["--", *command] if command else [])]
+        process = self._hosts.start(host, name, wrapped, log, environment=environment)
+        self._logs.setdefault(host, []).append(process)
+        return process
+
+    def _wait_for_warm_up(self) -> None:
+        timeout_s = self._plan.window.start_timeout_s
+        deadline = time.monotonic() + timeout_s
+        while len(self._watcher.iteration_ends_ns()) <= self._plan.window.warmup_iterations:
+            self._check()
+            if time.monotonic() > deadline:
+                is_told, words = self._words()
+                question = "" if is_told else ": does it step an optimizer?"
+                raise MeasurementError(
+                    f"{self._model.title} made "
+                    f"{counted(len(self._watcher.iteration_ends_ns()), 'iteration')} in {timeout_s:g} s, "
+                    f"too few to warm up{question}{self._unstepped()}: {words}"
+                )
+            time.sleep(_POLL_S)
+
+    def _check(self) -> None:
+        """See that the hosts, the job, the recorders and the sender live."""
+        check_lost(self._hosts)
+        for process in (*self._jobs, *self._recorders):
+            code = process.exit_code()
+            if code is not None:
+                raise MeasurementError(
+                    f"{process.name} ended with exit code {code} before its series did: {self._words()[1]}"
+                )
+        self._cross.check()
+
+    def _unstepped(self) -> str:
+        """The workers whose ranks have not all stepped an optimizer, in words."""
+        seen = self._watcher.ranks_stepped()
+        wanted = {host: ranks_of(self._plan, host) for host in self._workers}
+        missing = [f"{host} {seen[host]} of {wanted[host]}" for host in self._workers if seen[host] < wanted[host]]
+        return f" (ranks that stepped an optimizer: {', '.join(missing)})" if missing else ""
+
+    def _words(self) -> tuple[bool, str]:
+        """Tell if some host names a cause, and return the words of every host, the most telling first."""
+        with suppress(MeasurementError):
+            self._hosts.gather(self._run.path)
+        is_told, words = words_of_hosts(self._plan, self._hosts, self._run, self._logs)
+        if is_told or self._hosts.lost() or not isinstance(self._plan.topology, Cluster):
+            return is_told, words
+        with suppress(MeasurementError):  # a firewall that was set up meanwhile, say
+            if blocked := check_ways(self._stage, self._hosts):
+                return True, "; ".join(blocked)
+        return is_told, words
+
+    def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Go through the load steps; a window that something disturbed is measured again.
+
+        Args:
+            steps: the load steps, in order.
+            tick: called with the seconds gone of the present step, for a progress display.
+
+        Yields:
+            A record of points.jsonl and whether it is the one to keep of its step's windows: the least disturbed one.
+
+        Raises:
+            MeasurementError: the job, a recorder or the sender ended, or no iteration ended in the longest window.
+        """
+        for step in steps:
+            tries: list[dict[str, Any]] = []
+            while not tries or (self._why_again(tries[-1]) and len(tries) <= self._plan.window.retries):
+                tries.append(self._try(step, len(tries), tick))
+            best = min(tries, key=lambda one: (len(one["cut"]), len(one["others"]), float(one["late_share"])))
+            for one in tries:
+                if one is not best:
+                    yield one | {"why": self._why_again(one)}, False
+            yield best, True
+
+    def _why_again(self, point: dict[str, Any]) -> str:
+        """Return the reason to measure a window again; empty if it is good."""
+        found = [*point["cut"], *(() if self._tolerant else point["others"])]
+        if self._is_testbed and point["late_share"] > MOST_LATE_SHARE:
+            found.append(f"{point['late_share']:.1%} of the samples came late")
+        return "; ".join(found)
+
+    def _try(self, step: Step, attempt: int, tick: Callable[[float], None]) -> dict[str, Any]:
+        """One load step and its window."""
+        window = self._plan.window
+        requested_bps = step.load * self._plan.capacity_bps
+        if requested_bps > 0:
+            name = f"{step.index:03d}" + (f"-{attempt}" if attempt else "")
+            self._cross.start_sender(requested_bps, name, window.settle_s + 2 * window.max_s + 10)
+        try:
+            start_ns, end_ns, iterations = self._window(window, tick)
+        finally:
+            self._cross.stop_sender()
+        # a host that is cut off may not count as lost yet, and its job's silence would be taken for a long iteration
+        check_alive(self._hosts)
+        self._hosts.gather(self._run.path)
+        recorder = self._run.path / "nodes" / self._stage.timekeeper / "nic" / "nic.rec"
+        found = self._watch.window(start_ns, end_ns, window.settle_s)
+        return {
+            "series": f"{self._model.name}-{self._cross.kind}",
+            "model": self._model.name,
+            "traffic": self._cross.kind,
+            "step": step.index,
+            "requested_bps": round(requested_bps),
+            "window_start_ns": start_ns,
+            "window_end_ns": end_ns,
+            "iterations": iterations,
+            "ended": "enough" if iterations >= window.min_iterations else "time",
+            "late_share": round(late_share(recorder, start_ns, end_ns), 4),
+            "other_bps": None if found.other_bps is None else round(found.other_bps),
+            "other_why": found.other_why,
+            "others": list(found.others),
+            "cut": list(found.links),
+        }
+
+    def _window(self, window: Window, tick: Callable[[float], None]) -> tuple[int, int, int]:
+        """Wait for a window of whole iterations: its start and end (CLOCK_REALTIME, ns) and their number.
+
+        The window opens at the first iteration that ends after the settling time and closes with the last one seen.
+        """
+        begin_s = time.monotonic()
+        settled_ns = time.time_ns() + round(window.settle_s * 1e9)
+        while True:
+            time.sleep(_POLL_S)
+            tick(time.monotonic() - begin_s)
+            self._check()
+            ends = [end for end in self._watcher.iteration_ends_ns() if end >= settled_ns]
+            spent_s = (time.time_ns() - settled_ns) / 1e9
+            seconds = (ends[-1] - ends[0]) / 1e9 if ends else 0.0
+            enough = seconds >= window.min_s and len(ends) > window.min_iterations
+            now_ns = time.time_ns()
+            if enough or (spent_s >= window.max_s and len(ends) > 1 and not stalled_s(ends, now_ns)):
+                return ends[0], ends[-1], len(ends) - 1
+            if spent_s >= 2 * window.max_s:
+                raise self._no_window(spent_s, ends, now_ns, settled_ns)
+
+    def _no_window(self, spent_s: float, ends: list[int], now_ns: int, since_ns: int) -> MeasurementError:
+        """The reason that there is no window of whole iterations."""
+        self._hosts.gather(self._run.path)
+        if len(ends) > 1:
+            longest_s = max(after - before for before, after in pairwise(ends)) / 1e9
+            what = f"no iteration for {stalled_s(ends, now_ns):.0f} s, where the longest before took {longest_s:.3g} s"
+        else:
+            what = f"no two iterations in {spent_s:.0f} s under this load"
+        if cut := "; ".join(self._watch.links(since_ns, now_ns, since_ns)):
+            return MeasurementError(f"{self._model.title} ended {what}: {cut}: see to the link, then resume")
+        is_told, words = self._words()
+        if len(ends) < 2 and not is_told:
+            return MeasurementError(f"{self._model.title} ended {what}: raise window.max_time")
+        return MeasurementError(f"{self._model.title} ended {what}: {words}")
+
+    def _stop(self) -> None:
+        self._cross.stop_sender()
+        for job in self._jobs:
+            job.ask_to_stop(signal.SIGTERM)
+        self._hosts.stop_all()
+        self._hosts.gather(self._run.path)

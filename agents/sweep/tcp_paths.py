@@ -1,0 +1,242 @@
+"""TCP between the hosts of a cluster, tried before a sweep: each pair that will talk, on ports like those it will use.
+
+On the hosts: ``python -m ringtap.agents.sweep.tcp_paths listen|try JSON``.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
+
+from ringtap.agents.hosts import Hosts, understood
+from ringtap.agents.sweep.roles import Stage
+from ringtap.errors import MeasurementError
+
+# what handshakes get through and full packets do not, where the MTUs along the way differ
+_TRIAL_BYTES = 1 << 18
+_CONNECT_S = 4.0
+_REFUSED_S = 15.0  # a refusal may be that of a listener that has not started yet
+_LISTEN_S = 40.0
+_ANSWER_S = 60.0
+_AT_ONCE = 16
+
+
+class Way(NamedTuple):
+    """A connection that the sweep will make.
+
+    Attributes:
+        source: host that connects.
+        source_address: its address.
+        target: host that listens.
+        target_address: its address.
+        use: what it is for: ``training``, ``rendezvous`` or ``cross traffic``.
+    """
+
+    source: str
+    source_address: str
+    target: str
+    target_address: str
+    use: str
+
+
+def ways(stage: Stage) -> list[Way]:
+    """Every connection that a sweep will make, by pairs of hosts."""
+    roles, training = stage.roles, stage.training
+    first = roles.workers[0]
+    found = [
+        Way(one, training[one], other, training[other], "training")
+        for one in roles.workers
+        for other in roles.workers
+        if one != other
+    ]
+    if stage.ports:
+        found += [Way(one, training[one], first, training[first], "rendezvous") for one in roles.workers[1:]]
+    if roles.cross_to:
+        ends = (roles.cross_from, roles.cross_to)
+        found.append(Way(ends[0], stage.cross[ends[0]], ends[1], stage.cross[ends[1]], "cross traffic"))
+    return found
+
+
+def check_ways(stage: Stage, hosts: Hosts) -> list[str]:
+    """Try every connection that a sweep will make.
+
+    Returns:
+        Those that cannot be made, of which the last says what to open, too; empty where all can be made.
+
+    Raises:
+        MeasurementError: a host gives no answer.
+    """
+    planned = ways(stage)
+    targets = list(dict.fromkeys((way.target, way.target_address, _ports(stage, way)) for way in planned))
+    with ThreadPoolExecutor(2 * len(hosts.names) + 1) as pool:  # listeners keep their threads
+        asked = [pool.submit(_free_port, hosts, *target) for target in targets]
+        port = {target: one.result() for target, one in zip(targets, asked, strict=True)}
+        at = {way: port[way.target, way.target_address, _ports(stage, way)] for way in planned}
+        listening = {}
+        for host in dict.fromkeys(way.target for way in planned):
+            places = sorted({(way.target_address, at[way]) for way in planned if way.target == host})
+            callers = len([way for way in planned if way.target == host])
+            listening[host] = pool.submit(_ask, hosts, host, "listen", {"places": places, "callers": callers})
+        trying = {}
+        for host in dict.fromkeys(way.source for way in planned):
+            own = [way for way in planned if way.source == host]
+            calls = [[way.source_address, way.target_address, at[way]] for way in own]
+            trying[host] = own, pool.submit(_ask, hosts, host, "try", {"calls": calls})
+        failed: dict[Way, str] = {}
+        for own, answer in trying.values():
+            with understood(own[0].source):
+                failed |= {way: str(why) for way, why in zip(own, answer.result()["failed"], strict=True) if why}
+        for host in {way.target for way in failed}:  # it waits for callers that do not come
+            place = next([way.target_address, at[way]] for way in planned if way.target == host)
+            _ask(hosts, host, "end", {"place": place})
+        for listener in listening.values():
+            with suppress(MeasurementError):  # who is reached is known from the other side
+                listener.result()
+    return _sentences(stage, failed, at)
+
+
+def _ports(stage: Stage, way: Way) -> tuple[int, int] | None:
+    """The plan's ports, except for training: gloo and NCCL listen where the kernel lets them."""
+    return None if way.use == "training" else stage.ports
+
+
+def _free_port(hosts: Hosts, host: str, address: str, ports: tuple[int, int] | None) -> int:
+    from ringtap.agents.sweep.cross_traffic import free_port
+
+    return free_port(hosts, host, address, ports=ports)
+
+
+def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+    command = [hosts.python(host), "-m", "ringtap.agents.sweep.tcp_paths", verb, json.dumps(question)]
+    done = hosts.ask(host, command, _ANSWER_S)
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise MeasurementError(f"host {host} cannot try its connections: {words}")
+    with understood(host):
+        return dict(json.loads(done.stdout or "{}"))
+
+
+def _sentences(stage: Stage, failed: dict[Way, str], at: dict[Way, int]) -> list[str]:
+    """The words for connections that failed: those that fail alike in one, and what to open in the last."""
+    callers: dict[tuple[str, str, str, tuple[int, int] | None], list[Way]] = {}
+    for way, why in failed.items():
+        callers.setdefault((way.target, way.target_address, why, _ports(stage, way)), []).append(way)
+    places: dict[tuple[str, str, str], list[str]] = {}
+    needs = []
+    for (target, address, why, ports), ways in callers.items():
+        sources = " and ".join(dict.fromkeys(way.source for way in ways))
+        uses = " and ".join(dict.fromkeys(way.use for way in ways))
+        among = ", ".join(map(str, sorted({at[way] for way in ways})))
+        places.setdefault((sources, uses, why), []).append(f"{target} ({address}, TCP port {among})")
+        if ports:
+            needs.append("ports {}-{} of the plan".format(*ports))
+            continue
+        need = "the ports that the kernel picks"
+        if stage.kernel_ports.get(target):
+            need += " ({}-{}, net.ipv4.ip_local_port_range)".format(*stage.kernel_ports[target])
+        needs.append(need)
+    found = [
+        f"{sources} cannot reach {' and '.join(where)} for {uses}: {why}"
+        for (sources, uses, why), where in places.items()
+    ]
+    if found:
+        found[-1] += f"; open {' and '.join(dict.fromkeys(needs))} between these hosts"
+    return found
+
+
+# on the hosts
+
+
+def listen(places: Sequence[Sequence[Any]], callers: int) -> None:
+    """Answer so many callers, or until one ends it, or for half a minute.
+
+    Raises:
+        OSError: a port is in use.
+    """
+    deadline_s = time.monotonic() + _LISTEN_S
+    with ExitStack() as stack, selectors.DefaultSelector() as selector, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for address, port in places:
+            selector.register(stack.enter_context(socket.create_server((address, port))), selectors.EVENT_READ)
+        answers: list[Future[bool]] = []
+        while len(answers) < callers and (left_s := deadline_s - time.monotonic()) > 0:
+            for key, _ in selector.select(min(left_s, 0.1)):
+                connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
+                answers.append(pool.submit(_answer, connection))
+            if any(one.done() and one.result() for one in answers):
+                return
+
+
+def _answer(connection: socket.socket) -> bool:
+    """Take what a caller sends and send as much; returns whether it asks for the end."""
+    with connection, suppress(OSError):
+        connection.settimeout(_CONNECT_S)
+        taken = 0
+        while taken < _TRIAL_BYTES:
+            data = connection.recv(65_536)
+            if not data:
+                return taken == 0
+            taken += len(data)
+        connection.sendall(bytes(_TRIAL_BYTES))
+    return False
+
+
+def call(source: str, target: str, port: int) -> str:
+    """Connect and exchange some data; returns why that failed, empty where it did not."""
+    deadline_s = time.monotonic() + _REFUSED_S
+    while True:
+        try:
+            with socket.create_connection((target, port), timeout=_CONNECT_S, source_address=(source, 0)) as connection:
+                return _exchange(connection)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline_s:
+                return "the connection is refused, by a firewall or since nothing can listen there"
+        except TimeoutError:
+            return f"no answer within {_CONNECT_S:g} s, as where a firewall drops it or the answer"
+        except OSError as error:
+            if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM):
+                return f"{error.strerror}, as where a firewall rejects it or there is no route"
+            return str(error.strerror or error)
+        time.sleep(0.1)
+
+
+def _exchange(connection: socket.socket) -> str:
+    try:
+        connection.sendall(bytes(_TRIAL_BYTES))
+        taken = 0
+        while taken < _TRIAL_BYTES:
+            data = connection.recv(65_536)
+            if not data:
+                return "the connection was cut"
+            taken += len(data)
+    except OSError:
+        return f"it connects, but {_TRIAL_BYTES >> 10} kB do not come through: are the MTUs along the way the same?"
+    return ""
+
+
+def main() -> int:
+    """Listen, try, or end a listener; answers on standard output."""
+    verb, question = sys.argv[1], json.loads(sys.argv[2])
+    answer: dict[str, Any] = {}
+    if verb == "listen":
+        listen(**question)
+    elif verb == "try":
+        calls = question["calls"]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            answer["failed"] = list(pool.map(lambda one: call(*one), calls))
+    else:
+        with suppress(OSError):
+            socket.create_connection(tuple(question["place"]), timeout=_CONNECT_S).close()
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

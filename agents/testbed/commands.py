@@ -1,0 +1,152 @@
+"""``ringtap lab``: build, use, show and remove virtual testbeds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.units import counted
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the ``lab`` verb."""
+    lab = subparsers.add_parser(name, help=summary, description=summary)
+    verbs = lab.add_subparsers(dest="lab_verb", metavar="up|exec|status|down", required=True)
+    _register_up(verbs)
+    execute = verbs.add_parser("exec", help="run a command on a host")
+    execute.add_argument("--lab", help="the testbed, where several stand")
+    execute.add_argument("host", help="a host, or switch")
+    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
+    execute.set_defaults(handler=_exec)
+    status = verbs.add_parser("status", help="show the testbeds that stand")
+    status.add_argument("--json", action="store_true", help="for machines")
+    status.set_defaults(handler=_status)
+    down = verbs.add_parser("down", help="remove a testbed and everything that runs in it")
+    down.add_argument("name", nargs="?", help="the testbed, where several stand")
+    down.add_argument("--all", action="store_true", help="every testbed of this user, and what a crash left of one")
+    down.set_defaults(handler=_down)
+
+
+def _register_up(verbs: Any) -> None:
+    up = verbs.add_parser("up", help="build a testbed and measure what its links give")
+    up.add_argument("--name", default="lab", help="name of the testbed (default: lab)")
+    up.add_argument("--hosts", default="S0,S1,S2,S3", help="a number, or names with commas (default: S0,S1,S2,S3)")
+    up.add_argument("--rate", default="250mbit", help="limit of every link in each direction (default: 250mbit)")
+    up.add_argument("--queue", default="400kB", help="queue before each limit (default: 400kB)")
+    up.add_argument("--mtu", type=int, default=1500, help="bytes of an IP packet (default: 1500)")
+    up.add_argument("--congestion-control", default="cubic", help="of every TCP connection (default: cubic)")
+    up.add_argument("--burst", default="64KiB", help="bucket of each limit (default: 64KiB)")
+    up.add_argument(
+        "--offload-segments", type=int, default=4, help="packets TCP may hand over in one piece (default: 4)"
+    )
+    up.add_argument("--json", action="store_true", help="for machines")
+    up.add_argument("-v", "--verbose", action="store_true", help="print the settings first")
+    up.set_defaults(handler=_up)
+
+
+def _up(options: argparse.Namespace) -> int:
+    from ringtap.agents.testbed.topology import LabSpec
+    from ringtap.agents.testbed.up import Lab, rate_warnings
+    from ringtap.units import parse_rate_bps, parse_size_bytes
+
+    count = int(options.hosts) if options.hosts.isdigit() else 0
+    hosts = tuple(f"S{number}" for number in range(count)) if count else tuple(options.hosts.split(","))
+    spec = LabSpec(
+        options.name,
+        hosts,
+        parse_rate_bps(options.rate),
+        parse_size_bytes(options.queue),
+        parse_size_bytes(options.burst),
+        mtu=options.mtu,
+        congestion_control=options.congestion_control,
+        offload_segments=options.offload_segments,
+    )
+    if options.verbose:
+        print(" ".join(f"{key}={value}" for key, value in spec.to_json().items()), file=sys.stderr)
+    lab = Lab(spec)
+    lab.stay()
+    warnings = rate_warnings(lab.state.links)
+    if options.json:
+        print(json.dumps(_describe(lab.state) | {"warnings": warnings}))
+    else:
+        for link in lab.state.links:
+            rate = f"{link['measured_bps'] / 1e6:9.1f} Mbit/s"
+            print(f"{link['host']:>10} {link['direction']:<4} {rate}, {link['congestion_control']}")
+        for warning in warnings:
+            print(f"warning: {warning}")
+        print(f"Testbed {spec.name} stands. Next: ringtap lab exec {hosts[0]} -- ping -c 1 {hosts[1]}")
+    if warnings:
+        raise MeasurementError(
+            f"testbed {spec.name} stands, but the rate of {counted(len(warnings), 'link direction')} is off by over 5 %"
+        )
+    return 0
+
+
+def _describe(lab: Any) -> dict[str, Any]:
+    spec = lab.spec
+    hosts = [
+        {"host": host, "training_ip": spec.training_ip(host), "cross_ip": spec.cross_ip(host)} for host in spec.hosts
+    ]
+    item = {"name": spec.name, "standing": lab.alive(), "pid": lab.pid, "owner_pid": lab.owner_pid}
+    return item | {"spec": spec.to_json(), "hosts": hosts, "links": lab.links}
+
+
+def _exec(options: argparse.Namespace) -> int:
+    from ringtap.agents.testbed import registry
+    from ringtap.agents.testbed.enter import enter
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise UsageError("nothing to run: ringtap lab exec HOST -- COMMAND")
+    return enter(registry.find(options.lab), options.host, command)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from ringtap.agents.testbed import registry
+
+    found, problems = registry.read_records()
+    labs = [_describe(lab) for lab in found]
+    _warn(problems)
+    if options.json:
+        print(json.dumps(labs))
+        return 0
+    for lab in labs:
+        spec = lab["spec"]
+        word = "stands" if lab["standing"] else "is gone (ringtap lab down --all clears its record)"
+        print(f"{lab['name']} {word}: pid {lab['pid']}, {len(spec['hosts'])} hosts, {spec['rate_bps'] / 1e6:g} Mbit/s")
+        for host in lab["hosts"]:
+            print(f"  {host['host']:>10}  training {host['training_ip']}  cross {host['cross_ip']}")
+    if not labs:
+        print("No testbed stands.")
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    from ringtap.agents.testbed import registry
+
+    if options.all and options.name:
+        raise UsageError("give a name or --all, not both")
+    failures = []
+    with registry.locked():
+        found, problems = registry.read_records()
+        _warn(problems)
+        labs = found if options.all else [registry.find(options.name)]
+        for lab in labs:
+            try:
+                word = "removed" if registry.remove(lab) else "was gone; record cleared"
+                print(f"{lab.spec.name}: {word}")
+            except MeasurementError as error:
+                failures.append(str(error))
+    if failures:
+        raise MeasurementError("; ".join(failures))
+    if not labs:
+        print("No testbed stands.")
+    return 0
+
+
+def _warn(problems: list[str]) -> None:
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)

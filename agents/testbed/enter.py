@@ -1,0 +1,66 @@
+"""Runs a command on a host of a testbed: ``python -m ringtap.agents.testbed.enter LAB HOST COMMAND…``.
+
+The command keeps standard input and output, the working directory and the process group; signals sent to this process
+reach it, its exit code is passed on, and it ends with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from ringtap.agents.job import signals
+from ringtap.agents.testbed import namespaces, registry
+from ringtap.agents.testbed.topology import SWITCH
+from ringtap.errors import UsageError
+from ringtap.terminal import as_command
+
+
+def _join_namespaces(lab: registry.LabState, host: str) -> None:
+    """Enter the host's namespaces; the PID namespace takes effect on the next fork."""
+    base = Path(f"/proc/{lab.pid}")
+    folder = Path.cwd()
+    # The user namespace first where it is another one: it is what allows the rest.
+    names = {"user": namespaces.NEWUSER, "net": namespaces.NEWNET, "mnt": namespaces.NEWNS, "pid": namespaces.NEWPID}
+    paths = {name: base / "ns" / name for name in names} | {"net": base / "root" / "run" / "netns" / host}
+    fds = []
+    for name, kind in names.items():
+        if paths[name].stat().st_ino != Path(f"/proc/self/ns/{name}").stat().st_ino:
+            fds.append((os.open(paths[name], os.O_RDONLY), kind))
+    for fd, kind in fds:
+        namespaces.setns(fd, kind)
+        os.close(fd)
+    namespaces.unshare(namespaces.NEWNS | namespaces.NEWUTS)
+    namespaces.set_hostname(host)
+    with contextlib.suppress(OSError):  # where refused, /sys/class/net shows the outer interfaces; /proc/net is right
+        namespaces.make_mounts_private()
+        namespaces.mount("sysfs", "/sys", "sysfs")
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+
+
+def enter(lab: registry.LabState, host: str, command: list[str]) -> int:
+    """Run a command on a host (or the switch) and return its exit code.
+
+    Raises:
+        UsageError: no such host, or the testbed is another user's.
+    """
+    if host not in (*lab.spec.hosts, SWITCH):
+        raise UsageError(f"testbed {lab.spec.name} has no host {host!r}: it has {', '.join((*lab.spec.hosts, SWITCH))}")
+    signals.block_signals()
+    try:
+        _join_namespaces(lab, host)
+    except OSError as error:
+        raise UsageError(f"testbed {lab.spec.name} cannot be entered: {error}; is it yours and standing?") from error
+    return signals.relay(signals.spawn(command, os.environ, end_with_parent=True))
+
+
+def main() -> int:
+    """The module as a command: LAB HOST COMMAND…"""
+    return enter(registry.find(sys.argv[1]), sys.argv[2], sys.argv[3:])
+
+
+if __name__ == "__main__":
+    sys.exit(as_command(main))

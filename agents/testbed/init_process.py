@@ -1,0 +1,89 @@
+"""The process that holds a testbed: first process of its PID namespace, so its end is the end of everything in it.
+
+Started by `ringtap.agents.testbed.up`. It reports on standard output one JSON line a stage and then waits on standard
+input: a closed input ends the testbed, the word ``stay`` makes it outlive its maker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from ringtap.agents.testbed import namespaces
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.errors import RingtapError, UsageError
+from ringtap.standard_streams import fill_standard_descriptors
+
+
+def _say(item: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(item) + "\n")
+    sys.stdout.flush()
+
+
+def _furnish() -> None:
+    """Give the testbed its own /proc and /run: what it leaves there goes with it."""
+    try:
+        namespaces.make_mounts_private()
+        namespaces.mount("proc", "/proc", "proc")
+        namespaces.mount("tmpfs", "/run", "tmpfs", options="mode=755")
+    except OSError as error:
+        raise UsageError(
+            f"the testbed cannot mount its own /proc and /run ({error}): is this a locked-down container?"
+        ) from error
+
+
+def _hold(spec: LabSpec) -> None:
+    """Build, verify, then live until told or cut off."""
+    from ringtap.agents.testbed import build, link_check
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.stdin.readline().strip() != "go":  # the maker has not put this testbed on record
+        return
+    try:
+        _furnish()
+        build.build(spec)
+        namespaces.bind(build.HOSTS_FILE, "/etc/hosts")
+        _say({"built": True})
+        while (word := sys.stdin.readline().strip()) == "verify":
+            _say({"links": link_check.measure_links(spec)})
+    except RingtapError as error:
+        _say({"error": str(error), "exit_code": error.exit_code})
+        return
+    except Exception as error:  # the keeper has no user to show a traceback to: its maker reports the sentence
+        _say({"error": f"the testbed could not be built: {type(error).__name__}: {error}", "exit_code": 1})
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the first process of a PID namespace inherits orphans
+    if word == "ready":
+        _say({"ready": True})
+        word = sys.stdin.readline().strip()
+    if word == "stay":
+        _say({"stays": True})
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        while True:
+            signal.pause()
+
+
+def main() -> int:
+    """Isolate, fork the keeper proper, tell its pid, and leave."""
+    fill_standard_descriptors()
+    spec = LabSpec.from_json(json.loads(sys.argv[1]))
+    try:
+        namespaces.isolate(namespaces.NEWNS | namespaces.NEWNET | namespaces.NEWPID | namespaces.NEWUTS)
+    except RingtapError as error:
+        _say({"error": str(error), "exit_code": error.exit_code})
+        return error.exit_code
+    pid = os.fork()
+    if pid == 0:
+        _hold(spec)
+        os._exit(0)
+    _say({"pid": pid})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Building a testbed from the outside: start its keeper, put it on record, have it verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+from ringtap.agents.testbed import registry
+from ringtap.agents.testbed.topology import LabSpec
+from ringtap.errors import MeasurementError, RingtapError, UsageError
+
+RATE_TOLERANCE = 0.05
+VERIFY_TRIES = 4
+
+
+class Lab:
+    """A standing testbed, as its maker holds it; used as a context manager it ends with the block.
+
+    The testbed ends with this process too, unless `stay` is called: its keeper sees its standard input closed.
+    """
+
+    def __init__(self, spec: LabSpec, *, verify: bool = True) -> None:
+        self._keeper = self._start(spec)
+        try:
+            self.state = self._record(spec)
+            self._tell("go")
+            self._expect("built")
+            self.state = replace(self.state, links=self._verify() if verify else [])
+            self._tell("ready")
+            self._expect("ready")
+            self.state.save()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _start(spec: LabSpec) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "ringtap.agents.testbed.init_process", json.dumps(spec.to_json())]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def _record(self, spec: LabSpec) -> registry.LabState:
+        pid = int(self._expect("pid")["pid"])
+        self._keeper.wait()
+        ticks = registry.start_ticks(pid)
+        if ticks is None:
+            raise MeasurementError("the testbed's keeper ended at once")
+        with registry.locked():
+            for lab in registry.all_labs():
+                if lab.spec.name == spec.name and lab.alive():
+                    raise UsageError(
+                        f"testbed {spec.name} stands already: ringtap lab down {spec.name}, or --name another"
+                    )
+            entry = registry.LabState(spec, pid, ticks, os.getpid(), [])
+            entry.save()
+        return entry
+
+    def _verify(self) -> list[dict[str, Any]]:
+        """Rates of the links; measured again where the machine was too busy to serve the limits in time."""
+        for _ in range(VERIFY_TRIES):
+            self._tell("verify")
+            links: list[dict[str, Any]] = self._expect("links")["links"]
+            if not rate_warnings(links):
+                break
+        return links
+
+    def _tell(self, word: str) -> None:
+        assert self._keeper.stdin is not None
+        try:
+            self._keeper.stdin.write(word + "\n")
+            self._keeper.stdin.flush()
+        except BrokenPipeError as error:
+            raise MeasurementError("the testbed's keeper ended early") from error
+
+    def _expect(self, key: str) -> dict[str, Any]:
+        assert self._keeper.stdout is not None
+        line = self._keeper.stdout.readline()
+        item: dict[str, Any] = (
+            json.loads(line) if line else {"error": "the testbed's keeper ended early", "exit_code": 1}
+        )
+        if "error" in item:
+            raise (UsageError if item["exit_code"] == 2 else MeasurementError)(item["error"])
+        if key not in item:
+            raise RingtapError(f"the testbed's keeper said {item} where {key} was due")
+        return item
+
+    def stay(self) -> None:
+        """Let the testbed outlive this process."""
+        self._tell("stay")
+        self._expect("stays")
+        self.state = replace(self.state, owner_pid=0)
+        self.state.save()
+
+    def close(self) -> None:
+        """End the testbed and everything that runs in it."""
+        if hasattr(self, "state"):
+            with registry.locked():
+                registry.remove(self.state)
+        assert self._keeper.stdin is not None
+        assert self._keeper.stdout is not None
+        self._keeper.stdin.close()
+        self._keeper.stdout.read()  # the keeper holds the other end: this returns when it has gone
+        self._keeper.stdout.close()
+        self._keeper.wait()
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def rate_warnings(links: list[dict[str, Any]]) -> list[str]:
+    """One sentence for every link direction that is off its rate by more than 5 %."""
+    return [
+        f"{link['host']} {link['direction']}: {link['measured_bps'] / 1e6:.1f} of {link['asked_bps'] / 1e6:.1f} Mbit/s"
+        for link in links
+        if abs(link["measured_bps"] / link["asked_bps"] - 1) > RATE_TOLERANCE
+    ]

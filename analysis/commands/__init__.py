@@ -1,0 +1,1 @@
+"""The analysis verbs, one module per verb."""

@@ -1,0 +1,71 @@
+"""``ringtap analyze``: what a job and its network did, in words, as JSON and as Parquet."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ringtap.analysis.dask_workers import add_option, workers
+from ringtap.errors import UsageError
+
+# more iterations than this are in the Parquet file only
+_MOST_IN_JSON = 20_000
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the arguments of the verb."""
+    parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a job's run directory, or one of a sweep's series")
+    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for the tables (default: RUN/derived)")
+    add_option(parser)
+    parser.set_defaults(handler=_analyze)
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    from ringtap.analysis.job.run import open_job
+    from ringtap.analysis.job.summary import summarize
+    from ringtap.analysis.job.text import describe
+    from ringtap.analysis.runs import derived
+
+    path = open_job(options.run).path
+    folder = options.output or path / "derived"
+    sources = derived.fingerprint(path)
+    fresh = derived.is_fresh(folder, sources)
+    written: list[Path] = []
+    with workers(None if fresh else options.scheduler) as crew:
+        job = open_job(options.run, crew)
+        data = derived.read_summary(folder) if fresh else summarize(job)
+        if not fresh:
+            try:
+                written = derived.write(job, data, folder, sources)
+            except UsageError as error:
+                if options.output is not None:
+                    raise
+                print(f"ringtap: no tables are kept: {error}", file=sys.stderr)
+    if options.json:
+        tables = {
+            name: derived.read_table(folder, name) if fresh else getattr(job, name)
+            for name in ("iterations", "ranks", "flows")
+        }
+        many = len(tables["iterations"]) > _MOST_IN_JSON
+        data = data | {"iterations_table": None if many else _rows(tables["iterations"])}
+        data |= {"ranks_table": _rows(tables["ranks"]), "flows_table": _rows(tables["flows"]), "tables": str(folder)}
+        print(json.dumps(data, allow_nan=False))
+        return 0
+    print("\n".join(describe(data)))
+    print()
+    print(f"{'Wrote' if written else 'Tables are in'} {folder}" if written or fresh else "No tables were written")
+    return 0
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+    """A table as plain values, None where there is none."""
+    from ringtap.analysis.runs.intervals import plain
+
+    names = [str(name) for name in table.columns]
+    columns = [[plain(value) for value in table[name].tolist()] for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

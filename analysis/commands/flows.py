@@ -1,0 +1,152 @@
+"""``ringtap flows``: conversations, rates and the traffic matrix of packet captures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringtap.analysis.dask_workers import add_option, workers
+from ringtap.terminal import shell_word
+from ringtap.units import format_duration, parse_duration_s
+
+if TYPE_CHECKING:
+    from ringtap.analysis.pcap.traffic import Traffic
+
+_SCAN_NS = 1_000_000
+_UNTIMED = {"start_ns": None, "duration_s": None}
+_FEW_FILES = 3
+_SORTS = ("payload", "bytes", "packets", "start", "duration", "resent")
+_AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the arguments of the verb."""
+    parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="pcap or pcapng, plain, gzip or zstd; several or a directory: parts of one capture; '-': a pipe",
+    )
+    parser.add_argument("--filter", metavar="WORDS", help="in tcpdump's language, e.g. 'src host 10.0.0.1 and tcp'")
+    parser.add_argument(
+        "--outbound",
+        metavar="HOST",
+        help="what HOST sends; rates count packets with payload (short for --filter 'src host HOST' --of data_bytes)",
+    )
+    parser.add_argument("--sort", choices=_SORTS, default="payload", help="order of the conversations shown (payload)")
+    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="TABLE", help="conversations to TABLE.parquet or .csv")
+    parser.add_argument("--rates", type=Path, metavar="TABLE", help="rates over time to TABLE.parquet or .csv")
+    parser.add_argument("--by", choices=("flow", "hosts", "total"), default="flow", help="rates of what (flow)")
+    parser.add_argument("--of", choices=_AMOUNTS, help="rates of which amount (bytes)")
+    parser.add_argument("--bin", default="1ms", metavar="TIME", help="width of the rates' bins (1ms)")
+    parser.add_argument("--matrix", action="store_true", help="payload from each host to each host")
+    parser.add_argument("--no-cache", action="store_true", help="neither use nor leave what an earlier look found")
+    parser.add_argument("--force", action="store_true", help="replace tables that are there")
+    add_option(parser)
+    parser.set_defaults(handler=_flows)
+
+
+def _flows(options: argparse.Namespace) -> int:
+    bin_ns = round(parse_duration_s(options.bin) * 1e9)
+    from ringtap.analysis.pcap import tables
+    from ringtap.analysis.pcap.progress import Bar
+    from ringtap.analysis.pcap.reader import read_captures
+
+    for path in (options.output, options.rates):
+        if path is not None:
+            tables.check_table(path, options.force)
+    words = _filter(options)
+    # bins that can be made of the usual ones are: a cache then serves all of them
+    scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
+    with workers(options.scheduler) as crew, Bar() as bar:
+        whole = read_captures(
+            options.files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache, workers=crew
+        )
+    traffic = whole if words is None else whole.select(words)
+    if options.json:
+        _print_json(traffic, words, options.matrix)
+    else:
+        from ringtap.analysis.pcap.text import describe
+
+        print("\n".join(describe(traffic, words, options.matrix, options.sort)))
+    _write(traffic, options, bin_ns)
+    if not options.json and "-" not in options.files:
+        names = " ".join(map(shell_word, options.files)) if len(options.files) <= _FEW_FILES else "FILE…"
+        if options.rates is None and traffic.bins:
+            print(f"\nNext: ringtap flows {names} --rates rates.csv")
+        elif _may_hold_training(traffic):
+            print(f"\nNext: ringtap structure {names}")
+    return 0
+
+
+def _may_hold_training(traffic: Traffic) -> bool:
+    """Whether ``ringtap structure`` would look at these captures."""
+    from ringtap.analysis.pcap.traffic import MOST_TRAINING_BINS
+
+    has_payload = traffic.scanned.conversations["payload"][traffic.rows].any()
+    return bool(has_payload) and 0 < traffic.bins * traffic.bin_ns <= MOST_TRAINING_BINS * _SCAN_NS
+
+
+def _filter(options: argparse.Namespace) -> str | None:
+    outbound = None if options.outbound is None else f"src host {options.outbound}"
+    if outbound is None or options.filter is None:
+        return outbound or options.filter
+    return f"{outbound} and ({options.filter})"
+
+
+def _write(traffic: Traffic, options: argparse.Namespace, bin_ns: int) -> None:
+    from ringtap.analysis.pcap.tables import TableFile
+
+    amount = options.of or ("bytes" if options.outbound is None else "data_bytes")
+    written = []
+    if options.output is not None:
+        with TableFile(options.output, options.force) as table:
+            for columns in traffic.conversation_batches():
+                table.add(columns)
+        written.append(f"Wrote {options.output}")
+    if options.rates is not None:
+        with TableFile(options.rates, options.force) as table:
+            for columns in traffic.rate_batches(options.by, amount, bin_ns / 1e9):
+                table.add(columns)
+        what = f"{amount} by {options.by}" if options.by != "total" else amount
+        written.append(f"Wrote {options.rates}: {what}, bins of {format_duration(bin_ns / 1e9)}")
+    if written:
+        # with --json, standard output is data alone
+        print("\n".join(written if options.json else ["", *written]), file=sys.stderr if options.json else sys.stdout)
+
+
+def _print_json(traffic: Traffic, words: str | None, with_matrix: bool) -> None:
+    """Write one object, its conversations one after another: there may be millions."""
+    from ringtap.analysis.pcap import tables
+    from ringtap.analysis.pcap.text import notes
+
+    item: dict[str, Any] = {"files": list(traffic.files), "filter": words, "counts": traffic.counts}
+    item |= {"notes": notes(traffic), "bin_s": traffic.bin_ns / 1e9}
+    item |= {"start_ns": traffic.start_ns, "duration_s": traffic.duration_s} if traffic.bins else _UNTIMED
+    item |= {"interfaces": traffic.scanned.interfaces}
+    if with_matrix:
+        pairs = traffic.host_pairs()
+        item["matrix"] = [{"source": a, "destination": b, "payload": amount} for (a, b), amount in pairs.items()]
+    out = sys.stdout
+    out.write(json.dumps(item, allow_nan=False)[:-1])
+    pairs_table = tables.queue_pair_columns(traffic.scanned.queue_pairs)
+    batches = traffic.conversation_batches()
+    _print_rows("conversations", (row for columns in batches for row in tables.rows_of(columns)))
+    _print_rows("queue_pairs", tables.rows_of(pairs_table))
+    out.write("}\n")
+    out.flush()
+
+
+def _print_rows(name: str, rows: Iterable[dict[str, Any]]) -> None:
+    sys.stdout.write(f', "{name}": [')
+    between = "\n"
+    for row in rows:
+        sys.stdout.write(between + json.dumps(row))
+        between = ",\n"
+    sys.stdout.write("]")

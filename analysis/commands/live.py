@@ -1,0 +1,87 @@
+"""``ringtap live``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ringtap import installation
+from ringtap.errors import UsageError
+from ringtap.terminal import shell_word
+
+# ringtap run --live starts the view and the run at once; a shared file system takes a moment to show a new folder
+_APPEARS_S = 15.0
+_NICENESS = 10
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the arguments of ``live``."""
+    description = (
+        f"{summary[0].upper()}{summary[1:]}: iteration times, flows, interfaces, queues, host, collectors. "
+        "Ending the view never ends the recording."
+    )
+    parser = subparsers.add_parser(name, help=summary, description=description)
+    parser.add_argument("run", type=Path, metavar="DIR", help="the run directory; it may be about to appear")
+    parser.add_argument("--plain", action="store_true", help="a line a second on standard output, until the run ends")
+    parser.set_defaults(handler=_live)
+
+
+def _live(options: argparse.Namespace) -> int:
+    # The import comes first: a missing package is said at once, not after waiting for a run.
+    watch = None if options.plain else _import_view()
+    path = _wait_for(options.run, _APPEARS_S)
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)  # the view may run beside the job, and the job comes first
+
+    from ringtap.analysis.live.build_snapshot import SnapshotSource
+    from ringtap.analysis.live.plain import follow_plain, say_next
+
+    source = SnapshotSource(path)
+    if watch is None:
+        try:
+            follow_plain(source.take, sys.stdout)
+        except KeyboardInterrupt:  # how one leaves a view that has no keys
+            return 0
+        return 0
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            f"this is no terminal: ringtap live --plain {shell_word(options.run)} prints a line a second instead"
+        )
+    say_next(watch(source.take, path), str(options.run))
+    return 0
+
+
+def _import_view() -> Any:
+    try:
+        from ringtap.analysis.live.app import watch
+    except ImportError as error:
+        said = installation.missing(error)
+        if said is None:
+            raise
+        raise UsageError(f"{said}, or use --plain: the live view needs it") from error
+    return watch
+
+
+def _wait_for(path: Path, seconds: float) -> Path:
+    """Wait for a run that is being made; a sweep's newest series counts as its run.
+
+    Raises:
+        UsageError: no run directory there within so many seconds, or one of a newer schema.
+    """
+    from ringtap.rundir import RunDirectory
+
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is no run directory: it is a file")
+    if not (path / "run.json").is_file():
+        print(f"Waiting up to {seconds:g} s for {path} …", file=sys.stderr)
+    run = RunDirectory.wait_for(path, seconds)
+    if run.info.get("kind") == "sweep":
+        series = sorted(path.glob("series/*/run.json"), key=lambda item: item.stat().st_mtime)
+        if not series:
+            raise UsageError(f"{path} is a sweep without a series yet: try again when it measures")
+        return series[-1].parent
+    return path

@@ -1,0 +1,76 @@
+"""The verb ``predict``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringtap.errors import UsageError
+from ringtap.units import format_duration, parse_rate_bps
+
+if TYPE_CHECKING:
+    from ringtap.analysis.model.predict import AllowedLoad, Prediction
+
+
+def register(subparsers: Any, name: str, summary: str) -> None:
+    """Add the arguments of the verb."""
+    parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.add_argument("--fit", required=True, metavar="FIT", help="what ringtap fit -o wrote, or a report.json")
+    parser.add_argument("--series", metavar="NAME", help="which series of a report.json")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--load", metavar="RATE", help="cross traffic, e.g. 18gbit: gives the iteration time")
+    asked.add_argument("--slowdown", metavar="TIMES", help="times the time of no load, e.g. 1.5: gives the load")
+    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    parser.set_defaults(handler=_predict)
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from ringtap.analysis.model.predict import read_fit
+
+    load_gbps = None if options.load is None else parse_rate_bps(options.load) / 1e9
+    slowdown = None if options.slowdown is None else _times(options.slowdown)
+    fit = read_fit(Path(options.fit), options.series)
+    if load_gbps is not None:
+        prediction = fit.at(load_gbps)
+        found: Prediction | AllowedLoad = prediction
+        lines = _time(prediction)
+    else:
+        allowed = fit.load_for(slowdown or 1.0)
+        found = allowed
+        lines = _load(allowed, fit.capacity_gbps)
+    if options.json:
+        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
+        return 0
+    print("\n".join([*lines, *(f"  warning: {text}" for text in found.warnings)]))
+    return 0
+
+
+def _times(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(f"--slowdown {text!r} is not a number: 1.5 is half more than without cross traffic") from error
+
+
+def _time(found: Prediction) -> list[str]:
+    def between(ends: tuple[float, float] | None) -> str:
+        return "unknown" if ends is None else " to ".join(map(format_duration, ends))
+
+    at, time = f"{found.load_gbps:.4g} Gbit/s", format_duration(found.iteration_s)
+    return [
+        f"At {at}  {time} an iteration, {found.slowdown:.3g} times that without cross traffic",
+        f"  {found.level:.0%} of the curve    {between(found.curve_s)}",
+        f"  {found.level:.0%} of a new mean   {between(found.point_s)}",
+    ]
+
+
+def _load(found: AllowedLoad, capacity_gbps: float) -> list[str]:
+    low = "unknown" if found.low_gbps is None else f"{found.low_gbps:.4g}"
+    high = "unknown" if found.high_gbps is None else f"{found.high_gbps:.4g}"
+    time, load = format_duration(found.iteration_s), f"{found.load_gbps:.4g} of {capacity_gbps:g} Gbit/s"
+    return [
+        f"{found.slowdown:g} times the time without cross traffic, {time} an iteration, at {load}",
+        f"  {found.level:.0%} interval  {low} to {high} Gbit/s",
+    ]

@@ -1,0 +1,308 @@
+"""Work done by other processes: those of Dask, on this machine, at an address, or in jobs of Slurm.
+
+What Dask does by itself is left to it: queues, tasks of workers that died, spilling, its own configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ringtap
+from ringtap.analysis.workers import ALONE, Workers
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.installation import install_command
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+T = TypeVar("T")
+_COUNTED = re.compile(r"(local|slurm)(?::([1-9]\d*))?")
+_ADDRESS = re.compile(r"\w+://\S+")
+_LOGGERS = ("distributed", "distributed.client", "tornado.application", "asyncio")
+_ANSWER_S = 10.0  # for a scheduler to answer, and for its workers to be there
+_TASKS_A_THREAD = 32  # more of them cost more than they even out
+_LOOK_S = 5.0  # how often it is looked whether any worker is left
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--scheduler``."""
+    parser.add_argument(
+        "--scheduler",
+        metavar="WHO",
+        help="read with Dask: local[:PROCESSES], the address or the file of a scheduler, or slurm[:JOBS]",
+    )
+
+
+@contextlib.contextmanager
+def workers(scheduler: str | None) -> Iterator[Workers]:
+    """Whoever ``--scheduler`` names, until the block ends; None: this process.
+
+    Raises:
+        UsageError: the words make no sense, Dask is not installed, or no scheduler or worker answers.
+        MeasurementError: Slurm takes no job.
+    """
+    if scheduler is None:
+        yield ALONE
+        return
+    try:
+        import dask
+
+        if not {"logging", "logging-file-config"} & dask.config.get("distributed", {}).keys():
+            # for distributed, which reads it when it is loaded: what matters to a user comes as an exception
+            dask.config.set({"logging": dict.fromkeys(_LOGGERS, "critical") | dask.config.get("logging", {})})
+        from distributed.utils import silence_logging_cmgr
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--scheduler needs Dask, which is not installed here: {install_command('dask')}") from error
+    counted = _COUNTED.fullmatch(scheduler)
+    if not counted and not _ADDRESS.fullmatch(scheduler) and not Path(scheduler).is_file():
+        raise UsageError(
+            f"--scheduler {scheduler} is neither local, local:N, slurm, slurm:N, an address (tcp://HOST:PORT) nor a "
+            "scheduler's file"
+        )
+    settings: dict[str, Any] = {
+        "distributed.comm.timeouts.connect": f"{_ANSWER_S}s",
+        "distributed.admin.large-graph-warning-threshold": "1TB",
+    }
+    if counted and counted[1] == "local":  # without workers nothing would ever come
+        settings["distributed.scheduler.no-workers-timeout"] = f"{_ANSWER_S}s"
+    with contextlib.ExitStack() as stack:
+        if counted:  # a scheduler of ours, and perhaps workers: nothing of them stays
+            settings["temporary-directory"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtap-dask-"))
+        stack.enter_context(dask.config.set(settings))
+        stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
+        stack.enter_context(warnings.catch_warnings())
+        # a node without internet: its name will do
+        warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)
+        if counted is None:
+            client = _existing(scheduler, stack)
+        elif counted[1] == "local":
+            client = _local(int(counted[2] or len(os.sched_getaffinity(0))), stack)
+        else:
+            client = _slurm(int(counted[2] or 1), stack)
+        yield _Dask(client, scheduler)
+
+
+def _local(count: int, stack: contextlib.ExitStack) -> Client:
+    """Processes of this machine, with one thread each: what they do holds the interpreter's lock, or every core."""
+    from distributed import Client, LocalCluster
+
+    with _uninterrupted():
+        cluster = LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+            security=_security(),
+        )
+        return stack.enter_context(Client(stack.enter_context(cluster)))
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits, as half a cluster does not end in order; and never reaches the processes started here."""
+    resource_tracker.ensure_running()  # as it starts it lets signals in again
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _security() -> Any:
+    """Keys of this one run: whoever reaches a scheduler of Dask runs code as its user, also others of this machine."""
+    from distributed import Security
+
+    try:
+        return Security.temporary()
+    except ImportError as error:
+        raise UsageError(
+            f"--scheduler needs cryptography, which is not installed here: {install_command('dask')}"
+        ) from error
+
+
+def _existing(scheduler: str, stack: contextlib.ExitStack) -> Client:
+    from distributed import Client
+
+    where = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
+    try:
+        client = stack.enter_context(Client(**where, timeout=_ANSWER_S, set_as_default=False))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"no scheduler of Dask answers at {scheduler}: start one with dask scheduler") from error
+    try:
+        client.wait_for_workers(1, timeout=_ANSWER_S)
+    except TimeoutError as error:
+        raise UsageError(
+            f"the scheduler of Dask at {scheduler} has no workers: start some with dask worker {scheduler}"
+        ) from error
+    return client
+
+
+def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
+    """Jobs of Slurm, as ``jobqueue.slurm`` of Dask's configuration describes them."""
+    from distributed import Client
+
+    cluster = slurm_cluster(stack)
+    try:
+        # Dask itself would submit in vain, again and again, and say so in tracebacks
+        asked = subprocess.run(
+            ["sbatch", "--test-only"], input=cluster.job_script(), capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise UsageError("--scheduler slurm needs sbatch, which is not on this machine: use a login node") from error
+    if asked.returncode:
+        said = [line.removeprefix("sbatch: error: ") for line in asked.stderr.splitlines() if "error:" in line]
+        raise MeasurementError(f"Slurm takes no job of Dask: {said[0] if said else 'it gives no reason'}")
+    cluster.scale(jobs=count)
+    client = stack.enter_context(Client(cluster))
+    print("ringtap: waiting for a worker in a job of Slurm (squeue --me)", file=sys.stderr, flush=True)
+    client.wait_for_workers(1)
+    return client
+
+
+def slurm_cluster(stack: contextlib.ExitStack) -> Any:
+    """A cluster of dask-jobqueue that has no jobs yet.
+
+    Args:
+        stack: closes it.
+
+    Raises:
+        UsageError: it is not installed, or Dask's configuration lacks what a job needs.
+    """
+    import dask
+
+    from ringtap.analysis.pcap.kernels.compile import cache_folder
+
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--scheduler slurm needs dask-jobqueue, which is not installed here: {install_command('dask')}"
+        ) from error
+    found = dask.config.get("jobqueue.slurm")
+    missing = [name for name in ("cores", "memory") if not found.get(name)]
+    if missing:
+        raise UsageError(
+            f"Dask's configuration does not say how much a job of Slurm gets: set jobqueue.slurm.{missing[0]} in "
+            f"~/.config/dask/jobqueue.yaml, or DASK_JOBQUEUE__SLURM__{missing[0].upper()}"
+        )
+    shared = Path(found.get("shared-temp-directory") or cache_folder()).expanduser()  # a home is on every node
+    shared.mkdir(parents=True, exist_ok=True)
+    keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # its owner's alone
+    python = found.get("python") or shlex.quote(sys.executable)
+    options = {"dashboard_address": "127.0.0.1:0"} | (found.get("scheduler-options") or {})
+    with _uninterrupted():
+        return stack.enter_context(
+            SLURMCluster(python=python, security=_in_files(_security(), keys), scheduler_options=options)
+        )
+
+
+def _in_files(security: Any, folder: Path) -> Any:
+    """The same keys in files, for processes on other machines."""
+    from distributed import Security
+
+    names = {}
+    for name, text in security.get_tls_config_for_role("worker").items():
+        if text is not None:
+            (folder / name).write_text(text)
+            names[name] = str(folder / name)
+    roles = {
+        f"tls_{role}_{name}": names[name] for role in ("client", "scheduler", "worker") for name in ("cert", "key")
+    }
+    return Security(require_encryption=True, tls_ca_file=names["ca_file"], **roles)
+
+
+def _version() -> str:
+    return ringtap.__version__
+
+
+def _several(work: Callable[..., T], rows: Iterable[tuple[Any, ...]]) -> list[T]:
+    return [work(*row) for row in rows]
+
+
+class _Dask:
+    """The workers of a scheduler of Dask.
+
+    Args:
+        client: connected to it.
+        scheduler: what to call it.
+    """
+
+    def __init__(self, client: Client, scheduler: str) -> None:
+        self._client, self._scheduler = client, scheduler
+        others = set(self._ask(client.run, _version).values()) - {ringtap.__version__}
+        if others:
+            raise UsageError(
+                f"the workers of {scheduler} have ringtap {', '.join(sorted(others))}, this is {ringtap.__version__}: "
+                "install the same one"
+            )
+
+    def each(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:
+        """As `Workers.each`; what is not asked for any more is given up."""
+        rows = list(zip(*columns, strict=False))  # as map: up to the end of the shortest
+        threads = sum(self._ask(self._client.nthreads).values())
+        size = max(1, len(rows) // (_TASKS_A_THREAD * max(1, threads)))
+        parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+        futures = deque(self._client.map(partial(_several, work), parts, pure=False))
+        try:
+            while futures:
+                results = self._call(self._result, futures[0])
+                futures.popleft()
+                yield from results
+        finally:
+            if futures and self._client.status == "running":
+                self._client.cancel(list(futures))
+
+    def _result(self, future: Future) -> Any:
+        while not future.done():
+            with contextlib.suppress(TimeoutError):
+                return future.result(timeout=_LOOK_S)
+            if self._client.status == "running" and not self._ask(self._client.scheduler_info)["workers"]:
+                raise MeasurementError(self._gone())
+        return future.result()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call something of Dask's; what goes wrong is one sentence."""
+        from concurrent.futures import CancelledError
+
+        from distributed.comm import CommClosedError
+        from distributed.scheduler import KilledWorker, NoWorkerError
+
+        try:
+            return function(*arguments)
+        except KilledWorker as error:
+            raise MeasurementError(
+                f"workers of {self._scheduler} died over the same work again and again: they may lack memory"
+            ) from error
+        except (CancelledError, CommClosedError, NoWorkerError) as error:
+            raise MeasurementError(self._gone()) from error
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"the workers of {self._scheduler} have no {error.name}: install the same ringtap where they run"
+            ) from error
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask the scheduler itself: an error of the connection is not one of the work."""
+        try:
+            return self._call(question, *arguments)
+        except OSError as error:
+            raise MeasurementError(self._gone()) from error
+
+    def _gone(self) -> str:
+        return f"the workers of {self._scheduler} are gone: start them again, then this command"

@@ -1,0 +1,213 @@
+"""The same bytes from three sides: sockets, interface counters, packets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTraffic, Traffic
+from ringtap.analysis.job.packets import Packets, own_addresses
+from ringtap.analysis.runs.intervals import Borders, Integers, Numbers
+from ringtap.analysis.runs.node_logs import NodeLogs, Wide
+from ringtap.ethernet import HEADER_BYTES
+
+LOOPBACK, NETWORK = "loopback", "network"
+# an IPv6 header has 20 bytes more
+_IPV6_MORE_BYTES = 20
+# what carries other interfaces' bytes a second time, or none of a job's
+_NOT_WIRES = re.compile(r"(docker|br-|virbr|veth|ifb|dummy|bonding_masters)")
+_WAYS = ((LOOPBACK, "tx"), (NETWORK, "tx"), (NETWORK, "rx"))
+COLUMNS = ("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "packet_payload_bytes", "packet_bytes")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One direction of a node's interfaces, or its loopback.
+
+    Attributes:
+        node: name of the node.
+        path: ``loopback`` or ``network``.
+        direction: ``tx`` or ``rx``; on loopback both are the same bytes, and ``tx`` stands for them.
+        interfaces: the interfaces that were counted, or captured.
+        amounts: by name of `COLUMNS`, one number a bin; None: not measured.
+    """
+
+    node: str
+    path: str
+    direction: str
+    interfaces: tuple[str, ...]
+    amounts: dict[str, Numbers | None]
+
+
+@dataclass(frozen=True)
+class Wires:
+    """All of it.
+
+    Attributes:
+        wires: the directions of each node.
+        by_class: payload of each class of flows by the captures, one number a bin, where they can be told apart; empty
+            where nothing was captured.
+        packets: the captures by node.
+    """
+
+    wires: list[Wire]
+    by_class: dict[str, Numbers]
+    packets: dict[str, Packets]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the interfaces of a node counted.
+
+    Attributes:
+        interfaces: by path, those that carry bytes for the first time.
+        grown: by path, direction and ``bytes`` or ``packets``, one number a bin.
+    """
+
+    interfaces: dict[str, tuple[str, ...]]
+    grown: dict[tuple[str, str, str], Numbers]
+
+
+def count(node: NodeLogs, borders: Borders) -> Counted | None:
+    """Read a node's interface counters; None where it has none."""
+    counters = node.wide("nic/nic.rec")
+    if counters is None:
+        return None
+    found: Counted = Counted({}, {})
+    known = _interfaces(counters, node)
+    for path, direction in _WAYS:
+        names = tuple(name for name in known if (name == "lo") == (path == LOOPBACK))
+        found.interfaces[path] = names
+        for what in ("bytes", "packets"):
+            parts = (counters.growth(f"{name}.{direction}_{what}", borders) for name in names)
+            found.grown[path, direction, what] = np.asarray(sum(parts, np.zeros(borders.bins)))
+    return found
+
+
+def measure(
+    nodes: Mapping[str, NodeLogs],
+    counted: Mapping[str, Counted | None],
+    captured: Mapping[str, Packets],
+    traffic: Traffic,
+    bins: int,
+) -> Wires:
+    """Count every node's bytes from all sides there are.
+
+    Args:
+        nodes: the nodes' logs.
+        counted: what the interfaces of each counted.
+        captured: the captures of those that have some.
+        traffic: what the sockets moved.
+        bins: number of bins.
+    """
+    ways, headers = _Ways(traffic), _header_bytes(traffic)
+    wires = []
+    for name in nodes:
+        for path, direction in _WAYS:
+            amounts: dict[str, Numbers | None] = dict.fromkeys(COLUMNS)
+            if name in traffic.covered:
+                amounts["socket_bytes"] = ways.socket_bytes(name, path, direction)
+            counters = counted[name]
+            if counters is not None:
+                grown = [counters.grown[path, direction, what] for what in ("bytes", "packets")]
+                amounts["nic_bytes"], amounts["nic_packets"] = grown
+                amounts["nic_payload_bytes"] = np.maximum(grown[0] - headers.get(name, HEADER_BYTES) * grown[1], 0.0)
+            if name in captured:
+                rows = _rows(captured[name], name, traffic, path, direction)
+                if len(rows):
+                    amounts["packet_payload_bytes"] = captured[name].amounts["payload_bytes"][rows].sum(axis=0)
+                    amounts["packet_bytes"] = captured[name].amounts["frame_bytes"][rows].sum(axis=0)
+            if any(amount is not None and np.nansum(amount) > 0 for amount in amounts.values()):
+                interfaces = counters.interfaces[path] if counters is not None else ()
+                wires.append(Wire(name, path, direction, interfaces, amounts))
+    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured else {}
+    return Wires(wires, by_class, dict(captured))
+
+
+def _interfaces(counters: Wide, node: NodeLogs) -> list[str]:
+    """The interfaces that carry bytes for the first time: not those that stand on others of the same node."""
+    names = dict.fromkeys(column.rpartition(".")[0] for column in counters.columns)
+    above = stacked(node)
+    return [name for name in names if not _NOT_WIRES.match(name) and name not in above]
+
+
+def stacked(node: NodeLogs) -> set[str]:
+    """Interfaces whose bytes a second interface of the node counts as well (macvlan, VLAN, bond, bridge)."""
+    links = (node.info.get("before") or {}).get("links") or {}
+    return {name for name, link in links.items() if isinstance(link, dict) and link.get("below")}
+
+
+class _Ways:
+    """The ways that a run's flows took, by node."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        groups = traffic.groups
+        local = groups["local"].to_numpy(bool)
+        rows = {
+            (LOOPBACK, "tx"): groups["from_node"].fillna(groups["to_node"])[local],
+            (NETWORK, "tx"): groups["from_node"][~local],
+            (NETWORK, "rx"): groups["to_node"][~local],
+        }
+        # labels of the groups are their rows
+        self._rows = {way: nodes.groupby(nodes).groups for way, nodes in rows.items()}
+
+    def socket_bytes(self, node: str, path: str, direction: str) -> Numbers:
+        """What sockets put on a wire, or took from it: payload, and where it is sent also what is sent again."""
+        mine = np.asarray(self._rows[path, direction].get(node, ()), np.int64)
+        total: Numbers = self._traffic.amounts["payload_bytes"][mine].sum(axis=0)
+        if direction == "tx":
+            total = total + self._traffic.amounts["retransmitted_bytes"][mine].sum(axis=0)
+        return np.where(self._traffic.covered[node], total, np.nan)
+
+
+def _header_bytes(traffic: Traffic) -> dict[str, int]:
+    """Bytes of a packet's headers on each node: of the address family that moved most."""
+    flows = traffic.flows
+    six, moved = flows["from"].str.contains(":").to_numpy(bool), flows["payload_bytes"].fillna(0).to_numpy(np.float64)
+    more = pd.Series(np.where(six, moved, -moved))
+    within = (flows["from_node"] == flows["to_node"]).fillna(False).to_numpy(bool)  # counts once
+    sums = [more.groupby(flows["from_node"]).sum(), more[~within].groupby(flows["to_node"][~within]).sum()]
+    by_node = pd.concat(sums).groupby(level=0).sum()
+    return {str(node): HEADER_BYTES + (_IPV6_MORE_BYTES if total > 0 else 0) for node, total in by_node.items()}
+
+
+def _rows(captured: Packets, node: str, traffic: Traffic, path: str, direction: str) -> Integers:
+    """Rows of the capture's flows that went this way."""
+    flows = traffic.flows
+    known = {*flows.loc[flows["from_node"] == node, "from"], *flows.loc[flows["to_node"] == node, "to"]}
+    own = own_addresses(captured, known)
+    table = captured.flows
+    local = table["from"].isin(own) & table["to"].isin(own) | (table["interface"] == "lo")
+    if path == LOOPBACK:
+        return np.flatnonzero(local)
+    return np.flatnonzero(~local & table["from" if direction == "tx" else "to"].isin(own))
+
+
+def _by_class(captured: Mapping[str, Packets], traffic: Traffic, cross: CrossTraffic, bins: int) -> dict[str, Numbers]:
+    """Payload of each class of flows; a flow that several nodes captured counts where it was sent, else once."""
+    ends = ["from", "from_port", "to", "to_port"]
+    known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "class", "from_node"]]
+    parts = []
+    for name, packets in captured.items():
+        lone = OTHER if name in traffic.nodes and traffic.covered[name].any() else UNCLASSIFIED
+        table = packets.flows[["interface", *ends]].assign(node=name, row=np.arange(len(packets.flows)), lone=lone)
+        parts.append(table.merge(known, how="left", on=ends))
+    table = pd.concat(parts, ignore_index=True)
+    ports = table["from_port"].isin(cross.ports) | table["to_port"].isin(cross.ports)
+    by_port = pd.Series(np.where(cross.has(table) | ports, CROSS, table["lone"]), index=table.index)
+    table["class"] = table["class"].where(table["class"].notna(), by_port)
+    table["apart"] = (table["node"] != table["from_node"]).astype(int)
+    # loopback addresses of two nodes are two flows
+    table["scope"] = table["node"].where(table["interface"] == "lo", "")
+    table = table.sort_values("apart", kind="stable").drop_duplicates([*ends, "scope"])
+    # without sockets nothing can be said to be training or other: then these are missing, not 0
+    kinds = CLASSES if any(covered.any() for covered in traffic.covered.values()) else (CROSS,)
+    result = {kind: np.zeros(bins) for kind in dict.fromkeys((*kinds, *table["class"]))}
+    for place, row, kind in zip(table["node"], table["row"], table["class"], strict=True):
+        result[str(kind)] += captured[str(place)].amounts["payload_bytes"][int(row)]
+    return result

@@ -1,0 +1,63 @@
+"""What a run recorded and what it did not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from ringtap.analysis.runs.node_logs import NodeLogs
+
+ORDER = ("steps", "nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
+COLUMNS = ["node", "collector", "state", "reason", "remedy", "missed_samples"]
+NOT_ASKED = "not asked for"
+
+
+def states(nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
+    """The state of each collector on each node; one that node.json does not mention has left a log, or nothing."""
+    rows = []
+    for name, node in nodes.items():
+        said = node.collectors
+        for collector in dict.fromkeys((*ORDER, *said)):
+            item = said.get(collector)
+            if item is None:  # a name of ORDER: what node.json names may be no name of a folder
+                logged = any(node.path.glob(f"{collector}/*"))
+                why = NOT_ASKED if node.info else "the agent was ended before it had written node.json"
+                item = {"state": "ok" if logged else "absent", "reason": "" if logged else why}
+            rows.append(
+                {
+                    "node": name,
+                    "collector": collector,
+                    "state": str(item.get("state", "")),
+                    "reason": str(item.get("reason") or ""),
+                    "remedy": str(item.get("remedy") or ""),
+                    "missed_samples": _number(item.get("missed_samples")),
+                }
+            )
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return table.astype({"missed_samples": "Int64"})
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str, str]:
+    """How the run ended, all nodes considered, and why in a sentence."""
+    said, why = str(info.get("status", "partial")), str(info.get("why") or "")
+    if said == "running":
+        # a node that has written everything had room for it
+        full = "" if nodes and all(node.done for node in nodes.values()) else ", or its disk was full"
+        why = "the run was still being written, or its agent was ended before it could say how it ended"
+        return said, why + full
+    partial = [name for name, node in nodes.items() if node.info.get("status") == "partial"]
+    unfinished = [name for name, node in nodes.items() if not node.done]
+    if said == "complete" and (partial or unfinished):
+        reasons = [f"{name}: {nodes[name].info.get('why') or 'no reason given'}" for name in partial]
+        reasons += [f"{name}: its agent was ended before it had written everything" for name in unfinished]
+        return "partial", "; ".join(dict.fromkeys(reasons))
+    return said, why

@@ -1,0 +1,248 @@
+"""Horovod's timeline: the Chrome trace that its first rank writes, as a table of collectives on CLOCK_REALTIME.
+
+The file is read as it is being written and as a killed job leaves it: what is whole counts, what is cut off is counted.
+Times are microseconds after a start that the first event names (Horovod 0.28: common/timeline.cc); a tensor is a "pid";
+an end has no name and ends what was begun last for its tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ringtap.errors import UsageError
+from ringtap.json_validation import COUNT, DECODER, Number, Shape, check, open_regular, whole
+
+_NEGOTIATE = "NEGOTIATE_"
+_START = "start_time_since_epoch_in_micros"
+_CYCLE = "CYCLE_START"
+_FUSED = "MEMCPY_IN_FUSION_BUFFER"
+# Activities that move data between ranks: GLOO_ALLREDUCE, MPI_BCAST, NCCL_ALLGATHER, …
+_TRANSPORT = re.compile(r"(GLOO|MPI|NCCL|CCL|DDL)_(?!.*MEMCPY)")
+_ITEM_BYTES = {
+    "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "float32": 4, "float64": 8, "bool": 1,
+}  # fmt: skip
+_NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
+_TIMES = ("negotiate_start_ns", "first_ready_ns", "last_ready_ns", "transport_start_ns", "transport_end_ns")
+
+
+_US = Number(0, 2**51, whole=True)
+_EVENT: Shape = {"ph": str, "name?": (str, None), "pid?": COUNT, "ts?": _US, "args?": (dict, None)}
+_LARGEST_BYTES = 2**62
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a timeline holds.
+
+    Attributes:
+        collectives: one row a tensor and collective that has ended, in the order of their ends: ``tensor``;
+            ``operation`` (ALLREDUCE, …); ``start_ns`` and ``end_ns`` of the whole operation; ``negotiate_start_ns``,
+            when the first rank had the tensor; ``first_ready_ns``, ``last_ready_ns`` and ``last_rank``, the rank that
+            the others waited for (Horovod says so at a tensor's first sight alone, and always with
+            HOROVOD_CACHE_CAPACITY=0); ``transport`` (GLOO_ALLREDUCE, …), ``transport_start_ns`` and
+            ``transport_end_ns``, while data moved between ranks; ``fused``, whether it travelled with other tensors;
+            ``bytes`` of the result. CLOCK_REALTIME of the writing rank's node; what is not said is ``<NA>``.
+        cycles_ns: starts of Horovod's cycles, where HOROVOD_TIMELINE_MARK_CYCLES asked for them.
+        start_ns: when the timeline began; None where the file has nothing yet.
+        unfinished: collectives that had begun and not ended.
+        damaged: events that cannot be read; one that is cut off at the file's end is not among them.
+        torn_bytes: bytes of an event cut off at the file's end.
+    """
+
+    collectives: pd.DataFrame
+    cycles_ns: npt.NDArray[np.int64]
+    start_ns: int | None
+    unfinished: int
+    damaged: int
+    torn_bytes: int
+
+
+def read_timeline(path: Path) -> pd.DataFrame:
+    """The collectives of a timeline (``Timeline.collectives``).
+
+    Raises:
+        UsageError: unreadable, or another kind of file.
+    """
+    return load_timeline(path).collectives
+
+
+def load_timeline(path: Path) -> Timeline:
+    """Read a timeline, whole or as far as it is written.
+
+    Raises:
+        UsageError: unreadable, or another kind of file.
+    """
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    events = _Events(text)
+    reader = _Reader()
+    for event in events:
+        try:
+            reader.take(event)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            events.damaged += 1
+    if reader.start_us is None and (reader.seen or events.damaged or not _is_beginning(text)):
+        raise UsageError(f"{path} is not a Horovod timeline: its first event does not say when it began")
+    return reader.result(events.damaged, events.torn_bytes)
+
+
+def _is_beginning(text: str) -> bool:
+    """Whether a text without a whole event may become a timeline yet."""
+    head = '[\n{"name": "process_name", "ph": "M", "pid": 0, "args": {"' + _START + '":'
+    return text.startswith(head) or head.startswith(text)
+
+
+class _Events:
+    """The events of a trace, one after the other, over gaps and up to the end of what is there."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.damaged = 0
+        self.torn_bytes = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        decode = DECODER.raw_decode
+        text, place = self._text, 0
+        while True:
+            while place < len(text) and text[place] in "[], \t\r\n":
+                place += 1
+            if place == len(text):
+                return
+            try:
+                event, place = decode(text, place)
+            except (ValueError, RecursionError):
+                # Horovod does not escape names: one with a quote in it spoils its event, not the rest.
+                following = _NEXT_EVENT.search(text, place)
+                if not following:
+                    self.torn_bytes = len(text) - place
+                    return
+                self.damaged += 1
+                place = following.end()
+                continue
+            yield event
+
+
+@dataclass
+class _Tensor:
+    """What is known of a tensor while its collective is under way."""
+
+    name: str
+    open: list[str] = field(default_factory=list)
+    row: dict[str, Any] = field(default_factory=dict)
+
+
+class _Reader:
+    """Follows every tensor through negotiation, operation and the activities within it."""
+
+    def __init__(self) -> None:
+        self.start_us: int | None = None
+        self.seen = 0
+        self._tensors: dict[int, _Tensor] = {}
+        self._cycles_us: list[int] = []
+        self._rows: list[dict[str, Any]] = []
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take in the next event."""
+        check(event, _EVENT)
+        phase = event["ph"]
+        if phase == "M":
+            self._name(event)
+            return
+        self.seen += 1
+        if phase == "i":
+            if event["name"] == _CYCLE:
+                self._cycles_us.append(event["ts"])
+            return
+        tensor = self._tensors[event["pid"]]
+        if phase == "B":
+            self._begin(tensor, event["name"], event["ts"])
+        elif phase == "X":
+            self._ready(tensor.row, int(event["name"]), event["ts"])
+        elif phase == "E" and tensor.open:
+            self._end(tensor, event)
+
+    def _name(self, event: dict[str, Any]) -> None:
+        if event["name"] != "process_name":
+            return
+        if _START in event["args"]:
+            start_us = int(event["args"][_START])
+            check(start_us, _US)
+            self.start_us = start_us
+        else:
+            self._tensors[event["pid"]] = _Tensor(whole(str(event["args"]["name"])))
+
+    @staticmethod
+    def _begin(tensor: _Tensor, name: str, at_us: int) -> None:
+        if name.startswith(_NEGOTIATE):
+            tensor.open, tensor.row = [], {"negotiate_start_ns": at_us}
+        elif not tensor.open:
+            tensor.row |= {"operation": name, "start_ns": at_us, "fused": False}
+        elif name == _FUSED:
+            tensor.row["fused"] = True
+        elif _TRANSPORT.match(name):
+            tensor.row.setdefault("transport_start_ns", at_us)
+            tensor.row["transport"] = name
+        tensor.open.append(name)
+
+    @staticmethod
+    def _ready(row: dict[str, Any], rank: int, at_us: int) -> None:
+        row.setdefault("first_ready_ns", at_us)
+        row |= {"last_ready_ns": at_us, "last_rank": rank}
+
+    def _end(self, tensor: _Tensor, event: dict[str, Any]) -> None:
+        name = tensor.open.pop()
+        if _TRANSPORT.match(name):
+            tensor.row["transport_end_ns"] = event["ts"]
+        if tensor.open or name.startswith(_NEGOTIATE) or "start_ns" not in tensor.row:
+            return
+        tensor.row |= {"tensor": tensor.name, "end_ns": event["ts"], "bytes": _bytes(event.get("args"))}
+        self._rows.append(tensor.row)
+        tensor.row = {}
+
+    def result(self, damaged: int, torn_bytes: int) -> Timeline:
+        """The table of what has been taken in."""
+        start_ns = None if self.start_us is None else self.start_us * 1000
+        zero_ns = start_ns or 0
+
+        def whole(name: str, scale: int = 1, offset: int = 0) -> Any:
+            values = [None if row.get(name) is None else row[name] * scale + offset for row in self._rows]
+            return pd.array(values, dtype=pd.Int64Dtype())
+
+        def text(name: str) -> Any:
+            return pd.array([row.get(name) for row in self._rows], dtype=pd.StringDtype())
+
+        columns = {name: text(name) for name in ("tensor", "operation")}
+        columns |= {name: whole(name, 1000, zero_ns).astype("int64") for name in ("start_ns", "end_ns")}
+        columns |= {name: whole(name, 1000, zero_ns) for name in _TIMES}
+        columns |= {"last_rank": whole("last_rank"), "transport": text("transport")}
+        columns |= {"fused": np.array([row["fused"] for row in self._rows], bool), "bytes": whole("bytes")}
+        return Timeline(
+            collectives=pd.DataFrame(columns),
+            cycles_ns=np.array(self._cycles_us, np.int64) * 1000 + zero_ns,
+            start_ns=start_ns,
+            unfinished=sum(bool(tensor.row) for tensor in self._tensors.values()),
+            damaged=damaged,
+            torn_bytes=torn_bytes,
+        )
+
+
+def _bytes(arguments: dict[str, Any] | None) -> int | None:
+    """Size of a result by its dtype and shape; None where Horovod does not say them."""
+    item_bytes = _ITEM_BYTES.get((arguments or {}).get("dtype", ""))
+    if arguments is None or item_bytes is None:
+        return None
+    size_bytes = item_bytes * math.prod(int(size) for size in re.findall(r"[0-9]{1,18}", arguments["shape"]))
+    return size_bytes if size_bytes <= _LARGEST_BYTES else None

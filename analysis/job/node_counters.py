@@ -1,0 +1,233 @@
+"""What a node's counters show in each iteration: queues, pauses, congestion notifications, processors, GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ringtap.analysis.job import byte_accounting
+from ringtap.analysis.job.packets import Packets, read_packets
+from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, add_up, largest_in, shares, unwrapped_growth
+from ringtap.analysis.runs.node_logs import NodeLogs, Wide
+from ringtap.analysis.runs.run import Records
+from ringtap.records import RecordFile
+
+_PROCESSES = "host/processes.rec"
+_ROOT = 0xFFFFFFFF  # TC_H_ROOT
+_OCTETS = re.compile(r"(\d+) octets?")
+COLUMNS = {
+    "nic_drops": "packets that interfaces dropped, both directions",
+    "queue_backlog_bytes": "largest backlog of a queueing discipline seen",
+    "queue_drops": "packets that queueing disciplines dropped",
+    "segments_retransmitted": "TCP segments that the node sent again, all its programs together",
+    "pause_frames": "pause frames sent and received, of all priorities",
+    "ecn_marks": "packets that the NIC marked or saw marked, by ethtool",
+    "cnp_sent": "congestion notifications sent (RoCE): the peer is asked to slow down",
+    "cnp_handled": "congestion notifications handled (RoCE): this node slowed down",
+    "infiniband_tx_bytes": "InfiniBand or RDMA bytes sent by all ports",
+    "infiniband_rx_bytes": "received",
+    "infiniband_wait": "ticks in which a port had data to send and might not; length of a tick depends on the device",
+    "cpu_busy_cores": "processors busy, mean",
+    "cpu_job_cores": "of these, busy for the job's processes",
+    "cpu_other_cores": "of these, busy for others",
+    "cpu_steal_cores": "processors' time taken by the hypervisor",
+    "memory_available_bytes": "least memory available",
+    "gpu_utilization_pct": "mean over the GPUs",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a node saw beside its sockets.
+
+    Attributes:
+        table: as `node_table`.
+        cores: as `rank_cores`.
+        counted: its interfaces' counters; None: not recorded.
+        packets: its captures; None: it has none.
+    """
+
+    table: pd.DataFrame
+    cores: dict[int, Numbers]
+    counted: byte_accounting.Counted | None
+    packets: Packets | None
+
+
+def look(node: NodeLogs, borders: Borders) -> Seen:
+    """Read all that a node recorded beside its sockets; ``borders`` by the node's clock."""
+    packets = read_packets(node, borders)
+    counted = byte_accounting.count(node, borders)
+    return Seen(node_table(node, borders), rank_cores(node, borders), counted, packets)
+
+
+def node_table(node: NodeLogs, borders: Borders) -> pd.DataFrame:
+    """One row a bin, `COLUMNS`; NaN where it was not recorded."""
+    table: dict[str, Numbers] = {}
+    for read in (_nic, _qdisc, _host, _ethtool, _infiniband, _gpu):
+        table |= read(node, borders)
+    busy, job = table.get("cpu_busy_cores"), table.get("cpu_job_cores")
+    if busy is not None and job is not None:
+        table["cpu_other_cores"] = np.maximum(busy - job, 0.0)
+    missing = np.full(borders.bins, np.nan)
+    return pd.DataFrame({name: table.get(name, missing) for name in COLUMNS})
+
+
+def _grown(log: Wide, borders: Borders, chosen: Callable[[str], bool]) -> Numbers | None:
+    """Growth of several counters together; None where there is none of them."""
+    columns = [name for name in log.columns if chosen(name)]
+    if not columns:
+        return None
+    return np.asarray(sum((log.growth(name, borders) for name in columns), np.zeros(borders.bins)))
+
+
+def _kept(**amounts: Numbers | None) -> dict[str, Numbers]:
+    return {name: amount for name, amount in amounts.items() if amount is not None}
+
+
+def _nic(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
+    log = node.wide("nic/nic.rec")
+    return {} if log is None else _kept(nic_drops=_grown(log, borders, lambda name: name.endswith("_drops")))
+
+
+def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
+    found = node.records("qdisc/qdisc.rec")
+    if found is None or not len(found[1]):
+        return {}
+    file, records = found
+    # a root's own statistics hold those of the disciplines below it
+    records = records[np.asarray(records["parent"]) == _ROOT] if (records["parent"] == _ROOT).any() else records
+    key = np.asarray(records["interface"]).astype(np.int64) << 32 | np.asarray(records["handle"]).astype(np.int64)
+    t_ns = np.asarray(records["t_ns"], np.int64)
+    largest = np.full(borders.bins, np.nan)
+    for one in np.unique(key):
+        mine = key == one
+        largest = np.fmax(largest, largest_in(t_ns[mine], np.asarray(records["backlog_bytes"])[mine], borders))
+    drops = long_growth(file, records, key, "drops", np.zeros(len(key), np.int64), 1, borders)[0]
+    covered = node.covers("qdisc/qdisc.rec", borders)
+    return {"queue_backlog_bytes": _where(covered, largest), "queue_drops": _where(covered, drops)}
+
+
+def _where(covered: npt.NDArray[np.bool_], amounts: Numbers) -> Numbers:
+    """Numbers from a log to which only changes are written, where its collector was at work."""
+    return np.where(covered, amounts, np.nan)
+
+
+def long_growth(
+    file: RecordFile,
+    records: Records,
+    key: Integers,
+    column: str,
+    group: Integers,
+    groups: int,
+    borders: Borders,
+) -> Numbers:
+    """Growth of a counter in a log with one record a thing and sample, shape (groups, bins).
+
+    Args:
+        file: the log's header.
+        records: its records.
+        key: which thing each record is of.
+        column: the counter.
+        group: group of each record; -1: none.
+        groups: how many there are.
+        borders: the bins by the log's clock.
+    """
+    width = next((field.width_bits for field in file.fields if field.name == column), 0)
+    order = np.argsort(key, kind="stable")
+    key, group = key[order], group[order]
+    t_ns, values = np.asarray(records["t_ns"], np.int64)[order], np.asarray(records[column])[order]
+    follows = (key[1:] == key[:-1]) & (t_ns[1:] > t_ns[:-1]) & (group[1:] >= 0)
+    steps = unwrapped_growth(values, width)[follows]
+    span, place, share = shares(t_ns[:-1][follows], t_ns[1:][follows], borders.edges_ns)
+    return add_up(group[1:][follows][span], place, steps[span] * share, groups, borders.bins)
+
+
+def _host(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
+    log = node.wide("host/host.rec")
+    length_s = np.diff(borders.edges_ns) / 1e9
+    table: dict[str, Numbers] = {}
+    if log is not None:
+        for name, suffix in (("cpu_busy_cores", ".busy_s"), ("cpu_steal_cores", ".steal_s")):
+            busy = _grown(log, borders, lambda column, suffix=suffix: column.endswith(suffix))  # type: ignore[misc]
+            table |= _kept(**{name: None if busy is None else busy / length_s})
+        again = _grown(log, borders, lambda column: column == "tcp.segments_retransmitted")
+        table |= _kept(segments_retransmitted=again)
+        if "memory.available_bytes" in log.columns:
+            table["memory_available_bytes"] = -largest_in(
+                log.t_ns, -log.values("memory.available_bytes").astype(np.float64), borders
+            )
+    found = node.records(_PROCESSES)
+    if found is not None and len(found[1]):
+        pid = np.asarray(found[1]["pid"]).astype(np.int64)
+        grown = long_growth(*found, pid, "cpu_s", np.zeros(len(pid), np.int64), 1, borders)[0]
+        table["cpu_job_cores"] = _where(node.covers(_PROCESSES, borders), grown / length_s)
+    return table
+
+
+def rank_cores(node: NodeLogs, borders: Borders) -> dict[int, Numbers]:
+    """Processors that each rank's processes kept busy, mean in each bin."""
+    found = node.records(_PROCESSES)
+    ranks = {pid: rank for pid, rank in node.rank_of_pid.items() if rank is not None}
+    if found is None or not len(found[1]) or not ranks:
+        return {}
+    names = sorted(set(ranks.values()))
+    pid = np.asarray(found[1]["pid"]).astype(np.int64)
+    group = pd.Series(pid).map({one: names.index(rank) for one, rank in ranks.items()}).fillna(-1)
+    grown = long_growth(*found, pid, "cpu_s", group.to_numpy(np.int64).astype(np.int64), len(names), borders)
+    cores = _where(node.covers(_PROCESSES, borders), grown / (np.diff(borders.edges_ns) / 1e9))
+    return dict(zip(names, cores, strict=True))
+
+
+def _ethtool(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
+    pauses, marks = [], []
+    for name in node.names("ethtool/*.rec"):
+        log = node.wide(name)
+        if log is None:
+            continue
+        pauses.append(_grown(log, borders, _is_pause))
+        marks.append(_grown(log, borders, lambda column: "ecn_mark" in column))
+    return _kept(pause_frames=_together(pauses), ecn_marks=_together(marks))
+
+
+def _is_pause(column: str) -> bool:
+    """A count of pause frames: not their duration, nor what a device counts of it a second time."""
+    return "pause" in column and not any(word in column for word in ("duration", "transition", "storm", "_ctrl"))
+
+
+def _together(parts: list[Numbers | None]) -> Numbers | None:
+    known = [part for part in parts if part is not None]
+    return np.asarray(sum(known)) if known else None
+
+
+def _infiniband(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
+    sources = {
+        "infiniband_tx_bytes": "port_xmit_data",
+        "infiniband_rx_bytes": "port_rcv_data",
+        "infiniband_wait": "port_xmit_wait",
+        "cnp_sent": "hw.np_cnp_sent",
+        "cnp_handled": "hw.rp_cnp_handled",
+    }
+    parts: dict[str, list[Numbers | None]] = {name: [] for name in sources}
+    for name in node.names("infiniband/*.rec"):
+        log = node.wide(name)
+        for what, column in sources.items() if log is not None else ():
+            grown = _grown(log, borders, lambda one, column=column: one == column)  # type: ignore[misc,arg-type]
+            parts[what].append(None if log is None or grown is None else grown * _octets(log, column))
+    return _kept(**{name: _together(found) for name, found in parts.items()})
+
+
+def _octets(log: Wide, column: str) -> int:
+    """How many octets one count of a data counter stands for: 4 on InfiniBand, 8 on Omni-Path; 1 of anything else."""
+    unit = _OCTETS.match(next((field.unit for field in log.file.fields if field.name == column), ""))
+    return int(unit[1]) if unit else 1
+
+
+def _gpu(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
+    logs = [log for name in node.names("gpu/*.rec") if (log := node.wide(name)) is not None]
+    found = [log.mean("utilization_pct", borders) for log in logs if "utilization_pct" in log.columns]
+    return {"gpu_utilization_pct": np.mean(found, axis=0)} if found else {}

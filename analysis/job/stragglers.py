@@ -1,0 +1,180 @@
+"""Which rank the others wait for, which iterations are slow, and what differs there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.runs.intervals import plain
+
+if TYPE_CHECKING:
+    from ringtap.analysis.job.run import Job
+
+
+PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
+MEANS = (*PHASES, "unattributed_s", "sent_bytes", "retransmissions", "cpu_cores")
+OF_NODE = {"node_other_cores": "cpu_other_cores", "node_queue_drops": "queue_drops", "gpu_utilization_pct": ""}
+COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "slowest_by_s", *OF_NODE, "clock_error_s"]
+
+
+def summarize(job: Job) -> pd.DataFrame:
+    """One row a rank.
+
+    Columns: ``rank``, ``node``, ``iterations`` (that are no warm-up), means of the phases in seconds,
+    ``unattributed_s`` (the rest of its iterations: data loading, Python, waiting outside of the phases), ``sent_bytes``
+    and ``retransmissions`` an iteration, ``cpu_cores``; ``slowest`` (iterations in which it was), ``slowest_share``,
+    ``slowest_by_s`` (median lateness in those); of its node ``node_other_cores`` (processors busy for others),
+    ``node_queue_drops`` an iteration and ``gpu_utilization_pct``; ``clock_error_s`` of its node.
+    """
+    measured = job.measured
+    table = job.rank_iterations
+    table = table[table["iteration"].isin(measured)]
+    if not len(table):
+        return pd.DataFrame(columns=COLUMNS)
+    table = table.assign(unattributed_s=_unattributed_s(job, table))
+    by = table.groupby("rank")
+    result = by[list(MEANS)].mean()
+    result.insert(0, "node", by["node"].last())
+    result.insert(1, "iterations", by.size())
+    slowest = job.work.iterations.loc[measured, ["slowest_rank", "slowest_by_s"]].dropna()
+    counts = slowest["slowest_rank"].value_counts()
+    result["slowest"] = counts.reindex(result.index, fill_value=0).astype("int64")
+    result["slowest_share"] = result["slowest"] / max(len(measured), 1)
+    result["slowest_by_s"] = slowest.groupby("slowest_rank")["slowest_by_s"].median().reindex(result.index)
+    nodes = job.node_iterations
+    nodes = nodes[nodes["iteration"].isin(measured)].groupby("node").mean(numeric_only=True)
+    for name, source in OF_NODE.items():
+        result[name] = result["node"].map(nodes[source or name])
+    errors = {name: node.clock.error_ns for name, node in job.nodes.items()}
+    result["clock_error_s"] = result["node"].map(errors).astype("Float64") / 1e9
+    return result.reset_index()[COLUMNS]
+
+
+def _unattributed_s(job: Job, table: pd.DataFrame) -> pd.Series[float]:
+    """The rest of each iteration after compute, exposed communication and optimizer; NA if one is not known.
+
+    With Horovod the optimizer's step holds the exposed communication, and compute is not known.
+    """
+    spent = table["compute_s"] + table["exposed_s"] + table["optimizer_s"]
+    return (table["iteration"].map(job.work.iterations["iteration_s"]).astype("Float64") - spent).clip(lower=0.0)
+
+
+def expected_share_limit(ranks: int, iterations: int) -> float:
+    """A share of iterations that a rank is slowest in by chance in at most about 1 of 700 runs (3 deviations)."""
+    mean = 1 / ranks
+    return float(mean + 3 * np.sqrt(mean * (1 - mean) / max(iterations, 1)))
+
+
+# a difference worth a sentence: this share of the larger side, and this much in itself
+_LEAST_SHARE = 0.05
+_LEAST_SECONDS_SHARE = 0.01  # of an iteration
+# column of the ranks -> (words, unit, least difference)
+_MEASURES = {
+    "compute_s": ("compute (forward and backward pass)", "s", None),
+    "optimizer_s": ("optimizer step", "s", None),
+    "retransmissions": ("segments sent again an iteration", "", 0.5),
+    "cpu_cores": ("processors busy for the rank", "", 0.1),
+    "node_other_cores": ("processors of its node busy for other programs than the job", "", 0.1),
+    "node_queue_drops": ("packets an iteration dropped in its node's queues", "", 0.5),
+    "gpu_utilization_pct": ("GPU utilisation of its node in %", "", 5.0),
+}
+_OF_ITERATIONS = {
+    "compute_s": ("compute", "s", None),
+    "exposed_s": ("exposed communication", "s", None),
+    "cross_bytes": ("cross traffic", "bytes", 10_000.0),
+    "other_bytes": ("other traffic", "bytes", 10_000.0),
+    "retransmissions": ("segments sent again", "", 0.5),
+    "ce_marked": ("packets marked by congested queues", "", 0.5),
+    "queue_drops": ("packets dropped in queues", "", 0.5),
+    "queue_backlog_bytes": ("largest backlog in a queue", "bytes", 10_000.0),
+    "pause_frames": ("pause frames", "", 0.5),
+    "cnp_handled": ("congestion notifications handled", "", 0.5),
+    "cpu_other_cores": ("processors busy for other programs than the job", "", 0.1),
+}
+# less of these on the slowest rank explains nothing
+_BAD_WHEN_HIGH = {*_MEASURES, *_OF_ITERATIONS} - {"cpu_cores", "gpu_utilization_pct"}
+SLOW_SHARE = 0.05
+LEAST_ITERATIONS = 40
+
+
+def slowest(job: Job) -> dict[str, Any] | None:
+    """The rank that is slowest most often, and what differs on it; None without several ranks.
+
+    None too where a rank that is slowest in every iteration would be within chance (for 2 ranks up to 9 iterations):
+    nothing that could be said would mean anything.
+
+    ``stands_out`` is whether it is so more often than chance would make it (three standard deviations) and by more than
+    the clocks' error in most of them.
+    """
+    ranks, table = job.ranks, job.work.iterations.iloc[job.measured]
+    if len(ranks) < 2 or (limit := expected_share_limit(len(ranks), len(table))) >= 1:
+        return None
+    top = ranks.iloc[int(ranks["slowest"].to_numpy(np.int64).argmax())]
+    mine = table[(table["slowest_rank"] == top["rank"]).fillna(False)]
+    by_s, error_s = plain(mine["slowest_by_s"].median()), plain(mine["clock_error_s"].median())
+    certain = error_s is None or by_s is None or by_s > error_s
+    iteration_s = float(table["iteration_s"].median())
+    often = top["slowest_share"] > limit and (by_s or 0) > _LEAST_SECONDS_SHARE * iteration_s
+    return {
+        "rank": int(top["rank"]),
+        "node": str(top["node"]),
+        "iterations": int(top["slowest"]),
+        "of": len(table),
+        "share": float(top["slowest_share"]),
+        "share_by_chance": 1 / len(ranks),
+        "by_s": by_s,
+        "by": "last gradient ready" if bool(mine["slowest_by_ready"].all()) else "step ended",
+        "clock_error_s": error_s,
+        "certain": bool(certain),
+        "stands_out": bool(certain and often),
+        "differences": _differences(ranks, int(top["rank"]), iteration_s),
+    }
+
+
+def _differences(ranks: pd.DataFrame, rank: int, iteration_s: float) -> list[dict[str, Any]]:
+    here, others = ranks[ranks["rank"] == rank].iloc[0], ranks[ranks["rank"] != rank]
+    result = []
+    for name, (words, unit, least) in _MEASURES.items():
+        mine, rest = plain(here[name]), plain(others[name].astype("Float64").mean())
+        found = _difference(name, words, unit, least, mine, rest, iteration_s)
+        result += [found] if found else []
+    return result
+
+
+def _difference(
+    name: str, words: str, unit: str, least: float | None, mine: Any, rest: Any, iteration_s: float
+) -> dict[str, Any] | None:
+    if mine is None or rest is None:
+        return None
+    apart = abs(mine - rest)
+    enough = _LEAST_SECONDS_SHARE * iteration_s if least is None else least
+    if mine < rest and name in _BAD_WHEN_HIGH:
+        return None
+    if apart < enough or apart < _LEAST_SHARE * max(abs(mine), abs(rest)):
+        return None
+    return {"measure": name, "what": words, "unit": unit, "here": mine, "others": rest}
+
+
+def slow_iterations(job: Job) -> dict[str, Any] | None:
+    """What differs between the slowest twentieth of the iterations and the faster half; None with too few."""
+    table = job.iterations.iloc[job.measured]
+    if len(table) < LEAST_ITERATIONS:
+        return None
+    seconds = table["iteration_s"].to_numpy(np.float64)
+    slow, usual = seconds >= np.quantile(seconds, 1 - SLOW_SHARE), seconds <= np.median(seconds)
+    other_cores = job.node_iterations.groupby("iteration")["cpu_other_cores"].sum(min_count=1)
+    table = table.assign(cpu_other_cores=other_cores.reindex(table.index))
+    result = []
+    for name, (words, unit, least) in _OF_ITERATIONS.items():
+        mine, rest = (plain(table.loc[rows, name].mean()) for rows in (slow, usual))
+        found = _difference(name, words, unit, least, mine, rest, float(np.median(seconds)))
+        result += [found] if found else []
+    return {
+        "iterations": int(slow.sum()),
+        "mean_s": float(seconds[slow].mean()),
+        "usual_s": float(seconds[usual].mean()),
+        "differences": result,
+    }

@@ -1,0 +1,273 @@
+"""Makes a Snapshot of what was followed."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ringtap.analysis.live.devices import gpus_of, nics_of, ports_of
+from ringtap.analysis.live.flows import flows
+from ringtap.analysis.live.iterations import IterationStats, RankSteps, join
+from ringtap.analysis.live.run_state import NodeLog, RunFollower
+from ringtap.analysis.live.snapshot import (
+    Collector,
+    Health,
+    Host,
+    Mark,
+    Nic,
+    Node,
+    Process,
+    Queue,
+    Rank,
+    Snapshot,
+    Throughput,
+)
+
+_MOST_FLOWS = 500
+_MOST_OUTPUT = 200
+# A silent collector: no sample for so long, or for so many of its periods
+_SILENT_S, _SILENT_PERIODS = 5.0, 10
+_GOOD = ("ok", "running", "no job", "")
+_ALL_DONE_S = 5.0
+_THROUGHPUTS = 300
+# What the agent and the collectors call their losses in node.json
+_LOSSES = ("lost", "lost_records", "lost_answers", "dropped", "dropped_by_kernel", "dropped_by_interface")
+
+
+class SnapshotSource:
+    """Gives a new Snapshot of a run at each call.
+
+    Args:
+        path: the run directory.
+        clock: gives CLOCK_REALTIME in nanoseconds.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
+        self._follower = RunFollower(path)
+        self._clock = clock
+        self._all_done_ns: int | None = None
+        self._throughput: deque[Throughput] = deque(maxlen=_THROUGHPUTS)
+
+    def take(self) -> Snapshot:
+        """Take in what the run's logs have gained, and describe the run as it is now."""
+        follower, now_ns = self._follower, self._clock()
+        follower.poll()
+        nodes = [follower.nodes[name] for name in sorted(follower.nodes)]
+        status, why = self._status(nodes, now_ns)
+        ended = status != "running"
+        newest_ns = max([0, *(node.t_ns for node in nodes), *(steps.last_end_ns for steps in follower.ranks)])
+        end_ns = newest_ns if ended and newest_ns else now_ns
+        live_ns = None if ended else now_ns
+        sockets = {node.name: node.keyed["sockets", "sockets"] for node in nodes}
+        known = [len(series.latest) for series in sockets.values() if series.layout is not None]
+        iterations = join(follower.ranks)
+        nics = tuple(row for node in nodes for row in (*nics_of(node), *ports_of(node)))
+        self._note_throughput(nics, live_ns)
+        return Snapshot(
+            now_ns,
+            str(follower.path),
+            status,
+            why,
+            ended,
+            max(0.0, (end_ns - int(follower.info.get("created_ns") or end_ns)) / 1e9),
+            sum(known) if known else None,
+            iterations,
+            tuple(_node(node, live_ns) for node in nodes),
+            tuple(_ranks(follower.ranks, iterations, live_ns)),
+            tuple(flows(sockets, {node.name: node.owners for node in nodes})[:_MOST_FLOWS]),
+            nics,
+            tuple(row for node in nodes for row in _queues(node)),
+            tuple(row for node in nodes for row in _host(node)),
+            tuple(row for node in nodes for row in _processes(node)),
+            tuple(row for node in nodes for row in gpus_of(node)),
+            tuple(row for node in nodes for row in _collectors(node, live_ns)),
+            tuple(Mark(mark["t_ns"], str(mark.get("text", ""))) for mark in follower.marks),
+            _output(nodes),
+            tuple(self._throughput),
+        )
+
+    def _note_throughput(self, nics: tuple[Nic, ...], now_ns: int | None) -> None:
+        moving = [nic for nic in nics if nic.name != "lo" and nic.tx_bps is not None and nic.rx_bps is not None]
+        if now_ns and moving:
+            sums = sum(nic.tx_bps or 0.0 for nic in moving), sum(nic.rx_bps or 0.0 for nic in moving)
+            self._throughput.append(Throughput(now_ns, *sums))
+
+    def _status(self, nodes: list[NodeLog], now_ns: int) -> tuple[str, str]:
+        """How the run stands: as run.json says; without its word, ended some seconds after its last node."""
+        info = self._follower.info
+        status, why = str(info.get("status", "running")), str(info.get("why") or "")
+        partial = [node for node in nodes if node.node.item.get("status") == "partial"]
+        if status in ("running", "complete") and partial:
+            why = why or f"{partial[0].name}: {partial[0].node.item.get('why') or 'partial'}"
+            status = status if status == "running" else "partial"
+        if status == "running" and nodes and all(node.done for node in nodes):
+            self._all_done_ns = self._all_done_ns or now_ns
+            if now_ns - self._all_done_ns > _ALL_DONE_S * 1e9:
+                return ("partial" if partial else "complete"), why
+        else:
+            self._all_done_ns = None
+        return status, why
+
+
+def _age_s(now_ns: int | None, t_ns: int) -> float | None:
+    """Time since; clocks of two machines may differ, and no age is negative."""
+    return max(0.0, (now_ns - t_ns) / 1e9) if now_ns and t_ns else None
+
+
+def _output(nodes: list[NodeLog]) -> tuple[str, ...]:
+    """The job's last words; with several nodes each line says whose it is."""
+    speaking = [node for node in nodes if node.output.lines]
+    if len(speaking) == 1:
+        return speaking[0].output.lines[-_MOST_OUTPUT:]
+    share = _MOST_OUTPUT // max(1, len(speaking))
+    return tuple(f"{node.name}: {line}" for node in speaking for line in node.output.lines[-share:])
+
+
+def _node(node: NodeLog, now_ns: int | None) -> Node:
+    measurements = node.clock.item.get("measurements") or [{}]
+    fit: dict[str, Any] = node.clock.item.get("fit") or measurements[-1]
+    offset, error = fit.get("offset_ns"), fit.get("error_ns")
+    item = node.node.item
+    status = "complete" if node.done else "running"
+    return Node(
+        node.name,
+        str(item.get("status") or status),
+        str(item.get("why") or ""),
+        node.done,
+        None if node.done else _age_s(now_ns, node.t_ns),
+        None if offset is None else offset / 1e9,
+        None if error is None else error / 1e9,
+    )
+
+
+def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | None) -> Iterator[Rank]:
+    last = iterations.history[-1].number if iterations.history else None
+    newest = {file.rank: file for file in sorted(files, key=lambda file: file.generation) if file.ends and file.counts}
+    ended = {rank: next((end[1] for end in file.ends if end[0] == last), 0) for rank, file in newest.items()}
+    first_ns = min([end for end in ended.values() if end], default=0)
+    for rank in sorted(newest):
+        file, took = newest[rank], newest[rank].compute
+        yield Rank(
+            file.node,
+            rank,
+            file.pid,
+            file.ends[-1][0],
+            _age_s(now_ns, file.last_end_ns),
+            file.last_step_s,
+            (ended[rank] - first_ns) / 1e9 if ended[rank] else None,
+            *(took.get(name) for name in ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")),
+        )
+
+
+def _queues(node: NodeLog) -> Iterator[Queue]:
+    series = node.keyed["qdisc", "qdisc"]
+    names, kinds = series.about.get("interfaces") or {}, series.about.get("kinds") or {}
+    for key in series.latest:
+        interface, handle, parent = key
+        rate = series.rate(key, "bytes")
+        yield Queue(
+            node.name,
+            str(names.get(str(interface), interface)),
+            str(kinds.get(f"{interface}:{handle}") or kinds.get(f"{interface}:{handle:x}") or "?"),
+            f"{handle >> 16:x}:{handle & 0xFFFF or ''}" if handle else f"0: of {parent >> 16:x}:{parent & 0xFFFF:x}",
+            None if rate is None else rate * 8,
+            series.peak(key, "backlog_bytes") or 0.0,
+            series.peak(key, "backlog_packets") or 0.0,
+            series.rate(key, "drops"),
+            series.total(key, "drops"),
+            series.rate(key, "overlimits"),
+        )
+
+
+def _host(node: NodeLog) -> Iterator[Host]:
+    file = node.wide.get(("host", "host"))
+    if file is None:
+        return
+    cores = [name for name in file.layout.names if name.startswith("cpu") and name.endswith(".busy_s")]
+    cores.sort(key=lambda name: int(name[3 : name.index(".")]))
+    total, available = file.value("memory.total_bytes"), file.value("memory.available_bytes")
+    yield Host(
+        node.name,
+        tuple(min(1.0, file.rate(name) or 0.0) for name in cores),
+        1 - available / total if total and available is not None else None,
+        file.rate("tcp.segments_sent"),
+        file.rate("tcp.segments_retransmitted"),
+        file.total("tcp.segments_retransmitted"),
+    )
+
+
+def _processes(node: NodeLog) -> Iterator[Process]:
+    series = node.keyed["host", "processes"]
+    alive_ns = series.mono_ns - round(max(3.0, 3 * float(series.about.get("every_s") or 0)) * 1e9)
+    for pid, record in series.latest.items():
+        if series.layout is None or record[series.layout.index["mono_ns"]] < alive_ns:
+            continue
+        about = node.owners.processes.get(int(pid), {})
+        yield Process(
+            node.name,
+            int(pid),
+            node.owners.rank_of(about),
+            series.rate(pid, "cpu_s"),
+            series.value(pid, "rss_bytes") or 0.0,
+            int(series.value(pid, "threads") or 0),
+            str(about.get("command") or ""),
+        )
+
+
+def _collectors(node: NodeLog, now_ns: int | None) -> Iterator[Collector]:
+    """What node.json tells of each collector, and what its logs show."""
+    told: dict[str, dict[str, Any]] = node.node.item.get("collectors") or {}
+    newest, every, missed = _from_logs(node)
+    for name in [*told, *(name for name in sorted(newest.keys() | node.failures.keys()) if name not in told)]:
+        item = told.get(name) or {}
+        state = str(item.get("state") or "running")
+        # packets.json is written once a second, node.json when the collector ends
+        telling = node.packets.item if name == "packets" and node.packets.item else item
+        losses = [int(telling[key]) for key in _LOSSES if isinstance(telling.get(key), int)]
+        stated = item.get("missed_samples")
+        counted = missed.get(name)
+        known = [int(number) for number in (stated, counted) if number is not None and str(number).isdigit()]
+        every_s = item.get("every_s") or every.get(name)
+        age_s = None if node.done else _age_s(now_ns, newest.get(name, 0))
+        health = _health(state, age_s, every_s)
+        # Of what only changes are written, silence is no fault.
+        health = "good" if health == "warning" and name in ("sockets", "steps", "qdisc") and state in _GOOD else health
+        yield Collector(
+            node.name,
+            name,
+            state,
+            node.failures.get(name) or str(item.get("reason") or ""),
+            every_s,
+            max(known) if known else None,
+            sum(losses) if losses else None,
+            age_s,
+            node.bytes.get(name, 0),
+            "bad" if name in node.failures else health,
+        )
+
+
+def _health(state: str, age_s: float | None, every_s: float | None) -> Health:
+    if state not in _GOOD:
+        return "warning" if state in ("degraded", "unavailable") else "bad"
+    return "warning" if age_s and age_s > max(_SILENT_S, _SILENT_PERIODS * (every_s or 0)) else "good"
+
+
+def _from_logs(node: NodeLog) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:
+    """Newest sample, period and missed samples of each collector, as its logs show."""
+    newest: dict[str, int] = {}
+    every: dict[str, float] = {}
+    missed: dict[str, int] = {}
+    for (name, _), wide in node.wide.items():
+        newest[name] = max(newest.get(name, 0), wide.t_ns)
+        missed[name] = max(missed.get(name, 0), wide.missed)
+        every[name] = float(wide.about.get("every_s") or 0)
+    for (name, _), keyed in node.keyed.items():
+        if keyed.layout is not None:
+            newest[name] = max(newest.get(name, 0), keyed.t_ns)
+            every.setdefault(name, float(keyed.about.get("every_s") or 0))
+    for steps in node.ranks.values():
+        newest["steps"] = max(newest.get("steps", 0), steps.last_end_ns)
+    return newest, every, missed

@@ -1,0 +1,248 @@
+"""What was read of a node's counters, kept for the last seconds only, and the rates that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from ringtap.analysis.runs.tail import Record
+from ringtap.records import RecordFile
+
+# a cookie, a process, or several columns together
+Key = Any
+
+RATE_WINDOW_NS = 900_000_000  # polls are a second apart, more or less
+_KEPT = 16
+_MOST_KEYS = 10_000
+_BASE_RECORDS = 256
+
+
+class Layout:
+    """Columns of a record file by name."""
+
+    def __init__(self, file: RecordFile) -> None:
+        self.names = tuple(field.name for field in file.fields)
+        self.index = {name: number for number, name in enumerate(self.names)}
+        self.units = {field.name: field.unit for field in file.fields}
+        self._width = {field.name: field.width_bits if field.kind == "counter" else 0 for field in file.fields}
+
+    def moved(self, name: str, before: Record, after: Record) -> float:
+        """How far a counter went, a wrap honoured; a counter that was set back went nowhere."""
+        number = self.index[name]
+        moved = float(after[number] - before[number])
+        if moved >= 0:
+            return moved
+        width = self._width[name]
+        # A 64-bit counter does not wrap in a run: what falls was reset.
+        return moved + 2.0**width if 0 < width < 64 else 0.0
+
+
+class Wide:
+    """A record file with one record a sample: each source's values side by side.
+
+    Attributes:
+        about: the header's further facts.
+        layout: its columns.
+        samples: records read so far.
+        missed: sampling slots without a record among the records read.
+        last: the newest record; None before the first.
+    """
+
+    def __init__(self, file: RecordFile, first: Record | None) -> None:
+        self.about = file.about
+        self.layout = Layout(file)
+        self.samples = 0
+        self.missed = 0
+        self._first = first
+        self._every_ns = float(file.about.get("every_s") or 0) * 1e9
+        self._mono = self.layout.index.get("mono_ns", 0)
+        self._recent: deque[Record] = deque(maxlen=_KEPT)
+        self.last: Record | None = None
+
+    def feed(self, batch: list[Record]) -> None:
+        """Take in records; of each poll the last is kept, and the first of the first."""
+        self.samples += len(batch)
+        self._count_missed(batch)
+        if not self._recent:
+            self._recent.append(batch[0])
+        self._recent.append(batch[-1])
+        self.last = batch[-1]
+
+    def _count_missed(self, batch: list[Record]) -> None:
+        if self._every_ns <= 0:
+            return
+        mono, every = self._mono, self._every_ns
+        before = self.last[mono] if self.last else batch[0][mono]
+        for record in batch:
+            gap = record[mono] - before
+            if gap > 1.75 * every:
+                self.missed += round(gap / every) - 1
+            before = record[mono]
+
+    @property
+    def t_ns(self) -> int:
+        """CLOCK_REALTIME of the newest record, 0 before the first."""
+        return int(self.last[self.layout.index["t_ns"]]) if self.last else 0
+
+    @property
+    def mono_ns(self) -> int:
+        """CLOCK_MONOTONIC of the newest record, 0 before the first."""
+        return int(self.last[self._mono]) if self.last else 0
+
+    def value(self, name: str) -> float | None:
+        """The newest value of a column; None where there is none."""
+        number = self.layout.index.get(name)
+        return None if number is None or self.last is None else float(self.last[number])
+
+    def total(self, name: str) -> float | None:
+        """How far a counter went since the file's first record."""
+        if name not in self.layout.index or self.last is None or self._first is None:
+            return None
+        return self.layout.moved(name, self._first, self.last)
+
+    def rate(self, name: str) -> float | None:
+        """A counter's rate a second over about the last second; None before two samples."""
+        if name not in self.layout.index or self.last is None:
+            return None
+        before = self._reference()
+        seconds = (self.last[self._mono] - before[self._mono]) / 1e9
+        return self.layout.moved(name, before, self.last) / seconds if seconds > 0 else None
+
+    def _reference(self) -> Record:
+        """The newest record kept that is a window older than the last, or the oldest."""
+        assert self.last is not None
+        latest = self.last[self._mono] - RATE_WINDOW_NS
+        for record in reversed(self._recent):
+            if record[self._mono] <= latest:
+                return record
+        return self._recent[0]
+
+
+class Keyed:
+    """A record file with a record a thing (a socket, a queue, a process) that changed since its last record.
+
+    A thing that is absent from a sample is unchanged, so its rate is taken against the node's own time, which goes on.
+
+    Args:
+        key: the columns that tell which thing it is.
+        gone: a column and the value that says that the thing is no more.
+        peaks: gauges of which the largest since the last poll is kept too.
+
+    Attributes:
+        latest: newest record by key.
+        layout: the columns; None before the first file.
+        about: the newest file's further facts.
+    """
+
+    def __init__(self, key: tuple[str, ...], gone: tuple[str, int] | None = None, peaks: tuple[str, ...] = ()) -> None:
+        self._key_names, self._gone, self._peak_names = key, gone, peaks
+        self.layout: Layout | None = None
+        self.about: dict[str, Any] = {}
+        self.latest: dict[Key, Record] = {}
+        self.samples = 0
+        self.t_ns = 0
+        self.mono_ns = 0
+        self._history: dict[Key, deque[tuple[int, Record]]] = {}
+        self._base: dict[Key, Record] = {}
+        self._changed: set[Key] = set()
+        self._rising: dict[tuple[Key, str], float] = {}
+        self._peaks: dict[tuple[Key, str], float] = {}
+        self._ticks: deque[int] = deque(maxlen=_KEPT)
+
+    def begin(self, file: RecordFile) -> None:
+        """A file appeared; where its columns are other ones than before, what is known is forgotten."""
+        layout = Layout(file)
+        if self.layout is None or layout.names != self.layout.names:
+            self.latest.clear()
+            self._history.clear()
+            self._base.clear()
+        self.layout = layout
+        self.about = file.about
+        self._key = [layout.index[name] for name in self._key_names]
+        self._mono, self._t = layout.index["mono_ns"], layout.index["t_ns"]
+        for record in dataclasses.replace(file, count=min(file.count, _BASE_RECORDS)).tail():
+            self._base.setdefault(self._key_of(record), record)
+
+    def _key_of(self, record: Record) -> Key:
+        return record[self._key[0]] if len(self._key) == 1 else tuple(record[number] for number in self._key)
+
+    def feed(self, batch: Iterable[Record]) -> None:
+        """Take in records of the file begun last."""
+        assert self.layout is not None
+        record = None
+        for record in batch:
+            key = self._key_of(record)
+            if key not in self._history:
+                self._history[key] = deque([(record[self._mono], record)], maxlen=_KEPT)
+            self.latest[key] = record
+            self._changed.add(key)
+            for name in self._peak_names:
+                value = record[self.layout.index[name]]
+                self._rising[key, name] = max(value, self._rising.get((key, name), value))
+            self.samples += 1
+        if record is not None:
+            self.t_ns, self.mono_ns = max(self.t_ns, record[self._t]), max(self.mono_ns, record[self._mono])
+
+    def commit(self, now_mono_ns: int) -> None:
+        """End a poll: note how things stand at the node's time, and forget what is gone."""
+        self._ticks.append(now_mono_ns)
+        for key in self._changed:
+            record = self.latest[key]
+            if self._gone and self.layout and record[self.layout.index[self._gone[0]]] == self._gone[1]:
+                self._forget(key)
+                continue
+            history = self._history[key]
+            history.append((now_mono_ns, record))
+            while len(history) > 2 and history[1][0] <= now_mono_ns - RATE_WINDOW_NS:
+                history.popleft()
+        self._changed.clear()
+        self._peaks, self._rising = self._rising, {}
+        if len(self.latest) > _MOST_KEYS:
+            oldest = sorted(self.latest, key=lambda key: int(self.latest[key][self._mono]))
+            for key in oldest[: len(oldest) - _MOST_KEYS]:
+                self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        for kept in (self.latest, self._history, self._base):
+            kept.pop(key, None)
+
+    def value(self, key: Key, name: str) -> float | None:
+        """The newest value of a column."""
+        number = self.layout.index.get(name) if self.layout else None
+        return None if number is None else float(self.latest[key][number])
+
+    def active(self) -> list[Key]:
+        """Keys that changed within the window that rates are taken over."""
+        since = self._since()
+        return [key for key, history in self._history.items() if history[-1][0] > since]
+
+    def _since(self) -> int:
+        """The node's time that the current rates begin at."""
+        if not self._ticks:
+            return 0
+        latest = self._ticks[-1] - RATE_WINDOW_NS
+        return next((tick for tick in reversed(self._ticks) if tick <= latest), 0)
+
+    def total(self, key: Key, name: str) -> float | None:
+        """How far a counter went since the recording began; None for what appeared later."""
+        if self.layout is None or name not in self.layout.index or key not in self._base:
+            return None
+        return self.layout.moved(name, self._base[key], self.latest[key])
+
+    def peak(self, key: Key, name: str) -> float | None:
+        """The largest value of a gauge in the records of the last poll; of one that did not change the newest."""
+        return self._peaks.get((key, name), self.value(key, name))
+
+    def rate(self, key: Key, name: str) -> float | None:
+        """A counter's rate a second over about the last second of the node's time; None where it is too new to tell."""
+        if self.layout is None or name not in self.layout.index or not self._ticks:
+            return None
+        now, since = self._ticks[-1], self._since()
+        history = self._history[key]
+        before = next((record for tick, record in reversed(history) if tick <= since), None)
+        if before is None:
+            since, before = history[0]
+        seconds = (now - since) / 1e9
+        return self.layout.moved(name, before, self.latest[key]) / seconds if seconds > 0.01 else None

@@ -1,0 +1,243 @@
+"""Follows a run directory that is being written: every node's logs from now on, kept for minutes at most."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ringtap.analysis.live.flows import Owners
+from ringtap.analysis.live.iterations import MOST_KEPT, STEP_FILE, RankSteps, ddp_times, number_generations
+from ringtap.analysis.live.recent_counters import Keyed, Layout, Wide
+from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
+from ringtap.records import RecordFile
+from ringtap.rundir import CLOCK, MARK, NODE, OWNER, PACKETS, PROCESS, RUN, process_age_ns
+
+_WIDE = ("nic", "infiniband", "ethtool", "gpu", "packets")
+_BEHIND_S = 2.5
+_MOST_MARKS = 100
+# A queue or an idle socket may not have changed for long; steps are a history.
+_BACK_S = {"qdisc": 60.0, "sockets": 10.0, "steps": 600.0}
+
+
+class NodeLog:
+    """One node's logs as far as they were read.
+
+    Attributes:
+        name: the node.
+        path: its folder.
+        wide: files with one record a sample, by collector and file name.
+        keyed: files with a record a thing, by collector and file name.
+        owners: whose sockets and processes they are.
+        ranks: step records of its ranks, by file.
+        begin_ns: begin of each rank's process, by the id() of its step records; its first step where not known.
+        mono_ns: the node's newest CLOCK_MONOTONIC in any log.
+        bytes: size of its logs by collector.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.path = path.name, path
+        self.wide: dict[tuple[str, str], Wide] = {}
+        self.keyed = {
+            ("sockets", "sockets"): Keyed(("cookie",), gone=("state", 0)),
+            ("qdisc", "qdisc"): Keyed(("interface", "handle", "parent"), peaks=("backlog_bytes", "backlog_packets")),
+            ("host", "processes"): Keyed(("pid",)),
+        }
+        self.owners = Owners()
+        self.ranks: dict[Path, RankSteps] = {}
+        self.begin_ns: dict[int, int] = {}
+        self.mono_ns = 0
+        self.bytes: dict[str, int] = {}
+        self.failures: dict[str, str] = {}
+        self.node = Document(path / "node.json", NODE)
+        self.clock = Document(path / "clock" / "clock.json", CLOCK)
+        self.packets = Document(path / "packets" / "packets.json", PACKETS)
+        self.output = TextTail(path / "log" / "job.out")
+        self._lines: list[tuple[LinesTail, Callable[[dict[str, Any]], None]]] = [
+            (LinesTail(path / "sockets" / "owners.jsonl", OWNER), self.owners.add_owner),
+            (LinesTail(path / "host" / "processes.jsonl", PROCESS), self.owners.add_process),
+        ]
+        self._tails: dict[Path, RecordTail] = {}
+        self._opened: dict[Path, RecordFile] = {}
+        self._ddp: dict[Path, Layout] = {}
+        self._compute: dict[Path, dict[str, float | None]] = {}
+
+    @property
+    def done(self) -> bool:
+        """The node's agent has ended and said so."""
+        return (self.path / "DONE").exists()
+
+    @property
+    def t_ns(self) -> int:
+        """The node's newest CLOCK_REALTIME in any log, 0 before the first."""
+        steps = (steps.last_end_ns for steps in self.ranks.values())
+        return max([0, *steps, *(file.t_ns for file in self._series())])
+
+    def _series(self) -> list[Wide | Keyed]:
+        return [*self.wide.values(), *self.keyed.values()]
+
+    def to_reference(self, t_ns: int) -> int:
+        """A time of this node's clock on the reference node's clock, as far as its offset is known."""
+        fit = self.clock.item.get("fit") or {}
+        if fit.get("offset_ns") is None:  # not measured
+            return t_ns
+        t0_ns = fit.get("t0_ns")
+        drift_ns: float = (fit.get("drift_ppm") or 0.0) * 1e-6 * (t_ns - (t_ns if t0_ns is None else t0_ns))
+        offset_ns: float = fit["offset_ns"]
+        return t_ns - round(offset_ns + drift_ns)
+
+    def poll(self) -> None:
+        """Take in what was added since the poll before."""
+        for document in (self.node, self.clock, self.packets):
+            document.poll()
+        jobs = self.node.item.get("jobs") or []
+        self.owners.jobs = frozenset(job["pid"] for job in jobs if "pid" in job)
+        self._discover()
+        for lines, take in self._lines:
+            for item in lines.poll():
+                take(item)
+        for path, tail in self._tails.items():
+            for batch in tail.poll():
+                if tail.file is not self._opened.get(path):
+                    assert tail.file is not None
+                    self._open(path, tail, tail.file)
+                self._feed(path, batch)
+            if tail.failure:
+                self.failures[path.parent.name] = tail.failure
+        self.output.poll()
+        for file in self._series():
+            self.mono_ns = max(self.mono_ns, file.mono_ns)
+        for series in self.keyed.values():
+            series.commit(self.mono_ns)
+
+    def _discover(self) -> None:
+        """Find record files that appeared, and sum up what each collector has written."""
+        sizes: dict[str, int] = {}
+        for folder in _folders(self.path):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    try:
+                        sizes[folder.name] = sizes.get(folder.name, 0) + entry.stat().st_size
+                    except OSError:
+                        continue
+                    path = folder / entry.name
+                    if path.suffix == ".rec" and path not in self._tails and _wanted(path):
+                        self._tails[path] = RecordTail(path, _begin(path))
+        self.bytes = sizes
+
+    def _open(self, path: Path, tail: RecordTail, file: RecordFile) -> None:
+        """A file's header is known: make the place for its records."""
+        self._opened[path] = file
+        key = (path.parent.name, path.stem)
+        name = STEP_FILE.fullmatch(path.name) if key[0] == "steps" else None
+        if name and name[3]:
+            self._ddp[path] = Layout(file)
+        elif name:
+            steps = RankSteps(self.name, int(name[1]), int(name[2]), file, self.to_reference)
+            steps.compute = self._compute.setdefault(path, steps.compute)
+            self.ranks[path] = steps
+            first = tail.first or ()
+            if steps.world_size > 1:
+                self.owners.step_ranks[steps.pid] = steps.rank
+            self.begin_ns[id(steps)] = _begin_of(file, steps.layout, first) if first else 0
+        elif (series := self._keyed(path)) is not None:
+            series.begin(file)
+        else:
+            self.wide[key] = Wide(file, tail.first)
+
+    def _keyed(self, path: Path) -> Keyed | None:
+        """The series a file belongs to; `sockets-2.rec` goes on where `sockets.rec` ended."""
+        stem = path.stem.rstrip("0123456789").rstrip("-.") or path.stem
+        return self.keyed.get((path.parent.name, stem))
+
+    def _feed(self, path: Path, batch: list[Any]) -> None:
+        key = (path.parent.name, path.stem)
+        if path in self.ranks:
+            self.ranks[path].feed(batch)
+        elif path in self._ddp:
+            # the first of them may come before the process' first step
+            compute = self._compute.setdefault(path.with_name(path.name.replace(".ddp.rec", ".rec")), {})
+            compute.update(ddp_times(self._ddp[path], batch[-1]))
+        elif (series := self._keyed(path)) is not None:
+            series.feed(batch)
+        else:
+            self.wide[key].feed(batch)
+
+
+def _folders(node: Path) -> list[Path]:
+    try:
+        with os.scandir(node) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _begin(path: Path) -> Callable[[RecordFile], int]:
+    """Where to begin in a file that has records already."""
+    if path.name.endswith(".ddp.rec"):
+        return lambda file: max(0, file.count - 1)
+    column = "end_ns" if path.parent.name == "steps" else "mono_ns"
+    return since(_BACK_S.get(path.parent.name, _BEHIND_S), column, MOST_KEPT * 20)
+
+
+def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
+    """The begin of the process that made a step log, or where the log does not say of its first step."""
+    start_ns, end_ns = int(first[layout.index["start_ns"]]), int(first[layout.index["end_ns"]])
+    return min(start_ns, end_ns - process_age_ns(file))
+
+
+def _wanted(path: Path) -> bool:
+    """Whether the view shows what this record file holds."""
+    folder = path.parent.name
+    if folder == "steps":
+        return STEP_FILE.fullmatch(path.name) is not None
+    return folder in _WIDE or folder in ("host", "sockets", "qdisc")
+
+
+class RunFollower:
+    """Follows a run directory; `poll` takes in what all its nodes have added.
+
+    Args:
+        path: the run directory.
+
+    Attributes:
+        info: run.json as it is now.
+        nodes: what was read of each node, by name.
+        marks: the last marks that viewers have made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.nodes: dict[str, NodeLog] = {}
+        self.marks: deque[dict[str, Any]] = deque(maxlen=_MOST_MARKS)
+        self._run = Document(path / "run.json", RUN)
+        self._marks = LinesTail(path / "marks.jsonl", MARK)
+        self._numbered: list[int] = []
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """run.json's last readable state."""
+        return self._run.item
+
+    def poll(self) -> None:
+        """Take in what was added since the poll before."""
+        self._run.poll()
+        self.marks.extend(self._marks.poll())
+        for folder in _folders(self.path / "nodes"):
+            if folder.name not in self.nodes:
+                self.nodes[folder.name] = NodeLog(folder)
+        for node in self.nodes.values():
+            node.poll()
+        ranks = self.ranks
+        several = len(ranks) > len({steps.rank for steps in ranks})
+        if (now := [id(steps) for steps in ranks]) != self._numbered or several:
+            first = {key: start for node in self.nodes.values() for key, start in node.begin_ns.items()}
+            number_generations(ranks, first)
+            self._numbered = now
+
+    @property
+    def ranks(self) -> list[RankSteps]:
+        """The step records of all ranks on all nodes."""
+        return [steps for node in self.nodes.values() for steps in node.ranks.values()]

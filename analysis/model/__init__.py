@@ -1,0 +1,1 @@
+"""The general model of iteration time under load: fits, congestion points, predictions."""

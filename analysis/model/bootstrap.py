@@ -1,0 +1,79 @@
+"""Bootstrap intervals of the general model's parameters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ringtap.analysis.model.regression import (
+    FREE_BOUNDS,
+    Array,
+    Exponent,
+    Solution,
+    jacobian,
+    log_predict,
+    reduced_load,
+    solve_many,
+)  # fmt: skip
+from ringtap.analysis.model.weights import RESIDUAL_FLOOR, Noise
+
+Interval = tuple[float, float]
+_LEAST_SCATTER = 0.05  # of the points' own: a resampled set with less of it would count without bounds
+
+
+def parameter_intervals(
+    load: Array, log_time: Array, capacity: float, n: Exponent, noise: Noise, solution: Solution,
+    samples: int, seed: int, level: float,
+) -> dict[str, Interval]:  # fmt: skip
+    """Intervals of A, B and n from resampled residuals, each resampled set judged by its own scatter.
+
+    Residuals of ln t, by their weights and widened for leverage, are drawn with replacement and put on the fitted
+    curve; each resampled solution's distance from the fit is divided by the scatter of its own residuals (bootstrap-t:
+    Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2.1 and 6.2.3). ln A, ln B and ln n
+    are what is judged, B itself where its sign is in doubt. Loads and weights stay as they are.
+
+    Returns:
+        Lower and upper ends by name; both ends of n are n where it was given.
+    """
+    free = isinstance(n, str)
+    points, parameters = len(load), 3 if free else 2
+    fitted = log_predict(solution, load, capacity)
+    root = np.sqrt(noise.weight)
+    columns = jacobian(load, capacity, solution.b, solution.n, free) * root[:, None]
+    leverage = np.minimum((np.linalg.qr(columns)[0] ** 2).sum(axis=1), 0.99)
+    residual = (log_time - fitted) * root / np.sqrt(1 - leverage)
+    residual -= residual.mean()
+    own = float(np.sqrt(noise.cost(log_time - fitted) / (points - parameters)))
+    drawn = np.random.default_rng(seed).integers(0, points, (samples, points))
+    resampled = fitted + residual[drawn] / root
+    log_t0, b, found = solve_many(load, resampled, capacity, n, noise)
+    left = resampled - log_t0[:, None] - b[:, None] * reduced_load(load, capacity, found[:, None])
+    scatter = np.sqrt(noise.cost(left) / (points - parameters))
+    # where the points lie on the curve there is nothing to judge by
+    ratio = np.maximum(scatter / own, _LEAST_SCATTER) if own > RESIDUAL_FLOOR else np.ones(samples)
+    certain = bool(np.all(b > 0) and solution.b > 0)
+    tails = np.array([1 - (1 - level) / 2, (1 - level) / 2])
+
+    def ends(estimate: float, values: Array) -> Interval:
+        low, high = estimate - np.quantile((values - estimate) / ratio, tails)
+        return float(low), float(high)
+
+    scale = found * math.log(capacity)
+    log_a = ends(solution.log_t0 - solution.b, log_t0 - b)
+    if certain:
+        log_b = ends(math.log(solution.b) + solution.n * math.log(capacity), np.log(b) + scale)
+        bounds_b = _exp(log_b)
+    else:
+        bounds_b = ends(solution.b * capacity**solution.n, b * np.exp(scale))
+    bounds_n = (solution.n, solution.n)
+    if free:
+        low, high = _exp(ends(math.log(solution.n), np.log(found)))
+        bounds_n = (max(low, FREE_BOUNDS[0]), min(high, FREE_BOUNDS[1]))
+    return {"A": _exp(log_a), "B": bounds_b, "n": bounds_n}
+
+
+def _exp(ends: Interval) -> Interval:
+    # an end beyond all floating point numbers is as good as the largest of them, and JSON knows no infinity
+    low, high = (math.exp(min(max(end, -700.0), 700.0)) for end in ends)
+    return low, high

@@ -1,0 +1,293 @@
+"""The congestion point as the break of a continuous two-segment line, with an interval.
+
+ln t is set against u = ln(C/(C-BW)), in which the slope is an elasticity: per cent of time added for each per cent of
+bandwidth taken away. The break is searched (profile least squares; Muggeo, Statist. Med. 22, 2003, fits the same model)
+and resampled. The construction of the thesis's appendix A.2 is in
+`ringtap.analysis.model.congestion_point`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ringtap.analysis.model.congestion_point import MERGE_SHARE, MIN_ELASTICITY
+from ringtap.analysis.model.fit import FitResult, corrected_akaike
+from ringtap.analysis.model.regression import Array
+from ringtap.analysis.model.weights import RESIDUAL_FLOOR
+from ringtap.analysis.statistics.autocorrelation import Values, block_means, sample
+from ringtap.errors import UsageError
+
+MIN_LOADS = 5
+LEVEL = 0.95
+SIGNIFICANT = 0.05
+WIDE_SHARE = 0.5  # of the measured loads: an interval that takes more of them does not place the break
+_BREAKS = 241  # places that are tried
+_NULL_SETS = 999
+_LEAST_SHARE = 0.0025  # of the points' own squares: a resampled set with fewer would count without bounds
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A number of the break with the ends of its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class BreakPoint:
+    """Where the time begins to grow as the bandwidth shrinks.
+
+    Attributes:
+        bandwidth_gbps: load BW* of the break; not one of the measured ones.
+        iteration_s: time t* on the lines there.
+        data_mb: (C - BW*) t* in decimal megabytes.
+        elasticity: slope of ln t against ln(C/(C-BW)) before and after: 0 where bandwidth does not matter, 1 where the
+            time is inversely proportional to what is left.
+        p: probability of as much improvement over one straight line by chance.
+        aicc: of the two segments, comparable with that of a fit of equation 3.7 to the same points; None where it is
+            undefined.
+        resampled: ``iterations`` within the points, or ``residuals`` around the lines.
+        samples: resampled sets.
+        capacity_gbps: C.
+        warnings: what to know before using the numbers, one sentence each.
+    """
+
+    bandwidth_gbps: Placed
+    iteration_s: Placed
+    data_mb: Placed
+    elasticity: tuple[float, float]
+    p: float
+    aicc: float | None
+    resampled: Literal["iterations", "residuals"]
+    samples: int
+    capacity_gbps: float
+    warnings: tuple[str, ...]
+
+    def at(self, bandwidth_gbps: Values) -> Array:
+        """Time in seconds on the two segments at loads below the capacity; the same shape as the argument."""
+        u = scaled(np.asarray(bandwidth_gbps, dtype=np.float64), self.capacity_gbps)
+        past = u - scaled(np.array(self.bandwidth_gbps.value), self.capacity_gbps)
+        before, after = self.elasticity
+        result: Array = self.iteration_s.value * np.exp(np.where(past < 0, before, after) * past)
+        return result
+
+    def to_json(self) -> dict[str, Any]:
+        """The break as plain values."""
+        item: dict[str, Any] = {}
+        for name in ("bandwidth_gbps", "iteration_s", "data_mb"):
+            placed = getattr(self, name)
+            item |= {name: placed.value, f"{name}_interval": [placed.low, placed.high]}
+        item |= {"elasticity": list(self.elasticity), "p": self.p, "aicc": self.aicc, "level": LEVEL}
+        return item | {"resampled": self.resampled, "samples": self.samples, "warnings": list(self.warnings)}
+
+
+@dataclass(frozen=True)
+class BreakResult:
+    """Either a break or the reason why the data cannot place one; never both.
+
+    Attributes:
+        point: the break, or None.
+        reason: one sentence where ``point`` is None, else empty.
+    """
+
+    point: BreakPoint | None
+    reason: str = ""
+
+
+def find_break(
+    bandwidth_gbps: Values,
+    iteration_s: Values,
+    capacity_gbps: float,
+    iterations_s: Sequence[Values] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+) -> BreakResult:
+    """Place the break of a series, with 95 % intervals of its load, time and volume.
+
+    Args:
+        bandwidth_gbps: loads in Gbit/s, shape (points,), in any order.
+        iteration_s: mean iteration times in seconds, shape (points,).
+        capacity_gbps: capacity of the bottleneck.
+        iterations_s: the iteration times behind each mean, in order of time, where they are known: then they are
+            resampled within each point, in blocks as long as they are correlated; otherwise the residuals are.
+        samples: resampled sets.
+        seed: of the resampling.
+
+    Raises:
+        UsageError: the arrays differ in length or hold values that make no sense.
+    """
+    load, time = sample(bandwidth_gbps), sample(iteration_s)
+    if load.shape != time.shape or (iterations_s is not None and len(iterations_s) != len(load)):
+        raise UsageError("loads, times and lists of iterations must be of one length")
+    if not (np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):
+        raise UsageError("loads must be from 0 to below the capacity and times positive")
+    order = np.lexsort((time, load))
+    load, log_time = load[order], np.log(time[order])
+    inner = _inner(load, capacity_gbps)
+    if inner is None:
+        return BreakResult(None, f"fewer than {MIN_LOADS} different loads cannot place a break")
+    search = _Search(scaled(load, capacity_gbps), *scaled(np.array(inner), capacity_gbps))
+    found = search.solve(log_time[None])
+    draw = np.random.default_rng(seed)
+    p = search.chance(log_time, draw)
+    reason = _no_break(found, p)
+    if reason:
+        return BreakResult(None, reason)
+    if not iterations_s:
+        sets = search.resampled(log_time, samples, draw)
+    else:
+        means = [block_means(iterations_s[number], samples, draw) for number in order]
+        # around the means that were given, whatever else they are made of
+        sets = log_time + np.column_stack([np.log(mean / mean.mean()) for mean in means])
+    point = _point(found, search.solve(sets), load, p, capacity_gbps, "iterations" if iterations_s else "residuals")
+    return BreakResult(point)
+
+
+def scaled(bandwidth_gbps: Array, capacity_gbps: float) -> Array:
+    """u = ln(C/(C-BW))."""
+    result: Array = -np.log1p(-bandwidth_gbps / capacity_gbps)
+    return result
+
+
+def compared(point: BreakPoint, fit: FitResult) -> str:
+    """A sentence where a smooth curve describes the points better than a break does; else empty."""
+    if point.aicc is None or fit.aicc is None or point.aicc <= fit.aicc + 2:
+        return ""
+    return (
+        f"a smooth curve ({fit.name}) describes these points better than a break (AICc {fit.aicc:.1f} against "
+        f"{point.aicc:.1f}): the break is a summary of a bend and moves with the choice of loads"
+    )
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Two segments of several sets; every array of shape (sets,)."""
+
+    place: Array
+    level: Array  # ln t at the break
+    before: Array
+    after: Array
+    rss: Array
+
+
+class _Search:
+    """Least squares of ln t = level + before*(u - place) + (after - before)*max(0, u - place) over all places."""
+
+    def __init__(self, u: Array, first: float, last: float) -> None:
+        self.u = u
+        self.places = np.linspace(first, last, _BREAKS)
+        past = u - self.places[:, None]
+        self.designs = np.stack([np.ones_like(past), past, np.maximum(past, 0.0)], axis=-1)
+        self.bases = np.linalg.qr(self.designs)[0]
+        self.straight = np.linalg.qr(np.column_stack([np.ones_like(u), u]))[0]
+
+    def solve(self, log_times: Array) -> _Lines:
+        """The break of least squares in each set, shape (sets, points); a bend downwards counts as none."""
+        centred = log_times - log_times.mean(axis=1, keepdims=True)
+        total = (centred**2).sum(axis=1)
+        explained = np.tensordot(centred, self.bases, axes=(1, 1))  # sets, places, columns
+        # the last column of a basis is the hinge's own part: its sign is that of the change of slope
+        turn = (self.bases[:, :, 2] * self.designs[:, :, 2]).sum(axis=1)
+        upward = np.where(explained[:, :, 2] * turn > 0, explained[:, :, 2], 0.0)
+        costs = total[:, None] - (explained[:, :, :2] ** 2).sum(axis=2) - upward**2
+        best = costs.argmin(axis=1)
+        numbers = np.empty((len(log_times), 3))
+        for index in np.unique(best):
+            chosen = best == index
+            numbers[chosen] = np.linalg.lstsq(self.designs[index], log_times[chosen].T, rcond=None)[0].T
+        level, before, change = numbers.T
+        rss = np.maximum(costs[np.arange(len(best)), best], 0.0)
+        return _Lines(self.places[best], level, before, before + change, rss)
+
+    def fitted(self, lines: _Lines) -> Array:
+        """ln t on the segments, shape (sets, points)."""
+        past = self.u - lines.place[:, None]
+        result: Array = lines.level[:, None] + np.where(past < 0, lines.before[:, None], lines.after[:, None]) * past
+        return result
+
+    def gain(self, log_times: Array) -> Array:
+        """How much the break takes from a straight line's sum of squares, over what is left."""
+        centred = log_times - log_times.mean(axis=1, keepdims=True)
+        straight = (centred**2).sum(axis=1) - ((centred @ self.straight) ** 2).sum(axis=1)
+        left = np.maximum(self.solve(log_times).rss, len(self.u) * RESIDUAL_FLOOR**2)
+        result: Array = np.maximum(straight - left, 0.0) / left
+        return result
+
+    def chance(self, log_time: Array, draw: np.random.Generator) -> float:
+        """Share of straight lines with normal scatter that gain as much; what they gain depends on the loads alone."""
+        null = self.gain(draw.normal(size=(_NULL_SETS, len(self.u))))
+        return float((1 + np.sum(null >= self.gain(log_time[None])[0])) / (1 + _NULL_SETS))
+
+    def resampled(self, log_time: Array, samples: int, draw: np.random.Generator) -> Array:
+        """Sets of residuals drawn anew around the segments, widened for the four numbers fitted."""
+        fitted = self.fitted(self.solve(log_time[None]))[0]
+        residual = (log_time - fitted) * math.sqrt(len(log_time) / max(len(log_time) - 4, 1))
+        residual -= residual.mean()
+        result: Array = fitted + draw.choice(residual, size=(samples, len(residual)))
+        return result
+
+
+def _inner(load: Array, capacity_gbps: float) -> tuple[float, float] | None:
+    """Second and last but one of the loads, with those within 1 % of capacity counted as one."""
+    distinct = [float(load[0])]
+    for value in load:
+        if value - distinct[-1] > MERGE_SHARE * capacity_gbps:
+            distinct.append(float(value))
+    return (distinct[1], distinct[-2]) if len(distinct) >= MIN_LOADS else None
+
+
+def _no_break(found: _Lines, p: float) -> str:
+    if p >= SIGNIFICANT or found.after[0] <= found.before[0]:
+        return f"one straight line describes the points about as well as two (p = {p:.2g}): no break can be placed"
+    if found.after[0] < MIN_ELASTICITY:
+        return (
+            f"past its break the time grows by {found.after[0]:.2g} % for each per cent of bandwidth taken: no "
+            "congestion was reached"
+        )
+    return ""
+
+
+def _point(
+    found: _Lines, many: _Lines, load: Array, p: float, capacity: float, resampled: Literal["iterations", "residuals"]
+) -> BreakPoint:
+    points, rss = len(load), max(float(found.rss[0]), len(load) * RESIDUAL_FLOOR**2)
+    ratio = np.ones_like(many.rss)
+    if resampled == "residuals":
+        # each set is judged by its own scatter (bootstrap-t), which few points know badly
+        ratio = np.sqrt(np.maximum(many.rss / rss, _LEAST_SHARE))
+    log_left = math.log(capacity) - found.place, math.log(capacity) - many.place
+    most = np.log(capacity - load[[-1, 0]])
+
+    def placed(value: Array, values: Array, low: float = -np.inf, high: float = np.inf) -> tuple[float, float, float]:
+        """Number and ends from logarithms; the ends not past ``low`` and ``high``."""
+        ends = value - np.quantile((values - value) / ratio, [1 - (1 - LEVEL) / 2, (1 - LEVEL) / 2])
+        first, last = np.exp(np.clip(ends, low, high))
+        return float(np.exp(value[0])), float(first), float(last)
+
+    left, last, first = placed(*log_left, *most)
+    at = Placed(capacity - left, capacity - first, capacity - last)
+    volume = [one + lines.level + math.log(125) for one, lines in zip(log_left, (found, many), strict=True)]
+    warnings = []
+    if at.high - at.low > WIDE_SHARE * (load[-1] - load[0]):
+        warnings.append(
+            f"the break lies anywhere from {at.low:.3g} to {at.high:.3g} Gbit/s (95 %): these points hardly place it"
+        )
+    return BreakPoint(
+        bandwidth_gbps=at,
+        iteration_s=Placed(*placed(found.level, many.level)),
+        data_mb=Placed(*placed(volume[0], volume[1])),
+        elasticity=(float(found.before[0]), float(found.after[0])),
+        p=p,
+        aicc=corrected_akaike(points * math.log(rss / points), points, 5),
+        resampled=resampled,
+        samples=len(many.place),
+        capacity_gbps=capacity,
+        warnings=tuple(warnings),
+    )

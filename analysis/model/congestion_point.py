@@ -1,0 +1,215 @@
+"""The congestion point of a series: the construction of the thesis's appendix A.2, made without an eye.
+
+docs/method.md describes the steps and the reasons for each choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize
+
+from ringtap.analysis.model.regression import Array
+from ringtap.errors import UsageError
+from ringtap.units import counted
+
+MIN_LOADS = 4
+MERGE_SHARE = 0.01  # loads closer than this share of capacity are one point
+MIN_RISE = 1.2  # heaviest over lightest time, below which no curve is seen
+CURVED_SHARE = 2 / 3  # of the way from the lightest loads' elasticity to 1, where the curved region begins
+MIN_ELASTICITY = 0.5  # at the heaviest loads, below which congestion was not reached
+
+
+@dataclass(frozen=True)
+class Line:
+    """A straight line t = intercept + slope * BW and the points it was drawn through.
+
+    Attributes:
+        intercept_s: time at no load, in seconds.
+        slope_s_per_gbps: growth of the time with the load.
+        points: numbers of the points it goes through, in the construction's arrays.
+    """
+
+    intercept_s: float
+    slope_s_per_gbps: float
+    points: tuple[int, ...]
+
+    def at(self, bandwidth_gbps: float) -> float:
+        """Time in seconds on the line."""
+        return self.intercept_s + self.slope_s_per_gbps * bandwidth_gbps
+
+
+@dataclass(frozen=True)
+class CongestionPoint:
+    """The congestion point and the lines that lead to it.
+
+    Attributes:
+        bandwidth_gbps: load BW* of the chosen point.
+        iteration_s: its iteration time t*.
+        data_mb: (C - BW*) * t* in decimal megabytes (thesis, section 3.2).
+        capacity_gbps: C.
+        flat: line through the flat region.
+        tangent: tangent to the first points of the curved region.
+        meeting_gbps: load where both lines meet.
+        meeting_s: time where they meet.
+        chosen: number of the chosen point.
+        loads_gbps: loads after averaging replicates, ascending, shape (points,).
+        times_s: times after averaging, shape (points,).
+    """
+
+    bandwidth_gbps: float
+    iteration_s: float
+    data_mb: float
+    capacity_gbps: float
+    flat: Line
+    tangent: Line
+    meeting_gbps: float
+    meeting_s: float
+    chosen: int
+    loads_gbps: tuple[float, ...]
+    times_s: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The point and its construction as plain values."""
+
+        def line(item: Line) -> dict[str, Any]:
+            used = [{"bandwidth_gbps": self.loads_gbps[i], "iteration_s": self.times_s[i]} for i in item.points]
+            return {"intercept_s": item.intercept_s, "slope_s_per_gbps": item.slope_s_per_gbps, "points": used}
+
+        point = {"bandwidth_gbps": self.bandwidth_gbps, "iteration_s": self.iteration_s, "data_mb": self.data_mb}
+        meeting = {"bandwidth_gbps": self.meeting_gbps, "iteration_s": self.meeting_s}
+        construction = {"flat": line(self.flat), "tangent": line(self.tangent), "meeting": meeting}
+        return point | {"construction": construction}
+
+
+@dataclass(frozen=True)
+class CongestionResult:
+    """Either a congestion point or the reason why there is none; never both.
+
+    Attributes:
+        point: the point, or None.
+        reason: one sentence where ``point`` is None, else empty.
+    """
+
+    point: CongestionPoint | None
+    reason: str = ""
+
+
+Values = Sequence[float] | npt.NDArray[np.floating[Any]]
+
+
+def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_gbps: float) -> CongestionResult:
+    """Find where congestion sets in (thesis, section 3.2 and appendix A.2).
+
+    Args:
+        bandwidth_gbps: loads in Gbit/s, shape (points,), in any order; replicates are averaged.
+        iteration_s: mean iteration times in seconds, shape (points,).
+        capacity_gbps: capacity of the bottleneck.
+
+    Raises:
+        UsageError: the arrays differ in length or hold values that make no sense.
+    """
+    load, time = np.asarray(bandwidth_gbps, dtype=np.float64), np.asarray(iteration_s, dtype=np.float64)
+    if load.shape != time.shape or load.ndim != 1:
+        raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {time.shape}")
+    if not (np.all(np.isfinite(time)) and np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):
+        raise UsageError("loads must be from 0 to below the capacity and times positive")
+    load, time = merge_replicates(load, time, capacity_gbps)
+    if len(load) < MIN_LOADS:
+        return CongestionResult(
+            None, f"{counted(len(load), 'load')} of the {MIN_LOADS} that the construction needs: too few"
+        )
+    if time[-1] < MIN_RISE * time[0]:
+        rise = time[-1] / time[0] - 1
+        return CongestionResult(None, f"the iteration time does not rise: {rise:+.0%} from the lightest load on")
+    first = _first_curved(load, time, capacity_gbps)
+    if isinstance(first, str):
+        return CongestionResult(None, first)
+    return _construct(load, time, capacity_gbps, first)
+
+
+def data_volume_mb(bandwidth_gbps: float, iteration_s: float, capacity_gbps: float) -> float:
+    """Data that fits beside a load within an iteration, (C - BW) t, in decimal megabytes (thesis, section 3.2)."""
+    return (capacity_gbps - bandwidth_gbps) * iteration_s * 125
+
+
+def merge_replicates(load: Array, time: Array, capacity_gbps: float) -> tuple[Array, Array]:
+    """Average points whose loads lie within 1 % of capacity of the lightest one among them; ascending loads."""
+    order = np.lexsort((time, load))
+    load, time = load[order], time[order]
+    starts = [0]
+    for index in range(1, len(load)):
+        if load[index] - load[starts[-1]] > MERGE_SHARE * capacity_gbps:
+            starts.append(index)
+    groups = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(load)], strict=True)]
+    if not len(load):
+        return load, time
+    return np.array([load[group].mean() for group in groups]), np.array([time[group].mean() for group in groups])
+
+
+def elasticities(load: Array, time: Array, capacity_gbps: float) -> Array:
+    """Per cent of time added for each per cent of bandwidth taken away, between neighbouring points.
+
+    The slopes of the convex, non-decreasing, piecewise linear function of u = ln(C/(C-BW)) that is nearest to ln t in
+    least squares. 0 where bandwidth does not matter, 1 where the time is inversely proportional to what is left.
+
+    Returns:
+        Slopes, ascending, shape (points - 1,).
+    """
+    u = -np.log1p(-load / capacity_gbps)
+    log_time = np.log(time)
+    # ln t = c + sum of w_j * max(0, u - u_j) with w_j >= 0 is exactly that class of functions
+    hinges = np.maximum(0.0, u[:, None] - u[None, :-1])
+    centred = hinges - hinges.mean(axis=0)
+    weights, _ = optimize.nnls(centred, log_time - log_time.mean())
+    result: Array = np.cumsum(weights)
+    return result
+
+
+def _first_curved(load: Array, time: Array, capacity_gbps: float) -> int | str:
+    """Number of the first point of the curved region, or why there is none."""
+    slopes = elasticities(load, time, capacity_gbps)
+    if slopes[0] >= 1:
+        return "the time grows as fast as the bandwidth shrinks from the lightest load on: no flat region was measured"
+    at_point = np.append((slopes[:-1] + slopes[1:]) / 2, slopes[-1])  # of points 1, 2, ...
+    if slopes[-1] < MIN_ELASTICITY:
+        return (
+            "the time grows much slower than the bandwidth shrinks, up to the heaviest load: no congestion was reached"
+        )
+    if slopes[-1] <= slopes[0]:
+        return "the time grows alike at light and heavy loads: a flat and a curved region cannot be told apart"
+    curved = np.flatnonzero(at_point >= slopes[0] + CURVED_SHARE * (1 - slopes[0]))
+    # two points at least make the flat line, and the two heaviest are the tangent where the curve has only just begun
+    return min(max(int(curved[0]) + 1 if len(curved) else len(load), 2), len(load) - 2)
+
+
+def _line_through(load: Array, time: Array, points: range) -> Line:
+    intercept, slope = np.polynomial.polynomial.polyfit(load[points], time[points], 1)
+    return Line(float(intercept), float(slope), tuple(points))
+
+
+def _construct(load: Array, time: Array, capacity_gbps: float, first: int) -> CongestionResult:
+    for start in range(first, len(load) - 1):
+        flat = _line_through(load, time, range(start))
+        tangent = _line_through(load, time, range(start, start + 2))
+        steeper = tangent.slope_s_per_gbps - flat.slope_s_per_gbps
+        if steeper <= 0:
+            continue
+        meeting = (flat.intercept_s - tangent.intercept_s) / steeper
+        # noise can turn the first chord so that it meets the line far away; the next one is the better tangent then
+        if not load[max(start - 2, 1)] <= meeting <= load[start + 1]:
+            continue
+        # A load decides which point is nearest: beside the range of times that a figure spans, the two lines and the
+        # points around their meeting are hardly apart in time. Of two equally near, the congested one.
+        chosen = len(load) - 1 - int(np.abs(load - meeting)[::-1].argmin())
+        data_mb = data_volume_mb(float(load[chosen]), float(time[chosen]), capacity_gbps)
+        point = CongestionPoint(
+            float(load[chosen]), float(time[chosen]), data_mb, capacity_gbps, flat, tangent,
+            meeting, flat.at(meeting), chosen, tuple(map(float, load)), tuple(map(float, time)),
+        )  # fmt: skip
+        return CongestionResult(point)
+    return CongestionResult(None, "no tangent to the curved region meets the flat line within the measured loads")

@@ -1,0 +1,363 @@
+"""The general model t = A*exp(B/(C-BW)^n) fitted to measured points (thesis, equation 3.7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from ringtap.analysis.model import regression
+from ringtap.analysis.model.bootstrap import parameter_intervals
+from ringtap.analysis.model.fit_result import LEVEL, FitResult, Terms
+from ringtap.analysis.model.regression import FREE_BOUNDS, Array, Exponent, Solution, log_predict
+from ringtap.analysis.model.weights import RESIDUAL_FLOOR, Noise, weigh
+from ringtap.errors import UsageError
+from ringtap.units import counted
+
+if TYPE_CHECKING:
+    from ringtap.analysis.model.fit_result import FitResult
+
+
+UNSURE_SHARE = 0.5  # of A: with a larger standard error its size is not known
+EXTREME_CORRELATION = 0.995
+WIDE_INTERVAL = 2.0  # ends of the interval of n, the one over the other, from which on n is not told from B
+ALIKE_AICC = 2.0  # models this near the best one have substantial support (Burnham and Anderson, section 2.6)
+OUTLIER_SHARE = 0.5  # of its weight: a point that counts for less is named
+
+
+def fit_warnings(
+    solution: Solution, load: Array, capacity: float, noise: Noise, log_time: Array, correlation: float | None
+) -> list[str]:
+    """Sentences on one fit; ``correlation`` is that of ln A with B where n was given."""
+    residual = log_time - log_predict(solution, load, capacity)
+    parameters = 2 if solution.n_interval is None else 3
+    grows = _grows(noise, residual, log_time, parameters)
+    said = _exponent(solution)
+    if not grows:
+        said.append("B is statistically zero: the points show no growth with load, so n says nothing")
+    elif solution.covariance is None:
+        said.append("standard errors are undefined: the parameters cannot be told apart")
+    if grows and solution.b < 0:
+        said.append("B is negative: the iteration time falls as the load grows")
+    if correlation is not None and abs(correlation) > EXTREME_CORRELATION:
+        said.append(f"A and B are hardly told apart (correlation {correlation:.4f}): the loads span too little")
+    heaviest, lightest = load[-1] / capacity, load[0] / capacity
+    if heaviest < 0.7:
+        said.append(f"the heaviest load is {heaviest:.0%} of capacity: the curve beyond it is extrapolated")
+    if lightest > 0.2:
+        said.append(f"the lightest load is {lightest:.0%} of capacity: the curve below it is extrapolated")
+    for share, at, off in zip(noise.share(residual), load, np.expm1(np.clip(residual, -50, 50)), strict=True):
+        if share < OUTLIER_SHARE:
+            said.append(f"the point at {at:.4g} Gbit/s lies {off:+.0%} off the curve and counts for {share:.2g} of one")
+    return said
+
+
+def alike(chosen: FitResult, candidates: Sequence[FitResult]) -> list[str]:
+    """A sentence where other exponents describe the points about as well as the chosen one."""
+    if chosen.aicc is None:
+        return []
+    near = [
+        f"{_named(fit)} (AICc {fit.aicc - chosen.aicc:+.1f})"
+        for fit in candidates
+        if fit.name != chosen.name and fit.aicc is not None and fit.aicc - chosen.aicc < ALIKE_AICC
+    ]
+    if not near:
+        return []
+    return [f"n and B are hardly told apart: {_named(chosen)} is hardly better than {' and '.join(near)}"]
+
+
+def _named(fit: FitResult) -> str:
+    return f"n = {fit.n:.3g} with B = {fit.B:.3g}" if fit.free else f"{fit.name} with B = {fit.B:.3g}"
+
+
+def _exponent(solution: Solution) -> list[str]:
+    if solution.n_interval is None:
+        return []
+    low, high = solution.n_interval
+    if low <= FREE_BOUNDS[0] and high >= FREE_BOUNDS[1]:
+        return ["n is not identifiable: every exponent from 0.1 to 4 describes these points about as well"]
+    if min(solution.n / FREE_BOUNDS[0], FREE_BOUNDS[1] / solution.n) < 1.001:
+        return [f"n is at its boundary of {solution.n:.3g}: the points ask for a value beyond it"]
+    if high > WIDE_INTERVAL * low:
+        return [f"n and B are hardly told apart: any n from {low:.2g} to {high:.2g} describes these points (95 %)"]
+    return []
+
+
+def _grows(noise: Noise, residual: Array, log_time: Array, parameters: int) -> bool:
+    """Whether the model beats a constant time, by the F test at 5 %; the t test of B where n is given."""
+    if float(np.sum((log_time - log_time.mean()) ** 2)) <= len(log_time) * RESIDUAL_FLOOR**2:
+        return False
+    level = log_time - np.average(log_time, weights=noise.weight)
+    if noise.cut is not None:
+        level = log_time - np.median(log_time)
+    freedom = len(log_time) - parameters
+    cost, total = float(noise.cost(residual)), float(noise.cost(level))
+    unit = 1.0 if noise.known else cost / freedom
+    limit = stats.f.ppf(0.95, parameters - 1, freedom)
+    return bool((total - cost) / (parameters - 1) > limit * unit)
+
+
+EXPONENTS = (0.5, 1.0, 2.0)
+MIN_POINTS, MIN_LOADS = 4, 3
+MIN_POINTS_FREE, MIN_LOADS_FREE = 6, 4
+BOOTSTRAP_SAMPLES = 1000
+
+__all__ = ["CongestionModel", "FitResult", "corrected_akaike"]
+
+Values = Sequence[float] | npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class CongestionModel:
+    """Equation 3.7 for a bottleneck of known capacity.
+
+    Attributes:
+        capacity_gbps: capacity C of the bottleneck in Gbit/s.
+        n: exponent (1/2, 1, 2 or another number), ``"free"`` to fit it within 0.1 to 4, or None to let the corrected
+            Akaike criterion choose among 1/2, 1, 2 and, with enough points, a free one.
+    """
+
+    capacity_gbps: float = 25.0
+    n: Exponent | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.capacity_gbps) and self.capacity_gbps > 0):
+            raise UsageError(f"a capacity of {self.capacity_gbps:g} Gbit/s is not a positive rate")
+        if isinstance(self.n, str):
+            if self.n != "free":
+                raise UsageError(f"exponent {self.n!r} is unknown: give 0.5, 1, 2 or free")
+        elif self.n is not None and not FREE_BOUNDS[0] <= self.n <= FREE_BOUNDS[1]:
+            raise UsageError(f"exponent {self.n:g} is outside {FREE_BOUNDS[0]:g} to {FREE_BOUNDS[1]:g}")
+
+    def guess(self, bandwidth_gbps: Values, iteration_s: Values) -> tuple[float, float, float]:
+        """A, B and n of the curve through the lightest and the heaviest point, with n = 1/2 where it is not given.
+
+        Raises:
+            UsageError: the points make no sense or are too few.
+        """
+        load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, MIN_POINTS, MIN_LOADS)
+        order = np.lexsort((time, load))
+        load, time = load[order], time[order]
+        n = self.n if isinstance(self.n, int | float) else EXPONENTS[0]
+        x = regression.reduced_load(load, self.capacity_gbps, n)
+        b = math.log(time[-1] / time[0]) / (x[-1] - x[0])
+        return _public(Solution(math.log(time[0]) - b * float(x[0]), float(b), n, None), self.capacity_gbps)
+
+    def fit(
+        self, bandwidth_gbps: Values, iteration_s: Values, *, spread_s: Values | None = None, robust: bool = False,
+        bootstrap: int = BOOTSTRAP_SAMPLES, seed: int = 0,
+    ) -> FitResult:  # fmt: skip
+        """Fit the model to points.
+
+        Args:
+            bandwidth_gbps: cross traffic in Gbit/s, shape (points,), in any order; repeated loads are replicates.
+            iteration_s: mean iteration time in seconds at each, shape (points,).
+            spread_s: standard error of each mean in seconds, shape (points,): points then count by it and by what
+                scatter there is between points that it does not explain.
+            robust: let outliers count for less.
+            bootstrap: resampled sets behind the intervals; 0 for none.
+            seed: of the resampling; the same seed gives the same intervals.
+
+        Returns:
+            The fit in log space with its linear-space twin; with ``n=None`` the one of least AICc.
+
+        Raises:
+            UsageError: a value makes no sense, or fewer than 4 points at 3 loads (6 at 4 for a free exponent).
+        """
+        least = (MIN_POINTS_FREE, MIN_LOADS_FREE) if self.n == "free" else (MIN_POINTS, MIN_LOADS)
+        load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, *least)
+        error = None if spread_s is None else _relative(spread_s, time)
+        order = np.lexsort((time, load) if error is None else (error, time, load))
+        points = _Points(load[order], time[order], None if error is None else error[order], self.capacity_gbps)
+        exponents: list[Exponent] = list(EXPONENTS) if self.n is None else [self.n]
+        enough = len(time) >= MIN_POINTS_FREE and _distinct(load, self.capacity_gbps) >= MIN_LOADS_FREE
+        if self.n is None and enough:
+            exponents.append("free")
+        fits, failure = [], UsageError("no model was fitted")
+        for exponent in exponents:
+            try:
+                fits.append(_fit_one(points, exponent, robust))
+            except UsageError as error:
+                failure = error
+        if not fits:
+            raise failure
+        chosen = fits[0]
+        if self.n is None:
+            chosen = replace(_choose(fits), candidates=tuple(fits))
+            chosen = replace(chosen, warnings=(*chosen.warnings, *alike(chosen, fits)))
+        return chosen if not bootstrap else _with_intervals(chosen, points, bootstrap, seed)
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Points in order of load; ``error`` is the standard error of each ln t, where it is known."""
+
+    load: Array
+    time: Array
+    error: Array | None
+    capacity: float
+
+
+def _choose(candidates: Sequence[FitResult]) -> FitResult:
+    if candidates[0].aicc is not None:
+        return min((fit for fit in candidates if fit.aicc is not None), key=lambda fit: fit.aicc or 0.0)
+    # With four points the correction is undefined, but equal for all fixed exponents: the least residual wins.
+    return min(candidates, key=lambda fit: fit.deviance)
+
+
+def _distinct(load: Array, capacity: float) -> int:
+    return len(np.unique(np.round(load / capacity, 6)))
+
+
+def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads: int) -> tuple[Array, Array]:
+    """Arrays of the points, once they make sense."""
+    load, seconds = np.asarray(bandwidth, dtype=np.float64), np.asarray(time, dtype=np.float64)
+    if load.ndim != 1 or load.shape != seconds.shape:
+        raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {seconds.shape}")
+    if not (np.all(np.isfinite(load)) and np.all(np.isfinite(seconds))):
+        raise UsageError("loads and times must be finite numbers")
+    if not (np.all(load >= 0) and np.all(seconds > 0)):
+        raise UsageError("loads must not be negative and times must be positive")
+    if not np.all(load < capacity):
+        raise UsageError(f"a load of {load.max():g} Gbit/s is not below the capacity of {capacity:g} Gbit/s")
+    distinct = _distinct(load, capacity)
+    if len(load) < points or distinct < loads:
+        raise UsageError(
+            f"{counted(len(load), 'point')} at {counted(distinct, 'load')} are too few: this fit needs {points} at "
+            f"{loads} different loads"
+        )
+    return load, seconds
+
+
+def _relative(spread: Values, time: Array) -> Array:
+    """Standard errors of ln t from those of t (delta method)."""
+    seconds = np.asarray(spread, dtype=np.float64)
+    if seconds.shape != time.shape:
+        raise UsageError(f"{seconds.size} spreads for {time.size} times: give one for each")
+    if not (np.all(np.isfinite(seconds)) and np.all(seconds >= 0)):
+        raise UsageError("the standard error of a time must be a finite number, not below zero")
+    result: Array = seconds / time
+    return result
+
+
+def _public(solution: Solution, capacity: float) -> tuple[float, float, float]:
+    """A, B and n of a solution."""
+    try:
+        values = math.exp(solution.log_t0 - solution.b), solution.b * capacity**solution.n, solution.n
+    except OverflowError:
+        values = math.inf, solution.b, solution.n
+    if not (all(map(math.isfinite, values)) and values[0] > 0):
+        raise UsageError("these points give no finite A and B: the times change by too many orders of magnitude")
+    return values
+
+
+def _r2(values: Array, fitted: Array) -> float | None:
+    """Coefficient of determination; None where the values do not vary or a fitted one overflows."""
+    total = float(np.sum((values - values.mean()) ** 2))
+    with np.errstate(over="ignore", invalid="ignore"):
+        residual = float(np.sum((values - fitted) ** 2))
+    if total <= len(values) * (RESIDUAL_FLOOR * float(np.abs(values).max())) ** 2 or not math.isfinite(residual):
+        return None
+    return 1 - residual / total
+
+
+def corrected_akaike(deviance: float, points: int, parameters: int) -> float | None:
+    """AICc of a fit; ``parameters`` counts the scatter of the residuals as well.
+
+    -2 ln L + 2k + 2k(k+1)/(m-k-1), where -2 ln L is m ln(RSS/m) without weights: Burnham and Anderson, Model Selection
+    and Multimodel Inference (2002), sections 2.2 and 2.4. None where m <= k + 1.
+    """
+    if points <= parameters + 1:
+        return None
+    return deviance + 2 * parameters + 2 * parameters * (parameters + 1) / (points - parameters - 1)
+
+
+def _fit_one(points: _Points, n: Exponent, robust: bool) -> FitResult:
+    free = isinstance(n, str)
+    log_time = np.log(points.time)
+    noise = weigh(points.load, log_time, points.capacity, n, points.error, robust)
+    solution = regression.solve_log(points.load, log_time, points.capacity, n, noise)
+    result = _result(solution, points, noise, free=free, space="log")
+    if robust:
+        return result
+    linear = regression.solve_linear(points.load, points.time, points.capacity, solution, free, noise)
+    try:
+        if linear is not None:
+            return replace(result, linear=_result(linear, points, noise, free=free, space="linear"))
+    except UsageError:
+        pass
+    return replace(result, warnings=(*result.warnings, "the fit to t itself (linear space) does not converge"))
+
+
+def _with_intervals(fit: FitResult, points: _Points, samples: int, seed: int) -> FitResult:
+    n: Exponent = "free" if fit.free else fit.n
+    log_time = np.log(points.time)
+    noise = weigh(points.load, log_time, points.capacity, n, points.error, fit.robust)
+    solution = Solution(fit.terms.log_t0, fit.terms.b, fit.n, None)
+    intervals = parameter_intervals(points.load, log_time, points.capacity, n, noise, solution, samples, seed, LEVEL)
+    return replace(fit, intervals=intervals, samples=samples)
+
+
+def _result(
+    solution: Solution, points: _Points, noise: Noise, *, free: bool, space: Literal["log", "linear"]
+) -> FitResult:
+    load, time, capacity = points.load, points.time, points.capacity
+    A, B, n = _public(solution, capacity)
+    log_time, parameters = np.log(time), 3 if free else 2
+    fitted = regression.log_predict(solution, load, capacity)
+    residual = log_time - fitted
+    deviance = noise.deviance(residual, points.error)
+    aicc = corrected_akaike(deviance, len(time), parameters + 1) if space == "log" else None
+    with np.errstate(over="ignore"):
+        relative = np.exp(fitted - log_time.max())
+    stderr, correlation = _errors(solution, capacity, A)
+    notes = fit_warnings(solution, load, capacity, noise, log_time, correlation)
+    if stderr["A"] is not None and stderr["A"] > A * UNSURE_SHARE:
+        notes.append(
+            f"A is not identifiable: its standard error is {stderr['A'] / A:.0%} of it; n and B make up for it"
+        )
+    if space == "log" and aicc is None:
+        notes.append(
+            f"AICc is undefined with {counted(len(time), 'point')}, so models are compared by their residuals alone"
+        )
+    covariance = None if solution.covariance is None else tuple(map(tuple, solution.covariance.tolist()))
+    return FitResult(
+        A, B, n, capacity, free, space,
+        r2=_r2(time / time.max(), relative),
+        r2_log=_r2(log_time, fitted),
+        deviance=deviance,
+        aicc=aicc,
+        stderr=stderr,
+        warnings=tuple(notes),
+        bandwidth_gbps=load,
+        iteration_s=time,
+        terms=Terms(
+            solution.log_t0, solution.b, covariance, len(time) - parameters, noise.scatter(residual, parameters)
+        ),
+        weighted=noise.known,
+        between=noise.between,
+        robust=noise.cut is not None,
+    )  # fmt: skip
+
+
+def _errors(solution: Solution, capacity: float, A: float) -> tuple[dict[str, float | None], float | None]:
+    """Standard errors of A, B and n, and the correlation of ln A with B."""
+    if solution.covariance is None:
+        return {"A": None, "B": None, "n": None}, None
+    scale = capacity**solution.n
+    rows = [[1.0, -1.0], [0.0, scale]]
+    if len(solution.covariance) == 3:
+        rows = [[1.0, -1.0, 0.0], [0.0, scale, solution.b * scale * math.log(capacity)], [0.0, 0.0, 1.0]]
+    change = np.array(rows)
+    covariance = change @ solution.covariance @ change.T
+    deviation = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    correlation = None
+    if deviation[0] > 0 and deviation[1] > 0 and len(deviation) == 2:
+        correlation = float(covariance[0, 1] / (deviation[0] * deviation[1]))
+    stderr_n = float(deviation[2]) if len(deviation) == 3 else None
+    return {"A": A * float(deviation[0]), "B": float(deviation[1]), "n": stderr_n}, correlation

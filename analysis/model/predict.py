@@ -1,0 +1,298 @@
+"""Predictions from a fit: the time at a load, and the load that a slowdown allows, each with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import optimize, stats
+
+from ringtap.analysis.model.fit_result import LEVEL, FitResult
+from ringtap.analysis.model.regression import Array, Solution, jacobian, log_predict
+from ringtap.errors import UsageError
+from ringtap.json_validation import ShapeError, load_json
+
+Ends = tuple[float, float]
+_STEPS = 2000  # in ln(C/(C-BW)), between which an end of an interval is searched
+_NEAREST = 20.0  # ln(C/(C-BW)) up to which loads are searched: all but 2e-9 of the capacity
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Iteration time at one load.
+
+    Attributes:
+        load_gbps: cross traffic.
+        iteration_s: time on the fitted curve.
+        curve_s: interval of the curve there, between exponents as well; None where the fit has no standard errors.
+        point_s: interval that a newly measured mean falls into.
+        slowdown: time over that of no load.
+        level: confidence of the intervals.
+        warnings: what to know before using the numbers, one sentence each.
+    """
+
+    load_gbps: float
+    iteration_s: float
+    curve_s: Ends | None
+    point_s: Ends | None
+    slowdown: float
+    level: float
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The prediction as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class AllowedLoad:
+    """The load at which the iteration time is so many times that of no load.
+
+    Attributes:
+        slowdown: time over that of no load.
+        load_gbps: cross traffic that makes it.
+        low_gbps: lower end of its interval; None where the fit has no standard errors.
+        high_gbps: upper end; None where no load below the capacity is certain to slow that much.
+        iteration_s: time on the fitted curve there.
+        level: confidence of the interval.
+        warnings: what to know before using the numbers, one sentence each.
+    """
+
+    slowdown: float
+    load_gbps: float
+    low_gbps: float | None
+    high_gbps: float | None
+    iteration_s: float
+    level: float
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The load as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Model:
+    solution: Solution
+    freedom: int
+    scatter: float
+    free: bool
+    weight: float  # Akaike's, among the candidates
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fit, ready to be asked.
+
+    Attributes:
+        capacity_gbps: C.
+        measured_gbps: lightest and heaviest load of its points.
+        chosen: the fitted model.
+        models: every model that was compared, the chosen one among them.
+    """
+
+    capacity_gbps: float
+    measured_gbps: Ends
+    chosen: _Model
+    models: tuple[_Model, ...]
+
+    @classmethod
+    def from_fit(cls, fit: FitResult | Mapping[str, Any]) -> Predictor:
+        """From a fit or from its JSON.
+
+        Raises:
+            UsageError: the JSON is not that of a fit.
+        """
+        item = fit.to_json() if isinstance(fit, FitResult) else fit
+        try:
+            capacity, measured = float(item["C_gbps"]), tuple(map(float, item["load_gbps"]))
+            candidates = item.get("candidates") or [item]
+            known = [one for one in candidates if one["aicc"] is not None and one["terms"]["covariance"] is not None]
+            least = min((one["aicc"] for one in known), default=0.0)
+            shares = [math.exp((least - one["aicc"]) / 2) for one in known]
+            models = [_model(one, share / sum(shares)) for one, share in zip(known, shares, strict=True)]
+            if not any(one["model"] == item["model"] for one in known):
+                models = [_model(item, 1.0)]
+            chosen = _model(item, 1.0)
+            low, high = measured
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"this is not the JSON that ringtap fit writes ({type(error).__name__}: {error})"
+            ) from error
+        return cls(capacity, (low, high), chosen, tuple(models))
+
+    def at(self, load_gbps: float) -> Prediction:
+        """Iteration time at a load.
+
+        Raises:
+            UsageError: the load is negative, or at or past the capacity, where the model has no value.
+        """
+        if not 0 <= load_gbps < self.capacity_gbps:
+            raise UsageError(
+                f"a load of {load_gbps:g} Gbit/s cannot be predicted: the model holds from 0 to below the capacity of "
+                f"{self.capacity_gbps:g}"
+            )
+        load = np.array([load_gbps])
+        log_time = self._log_time(self.chosen, load)
+        error = self._error(load, self._log_time, _gradient)
+        reach = self._reach()
+        curve = point = None
+        if error is not None:
+            curve = _around(log_time, reach * error)
+            point = _around(log_time, reach * np.hypot(error, self.chosen.scatter))
+        alone = self.chosen.solution.log_t0
+        return Prediction(
+            load_gbps=load_gbps,
+            iteration_s=_exp(float(log_time[0])),
+            curve_s=curve,
+            point_s=point,
+            slowdown=_exp(float(log_time[0]) - alone),
+            level=LEVEL,
+            warnings=(*self._outside(load_gbps), *self._unsure()),
+        )
+
+    def load_for(self, slowdown: float) -> AllowedLoad:
+        """The load that makes an iteration take so many times as long as without cross traffic.
+
+        Raises:
+            UsageError: the slowdown is below 1, or the fitted time does not grow with the load.
+        """
+        if not (math.isfinite(slowdown) and slowdown >= 1):
+            raise UsageError(
+                f"a slowdown of {slowdown:g} makes no sense: 1 is the time without cross traffic, 1.5 half more"
+            )
+        model, wanted = self.chosen, math.log(slowdown)
+        if model.solution.b <= 0:
+            raise UsageError("the fitted time does not grow with the load, so that no load makes a slowdown")
+        n = model.solution.n
+        load = -self.capacity_gbps * math.expm1(-math.log1p(wanted / model.solution.b) / n)
+        low, high = self._ends(wanted)
+        warnings = [*self._outside(load), *self._unsure()]
+        if high is None and low is not None:
+            warnings.append(
+                "the upper end of the load is missing: no load below the capacity is certain to slow that much"
+            )
+        return AllowedLoad(slowdown, load, low, high, _exp(model.solution.log_t0 + wanted), LEVEL, tuple(warnings))
+
+    def _ends(self, wanted: float) -> tuple[float | None, float | None]:
+        """Loads from which on a slowdown of exp(wanted) is possible, and from which on it is certain."""
+
+        def limit(u: Array, sign: float) -> Array:
+            load = -self.capacity_gbps * np.expm1(-u)
+            error = self._error(load, self._growth, _growth_gradient)
+            if error is None:
+                return np.full(len(u), -np.inf)
+            result: Array = self._growth(self.chosen, load) + sign * self._reach() * error - wanted
+            return result
+
+        return self._crossing(lambda u: limit(u, 1.0)), self._crossing(lambda u: limit(u, -1.0))
+
+    def _crossing(self, at: Callable[[Array], Array]) -> float | None:
+        grid = np.linspace(0.0, _NEAREST, _STEPS)
+        past = np.flatnonzero(at(grid) >= 0)
+        if not len(past):
+            return None
+        if past[0] == 0:
+            return 0.0
+        u = optimize.brentq(lambda value: float(at(np.array([value]))[0]), grid[past[0] - 1], grid[past[0]], xtol=1e-13)
+        return float(-self.capacity_gbps * math.expm1(-u))
+
+    def _log_time(self, model: _Model, load: Array) -> Array:
+        return log_predict(model.solution, load, self.capacity_gbps)
+
+    def _growth(self, model: _Model, load: Array) -> Array:
+        return self._log_time(model, load) - model.solution.log_t0
+
+    def _error(
+        self, load: Array, value: Callable[[_Model, Array], Array], gradient: Callable[[_Model, Array, float], Array]
+    ) -> Array | None:
+        """Standard error by the delta method, averaged over the models with what lies between them.
+
+        Burnham and Anderson, Model Selection and Multimodel Inference (2002), equation 6.12.
+        """
+        centre, variance = value(self.chosen, load), np.zeros(len(load))
+        for model in self.models:
+            if model.solution.covariance is None:
+                return None
+            slopes = gradient(model, load, self.capacity_gbps)
+            own = np.einsum("pi,ij,pj->p", slopes, model.solution.covariance, slopes)
+            variance += model.weight * (np.maximum(own, 0.0) + (value(model, load) - centre) ** 2)
+        result: Array = np.sqrt(variance)
+        return result
+
+    def _reach(self) -> float:
+        return float(stats.t.isf((1 - LEVEL) / 2, self.chosen.freedom))
+
+    def _outside(self, load: float) -> list[str]:
+        low, high = self.measured_gbps
+        if low <= load <= high:
+            return []
+        return [f"{load:.4g} Gbit/s lies outside of the measured loads, {low:.4g} to {high:.4g}: this is extrapolated"]
+
+    def _unsure(self) -> list[str]:
+        if self.models[0].solution.covariance is not None:
+            return []
+        return ["the fit has no standard errors, so there is no interval"]
+
+
+def read_fit(path: Path, series: str | None = None) -> Predictor:
+    """Read what ``ringtap fit -o`` wrote, or one series of a report.json.
+
+    Raises:
+        UsageError: the file cannot be read, is neither, or has no such series.
+    """
+    try:
+        item = load_json(path, {"series?": ([dict], str, None)})
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ShapeError as error:
+        raise UsageError(f"{path} is not the JSON that ringtap fit writes: {error}") from error
+    if "series" in item and "C_gbps" not in item:
+        item = _one_series(item["series"] or [], series, path)
+    elif series is not None:
+        raise UsageError(f"{path} holds one fit and no series: leave --series out")
+    try:
+        return Predictor.from_fit(item)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _one_series(listed: Sequence[Any], wanted: str | None, path: Path) -> Any:
+    known = {str(one["series"]): one for one in listed if isinstance(one, dict) and "series" in one}
+    if wanted not in known:
+        asked = "name one with --series" if wanted is None else f"there is no {wanted!r}"
+        raise UsageError(f"{path} holds the series {', '.join(known) or '(none)'}: {asked}")
+    if known[wanted].get("fit") is None:
+        raise UsageError(f"{path} has no fit of {wanted}: {known[wanted].get('fit_reason', 'it gives no reason')}")
+    return known[wanted]["fit"]
+
+
+def _model(item: Mapping[str, Any], weight: float) -> _Model:
+    terms = item["terms"]
+    covariance = None if terms["covariance"] is None else np.array(terms["covariance"], dtype=np.float64)
+    free = item["model"] == "n free"
+    if covariance is not None and covariance.shape != ((3, 3) if free else (2, 2)):
+        raise ValueError(f"covariance of shape {covariance.shape}")
+    solution = Solution(float(terms["log_t0"]), float(terms["b"]), float(item["n"]), covariance)
+    return _Model(solution, int(terms["freedom"]), float(terms["scatter"]), free, weight)
+
+
+def _gradient(model: _Model, load: Array, capacity: float) -> Array:
+    return jacobian(load, capacity, model.solution.b, model.solution.n, model.free)
+
+
+def _growth_gradient(model: _Model, load: Array, capacity: float) -> Array:
+    return _gradient(model, load, capacity) - _gradient(model, np.zeros(1), capacity)
+
+
+def _exp(value: float) -> float:
+    # JSON knows no infinity; a time past all floating point numbers is as good as the largest of them
+    return math.exp(min(max(value, -700.0), 700.0))
+
+
+def _around(centre: Array, reach: Array) -> Ends:
+    return _exp(float(centre[0] - reach[0])), _exp(float(centre[0] + reach[0]))

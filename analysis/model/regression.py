@@ -1,0 +1,208 @@
+"""Least squares for ln t = ln t0 + b*((C/(C-BW))^n - 1), the general model (equation 3.7) in a well-conditioned form.
+
+t0 is the time at no load; A = t0*exp(-b) and B = b*C^n. Working with the dimensionless load keeps the numbers near one
+whatever the unit of bandwidth. Many sets of times at the same loads are solved in one go: a bootstrap is one call.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, stats
+
+from ringtap.analysis.model.weights import Noise
+
+Array = npt.NDArray[np.float64]
+Exponent = float | Literal["free"]
+
+FREE_BOUNDS = (0.1, 4.0)
+_EXPONENT_GRID = np.geomspace(*FREE_BOUNDS, 60)
+_LARGEST_EXPONENT = 300.0
+_REWEIGHTINGS = 200
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A least-squares solution in the well-conditioned form.
+
+    Attributes:
+        log_t0: ln of the time at no load, in seconds.
+        b: slope against (C/(C-BW))^n - 1.
+        n: the exponent.
+        covariance: of (log_t0, b) or, with a free exponent, (log_t0, b, n); None where it is not defined.
+        n_interval: 95 % profile-likelihood interval of a free exponent in log space.
+    """
+
+    log_t0: float
+    b: float
+    n: float
+    covariance: Array | None
+    n_interval: tuple[float, float] | None = None
+
+
+def reduced_load(bandwidth: Array, capacity: float, n: float | Array) -> Array:
+    """(C/(C-BW))^n - 1, zero at no load."""
+    # expm1 and log1p keep light loads from vanishing beside 1
+    result: Array = np.expm1(-n * np.log1p(-bandwidth / capacity))
+    return result
+
+
+def log_predict(solution: Solution, bandwidth: Array, capacity: float) -> Array:
+    """ln t at the given loads."""
+    return solution.log_t0 + solution.b * reduced_load(bandwidth, capacity, solution.n)
+
+
+def lines(x: Array, y: Array, noise: Noise) -> tuple[Array, Array, Array]:
+    """Straight lines through sets of points.
+
+    Args:
+        x: shape (points,) or (sets, points); not all alike.
+        y: shape (sets, points).
+        noise: what is known of the points' scatter.
+
+    Returns:
+        Intercepts, slopes and costs (weighted sums of squares, or of soft_l1's rho), each of shape (sets,).
+    """
+    weight = noise.weight
+    for _ in range(_REWEIGHTINGS if noise.cut is not None else 1):
+        total = weight.sum(axis=-1)
+        mean_x, mean_y = (x * weight).sum(axis=-1) / total, (y * weight).sum(axis=-1) / total
+        dx = x - mean_x[..., None]
+        slope = (dx * weight * (y - mean_y[:, None])).sum(axis=-1) / (dx * dx * weight).sum(axis=-1)
+        residual = y - mean_y[:, None] - slope[:, None] * dx
+        if noise.cut is None:
+            break
+        # Newton's weights for soft_l1, as in iteratively reweighted least squares; its cost is convex
+        counted = noise.weight * noise.share(residual)
+        settled = np.abs(counted - weight).max() < 1e-10 * noise.weight.max()
+        weight = counted
+        if settled:
+            break
+    return mean_y - slope * mean_x, slope, noise.cost(residual)
+
+
+def jacobian(bandwidth: Array, capacity: float, b: float, n: float, free: bool) -> Array:
+    """Derivatives of ln t by log_t0, b and, where it is free, n; shape (points, parameters)."""
+    x = reduced_load(bandwidth, capacity, n)
+    columns = [np.ones_like(x), x]
+    if free:
+        columns.append(-b * (x + 1) * np.log1p(-bandwidth / capacity))
+    return np.column_stack(columns)
+
+
+def solve_log(bandwidth: Array, log_time: Array, capacity: float, n: Exponent, noise: Noise) -> Solution:
+    """Least squares on ln t, in closed form for a given exponent, searched within `FREE_BOUNDS` for a free one."""
+    if isinstance(n, str):
+        return _solve_free(bandwidth, log_time, capacity, noise)
+    intercept, slope, _ = (
+        float(item[0]) for item in lines(reduced_load(bandwidth, capacity, n), log_time[None], noise)
+    )
+    residual = log_time - intercept - slope * reduced_load(bandwidth, capacity, n)
+    covariance = noise.covariance(jacobian(bandwidth, capacity, slope, n, free=False), residual)
+    return Solution(intercept, slope, n, covariance)
+
+
+def _solve_free(bandwidth: Array, log_time: Array, capacity: float, noise: Noise) -> Solution:
+    """Variable projection: A and B in closed form at each exponent."""
+
+    def cost_at(log_n: float) -> float:
+        return float(lines(reduced_load(bandwidth, capacity, math.exp(log_n)), log_time[None], noise)[2][0])
+
+    grid = np.log(_EXPONENT_GRID)
+    profile = _profile(bandwidth, log_time[None], capacity, noise)[0]
+    best = int(profile.argmin())
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    found = optimize.minimize_scalar(cost_at, bounds=(low, high), method="bounded", options={"xatol": 1e-9})
+    log_n = float(found.x) if found.fun < profile[best] else float(grid[best])
+    n = min(max(math.exp(log_n), FREE_BOUNDS[0]), FREE_BOUNDS[1])
+    x = reduced_load(bandwidth, capacity, n)
+    intercept, slope, cost = (float(item[0]) for item in lines(x, log_time[None], noise))
+    covariance = noise.covariance(jacobian(bandwidth, capacity, slope, n, free=True), log_time - intercept - slope * x)
+    freedom = len(log_time) - 3
+    unit = 1.0 if noise.known else cost / freedom
+    inside = _EXPONENT_GRID[profile <= cost + unit * stats.f.ppf(0.95, 1, freedom)]
+    interval = (min(n, float(inside.min(initial=n))), max(n, float(inside.max(initial=n))))
+    return Solution(intercept, slope, n, covariance, interval)
+
+
+def _profile(bandwidth: Array, log_times: Array, capacity: float, noise: Noise) -> Array:
+    """Cost of each set at each exponent of the grid, shape (sets, exponents)."""
+    costs = [lines(reduced_load(bandwidth, capacity, n), log_times, noise)[2] for n in _EXPONENT_GRID]
+    return np.column_stack(costs)
+
+
+def solve_many(
+    bandwidth: Array, log_times: Array, capacity: float, n: Exponent, noise: Noise
+) -> tuple[Array, Array, Array]:
+    """Solutions of many sets of times at the same loads.
+
+    A free exponent is interpolated between those of a grid of 60 by a parabola through the least cost and its
+    neighbours.
+
+    Args:
+        bandwidth: loads, shape (points,).
+        log_times: ln t, shape (sets, points).
+        capacity: of the bottleneck.
+        n: exponent.
+        noise: as known for the points; it is not estimated again for each set.
+
+    Returns:
+        log_t0, b and n, each of shape (sets,).
+    """
+    if not isinstance(n, str):
+        intercept, slope, _ = lines(reduced_load(bandwidth, capacity, n), log_times, noise)
+        return intercept, slope, np.full(len(log_times), float(n))
+    profile = _profile(bandwidth, log_times, capacity, noise)
+    best = np.clip(profile.argmin(axis=1), 1, profile.shape[1] - 2)
+    rows = np.arange(len(profile))
+    left, middle, right = (profile[rows, best + step] for step in (-1, 0, 1))
+    bend = left - 2 * middle + right
+    step = np.divide(left - right, 2 * bend, out=np.zeros_like(bend), where=bend > 0)
+    # a cost that still falls at the end of the grid has its least there
+    chosen = np.log(_EXPONENT_GRID)[best] + np.clip(step, -1, 1) * math.log(_EXPONENT_GRID[1] / _EXPONENT_GRID[0])
+    found = np.exp(chosen)
+    intercept, slope, _ = lines(reduced_load(bandwidth, capacity, found[:, None]), log_times, noise)
+    return intercept, slope, found
+
+
+def solve_linear(
+    bandwidth: Array, time: Array, capacity: float, start: Solution, free: bool, noise: Noise
+) -> Solution | None:
+    """Least squares on t itself, started from the solution in log space; None where it does not converge.
+
+    Known variances of ln t become those of t by the delta method.
+    """
+    scale = math.exp(float(np.log(time).mean()))
+
+    def curve(load: Array, log_t0: float, b: float, n: float = start.n) -> Array:
+        exponent = log_t0 + b * reduced_load(load, capacity, n)
+        result: Array = np.exp(np.clip(exponent, -_LARGEST_EXPONENT, _LARGEST_EXPONENT))
+        return result
+
+    first = [start.log_t0 - math.log(scale), start.b]
+    low, high = [-np.inf, -np.inf], [np.inf, np.inf]
+    if free:
+        # a start on the bound is refused by the solver
+        first.append(min(max(start.n, FREE_BOUNDS[0] * 1.001), FREE_BOUNDS[1] * 0.999))
+        low.append(FREE_BOUNDS[0])
+        high.append(FREE_BOUNDS[1])
+    sigma = time / scale / np.sqrt(noise.weight) if noise.known else None
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", optimize.OptimizeWarning)
+        try:
+            found, covariance = optimize.curve_fit(
+                curve, bandwidth, time / scale, p0=first, sigma=sigma, absolute_sigma=noise.known,
+                bounds=(low, high), maxfev=5000,
+            )  # fmt: skip
+        except (RuntimeError, ValueError):
+            return None
+    if not np.all(np.isfinite(found)):
+        return None
+    usable = bool(np.all(np.isfinite(covariance)))
+    n = float(found[2]) if free else start.n
+    return Solution(float(found[0]) + math.log(scale), float(found[1]), n, covariance if usable else None)

@@ -1,0 +1,174 @@
+"""Kernels of pcapng blocks (draft-ietf-opsawg-pcapng): packets are taken out, sections and interfaces left over."""
+
+from __future__ import annotations
+
+from ringtap.analysis.pcap.kernels.flow import count, get, put
+from ringtap.analysis.pcap.kernels.memory import (
+    inlined,
+    kernel,
+    load16,
+    load32,
+    load64,
+    swapped16,
+    swapped32,
+)
+from ringtap.analysis.pcap.kernels.state import (
+    CORRUPT,
+    DIVIDED,
+    I_BY,
+    I_LINK,
+    I_MOST,
+    I_OFFSET_NS,
+    I_SCALE,
+    I_SNAP,
+    INTERFACE_BYTES,
+    INTERFACE_COUNT,
+    INTERFACES,
+    IS_END,
+    MORE,
+    MOST_BLOCK_BYTES,
+    MOST_FRAME_BYTES,
+    MOST_KEPT,
+    N_MALFORMED,
+    N_NO_TIME,
+    N_UNKNOWN_BLOCKS,
+    NEEDED,
+    NO_TIME,
+    PASS_OVER,
+    POWER_OF_TWO,
+    SECTION,
+    SWAPPED,
+)
+
+_SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = (
+    0x0A0D0D0A,
+    1,
+    2,
+    3,
+    5,
+    6,
+)
+
+_MOST_SECONDS = 2**32
+
+
+@inlined
+def _word(state: int, at: int) -> int:
+    return swapped32(at) if get(state, SWAPPED) else load32(at)
+
+
+@inlined
+def _is_packet(kind: int) -> bool:
+    return kind in (_ENHANCED, _SIMPLE, _PACKET)
+
+
+@inlined
+def block_stops(state: int, block: int, size: int) -> int:
+    """Why the walk cannot go on with a block of which at least 12 bytes are there; MORE if it can.
+
+    Blocks that are no packets are counted here.
+    """
+    if load32(block) == _SECTION_HEADER:
+        return SECTION
+    kind, total = _word(state, block), _word(state, block + 4)
+    is_known = _is_packet(kind) or kind == _INTERFACE
+    unsound = total & 3 or total < 12 or kind == 0 or (is_known and total > MOST_BLOCK_BYTES)
+    if unsound or (size >= total and _word(state, block + total - 4) != total):
+        return CORRUPT
+    if kind == _INTERFACE:
+        return SECTION
+    if not is_known:
+        if kind != _STATISTICS:
+            count(state, N_UNKNOWN_BLOCKS)
+        if size < total:
+            put(state, NEEDED, total - size)
+            return PASS_OVER
+    return MORE
+
+
+@inlined
+def _time_ns(interface: int, high: int, low: int) -> int:
+    scale, by, offset = (
+        load64(interface + I_SCALE),
+        load64(interface + I_BY),
+        load64(interface + I_OFFSET_NS),
+    )
+    ticks = high << 32 | low
+    half = high << 31 | low >> 1  # of the ticks, which may take all 64 bits: that has a sign bit of 0
+    if scale == DIVIDED:
+        return half // (by >> 1) + offset
+    if scale == POWER_OF_TWO:
+        whole, part = half >> (by - 1), ticks & ((1 << by) - 1)
+        if whole > _MOST_SECONDS:
+            return -1  # out of all range
+        if by > 30:  # a nanosecond needs no more
+            part, by = part >> (by - 30), 30
+        return whole * 1_000_000_000 + (part * 1_000_000_000 >> by) + offset
+    if ticks < 0 or ticks > load64(interface + I_MOST):
+        return -1
+    return ticks * by + offset
+
+
+@inlined
+def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, int, int]:
+    """Captured bytes, length, time, address of the data (0: there is no packet) and link type of a whole block."""
+    kind = _word(state, block)
+    if not _is_packet(kind):
+        return 0, 0, 0, 0, 0
+    header = 28 if kind != _SIMPLE else 12
+    if total < header + 4:
+        count(state, N_MALFORMED)
+        return 0, 0, 0, 0, 0
+    number = 0
+    if kind == _ENHANCED:
+        number = _word(state, block + 8)
+    elif kind == _PACKET:
+        number = swapped16(block + 8) if get(state, SWAPPED) else load16(block + 8)
+    if number >= get(state, INTERFACE_COUNT):
+        count(state, N_MALFORMED)
+        return 0, 0, 0, 0, 0
+    interface = get(state, INTERFACES) + number * INTERFACE_BYTES
+    if kind == _SIMPLE:
+        length, time_ns = _word(state, block + 8), NO_TIME
+        snap = load64(interface + I_SNAP)
+        kept = min(length, total - header - 4)
+        if snap:
+            kept = min(kept, snap)
+        count(state, N_NO_TIME)
+    else:
+        kept, length = _word(state, block + 20), _word(state, block + 24)
+        time_ns = _time_ns(interface, _word(state, block + 12), _word(state, block + 16))
+        if time_ns < 0:
+            time_ns = NO_TIME - 1  # impossible, and counted as that
+    if kept > total - header - 4 or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES:
+        count(state, N_MALFORMED)
+        return 0, 0, 0, 0, 0
+    return kept, length, time_ns, block + header, load64(interface + I_LINK)
+
+
+@kernel
+def is_block(state: int, block: int, size: int) -> int:
+    """Whether two sound blocks begin at an address: 1 yes, -1 no, 0 that NEEDED bytes would tell."""
+    place, known = 0, 1
+    for _ in range(2):
+        if place and place == size and get(state, IS_END):
+            break
+        if place + 12 > size:
+            known = 0 if place else -1
+            put(state, NEEDED, place + 12)
+            break
+        kind, total = _word(state, block + place), _word(state, block + place + 4)
+        if kind == _SECTION_HEADER and place:
+            break
+        if kind > _ENHANCED or kind == 0 or total & 3 or total < 12 or total > 2**20:
+            known = -1
+            break
+        if place + total > size:
+            known = 0
+            put(state, NEEDED, place + total)
+            break
+        if _word(state, block + place + total - 4) != total:
+            known = -1
+            break
+        place += total
+    return known

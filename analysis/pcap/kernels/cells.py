@@ -1,0 +1,189 @@
+"""Kernels of the counters: a packet is counted in the open cell of its flow, closed when the next bin begins.
+
+Conversations are summed up from the cells, not packet by packet: what is touched for every packet stays small.
+"""
+
+from __future__ import annotations
+
+from ringtap.analysis.pcap.kernels.flow import add, count, get, put, row_of, work_of
+from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load16, load32, load64, store16, store32, store64
+from ringtap.analysis.pcap.kernels.state import (
+    BASE_BIN,
+    BIN,
+    BIN_END_NS,
+    BIN_NS,
+    BIN_START_NS,
+    CELLS_AT,
+    CELLS_END,
+    D_BIN,
+    D_BYTES,
+    D_DATA_BYTES,
+    D_DATA_PACKETS,
+    D_LAST_NS,
+    D_PACKETS,
+    D_PAYLOAD,
+    D_SEGMENTS,
+    FIRST_NS,
+    FULL_CELL_BYTES,
+    FULL_CELL_PACKETS,
+    JUMP_NS,
+    LAST_NS,
+    LEAST_BIN,
+    MOST_NS,
+    N_BAD_TIME,
+    N_JUMPS,
+    NO_BIN,
+    NO_TIME,
+    PACKETS_AT,
+    ROOM,
+    ROWS,
+    UNKNOWN_BIN,
+)
+from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET, offsets
+
+_CELL, _PACKET = CELL.itemsize, PACKET.itemsize
+_PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = offsets(
+    CONVERSATION, "packets", "bytes", "payload", "data_packets", "data_bytes", "segments"
+)
+_FIRST_NS, _LAST_NS = offsets(CONVERSATION, "first_ns", "last_ns")
+
+
+@kernel
+def in_bin(state: int, time_ns: int) -> int:
+    """Make the bin of a time the current one.
+
+    Returns:
+        The time; NO_TIME where it is impossible: the bin of the packet before stays the current one.
+    """
+    width, latest = get(state, BIN_NS), get(state, LAST_NS)
+    if time_ns < 0 or time_ns >= MOST_NS:
+        if time_ns != NO_TIME:
+            count(state, N_BAD_TIME)
+        if latest < 0:
+            put(state, BIN, UNKNOWN_BIN)
+        return NO_TIME
+    number = time_ns // width
+    if latest < 0:
+        put(state, BASE_BIN, number)
+        put(state, FIRST_NS, time_ns)
+    elif abs(number * width - get(state, BIN_START_NS)) > JUMP_NS:
+        count(state, N_JUMPS)
+    put(state, BIN_START_NS, number * width)
+    put(state, BIN_END_NS, number * width + width)
+    number -= get(state, BASE_BIN)
+    put(state, BIN, number)
+    put(state, LEAST_BIN, min(number, get(state, LEAST_BIN)))
+    return time_ns
+
+
+@kernel
+def _went_back(state: int, flow: int, time_ns: int) -> None:
+    """Keep the time of a packet that is not later than all before it, or has none: the latest then stands for it."""
+    if time_ns < 0:
+        time_ns = get(state, LAST_NS)
+    row, work = row_of(state, flow), work_of(state, flow)
+    store64(row + _FIRST_NS, min(load64(row + _FIRST_NS), time_ns))
+    store64(work + D_LAST_NS, max(load64(work + D_LAST_NS), time_ns))
+
+
+@kernel
+def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int) -> None:
+    packet = get(state, PACKETS_AT)
+    put(state, PACKETS_AT, packet + _PACKET)
+    store64(packet, time_ns if time_ns >= 0 else get(state, LAST_NS))
+    for number, value in enumerate((flow, length, payload)):
+        store32(packet + 8 + 4 * number, value)
+
+
+@kernel
+def close_cell(state: int, flow: int) -> None:
+    """Write the open cell of a flow."""
+    work = work_of(state, flow)
+    number = load64(work + D_BIN)
+    if number == NO_BIN:
+        return
+    packets, data_packets = load64(work + D_PACKETS), load64(work + D_DATA_PACKETS)
+    size, data_bytes, payload = (
+        load64(work + D_BYTES),
+        load64(work + D_DATA_BYTES),
+        load64(work + D_PAYLOAD),
+    )
+    cell = get(state, CELLS_AT)
+    put(state, CELLS_AT, cell + _CELL)
+    store64(cell, number)
+    store32(cell + 8, flow)
+    store16(cell + 12, packets)
+    store16(cell + 14, data_packets)
+    store32(cell + 16, size)
+    store32(cell + 20, data_bytes)
+    store32(cell + 24, payload)
+    store64(work + D_BIN, NO_BIN)
+
+
+@inlined
+def account(state: int, flow: int, length: int, payload: int, time_ns: int) -> int:
+    """Count a packet for its flow and the current bin.
+
+    Returns:
+        The address of the flow's work area.
+    """
+    work = work_of(state, flow)
+    number = get(state, BIN)
+    data = 1 if payload > 0 else 0
+    if load64(work + D_BIN) == number:
+        packets = load64(work + D_PACKETS) + 1
+        size = load64(work + D_BYTES) + length
+        store64(work + D_PACKETS, packets)
+        store64(work + D_BYTES, size)
+        add(work + D_DATA_PACKETS, data)
+        add(work + D_DATA_BYTES, length * data)
+        add(work + D_PAYLOAD, payload)
+        if packets == FULL_CELL_PACKETS or size >= FULL_CELL_BYTES:
+            close_cell(state, flow)
+    else:
+        close_cell(state, flow)
+        store64(work + D_BIN, number)
+        store64(work + D_PACKETS, 1)
+        store64(work + D_BYTES, length)
+        store64(work + D_DATA_PACKETS, data)
+        store64(work + D_DATA_BYTES, length * data)
+        store64(work + D_PAYLOAD, payload)
+    if time_ns >= get(state, LAST_NS):
+        store64(work + D_LAST_NS, time_ns)
+    else:
+        _went_back(state, flow, time_ns)
+    if get(state, PACKETS_AT):
+        _write_packet(state, flow, length, payload, time_ns)
+    return work
+
+
+@kernel
+def close_all(state: int, first: int) -> int:
+    """Close the cells of the flows from one on, as far as there is room; what the work areas hold goes to the rows.
+
+    Returns:
+        The flow to go on with; twice the number of rows when done.
+    """
+    flows = get(state, ROWS) * 2
+    for flow in range(first, flows):
+        if get(state, CELLS_AT) + ROOM * _CELL > get(state, CELLS_END):
+            return flow
+        close_cell(state, flow)
+        work = work_of(state, flow)
+        row = row_of(state, flow)
+        store64(row + _SEGMENTS + (flow & 1) * 8, load64(work + D_SEGMENTS))
+        store64(row + _LAST_NS, max(load64(row + _LAST_NS), load64(work + D_LAST_NS)))
+    return flows
+
+
+@kernel
+def add_cells(state: int, begin: int, end: int) -> None:
+    """Add cells to their conversations: in one go, so that the rows are not fetched for every packet."""
+    for cell in range(begin, end, _CELL):
+        flow = load32(cell + 8)
+        row = row_of(state, flow) + (flow & 1) * 8
+        add(row + _PACKETS, load16(cell + 12))
+        add(row + _DATA_PACKETS, load16(cell + 14))
+        add(row + _BYTES, load32(cell + 16))
+        add(row + _DATA_BYTES, load32(cell + 20))
+        add(row + _PAYLOAD, load32(cell + 24))

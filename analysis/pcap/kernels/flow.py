@@ -1,0 +1,258 @@
+"""Kernels of the flow table: which flow a packet belongs to.
+
+The table maps the 5-tuple as it stands in the packet to the flow, so that both directions are found at once, and is
+probed in a row. Keys are spread by products of halves that secrets were added to (NH: Black et al., UMAC, CRYPTO 1999),
+so that no capture can be made whose flows all fall on one slot.
+"""
+
+from __future__ import annotations
+
+from ringtap.analysis.pcap.kernels.memory import (
+    inlined,
+    kernel,
+    load8,
+    load64,
+    store8,
+    store16,
+    store32,
+    store64,
+    times,
+)
+from ringtap.analysis.pcap.kernels.state import (
+    CONVERSATIONS,
+    D_BIN,
+    D_LAST_NS,
+    D_NEXT,
+    D_SYN,
+    D_TIMED,
+    DIRECTION_BYTES,
+    DIRECTIONS,
+    K_FLOW,
+    K_REST,
+    LAST_NS,
+    MOST_ROWS,
+    N_OVER_LIMIT,
+    NO_BIN,
+    ROWS,
+    SECRETS,
+    SLOT_MASK,
+    SLOT_SHIFT,
+    SLOTS,
+    SLOTS_A_ROW,
+)
+from ringtap.analysis.pcap.layout import CONVERSATION, offsets
+
+_ROW = CONVERSATION.itemsize
+_A, _B = offsets(CONVERSATION, "a", "b")
+_A_PORT, _B_PORT = offsets(CONVERSATION, "a_port", "b_port")
+_RTT_MIN, _HANDSHAKE, _FIRST_NS, _LAST_NS = offsets(CONVERSATION, "rtt_min_ns", "handshake_ns", "first_ns", "last_ns")
+_MIX = -7046029254386353131  # odd, of high entropy
+_LOW = 0xFFFFFFFF
+
+
+@inlined
+def get(state: int, word: int) -> int:
+    """A word of the state."""
+    return load64(state + 8 * word)
+
+
+@inlined
+def put(state: int, word: int, value: int) -> None:
+    """Set a word of the state."""
+    store64(state + 8 * word, value)
+
+
+@inlined
+def count(state: int, word: int) -> None:
+    """Add one to a word of the state."""
+    store64(state + 8 * word, load64(state + 8 * word) + 1)
+
+
+@inlined
+def add(address: int, value: int) -> None:
+    """Add to a counter."""
+    store64(address, load64(address) + value)
+
+
+@inlined
+def _secret(state: int, half: int, number: int) -> int:
+    return ((half & _LOW) + get(state, SECRETS + number)) & _LOW
+
+
+@inlined
+def _paired(state: int, one: int, two: int) -> int:
+    """Hash of two words, by four secrets."""
+    first = times(_secret(state, one, 0), _secret(state, one >> 32, 1))
+    mixed = first ^ times(_secret(state, two, 2), _secret(state, two >> 32, 3))
+    return times(mixed ^ ((mixed >> 32) & _LOW), _MIX)
+
+
+@inlined
+def spread(state: int, addresses: int, rest: int) -> int:
+    """Hash of a key."""
+    mixed = _paired(state, addresses, rest)
+    return mixed ^ ((mixed >> 32) & _LOW)
+
+
+@inlined
+def key6(state: int, source: int, destination: int) -> int:
+    """What stands for two IPv6 addresses in a key; who finds it compares the addresses themselves."""
+    half = _paired(state, load64(source), load64(source + 8))
+    return times(half, 3) ^ _paired(state, load64(destination), load64(destination + 8))
+
+
+@inlined
+def _ports_reversed(rest: int) -> int:
+    return (rest & -4294967296) | ((rest & 0xFFFF) << 16) | ((rest >> 16) & 0xFFFF)
+
+
+@inlined
+def rest_of(ports: int, protocol: int, kind: int, layer: int, family: int) -> int:
+    """The part of a key beside the addresses; ports as they lie in the packet, loaded as one number."""
+    return ports | protocol << 32 | kind << 40 | layer << 48 | family << 56
+
+
+@inlined
+def same16(a: int, b: int) -> bool:
+    """Whether 16 bytes at two addresses are alike."""
+    return load64(a) == load64(b) and load64(a + 8) == load64(b + 8)
+
+
+@inlined
+def row_of(state: int, flow: int) -> int:
+    """Address of the conversation of a flow."""
+    return get(state, CONVERSATIONS) + (flow >> 1) * _ROW
+
+
+@inlined
+def _find(state: int, addresses: int, rest: int, source: int, destination: int) -> int:
+    """Address of the slot that holds a key, or of the free one where it belongs."""
+    slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
+    index = spread(state, addresses, rest) & mask
+    while True:
+        slot = slots + (index << SLOT_SHIFT)
+        flow = load64(slot + K_FLOW)
+        if flow == 0:
+            return slot
+        if load64(slot) == addresses and load64(slot + K_REST) == rest:
+            if (rest >> 56) == 4:
+                return slot
+            row = row_of(state, flow - 1)
+            reverse = (flow - 1) & 1
+            a, b = row + _A, row + _B
+            if reverse:
+                a, b = b, a
+            if same16(a, source) and same16(b, destination):
+                return slot
+        index = (index + 1) & mask
+
+
+@inlined
+def _write_slot(slot: int, addresses: int, rest: int, flow: int) -> None:
+    store64(slot, addresses)
+    store64(slot + K_REST, rest)
+    store64(slot + K_FLOW, flow + 1)
+
+
+@kernel
+def _grow(state: int) -> None:
+    """Four times the slots; the flows are put in again, one direction of each conversation."""
+    slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
+    for index in range(mask + 1):
+        store64(slots + (index << SLOT_SHIFT) + K_FLOW, 0)
+    put(state, SLOT_MASK, mask * 4 + 3)
+    for number in range(get(state, ROWS)):
+        row = get(state, CONVERSATIONS) + number * _ROW
+        if load8(row + 3) == 0:
+            continue
+        ports = load8(row + _A_PORT + 1) | load8(row + _A_PORT) << 8
+        ports |= load8(row + _B_PORT + 1) << 16 | load8(row + _B_PORT) << 24
+        rest = rest_of(ports, load8(row), load8(row + 1), load8(row + 2), load8(row + 3))
+        if load8(row + 3) == 4:
+            addresses = (load64(row + _A) & 0xFFFFFFFF) | load64(row + _B) << 32
+        else:
+            addresses = key6(state, row + _A, row + _B)
+        slot = _find(state, addresses, rest, row + _A, row + _B)
+        _write_slot(slot, addresses, rest, number * 2)
+
+
+@kernel
+def _new_conversation(state: int, rest: int, source: int, destination: int, time_ns: int) -> int:
+    """A new row; beyond the limit the one that all others share, as -1 less its flow."""
+    number = get(state, ROWS)
+    if number >= get(state, MOST_ROWS):
+        count(state, N_OVER_LIMIT)
+        if number > get(state, MOST_ROWS):
+            return -1 - 2 * get(state, MOST_ROWS)
+        rest = 255 << 32
+    elif number * SLOTS_A_ROW > get(state, SLOT_MASK):
+        _grow(state)
+    put(state, ROWS, number + 1)
+    row = get(state, CONVERSATIONS) + number * _ROW
+    for part in range(4):
+        store8(row + part, rest >> (32 + 8 * part))
+    store16(row + _A_PORT, (rest & 0xFF) << 8 | (rest >> 8) & 0xFF)
+    store16(row + _B_PORT, (rest >> 8) & 0xFF00 | (rest >> 24) & 0xFF)
+    if (rest >> 56) == 4:
+        store32(row + _A, load64(source))
+        store32(row + _B, load64(destination))
+    elif (rest >> 56) == 6:
+        for part in range(0, 16, 8):
+            store64(row + _A + part, load64(source + part))
+            store64(row + _B + part, load64(destination + part))
+    for offset in (_RTT_MIN, _RTT_MIN + 8, _HANDSHAKE):
+        store64(row + offset, -1)
+    if time_ns < 0:
+        time_ns = get(state, LAST_NS)
+    store64(row + _FIRST_NS, time_ns)
+    store64(row + _LAST_NS, time_ns)
+    for direction in range(2):
+        work = get(state, DIRECTIONS) + (number * 2 + direction) * DIRECTION_BYTES
+        store64(work + D_BIN, NO_BIN)
+        store64(work + D_LAST_NS, NO_BIN)
+        for offset in (D_NEXT, D_TIMED, D_SYN):
+            store64(work + offset, -1)
+    return number * 2 if rest >> 56 else -1 - number * 2
+
+
+@kernel
+def _new_flow(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
+    """The flow of a key that has no slot: the way back of a conversation that is there, or a new conversation."""
+    swapped4 = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
+    back = swapped4 if (rest >> 56) == 4 else key6(state, destination, source)
+    reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + K_FLOW)
+    if reverse:
+        flow = (reverse - 1) ^ 1
+    else:
+        flow = _new_conversation(state, rest, source, destination, time_ns)
+        if flow < 0:
+            return -1 - flow
+    _write_slot(_find(state, addresses, rest, source, destination), addresses, rest, flow)
+    return flow
+
+
+@inlined
+def flow_of(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
+    """The flow of a packet; a new one where its key was never seen."""
+    flow = load64(_find(state, addresses, rest, source, destination) + K_FLOW)
+    if flow:
+        return flow - 1
+    return _new_flow(state, addresses, rest, source, destination, time_ns)
+
+
+@inlined
+def flow_of4(state: int, at: int, rest: int, time_ns: int) -> int:
+    """The flow of a packet whose IPv4 addresses lie at an address."""
+    return flow_of(state, load64(at), rest, at, at + 4, time_ns)
+
+
+@inlined
+def flow_of6(state: int, at: int, rest: int, time_ns: int) -> int:
+    """The flow of a packet whose IPv6 addresses lie at an address."""
+    return flow_of(state, key6(state, at, at + 16), rest, at, at + 16, time_ns)
+
+
+@inlined
+def work_of(state: int, flow: int) -> int:
+    """Address of a flow's work area."""
+    return get(state, DIRECTIONS) + flow * DIRECTION_BYTES

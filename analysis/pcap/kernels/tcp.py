@@ -1,0 +1,384 @@
+"""Kernel of what TCP says beside its bytes: repeats, order, round trips, windows, resets, wire segments.
+
+Sequence numbers are compared modulo 2^32 (RFC 9293, 3.4). Bytes that were seen before are retransmitted; those that
+fill a hole are out of order if they come within the handshake's round trip (3 ms where none was seen) of the packet
+that left the hole, else they are a retransmission of what was lost before the capture point. A hole is left by a
+packet further ahead, with or without payload, and by an acknowledgement of bytes that were not captured. Round trips
+are timed for one segment at a time, and not across a retransmission (Karn and Partridge, SIGCOMM 1987).
+
+tshark judges whole segments: behind the highest byte sent, they are out of order within that time of the segment that
+is the highest, retransmissions otherwise, and always retransmissions where they were acknowledged before or end at the
+highest byte.
+"""
+
+from __future__ import annotations
+
+from ringtap.analysis.pcap.kernels.flow import add, count, get, row_of
+from ringtap.analysis.pcap.kernels.memory import (
+    inlined,
+    kernel,
+    load8,
+    load64,
+    store64,
+    swapped16,
+    swapped32,
+)
+from ringtap.analysis.pcap.kernels.state import (
+    D_HOLES,
+    D_NEXT,
+    D_SEGMENT_BYTES,
+    D_SEGMENTS,
+    D_SYN,
+    D_SYN_NS,
+    D_TIMED,
+    D_TIMED_NS,
+    HOLE_BYTES,
+    HOLE_FROM,
+    HOLE_NS,
+    HOLE_TO,
+    HOLES,
+    MOST_HOLES,
+    MOST_ROWS,
+    N_MALFORMED,
+)
+from ringtap.analysis.pcap.layout import CONVERSATION, offsets
+
+(
+    _RETRANSMITTED,
+    _OUT_OF_ORDER,
+    _ZERO_WINDOWS,
+    _RESETS,
+    _RTT_COUNT,
+    _RTT_SUM,
+    _RTT_MIN,
+    _HANDSHAKE,
+) = offsets(
+    CONVERSATION,
+    "retransmitted_bytes",
+    "out_of_order_bytes",
+    "zero_windows",
+    "resets",
+    "rtt_count",
+    "rtt_sum_ns",
+    "rtt_min_ns",
+    "handshake_ns",
+)
+_FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
+_MOST_OUT_OF_ORDER_NS = 3_000_000  # where no handshake was seen
+_MOST_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
+_MOST_TRIP_NS = 240_000_000_000  # both segments live 2 minutes at most (RFC 9293, 3.4.1): beyond, a clock was set
+_MOST_SYN_BYTES = 2**16  # of data with a SYN (RFC 7413)
+
+
+@inlined
+def _signed(value: int) -> int:
+    return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+
+
+@inlined
+def _set_hole(hole: int, begin: int, end: int, time_ns: int) -> None:
+    store64(hole + HOLE_FROM, begin)
+    store64(hole + HOLE_TO, end)
+    store64(hole + HOLE_NS, time_ns)
+
+
+@inlined
+def _holes_of(state: int, flow: int) -> int:
+    return get(state, HOLES) + flow * (HOLE_BYTES * MOST_HOLES)
+
+
+@kernel
+def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: int) -> None:
+    """Keep a hole; the oldest is forgotten where there are too many."""
+    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
+    if number == MOST_HOLES:
+        number -= 1
+        for moved in range(number):
+            after = holes + (moved + 1) * HOLE_BYTES
+            _set_hole(
+                after - HOLE_BYTES,
+                load64(after),
+                load64(after + HOLE_TO),
+                load64(after + HOLE_NS),
+            )
+    _set_hole(holes + number * HOLE_BYTES, begin, end, time_ns)
+    store64(work + D_HOLES, number + 1)
+
+
+@kernel
+def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int) -> int:
+    """Take the bytes of a segment out of the holes; returns how many of them are merely out of order."""
+    holes, number = _holes_of(state, flow), load64(work + D_HOLES)
+    limit = load64(row_of(state, flow) + _HANDSHAKE)
+    if limit <= 0:
+        limit = _MOST_OUT_OF_ORDER_NS
+    in_time = 0
+    index = 0
+    while index < number:
+        hole = holes + index * HOLE_BYTES
+        left, since = load64(hole), load64(hole + HOLE_NS)
+        begin, end = (
+            _signed(left - sequence),
+            _signed(load64(hole + HOLE_TO) - sequence),
+        )
+        first, last = max(begin, 0), min(end, payload)
+        if first >= last:
+            index += 1
+            continue
+        if time_ns < 0 or since < 0 or time_ns - since <= limit:
+            in_time += last - first
+        if first > begin and last < end:  # in the middle: the part behind it is kept as a hole of its own
+            _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
+            if number < MOST_HOLES:
+                tail = holes + number * HOLE_BYTES
+                _set_hole(
+                    tail,
+                    (sequence + last) & 0xFFFFFFFF,
+                    (sequence + end) & 0xFFFFFFFF,
+                    since,
+                )
+                number += 1
+            index += 1
+        elif first > begin:
+            _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
+            index += 1
+        elif last < end:
+            _set_hole(
+                hole,
+                (sequence + last) & 0xFFFFFFFF,
+                (sequence + end) & 0xFFFFFFFF,
+                since,
+            )
+            index += 1
+        else:
+            number -= 1
+            final = holes + number * HOLE_BYTES
+            _set_hole(hole, load64(final), load64(final + HOLE_TO), load64(final + HOLE_NS))
+    store64(work + D_HOLES, number)
+    return in_time
+
+
+@kernel
+def _not_in_order(
+    state: int,
+    flow: int,
+    work: int,
+    sequence: int,
+    payload: int,
+    end: int,
+    time_ns: int,
+) -> None:
+    following = load64(work + D_NEXT)
+    ahead = _signed(sequence - following)
+    if abs(ahead) >= _MOST_JUMP:
+        store64(work + D_HOLES, 0)
+        store64(work + D_TIMED, -1)
+        store64(work + D_NEXT, end)
+        return
+    if ahead > 0:
+        _add_hole(state, flow, work, following, sequence, time_ns)
+        store64(work + D_NEXT, end)
+        return
+    if payload <= 1 and ahead == -1:
+        return  # keep-alive
+    new = max(_signed(end - following), 0)
+    if payload > new:
+        filled = _fill(state, flow, work, sequence, payload, time_ns)
+        row = row_of(state, flow) + (flow & 1) * 8
+        add(row + _RETRANSMITTED, payload - min(new, payload) - filled)
+        add(row + _OUT_OF_ORDER, filled)
+        store64(work + D_TIMED, -1)
+    if new:
+        store64(work + D_NEXT, end)
+
+
+@kernel
+def _pass_over(state: int, flow: int, work: int, until: int, time_ns: int) -> None:
+    """Bytes that were not captured were sent: an acknowledgement covers them, or a packet without payload is behind."""
+    following = load64(work + D_NEXT)
+    ahead = _signed(until - following)
+    if 0 < ahead < _MOST_JUMP:
+        _add_hole(state, flow, work, following, until, time_ns)
+        store64(work + D_NEXT, until)
+
+
+@inlined
+def _sequence(
+    state: int,
+    flow: int,
+    work: int,
+    sequence: int,
+    payload: int,
+    extra: int,
+    time_ns: int,
+) -> None:
+    """Advance over new bytes; holes, repeats and what is out of order are told apart."""
+    following, end = load64(work + D_NEXT), (sequence + payload + extra) & 0xFFFFFFFF
+    if sequence == following:
+        store64(work + D_NEXT, end)
+        if payload and load64(work + D_TIMED) < 0:
+            store64(work + D_TIMED, end)
+            store64(work + D_TIMED_NS, time_ns)
+    elif following < 0:
+        store64(work + D_NEXT, end)
+    else:
+        _not_in_order(state, flow, work, sequence, payload, end, time_ns)
+
+
+@kernel
+def _segment_size(state: int, header: int, kept: int) -> int:
+    """The MSS option of a SYN (RFC 9293, 3.2); 0 where there is none, or it was cut off."""
+    at, end = 20, min((load8(header + 12) >> 4) * 4, kept)
+    while at < end:
+        kind = load8(header + at)
+        if kind == 0:
+            return 0
+        if kind == 1:
+            at += 1
+            continue
+        if at + 2 > end:
+            return 0
+        size = load8(header + at + 1)
+        if size < 2:
+            count(state, N_MALFORMED)
+            return 0
+        if kind == 2 and size == 4 and at + 4 <= end:
+            return swapped16(header + at + 2)
+        at += size
+    return 0
+
+
+@kernel
+def _begin_anew(side: int) -> None:
+    """Forget what a side sent in an earlier connection."""
+    store64(side + D_NEXT, -1)
+    store64(side + D_TIMED, -1)
+    store64(side + D_HOLES, 0)
+
+
+@kernel
+def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, flags: int, time_ns: int) -> None:
+    if flags & _RST:
+        add(row_of(state, flow) + _RESETS + (flow & 1) * 8, 1)
+        return
+    other, sequence = work ^ 128, swapped32(header + 4)
+    if load64(work + D_SYN) == sequence:
+        # sent again: which of them was answered cannot be told
+        store64(work + D_SYN_NS, 0)
+        store64(other + D_SYN_NS, 0)
+        return
+    # a new connection, be it between the ports of an old one
+    since = max(time_ns, 1) if time_ns >= 0 else 0
+    if not flags & _ACK:
+        store64(other + D_SYN, -1)
+        for side in (work, other):
+            _begin_anew(side)
+            store64(side + D_SYN_NS, 0)
+            store64(side + D_SEGMENT_BYTES, 0)
+    else:
+        _begin_anew(work)
+        opening = load64(other + D_SYN)
+        if opening < 0 or not 0 <= _signed(swapped32(header + 8) - opening - 1) <= _MOST_SYN_BYTES:
+            _begin_anew(other)  # the SYN that it answers was not captured
+            since = 0
+    store64(work + D_SYN, sequence)
+    store64(work + D_SYN_NS, since)
+    size = _segment_size(state, header, kept)
+    for side in (work, other):
+        agreed = load64(side + D_SEGMENT_BYTES)
+        if size and (agreed == 0 or size < agreed):
+            store64(side + D_SEGMENT_BYTES, size)
+
+
+@kernel
+def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
+    """The timed segment of a flow has been acknowledged."""
+    store64(work + D_TIMED, -1)
+    since = load64(work + D_TIMED_NS)
+    took = time_ns - since
+    if since < 0 or took < 0 or took > _MOST_TRIP_NS:
+        return
+    row = row_of(state, flow) + (flow & 1) * 8
+    add(row + _RTT_COUNT, 1)
+    add(row + _RTT_SUM, took)
+    least = load64(row + _RTT_MIN)
+    if least < 0 or took < least:
+        store64(row + _RTT_MIN, took)
+
+
+@kernel
+def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, time_ns: int) -> None:
+    """The opener acknowledges the answer to its SYN."""
+    row, since = row_of(state, flow), load64(work + D_SYN_NS)
+    if since > load64(other + D_SYN_NS):
+        return  # it is the answering side that speaks
+    if not 0 <= _signed(acknowledged - load64(other + D_SYN) - 1) < _MOST_JUMP:
+        return  # what it acknowledges is of an earlier connection
+    if load64(row + _HANDSHAKE) < 0 and 0 <= time_ns - since <= _MOST_TRIP_NS:
+        store64(row + _HANDSHAKE, time_ns - since)
+    store64(work + D_SYN_NS, 0)
+    store64(other + D_SYN_NS, 0)
+
+
+@inlined
+def tcp(
+    state: int,
+    flow: int,
+    work: int,
+    header: int,
+    kept: int,
+    payload: int,
+    family: int,
+    time_ns: int,
+) -> None:
+    """Follow one segment of a flow.
+
+    Args:
+        state: address of the state.
+        flow: its number.
+        work: address of its work area.
+        header: address of the TCP header, of which at least 20 bytes are there.
+        kept: captured bytes from the header on.
+        payload: bytes behind it.
+        family: 4 or 6.
+        time_ns: of the capture.
+    """
+    if flow >= 2 * get(state, MOST_ROWS):  # the row that many share says nothing of each
+        add(work + D_SEGMENTS, 1 if payload else 0)
+        return
+    flags = load8(header + 13)
+    if flags & (_SYN | _RST):
+        _opening_or_reset(state, flow, work, header, kept, flags, time_ns)
+        if flags & _RST:
+            add(work + D_SEGMENTS, 1 if payload else 0)
+            return
+    other = work ^ 128
+    if flags & _ACK:
+        acknowledged = swapped32(header + 8)
+        timed = load64(other + D_TIMED)
+        if timed >= 0 and _signed(acknowledged - timed) >= 0:
+            _round_trip(state, flow ^ 1, other, time_ns)
+        following = load64(other + D_NEXT)
+        if following >= 0 and _signed(acknowledged - following) > 0:
+            _pass_over(state, flow ^ 1, other, acknowledged, time_ns)
+        if load64(work + D_SYN_NS) and load64(other + D_SYN_NS) and not flags & _SYN:
+            _handshake(state, flow, work, other, acknowledged, time_ns)
+    if swapped16(header + 14) == 0 and not flags & (_SYN | _FIN):
+        add(row_of(state, flow) + _ZERO_WINDOWS + (flow & 1) * 8, 1)
+    sequence = swapped32(header + 4)
+    if payload:
+        room = load64(work + D_SEGMENT_BYTES)
+        options = (load8(header + 12) >> 4) * 4 - 20
+        room = (room if room else (1460 if family == 4 else 1440)) - options
+        add(
+            work + D_SEGMENTS,
+            1 if payload <= room or room <= 0 else (payload + room - 1) // room,
+        )
+    elif not flags & (_SYN | _FIN):
+        following = load64(work + D_NEXT)
+        if following < 0:
+            store64(work + D_NEXT, sequence)
+        elif sequence != following:
+            _pass_over(state, flow, work, sequence, time_ns)
+        return
+    _sequence(state, flow, work, sequence, payload, 1 if flags & (_SYN | _FIN) else 0, time_ns)

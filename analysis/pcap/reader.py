@@ -1,0 +1,283 @@
+"""Captures read: several at once, each in a thread, for the kernels do not hold the interpreter's lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+
+from ringtap.analysis.pcap import cache as caches
+from ringtap.analysis.pcap.kernels import compile
+from ringtap.analysis.pcap.layout import CELL
+from ringtap.analysis.pcap.scan import Scan, Scanned
+from ringtap.analysis.pcap.sources import Stream, expand
+from ringtap.analysis.pcap.traffic import Traffic
+from ringtap.analysis.workers import ALONE, Workers
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.units import counted
+
+Progress = Callable[[int, int | None], None]
+"""Told the bytes read and the bytes there are; None where that is not known."""
+
+_TICK_S = 0.1
+_PATIENCE_S = 2.0  # for threads that are told to stop: one may wait for a pipe
+_MOST_THREADS = 8  # each holds 200 MB at worst
+_FEW_CELLS = 1 << 16
+_Path = str | os.PathLike[str]
+
+
+def read_captures(
+    paths: _Path | Sequence[_Path],
+    *,
+    bin_s: float = 0.001,
+    offsets_ns: Sequence[int] | None = None,
+    progress: Progress | None = None,
+    cache: bool = True,
+    workers: Workers = ALONE,
+) -> Traffic:
+    """Read packet captures: pcap and pcapng, plain, gzip or zstd.
+
+    Several files are taken as parts of one capture, in the order of their first packets: what tcpdump's -C, -W or -G
+    wrote, or the captures of several interfaces. A packet that is in two of them counts twice.
+
+    Args:
+        paths: files or pipes, ``-`` for standard input, globs, or directories with captures.
+        bin_s: width of the bins of rates.
+        offsets_ns: how far the clock of each file is ahead, taken off its times; one for each path, which then must be
+            single files.
+        progress: called ten times a second in the calling thread.
+        cache: keep what was found beside files of 1 MiB and more, and take it from there.
+        workers: who reads, a file each; this process does so in threads.
+
+    Raises:
+        UsageError: a file is missing, no capture, or damaged from its start; or there are no packets at all.
+        MeasurementError: there was no room for what was found.
+    """
+    words = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files = expand(words)
+    bin_ns = round(bin_s * 1e9)
+    if not 1_000 <= bin_ns <= 3_600_000_000_000:
+        raise UsageError(f"bins of {bin_s:g} s are not possible: 1 µs to 1 h")
+    if offsets_ns is not None and len(offsets_ns) != len(files):
+        raise UsageError(
+            f"{counted(len(offsets_ns), 'clock offset')} for {counted(len(files), 'capture')}: give one for each"
+        )
+    parts = _Reading(files, bin_ns, cache, workers).run(progress or _no_progress)
+    names = ["standard input" if path is None else str(path) for path in files]
+    ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
+    order = sorted(range(len(parts)), key=lambda number: parts[number].first_ns - ahead[number])
+    if len(parts) == 1 and offsets_ns is None:
+        whole = parts[0]
+    else:
+        from ringtap.analysis.pcap.merge import merge
+
+        whole = merge([parts[number] for number in order], [ahead[number] for number in order])
+    if not whole.counts["packets"]:
+        held = f"{names[0]} holds" if len(names) == 1 else f"the {len(names)} captures hold"
+        raise UsageError(f"{held} no packets{_why_none(whole.counts)}")
+    return Traffic(whole, [names[number] for number in order])
+
+
+def _why_none(counts: dict[str, int]) -> str:
+    if counts["corrupt_bytes"]:
+        which = "the first record has an impossible length (more than 16 MiB, or than is kept of a packet)"
+        return f" that can be read: {which}, and no sound one follows it"
+    if counts["malformed"]:
+        return f" that can be read: the {counts['malformed']:,} there are contradict themselves"
+    torn = counts["torn_bytes"]
+    return f", only the beginning of one: the last {torn:,} bytes of the file" if torn else ""
+
+
+def _no_progress(done_bytes: int, total_bytes: int | None) -> None:
+    pass
+
+
+def _say(line: str) -> None:
+    print(f"ringtap: {line}", file=sys.stderr, flush=True)
+
+
+def scan_file(path: Path, bin_ns: int, cache: bool) -> Scanned | None:
+    """One capture, read for another process; None: it is large, and its cache lies beside it."""
+    (found,) = _Reading([path], bin_ns, cache).run(_no_progress)
+    if cache and len(found.cells) >= _FEW_CELLS and caches.places(path)[0].is_file():
+        kept = caches.load(path, path.stat(), bin_ns)
+        if kept is not None:
+            return None
+    return replace(found, cells=np.asarray(found.cells))
+
+
+def scan_packets(path: Path) -> Scanned:
+    """One capture with a row for every packet (`Scanned.packets`), for what needs their times one by one.
+
+    Raises:
+        UsageError: it cannot be read, or is no capture.
+    """
+    compile.entries(_say)
+    stream = Stream(path)
+    try:
+        return _feed(stream, Scan(packets=True), threading.Event())
+    finally:
+        stream.close()
+
+
+def _feed(stream: Stream, scan: Scan, stop: threading.Event) -> Scanned:
+    for block in stream.blocks():
+        with _naming(stream.name):
+            scan.feed(block)
+        if stop.is_set():
+            raise _StoppedError
+    with _naming(stream.name):
+        scanned = scan.finish()
+    return replace(scanned, counts=scanned.counts | stream.troubles)
+
+
+class _StoppedError(Exception):
+    """The user interrupted."""
+
+
+class _Reading:
+    """One call's files, worked on by threads while the calling thread shows progress."""
+
+    def __init__(self, files: Sequence[Path | None], bin_ns: int, cache: bool, workers: Workers = ALONE) -> None:
+        self._workers = workers
+        self._files, self._bin_ns, self._cache = files, bin_ns, cache
+        self._found: list[Scanned | None] = [None] * len(files)
+        self._sizes = [_size(path) for path in files]
+        self._streams: dict[int, Stream] = {}
+        self._finished_bytes = 0
+        self._todo: list[int] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self, progress: Progress) -> list[Scanned]:
+        """What each file holds, in their order."""
+        for number, path in enumerate(self._files):
+            if self._cache and path is not None and self._sizes[number] is not None:
+                about = path.stat()
+                self._found[number] = caches.load(path, about, self._bin_ns) if caches.is_kept(about) else None
+        # the largest first, so that no thread is left with it at the end
+        todo = [number for number, found in enumerate(self._found) if found is None]
+        self._todo = sorted(todo, key=lambda number: self._sizes[number] or 0)
+        if self._todo and self._workers is not ALONE:
+            self._by_workers(progress)
+        elif self._todo:
+            compile.entries(_say)
+            self._in_threads(progress)
+        if self._error is not None:
+            raise self._error
+        return [found for found in self._found if found is not None]
+
+    def _by_workers(self, progress: Progress) -> None:
+        order = self._todo[::-1]
+        files = [path for number in order if (path := self._files[number]) is not None]
+        sizes = [size for number in order if (size := self._sizes[number]) is not None]
+        if len(sizes) < len(order):
+            raise UsageError("a pipe is read by this process alone: leave --scheduler out")
+        compile.entries(_say)  # once, and not by every worker at the same time
+        where = [path.absolute() for path in files]
+        found = self._workers.each(scan_file, where, repeat(self._bin_ns), repeat(self._cache))
+        for done, (number, path) in enumerate(zip(order, files, strict=True), start=1):
+            try:
+                scanned = next(found)
+            except (UsageError, MeasurementError) as error:
+                raise type(error)(str(error).replace(str(path.absolute()), str(path))) from error
+            if scanned is None:
+                scanned = caches.load(path, path.stat(), self._bin_ns)
+            if scanned is None:
+                raise UsageError(f"what a worker left beside {path} cannot be read here: it needs the same ringtap")
+            self._found[number] = scanned if len(self._files) == 1 else _on_disk(scanned)
+            progress(sum(sizes[:done]), sum(sizes))
+
+    def _in_threads(self, progress: Progress) -> None:
+        total: int | None = 0
+        for number in self._todo:
+            size = self._sizes[number]
+            total = None if total is None or size is None else total + size
+        count = min(len(self._todo), len(os.sched_getaffinity(0)), _MOST_THREADS)
+        threads = [threading.Thread(target=self._work, name="ringtap-scan", daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            running = True
+            while running and not self._stop.is_set():
+                max(threads, key=threading.Thread.is_alive).join(_TICK_S)
+                running = any(thread.is_alive() for thread in threads)
+                with self._lock:
+                    done = self._finished_bytes + sum(stream.read_bytes for stream in self._streams.values())
+                progress(done, total)
+        finally:
+            self._stop.set()
+            until = time.monotonic() + _PATIENCE_S
+            for thread in threads:
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                if not self._todo:
+                    return
+                number = self._todo.pop()
+            try:
+                self._found[number] = self._scan(number)
+            except BaseException as error:
+                with self._lock:
+                    self._error = self._error or error
+                self._stop.set()
+
+    def _scan(self, number: int) -> Scanned:
+        path = self._files[number]
+        stream = Stream(path)
+        with self._lock:
+            self._streams[number] = stream
+        pending = None
+        try:
+            if self._cache and path is not None and stream.about is not None and caches.is_kept(stream.about):
+                pending = caches.Pending(path, stream.about, self._bin_ns)
+            scanned = _feed(stream, Scan(self._bin_ns, None if pending is None else pending.cells), self._stop)
+            if pending is not None:
+                return pending.keep(scanned)
+            return scanned if len(self._files) == 1 else _on_disk(scanned)
+        except OSError as error:
+            where = tempfile.gettempdir() if pending is None or path is None else path.parent
+            why = f"cannot be kept in {where}: {error.strerror or error}"
+            raise MeasurementError(f"what {stream.name} holds {why}; make room there, or take wider bins") from error
+        finally:
+            if pending is not None:
+                pending.close()
+            stream.close()
+            with self._lock:
+                self._finished_bytes += self._streams.pop(number).read_bytes
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say which file it is that is no capture."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{name} {error}") from error
+
+
+def _size(path: Path | None) -> int | None:
+    """Bytes of a file; None for a pipe."""
+    return path.stat().st_size if path is not None and path.is_file() else None
+
+
+def _on_disk(scanned: Scanned) -> Scanned:
+    """The same with its cells in a temporary file without a name, for hundreds of files together must fit in memory."""
+    if isinstance(scanned.cells, np.memmap) or len(scanned.cells) < _FEW_CELLS:
+        return scanned
+    with tempfile.TemporaryFile() as file:
+        file.write(scanned.cells.data)
+        file.flush()
+        return replace(scanned, cells=np.memmap(file, CELL, "r", shape=scanned.cells.shape))

@@ -1,0 +1,211 @@
+"""What every figure is drawn on: an empty sheet in the project's style, its legend, its marks, and its files."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ringtap.analysis.plots.style import RC, plain
+
+_DPI = 160
+_POINTS = 72  # to the inch, the unit of an SVG
+# margins of a panel in inches: two lines of tick labels and axis label fit
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.62, 0.12, 0.3, 0.5
+_LEGEND_LINE, _LONGEST_LABEL = 0.21, 42
+
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass
+class Drawn:
+    """A figure with its caption, the numbers in it, and what its marks say.
+
+    Attributes:
+        name: file name without its ending.
+        caption: what it shows, with units.
+        figure: the figure.
+        numbers: what was drawn.
+        marks: id of a group of marks in the SVG to the words of each mark, in the order of drawing.
+        boxes: left, top, width and height of each panel and of the legend, in points as the SVG counts them, for a page
+            too narrow for all; empty where the figure is one piece.
+    """
+
+    name: str
+    caption: str
+    figure: Figure
+    numbers: pd.DataFrame
+    marks: dict[str, list[str]] = field(default_factory=dict)
+    boxes: list[Box] = field(default_factory=list)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write PNG, SVG and CSV; returns their paths."""
+        table = folder / f"{self.name}.csv"
+        self.numbers.to_csv(table, index=False)
+        with styled():
+            return [*save(self.figure, folder, self.name), table]
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw and save in the project's style."""
+    with mpl.rc_context(cast(Any, RC)), warnings.catch_warnings():
+        # a name in a script that the font lacks is drawn as boxes in the PNG and as itself in the SVG
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font", category=UserWarning)
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that lays itself out; width and height in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@dataclass
+class Sheet:
+    """A figure of equal panels whose margins are known beforehand, so that no time goes into finding them.
+
+    Attributes:
+        figure: the figure.
+        panels: its panels, row by row.
+        boxes: as in `Drawn`.
+        marks: likewise.
+    """
+
+    figure: Figure
+    panels: list[Axes]
+    boxes: list[Box]
+    marks: dict[str, list[str]] = field(default_factory=dict)
+
+    def drawn(self, name: str, caption: str, numbers: pd.DataFrame) -> Drawn:
+        """The finished figure."""
+        return Drawn(name, caption, self.figure, numbers, self.marks, self.boxes)
+
+    def mark(self, axes: Axes, x: Any, y: Any, words: Sequence[str], **look: Any) -> None:
+        """Draw markers, one for each pair of numbers; each says its words where the page shows them."""
+        (line,) = axes.plot(x, y, linestyle="none", **look)
+        name = f"marks-{len(self.marks)}"
+        line.set_gid(name)
+        self.marks[name] = list(words)
+
+
+def sheet(
+    count: int,
+    columns: int,
+    size: tuple[float, float],
+    labels: Sequence[Artist] = (),
+    label_columns: int = 2,
+    above: float = 0.0,
+    left: float = _LEFT,
+) -> Sheet:
+    """A sheet of panels with one legend below them.
+
+    Args:
+        count: number of panels.
+        columns: panels in a row.
+        size: width and height of a panel's axes, in inches.
+        labels: handles of the legend.
+        label_columns: how many of them stand in a line.
+        above: further inches above each panel, for a second axis.
+        left: inches left of each panel.
+    """
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    gap = bool(labels) and count < rows * columns  # the legend goes where a panel is missing
+    lines = 0 if gap else math.ceil(len(labels) / label_columns)
+    wide, high = size[0] + left + _RIGHT, size[1] + _TOP + above + _BOTTOM
+    foot = lines * _LEGEND_LINE + (0.1 if lines else 0.0)
+    width, height = columns * wide, rows * high + foot
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    panels, boxes = [], []
+    for number in range(count):
+        row, column = divmod(number, columns)
+        boxes.append((_POINTS * column * wide, _POINTS * row * high, _POINTS * wide, _POINTS * high))
+        bottom = foot + (rows - 1 - row) * high + _BOTTOM
+        box = ((column * wide + left) / width, bottom / height, size[0] / width, size[1] / height)
+        axes = figure.add_axes(box)
+        # places of their own: Matplotlib would measure every tick label for them, in each file
+        axes.xaxis.set_label_coords(0.5, -0.33 / size[1])
+        axes.yaxis.set_label_coords(-0.44 / size[0], 0.5)
+        panels.append(axes)
+    if labels:
+        middle = (count % columns + columns) / 2 / columns  # of the gap
+        where: Literal["center", "lower center"] = "center" if gap else "lower center"
+        anchor = (middle, (foot + high / 2) / height) if gap else (0.5, 0.0)
+        figure.legend(
+            handles=list(labels), loc=where, bbox_to_anchor=anchor, ncols=1 if gap else label_columns,
+            handlelength=3.2, borderaxespad=0.3, columnspacing=1.6,
+        )  # fmt: skip
+        if gap:
+            tall = (0.4 + len(labels) * _LEGEND_LINE) * _POINTS
+            top = _POINTS * (rows - 0.5) * high - tall / 2
+            boxes.append((_POINTS * (count % columns) * wide, top, _POINTS * (columns - count % columns) * wide, tall))
+        else:
+            longest = max(len(str(artist.get_label())) for artist in labels)
+            legend_width = min(width, min(label_columns, len(labels)) * (0.7 + 0.075 * longest))
+            boxes.append(
+                (
+                    _POINTS * (width - legend_width) / 2,
+                    _POINTS * rows * high,
+                    _POINTS * legend_width,
+                    _POINTS * foot,
+                )
+            )
+    return Sheet(figure, panels, boxes if columns > 1 else [])
+
+
+def label(text: str) -> str:
+    """A name as a figure can show it: one line, not too long, nothing that no font or file can hold."""
+    text = plain(text)
+    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+
+
+def line_handle(text: str, **look: Any) -> Line2D:
+    """An entry of a legend."""
+    return Line2D([], [], label=label(text), **look)
+
+
+def legend(figure: Figure, handles: Sequence[Artist], columns: int = 2) -> None:
+    """One legend below everything, in a figure that lays itself out."""
+    figure.legend(handles=list(handles), loc="outside lower center", ncols=min(columns, len(handles)), handlelength=3.2)
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG; returns both paths."""
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        # once for both files; savefig would find the margins again, twice for each
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+    figure.set_facecolor("white")
+    before = figure.dpi
+    figure.dpi = _DPI
+    cast(Any, FigureCanvasAgg(figure)).print_png(
+        str(paths[0]), metadata={"Software": None}, pil_kwargs={"compress_level": 3}
+    )
+    figure.dpi = before
+    cast(Any, FigureCanvasSVG(figure)).print_svg(str(paths[1]), metadata={"Date": None, "Creator": None})
+    return paths
+
+
+def finite(values: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Numbers to draw, NaN where there is none."""
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)

@@ -1,0 +1,183 @@
+"""The figures of one job's report: its iterations, their times, its ranks, its bytes, and who sends to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet, styled
+from ringtap.analysis.plots.style import INK
+
+NAMES = ("job-iterations", "job-times", "job-ranks", "job-rates", "job-pairs")
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
+_REST = "#DDDDDD"
+# more marks than this say no more to an eye: iterations are drawn as medians and longest of so many groups
+_MOST_GROUPS = 600
+_MOST_RANKS = 40
+_MOST_PAIRS = 64
+_SIZE = (7.2, 2.5)
+
+
+def draw_job(job: Job, folder: Path) -> list[Drawn]:
+    """Draw every figure that a run allows, and write its files into a folder.
+
+    Args:
+        job: the run.
+        folder: where PNG, SVG and CSV of each go.
+
+    Returns:
+        The figures drawn, in the order of `NAMES`.
+    """
+    if not len(job.work.iterations):
+        return []
+    makers = (_iterations, _times, _ranks, _rates, _pairs)
+    with styled():
+        drawn = [figure for maker in makers if (figure := maker(job)) is not None]
+        for figure in drawn:
+            figure.write(folder)
+    return drawn
+
+
+def _grouped(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Medians of columns, and the longest iteration, over groups of iterations few enough to draw."""
+    size = max(1, -(-len(table) // _MOST_GROUPS))
+    numbers = table[list(columns)].astype("Float64").astype(float)
+    group = np.arange(len(table)) // size
+    result = numbers.groupby(group).median()
+    result.insert(0, "iteration", np.arange(len(result)) * size)
+    result["longest_s"] = numbers["iteration_s"].groupby(group).max()
+    return result
+
+
+def _iterations(job: Job) -> Drawn:
+    parts = {"iteration_s": ("whole", INK), "compute_s": ("compute", BLUE), "exposed_s": ("exposed", VERMILION)}
+    table = _grouped(job.iterations, list(parts))
+    known = {name: look for name, look in parts.items() if table[name].notna().any()}
+    words = {"whole": "iteration", "compute": "compute", "exposed": "exposed communication"}
+    handles = [line_handle(words[text], color=colour) for text, colour in known.values()]
+    on = sheet(1, 1, _SIZE, handles, label_columns=3)
+    (axes,) = on.panels
+    for name, (_, colour) in known.items():
+        axes.plot(table["iteration"], table[name] * 1e3, color=colour, linewidth=1.1)
+    if len(table) < len(job.iterations):
+        axes.fill_between(
+            table["iteration"], table["iteration_s"] * 1e3, table["longest_s"] * 1e3, color=INK, alpha=0.15, linewidth=0
+        )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("ms")
+    grouped = ", medians of groups; grey: up to the longest of each" if len(table) < len(job.iterations) else ""
+    return on.drawn(NAMES[0], f"Each iteration and what it was spent on, in ms{grouped}.", table)
+
+
+def _times(job: Job) -> Drawn:
+    seconds = np.sort(job.iterations["iteration_s"].to_numpy(float)[job.measured])
+    share = np.arange(1, len(seconds) + 1) / len(seconds)
+    on = sheet(1, 1, _SIZE)
+    (axes,) = on.panels
+    axes.step(seconds * 1e3, share * 100, where="post", color=BLUE)
+    marks = [(float(np.median(seconds)), 50, "median"), (float(np.percentile(seconds, 99)), 99, "p99")]
+    said = [f"{name} {value * 1e3:.4g} ms" for value, _, name in marks]
+    on.mark(axes, [value * 1e3 for value, _, _ in marks], [at for _, at, _ in marks], said, marker="o", color=VERMILION)
+    axes.set_xlabel("iteration time in ms")
+    axes.set_ylabel("% at most so long")
+    numbers = pd.DataFrame({"iteration_s": seconds, "share": share})
+    return on.drawn(NAMES[1], "How iteration times are spread, without warm-up; marked: median and p99.", numbers)
+
+
+def _ranks(job: Job) -> Drawn | None:
+    """Compute, communication, optimizer and the rest of each rank's iterations; of many the slowest and fastest."""
+    table = job.ranks
+    columns = ["compute_s", "overlap_s", "exposed_s", "optimizer_s", "unattributed_s"]
+    if not len(table) or table[columns[:3]].isna().all(axis=None):
+        return None
+    numbers = table[["rank", "node", *columns]].copy()
+    numbers[columns] = numbers[columns].astype("Float64").astype(float)
+    shown = numbers
+    if len(numbers) > _MOST_RANKS:
+        order = numbers.sort_values("compute_s", ascending=False)
+        shown = pd.concat((order.head(_MOST_RANKS // 2), order.tail(_MOST_RANKS // 2)))
+    kinds = [("compute", BLUE), ("of it with communication behind", GREEN), ("exposed communication", VERMILION)]
+    # with Horovod the optimizer's step holds the exposed communication, and the rest is not known
+    parts = ["exposed_s"] if numbers["unattributed_s"].isna().all() else ["exposed_s", "optimizer_s", "unattributed_s"]
+    kinds += [("optimizer step", PURPLE), ("not attributed", _REST)][: len(parts) - 1]
+    colours = dict(zip(parts, (VERMILION, PURPLE, _REST), strict=False))
+    handles = [Patch(color=colour, label=text) for text, colour in kinds]
+    on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)
+    (axes,) = on.panels
+    places = np.arange(len(shown))
+    compute, overlap = (shown[name].fillna(0).to_numpy() * 1e3 for name in columns[:2])
+    axes.barh(places, compute, color=BLUE, height=0.7)
+    hidden = np.minimum(overlap, compute)
+    axes.barh(places, hidden, left=compute - hidden, color=GREEN, height=0.3)
+    reached = compute
+    for name in parts:
+        length = shown[name].fillna(0).to_numpy() * 1e3
+        axes.barh(places, length, left=reached, color=colours[name], height=0.7)
+        reached = reached + length
+    axes.set_yticks(places, [label(f"rank {row.rank} on {row.node}")[:26] for row in shown.itertuples()])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms an iteration, means")
+    caption = "What each rank spent an iteration on"
+    if len(shown) < len(numbers):
+        caption += f"; of {len(numbers)} ranks those with the longest and the shortest compute"
+    if "unattributed_s" in parts:
+        caption += (
+            ". Not attributed is what no recorder times: loading data, Python between the phases, waiting elsewhere"
+        )
+    else:
+        caption += ". The bars are shorter than the iterations: the rest was not timed"
+    caption += "."
+    return on.drawn(NAMES[2], caption, numbers)
+
+
+def _rates(job: Job) -> Drawn | None:
+    table = job.iterations
+    kinds = {"training": ("training", BLUE), "cross": ("cross traffic", VERMILION), "other": ("other", PURPLE)}
+    looks = {f"{kind}_bytes": look for kind, look in kinds.items()}
+    known = {name: look for name, look in looks.items() if table[name].notna().any() and table[name].sum() > 0}
+    if not known:
+        return None
+    grouped = _grouped(table, ["iteration_s", *known])
+    handles = [line_handle(text, color=colour) for text, colour in known.values()]
+    on = sheet(1, 1, _SIZE, handles, label_columns=3)
+    (axes,) = on.panels
+    for name, (_, colour) in known.items():
+        axes.plot(grouped["iteration"], grouped[name] / 1e6, color=colour, linewidth=1.1)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("MB an iteration")
+    return on.drawn(NAMES[3], "Payload that all nodes together sent in each iteration, by their sockets.", grouped)
+
+
+def _pairs(job: Job) -> Drawn | None:
+    """Who sends to whom, as far as flows are those of ranks."""
+    flows = job.flows
+    between = flows[(flows["class"] == "training") & flows["from_rank"].notna() & flows["to_rank"].notna()]
+    if not len(between):
+        return None
+    amounts = between.groupby(["from_rank", "to_rank"])["payload_bytes"].sum().astype(float)
+    matrix = amounts.unstack()
+    ranks = sorted({int(rank) for index in amounts.index for rank in index})
+    if len(ranks) > _MOST_PAIRS:
+        return None
+    matrix = matrix.reindex(index=ranks, columns=ranks).fillna(0.0) / 1e6
+    figure = new_figure(7.4, 3.0)
+    axes: Axes = figure.add_subplot()
+    image: Any = axes.imshow(matrix.to_numpy(), cmap="Blues", vmin=0)
+    figure.colorbar(image, ax=axes, label="MB over the recording")
+    few = list(range(0, len(ranks), max(1, len(ranks) // 16)))
+    axes.set_xticks(few, [str(ranks[place]) for place in few])
+    axes.set_yticks(few, [str(ranks[place]) for place in few])
+    axes.grid(False)
+    axes.set_xlabel("to rank")
+    axes.set_ylabel("from rank")
+    numbers = amounts.rename("payload_bytes").reset_index()
+    return Drawn(NAMES[4], "Who sends to whom: payload between ranks over the whole recording, in MB.", figure, numbers)

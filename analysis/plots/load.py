@@ -1,0 +1,169 @@
+"""Iteration time against load, in the manner of the thesis: figures 3-2 to 3-4, 3-6, 3-7, B-2 and B-3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from ringtap.analysis import thesis
+from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
+from ringtap.analysis.plots.style import FAINT, INK, Key, Look, looks, title_of
+from ringtap.analysis.plots.sweep_axes import (
+    Place,
+    Setting,
+    curve,
+    handle,
+    load_axis,
+    log_times,
+    name_of,
+    points,
+    points_table,
+    time_range,
+    unmoved,
+)
+from ringtap.analysis.sweeps.series import Series
+
+_MOST_IN_ONE_PANEL = 4
+_SHARES_ABOVE = (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+
+
+def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
+    """Mean iteration time against measured cross traffic, bars up to the p99 (figures 3-2 (a), 3-3 (a), 3-4 (a))."""
+    on, groups = _panels(series, 0.0)
+    for axes, group in zip(on.panels, groups, strict=True):
+        _draw(on, axes, group, looks([one.key for one in series]))
+        log_times(axes, *time_range(series))
+        load_axis(axes, setting)
+    caption = (
+        "Mean iteration time against the cross traffic measured at the bottleneck while the iterations ran. Bars "
+        "reach up to the 99th percentile; lines are the chosen fits of t = A·exp(B/(C−BW)ⁿ)."
+    )
+    return on.drawn("iteration-times", caption, points_table(series))
+
+
+def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
+    """The same against C/(C-BW), where n = 1 is a straight line (equation 3.2; figures 3-2 (b) to 3-4 (b), B-2)."""
+    capacity = setting.capacity_gbps
+
+    def place(load: Any) -> Any:
+        return capacity / (capacity - load)
+
+    on, groups = _panels(series, 0.5)
+    heaviest = max(max(one.loads_gbps) for one in series)
+    end = max(place(min(heaviest * 1.02 + 0.05, 0.995 * capacity)), 1.01)
+    for axes, group in zip(on.panels, groups, strict=True):
+        _draw(on, axes, group, looks([one.key for one in series]), place)
+        log_times(axes, *time_range(series))
+        axes.set_xlim(1 - 0.02 * (end - 1), end + 0.03 * (end - 1))
+        axes.set_xticks([1, *(tick for tick in axes.get_xticks() if 1 + 0.05 * (end - 1) < tick <= end)])
+        axes.set_xlabel(f"C / (C − BW), C = {capacity:g} Gbit/s")
+        top = axes.twiny()
+        top.set_xlim(axes.get_xlim())
+        top.grid(False)
+        marks = [(place(share * capacity), f"{share * capacity:.4g}") for share in _SHARES_ABOVE]
+        spaced = _spaced([mark for mark in marks if mark[0] <= end], 0.07 * (end - 1))
+        top.set_xticks([position for position, _ in spaced], [text for _, text in spaced])
+        top.set_xlabel(setting.load_label, fontsize=8, color=FAINT)
+        top.tick_params(labelsize=8, colors=FAINT)
+        axes.set_title(axes.get_title(loc="left"), loc="left", pad=36)
+    caption = (
+        "The same against C/(C−BW), 1 without cross traffic: with n = 1 the fit is a straight line, with n = 1/2 it "
+        "bends down and with n = 2 up."
+    )
+    return on.drawn("rescaled", caption, points_table(series))
+
+
+def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """The traffic kinds of each model side by side, with fits and their R² (figures 3-6, 3-7, B-3).
+
+    In grey the thesis's own fit of a series, where it has one and the capacity is its own.
+    """
+    look = looks([one.key for one in series])
+    published = setting.capacity_gbps == thesis.CAPACITY_GBPS
+    models = list(dict.fromkeys(one.model for one in series))
+    groups = [group for name in models if len(group := [one for one in series if one.model == name]) > 1]
+    if not groups:
+        return None
+    drawn = [one for group in groups for one in group]
+    labels = _kind_handles(drawn, look)
+    if published and any(thesis.fits_for(*one.key) for one in drawn):
+        labels.append(line_handle("the thesis's fit (grey)", color=FAINT, linewidth=0.9))
+    on = sheet(len(groups), 2, (3.9, 3.1), labels)
+    for axes, group in zip(on.panels, groups, strict=True):
+        _kinds_panel(on, axes, group, look, published)
+        load_axis(axes, setting)
+    caption = (
+        "The kinds of cross traffic side by side for each model, with the chosen fits and their R²; in grey the "
+        "thesis's own fit where it gives one, over TCP where it gives both and the transport is not known."
+    )
+    return on.drawn("traffic-kinds", caption, points_table(drawn))
+
+
+def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]]]:
+    """One panel for few series; else one a traffic kind, as the thesis has it, with the models in the legend."""
+    look = looks([one.key for one in series])
+    if len(series) <= _MOST_IN_ONE_PANEL:
+        labels = [handle(look[one.key], name_of(one)) for one in series]
+        return sheet(1, 1, (6.4, 3.9), labels, 2, above), [list(series)]
+    kinds = list(dict.fromkeys(one.traffic for one in series))
+    by_model = {(one.title, one.transport): look[one.key] for one in series}
+    labels = [
+        line_handle(
+            ", ".join(part for part in names if part), color=shown.colour, linewidth=2.4,
+            marker="o" if shown.hollow else "", markerfacecolor="white",
+        )
+        for names, shown in by_model.items()
+    ]  # fmt: skip
+    on = sheet(len(kinds), 2, (3.9, 3.2), labels, 2, above)
+    for axes, kind in zip(on.panels, kinds, strict=True):
+        axes.set_title(label(f"{title_of(kind)} cross traffic"), loc="left")
+    return on, [[one for one in series if one.traffic == kind] for kind in kinds]
+
+
+def _draw(on: Sheet, axes: Axes, series: Sequence[Series], look: dict[Key, Look], place: Place = unmoved) -> None:
+    for one in series:
+        points(on, axes, one, look[one.key], place)
+        if one.fit is not None:
+            curve(axes, one.fit, look[one.key], place)
+
+
+def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, str]]:
+    """Marks at least that far apart, the first kept."""
+    kept = marks[:1]
+    for mark in marks[1:]:
+        if mark[0] - kept[-1][0] >= least:
+            kept.append(mark)
+    return kept
+
+
+def _kind_handles(series: Sequence[Series], look: dict[Key, Look]) -> list[Line2D]:
+    kinds = {(title_of(one.traffic), one.transport): look[one.key] for one in series}
+    return [
+        handle(Look(INK, shown.marker, shown.line, shown.hollow), ", ".join(part for part in names if part))
+        for names, shown in kinds.items()
+    ]
+
+
+def _kinds_panel(on: Sheet, axes: Axes, group: list[Series], look: dict[Key, Look], published: bool) -> None:
+    handles = []
+    for one in group:
+        shown = look[one.key]
+        points(on, axes, one, shown)
+        text = title_of(one.traffic)
+        if one.fit is not None:
+            curve(axes, one.fit, shown)
+            text = f"n = {one.fit.n:.2g}, free" if one.fit.free else one.fit.name
+            text += "" if one.fit.r2 is None else f", R² {one.fit.r2:.3f}"
+        handles.append(handle(shown, text))
+        # the first is over TCP where the transport is not known, as is the testbed's training traffic
+        for fit in thesis.fits_for(*one.key)[:1] if published else ():
+            grid = np.linspace(0, 0.96 * thesis.CAPACITY_GBPS, 120)
+            there = fit.A * np.exp(fit.B / (thesis.CAPACITY_GBPS - grid) ** fit.n)
+            axes.plot(grid, there, color=FAINT, linestyle=shown.line, linewidth=0.9, zorder=1)
+    log_times(axes, *time_range(group))
+    axes.set_title(label(group[0].title), loc="left")
+    axes.legend(handles=handles, loc="upper left", fontsize=8, handlelength=3)

@@ -1,0 +1,258 @@
+"""Distributions, spread and growth at a light and a heavy load (thesis, figures 3-5 and B-1, sections 3.3 and 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ringtap.analysis import thesis
+from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
+from ringtap.analysis.plots.style import FAINT, INK, Look, looks, title_of
+from ringtap.analysis.plots.sweep_axes import Setting, name_of, plain_ticks, words
+from ringtap.analysis.report.tails import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
+from ringtap.analysis.sweeps.points import Point
+from ringtap.analysis.sweeps.series import Series
+from ringtap.units import counted
+
+_STEPS = 200  # a distribution of more iterations is drawn at this many heights, and as many in its longest 2 %
+_BAR = "with its 95 % interval as a bar; one that ends at the longest iteration has no upper end."
+_HOLLOW_LINE = (0, (3, 1, 1, 1))
+
+
+def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """Distributions of the iteration time at a light and a heavy load, kinds of traffic side by side (figure 3-5)."""
+    caption = (
+        "Distribution of the single iteration times at a light and at a heavy load, traffic kinds side by side. Marked "
+        f"are the median and the 99th percentile, {_BAR}"
+    )
+    keys = dict.fromkeys((one.model, one.transport) for one in series)
+    rows = [[one for one in series if (one.model, one.transport) == key] for key in keys]
+    look = looks([one.key for one in series])
+    shown = {title_of(one.traffic): Look(INK, *_of(look[one.key])) for one in series}
+    titles = [_and_transport(row[0].title, row[0].transport) for row in rows]
+    return _grid("distributions", caption, rows, titles, look, shown, setting)
+
+
+def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
+    """The same, what carried the training traffic side by side: RDMA against TCP (figure B-1, part of 3-5 and 3-6)."""
+    caption = (
+        "Distribution of the single iteration times at a light and at a heavy load, what carried the training traffic "
+        f"side by side. Marked are the median and the 99th percentile, {_BAR}"
+    )
+    keys = dict.fromkeys((one.model, one.traffic) for one in series)
+    rows = [[one for one in series if (one.model, one.traffic) == key] for key in keys]
+    rows = [row for row in rows if len({one.transport for one in row}) > 1]
+    if not rows:
+        return None
+    names = list(dict.fromkeys(one.transport for row in rows for one in row))
+    base = looks([one.key for one in series])
+    look = {
+        one.key: Look(base[one.key].colour, "o", _HOLLOW_LINE if number else "-", number > 0)
+        for row in rows
+        for one in row
+        for number in [names.index(one.transport)]
+    }
+    shown = {
+        name or "not noted": Look(INK, "o", _HOLLOW_LINE if number else "-", number > 0)
+        for number, name in enumerate(names)
+    }
+    titles = [_and_transport(row[0].title, title_of(row[0].traffic)) for row in rows]
+    return _grid("transports", caption, rows, titles, look, shown, setting)
+
+
+def _of(look: Look) -> tuple[str, Any]:
+    return look.marker, look.line
+
+
+def _and_transport(title: str, transport: str) -> str:
+    return f"{title}, {transport}" if transport else title
+
+
+def _grid(
+    name: str,
+    caption: str,
+    rows: list[list[Series]],
+    titles: list[str],
+    look: dict[tuple[str, str, str], Look],
+    shown: dict[str, Look],
+    setting: Setting,
+) -> Drawn | None:
+    """One row of panels a group of series, one column a load; None where no series has a point near either."""
+    found = {
+        (number, share): [(one, point) for one in row if (point := _with_times(one, share)) is not None]
+        for number, row in enumerate(rows)
+        for share in (LIGHT_SHARE, HEAVY_SHARE)
+    }
+    shares = [share for share in (LIGHT_SHARE, HEAVY_SHARE) if any(found[n, share] for n in range(len(rows)))]
+    if not shares:
+        return None
+    labels = [line_handle(text, linestyle=each.line, linewidth=1.3, **each.marks) for text, each in shown.items()]
+    panels = [(number, share) for number in range(len(rows)) for share in shares if found[number, share]]
+    on = sheet(len(panels), 2, (3.9, 2.3), labels)
+    parts = []
+    for axes, (number, share) in zip(on.panels, panels, strict=True):
+        for one, point in found[number, share]:
+            parts.append(_distribution(on, axes, one, point, look[one.key]))
+        _axes(axes, [point for _, point in found[number, share]], share)
+        load = share * setting.capacity_gbps
+        axes.set_title(label(f"{titles[number]}: about {100 * share:.0f} % ({load:g} Gbit/s)"), loc="left")
+    return on.drawn(name, caption, pd.concat(parts, ignore_index=True))
+
+
+def _with_times(series: Series, share: float) -> Point | None:
+    point = nearest_point(series, share)
+    return point if point is not None and len(point.iteration_s) else None
+
+
+def _distribution(on: Sheet, axes: Axes, series: Series, point: Point, look: Look) -> pd.DataFrame:
+    times = np.sort(point.iteration_s)
+    shares = np.arange(1, len(times) + 1) / len(times)
+    if len(times) > _STEPS:
+        last = len(times) - 1
+        spread_out = (np.linspace(0, last, _STEPS), np.linspace(0.98 * last, last, _STEPS))
+        kept = np.unique(np.concatenate(spread_out).round().astype(int))
+        times, shares = times[kept], shares[kept]
+    axes.plot(
+        np.concatenate((times[:1], times)), np.concatenate(([0.0], shares)), drawstyle="steps-post", color=look.colour,
+        linestyle=look.line, linewidth=1.3, zorder=2,
+    )  # fmt: skip
+    tail, middle = point.p99_s or times[-1], float(np.median(point.iteration_s))
+    if point.p99_low_s is not None:
+        high = point.p99_high_s if point.p99_high_s is not None else times[-1]
+        axes.plot([point.p99_low_s, high], [0.99, 0.99], color=look.colour, linewidth=3.2, alpha=0.4, zorder=3,
+                  solid_capstyle="butt")  # fmt: skip
+    said = words(series, point)
+    on.mark(
+        axes, [middle, tail], [0.5, 0.99], [f"{said}\nmedian {middle:.4g} s", said], markersize=4.5, zorder=4,
+        **look.marks,
+    )  # fmt: skip
+    rows = pd.DataFrame({"iteration_s": times, "share_at_or_below": shares})
+    about: dict[str, Any] = {"model": series.title, "traffic": series.traffic, "transport": series.transport}
+    about["bandwidth_gbps"] = point.cross_gbps
+    for place, (column, value) in enumerate(about.items()):
+        rows.insert(place, column, value)
+    return rows
+
+
+def _axes(axes: Axes, points: Sequence[Point], share: float) -> None:
+    shortest = min(float(point.iteration_s.min()) for point in points)
+    longest = max(float(point.iteration_s.max()) for point in points)
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel("share of iterations")
+    if share > 0.5 and longest > 3 * shortest:  # only heavy loads span decades, as in figure 3-5 (b)
+        axes.set_xscale("log")
+        plain_ticks(axes.xaxis, shortest, longest)
+    axes.set_xlabel("iteration time in s" + (" (logarithmic)" if axes.get_xscale() == "log" else ""))
+
+
+def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting: Setting) -> Drawn | None:
+    """How much iterations spread at a light and a heavy load, and how many times as long they take at the heavy one."""
+    kept = [(one, tail) for one, tail in zip(series, found, strict=True) if tail.heavy is not None]
+    if not kept:
+        return None
+    labels = [
+        line_handle(
+            f"at about {100 * LIGHT_SHARE:.0f} % of C", color=INK, marker="o", linestyle="none", markerfacecolor="white"
+        ),
+        line_handle(f"at about {100 * HEAVY_SHARE:.0f} % of C", color=INK, marker="o", linestyle="none"),
+        line_handle("95 % interval", color=INK, linewidth=1.6),
+        line_handle("thesis", color=FAINT, marker="x", linestyle="none"),
+    ]
+    on = sheet(2, 2, (3.0, 0.3 + 0.26 * len(kept)), labels, left=1.75)
+    look = looks([one.key for one in series])
+    for number, (one, tail) in enumerate(kept):
+        _spread_row(on, on.panels[0], number, one, tail, look[one.key])
+        _growth_row(on, on.panels[1], number, one, tail, look[one.key])
+    _spread_axis(on.panels[0], [tail for _, tail in kept])
+    _rows(on.panels[0], [_short(one) for one, _ in kept])
+    _rows(on.panels[1], [_short(one) for one, _ in kept])
+    on.panels[0].set_title("spread of iteration times", loc="left")
+    on.panels[0].set_xlabel("standard deviation over mean, in %")
+    on.panels[1].set_title(f"growth at {100 * HEAVY_SHARE:.0f} % load", loc="left")
+    on.panels[1].set_xlabel("times as long as without cross traffic")
+    loads = (
+        f"{100 * LIGHT_SHARE:.0f} % and {100 * HEAVY_SHARE:.0f} % of the capacity of {setting.capacity_gbps:g} Gbit/s"
+    )
+    caption = (
+        f"Left: standard deviation of the iteration times over their mean at about {loads}. Right: how many times as "
+        "long an iteration takes at the heavy load as without cross traffic, with the 95 % interval of the ratio of "
+        "the means."
+    )
+    return on.drawn("spread-and-growth", caption, _table(kept))
+
+
+def _short(series: Series) -> str:
+    text = ", ".join(part for part in (series.title, series.traffic, series.transport) if part)
+    return text if len(text) <= 24 else text[:23] + "…"
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(names)), [label(name) for name in names], fontsize=8)
+
+
+def _spread_axis(axes: Axes, found: Sequence[Tails]) -> None:
+    spreads = [
+        100 * loaded.spread
+        for tail in found
+        for loaded in (tail.light, tail.heavy)
+        if loaded is not None and loaded.spread
+    ]
+    if spreads:
+        axes.set_xscale("log")
+        axes.set_xlim(min(spreads) / 1.6, max(spreads) * 1.6)
+        ticks = [
+            value
+            for value in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+            if min(spreads) / 2 < value < max(spreads) * 2
+        ]
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _spread_row(on: Sheet, axes: Axes, number: int, series: Series, found: Tails, look: Look) -> None:
+    ends = [loaded for loaded in (found.light, found.heavy) if loaded is not None and loaded.spread]
+    if not ends:
+        return
+    at = [100 * (loaded.spread or 0.0) for loaded in ends]
+    axes.plot(at, [number] * len(at), color=look.colour, linewidth=1.0, zorder=2)
+    for loaded, value in zip(ends, at, strict=True):
+        said = f"{name_of(series)}\n{loaded.bandwidth_gbps:.2f} Gbit/s cross traffic\nspread {value:.2g} %"
+        if loaded.iterations is not None:
+            said += f"\n{counted(loaded.iterations, 'iteration')}"
+        face = "white" if loaded is found.light else look.colour
+        on.mark(axes, [value], [number], [said], marker="o", color=look.colour, markerfacecolor=face, zorder=3)
+
+
+def _growth_row(on: Sheet, axes: Axes, number: int, series: Series, found: Tails, look: Look) -> None:
+    there = thesis.GROWTH_AT_HEAVY.get(series.model) if series.traffic in ("consistent", "burst") else None
+    if there is not None:
+        axes.plot([there], [number], marker="x", color=FAINT, zorder=1)
+    if found.growth is None or found.heavy is None:
+        return
+    said = f"{name_of(series)}\n{found.heavy.bandwidth_gbps:.2f} Gbit/s cross traffic\n{found.growth:.3g} times as long"
+    if found.growth_interval is not None:
+        low, high = found.growth_interval
+        axes.plot([low, high], [number, number], color=look.colour, linewidth=1.6, zorder=2)
+        said += f" ({low:.3g} to {high:.3g})"
+    on.mark(axes, [found.growth], [number], [said], marker="o", color=look.colour, markersize=4.5, zorder=3)
+
+
+def _table(kept: Sequence[tuple[Series, Tails]]) -> pd.DataFrame:
+    rows = []
+    for one, tail in kept:
+        low, high = tail.growth_interval or (None, None)
+        row: dict[str, Any] = {"model": one.title, "traffic": one.traffic, "transport": one.transport}
+        for name, loaded in (("light", tail.light), ("heavy", tail.heavy)):
+            row[f"{name}_bandwidth_gbps"] = None if loaded is None else loaded.bandwidth_gbps
+            row[f"{name}_mean_s"] = None if loaded is None else loaded.mean_s
+            row[f"{name}_p99_s"] = None if loaded is None else loaded.p99_s
+            row[f"{name}_spread"] = None if loaded is None else loaded.spread
+        rows.append(row | {"growth": tail.growth, "growth_low": low, "growth_high": high})
+    return pd.DataFrame(rows)

@@ -1,0 +1,163 @@
+"""Where a sweep departs from what the thesis leads one to expect; the report says each departure plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ringtap.analysis import thesis
+from ringtap.analysis.sweeps.series import Series
+from ringtap.units import counted
+
+NO_LOAD_TOLERANCE = 0.10
+FALL_TOLERANCE = 0.05  # of the mean: a smaller fall between neighbouring loads is noise
+VOLUME_OVER_DEMAND = (0.9, 1.6)
+VGG_R2_LOG = 0.97
+CHOSEN_R2 = 0.9
+PRECHECK_SHARE = 0.88
+MOST_LATE_SHARE = 0.03
+HEAVY_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation.
+
+    Attributes:
+        subject: series or part of the testbed.
+        expected: the expectation, in words.
+        found: what was found, in words.
+        ok: whether it holds; None where it could not be judged.
+    """
+
+    subject: str
+    expected: str
+    found: str
+    ok: bool | None
+
+
+def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
+    """Compare series with the expectations; ``info`` is their sweep's run.json, empty for a table."""
+    found = [_precheck(item) for item in info.get("precheck") or []]
+    every = list(series)
+    for one in every:
+        found += [
+            *_punctual(one),
+            *_undisturbed(one),
+            *_no_load(one),
+            _rises(one),
+            _volume(one),
+            *_vgg(one),
+            _chosen(one),
+        ]
+    return found + [check for one in every if one.traffic == "burst" for check in _tails(one, every)]
+
+
+def _precheck(item: dict[str, Any]) -> Check:
+    subject, share = f"{item.get('kind', '?')} traffic", item.get("share_of_capacity")
+    required = float(item.get("required_share", PRECHECK_SHARE))  # real links are only loaded as far as the plan asks
+    expected = f"the generator alone reaches {required:.0%} of capacity"
+    if not isinstance(share, int | float):
+        return Check(subject, expected, "what it reached was not recorded", None)
+    return Check(subject, expected, f"it reached {share:.1%}", share >= required)
+
+
+def _punctual(series: Series) -> list[Check]:
+    late = [point.late_share for point in series.points if point.late_share is not None]
+    if not late:
+        return []
+    over = [share for share in late if share > MOST_LATE_SHARE]
+    expected = f"the machine kept time: at most {MOST_LATE_SHARE:.0%} of the samples of a window late"
+    found = f"{len(over)} of {counted(len(late), 'window')} above it" if over else "it did"
+    return [Check(series.name, expected, f"{found}; {max(late):.1%} in the worst", not over)]
+
+
+def _undisturbed(series: Series) -> list[Check]:
+    disturbed = [point.disturbed for point in series.points if point.disturbed]
+    known = any(point.other_bps is not None for point in series.points)
+    if not known and not disturbed:
+        return []
+    found = f"{len(disturbed)} of {len(series.points)} points disturbed: {disturbed[0][0]}" if disturbed else "it was"
+    return [Check(series.name, "the links were whole and the sweep's alone", found, not disturbed)]
+
+
+def _no_load(series: Series) -> list[Check]:
+    over_tcp = thesis.NO_LOAD_TCP_S if thesis.carrier(series.transport) == "TCP" else {}
+    published = over_tcp.get(series.model, thesis.NO_LOAD_S.get(series.model))
+    if published is None:
+        return []
+    expected = f"iteration time without cross traffic within 10 % of {published:g} s ({thesis.NO_LOAD_TABLE})"
+    if series.no_load_s is None:
+        return [Check(series.name, expected, "no point without cross traffic was measured", None)]
+    off = series.no_load_s / published - 1
+    return [Check(series.name, expected, f"{series.no_load_s:.3f} s, {off:+.1%}", abs(off) <= NO_LOAD_TOLERANCE)]
+
+
+def _rises(series: Series) -> Check:
+    expected = "the mean iteration time rises with the load"
+    loads, times = series.loads_gbps, series.times_s
+    if len(times) < 2:
+        return Check(series.name, expected, "fewer than two points were measured", None)
+    falls = [
+        f"{times[i - 1]:.3f} s at {loads[i - 1]:.1f} Gbit/s but {times[i]:.3f} s at {loads[i]:.1f} Gbit/s"
+        for i in range(1, len(times))
+        if times[i] < (1 - FALL_TOLERANCE) * times[i - 1]
+    ]
+    return Check(series.name, expected, "; ".join(falls) or "it does", not falls)
+
+
+def _volume(series: Series) -> Check:
+    low, high = VOLUME_OVER_DEMAND
+    expected = f"data volume of the congestion point from {low:g} to {high:g} times the demand"
+    point = series.congestion.point
+    if point is None:
+        return Check(series.name, expected, f"there is no congestion point: {series.congestion.reason}", None)
+    ratio = point.data_mb * 1e6 / series.demand.worker_bytes
+    found = f"{point.data_mb:.1f} MB, {ratio:.2f} times {series.demand.worker_bytes / 1e6:.1f} MB"
+    return Check(series.name, expected, found, low <= ratio <= high)
+
+
+def _vgg(series: Series) -> list[Check]:
+    if (series.model, series.traffic) != ("vgg16", "consistent"):
+        return []
+    expected = f"R² of ln t at least {VGG_R2_LOG:g} with n = 1/2 (equation 3.5)"
+    half = next((fit for fit in series.fit.candidates if fit.n == 0.5 and not fit.free), None) if series.fit else None
+    if half is None or half.r2_log is None:
+        return [Check(series.name, expected, series.fit_reason or "R² is undefined", None)]
+    return [Check(series.name, expected, f"{half.r2_log:.4f}", half.r2_log >= VGG_R2_LOG)]
+
+
+def _tails(burst: Series, every: list[Series]) -> list[Check]:
+    """In the thesis times at high load spread by 7.8 % of the mean (consistent) and by 39.3 % (burst)."""
+    consistent = next((one for one in every if one.key == (burst.model, "consistent", burst.transport)), None)
+    if consistent is None:
+        return []
+    expected = "burst traffic spreads iteration times more than consistent traffic of the same load, from half of C on"
+    spreads = [_spreads(one, HEAVY_SHARE * one.capacity_gbps) for one in (burst, consistent)]
+    shared = sorted(spreads[0].keys() & spreads[1].keys())
+    if not shared:
+        return [Check(burst.name, expected, "they have no such load in common", None)]
+    of_burst, of_consistent = (sum(each[load] for load in shared) / len(shared) for each in spreads)
+    found = (
+        f"standard deviation {of_burst:.1%} of the mean, and {of_consistent:.1%}, over {counted(len(shared), 'load')}"
+    )
+    return [Check(burst.name, expected, found, of_burst > of_consistent)]
+
+
+def _spreads(series: Series, heavy_gbps: float) -> dict[float, float]:
+    """Standard deviation over mean by load, at heavy loads."""
+    found = {}
+    for point in series.points:
+        # a table knows no requested loads; its own are the same for all kinds where it is made from a plan
+        load = point.cross_gbps if point.requested_gbps is None else point.requested_gbps
+        if point.variation is not None and load is not None and load >= heavy_gbps:
+            found[load] = point.variation
+    return found
+
+
+def _chosen(series: Series) -> Check:
+    expected = f"R² of the chosen fit at least {CHOSEN_R2:g}"
+    if series.fit is None or series.fit.r2 is None:
+        return Check(series.name, expected, series.fit_reason or "R² is undefined", None)
+    return Check(series.name, expected, f"{series.fit.r2:.4f} with {series.fit.name}", series.fit.r2 >= CHOSEN_R2)

@@ -1,0 +1,177 @@
+"""What a report is made from: a sweep's run directory, or a table of iteration times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringtap.analysis.runs.run import SweepRun
+from ringtap.analysis.sweeps.series import Series, analyse
+from ringtap.analysis.sweeps.sweep_csv import read_table
+from ringtap.analysis.workers import ALONE, Workers
+from ringtap.json_validation import ShapeError, whole
+from ringtap.rundir import read_node, read_points
+
+_SETTINGS = ("net.ipv4.tcp_congestion_control", "net.ipv4.tcp_ecn", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
+_LOOPBACK = "lo"
+
+
+def environment(sweep: SweepRun) -> dict[str, Any]:
+    """What is known of the machines; plain values, absent ones left out or None.
+
+    Returns:
+        ``machines``: one item a node with ``node``, ``host``, ``kernel``, ``architecture``, ``python``, ``processors``,
+        ``memory_bytes``, ``nics`` (``name``, ``speed_mbps``, ``mtu``, ``driver``, ``qdisc``, ``rate_bps``) and
+        ``settings``; ``conductor``: the machine that ran the sweep; ``not_recorded``: collectors that failed, and why.
+    """
+    machines: dict[str, dict[str, Any]] = {}
+    collectors: dict[tuple[str, str, str], set[str]] = {}
+    for directory in dict.fromkeys(window["directory"] for window in sweep.windows):
+        for path in sorted((sweep.path / directory / "nodes").glob("*/node.json")):
+            item = _read(path)
+            node, facts = whole(path.parent.name), _dict(item.get("before")) or _dict(item.get("after"))
+            if facts and node not in machines:
+                machines[node] = {"node": node, **_machine(facts)}
+            for name, told in _dict(item.get("collectors")).items():
+                state, reason = str(_dict(told).get("state", "?")), str(_dict(told).get("reason", ""))
+                if state != "ok":
+                    collectors.setdefault((str(name), state, reason), set()).add(node)
+    host = _dict(_dict(sweep.info.get("calibration")).get("host"))
+    return {
+        "machines": [machines[node] for node in sorted(machines)],
+        "conductor": {key: host.get(key) for key in ("name", "kernel", "python", "processors")} if host else None,
+        "not_recorded": [
+            {"what": f"{name} on {', '.join(sorted(nodes))}", "why": reason or state}
+            for (name, state, reason), nodes in collectors.items()
+        ],
+    }
+
+
+def _machine(facts: dict[str, Any]) -> dict[str, Any]:
+    links = _dict(facts.get("links"))
+    nics = [
+        {
+            "name": str(name),
+            "speed_mbps": _dict(nic).get("speed") or None,
+            "mtu": _dict(nic).get("mtu"),
+            "driver": _dict(nic).get("driver"),
+            "qdisc": _dict(links.get(name)).get("qdisc"),
+            "rate_bps": _dict(links.get(name)).get("rate_bps"),
+        }
+        for name, nic in sorted(_dict(facts.get("nics")).items())
+        if name != _LOOPBACK
+    ]
+    sysctls = _dict(facts.get("sysctls"))
+    return {
+        "host": facts.get("host"),
+        "kernel": facts.get("kernel"),
+        "architecture": facts.get("machine"),
+        "python": facts.get("python"),
+        "processors": facts.get("cpus"),
+        "memory_bytes": facts.get("memory_bytes"),
+        "nics": nics,
+        "settings": {name: " ".join(str(sysctls[name]).split()) for name in _SETTINGS if sysctls.get(name) is not None},
+    }
+
+
+def _dict(item: Any) -> dict[str, Any]:
+    return item if isinstance(item, dict) else {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_node(path)
+    except (OSError, ShapeError):
+        return {}  # cut off while it was written: docs/run-directory.md lets a node end at any byte
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Series of measurements and what is known of how they were made.
+
+    Attributes:
+        name: what to call them.
+        source: the directory's or the file's name.
+        folder: where a report goes when nothing else is said.
+        series: the series.
+        capacity_gbps: full-size capacity of the bottleneck.
+        scale: full-size rate over the rate of the testbed.
+        info: run.json; empty for a table.
+        plan: the plan as resolved, or what of one a table tells.
+        environment: as `ringtap.analysis.report.inputs.environment`.
+        not_collected: list of ``{what, why}``.
+        torn: torn last records dropped, by file.
+        rejected: windows that were measured again.
+    """
+
+    name: str
+    source: str
+    folder: Path
+    series: list[Series]
+    capacity_gbps: float
+    scale: float
+    info: dict[str, Any]
+    plan: dict[str, Any]
+    environment: dict[str, Any]
+    not_collected: list[dict[str, str]] = field(default_factory=list)
+    torn: dict[str, int] = field(default_factory=dict)
+    rejected: int = 0
+
+
+def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> Measured:
+    """Measure the points of a sweep and analyse them; ``workers`` read its jobs.
+
+    Raises:
+        UsageError: one that cannot be read.
+    """
+    series, plan, name = analyse(sweep, workers), sweep.plan, sweep.path.resolve().name
+    around = environment(sweep)
+    return Measured(
+        name=str(plan.get("name") or name),
+        source=name,
+        folder=sweep.path / "report",
+        series=series,
+        capacity_gbps=float(plan["capacity_bps"]) * float(plan["scale"]) / 1e9,
+        scale=float(plan["scale"]),
+        info=sweep.info,
+        plan=plan,
+        environment=around,
+        not_collected=[*(sweep.info.get("not_collected") or []), *around["not_recorded"]],
+        torn=sweep.torn,
+        rejected=len(read_points(sweep.path / "rejected.jsonl")[0]),
+    )
+
+
+def of_table(path: Path, capacity_gbps: float, workers: int | None) -> Measured:
+    """Read a table of iteration times and analyse it.
+
+    Raises:
+        UsageError: as `ringtap.analysis.sweeps.sweep_csv.read_table`.
+    """
+    table = read_table(path, capacity_gbps, workers)
+    models = {
+        one.model: {"name": one.model, "title": one.title, "parameters": one.demand.parameters} for one in table.series
+    }
+    kinds = list(dict.fromkeys(one.traffic for one in table.series))
+    absent = [
+        {"what": "machines, links and counters", "why": f"{path.name} is a table of iteration times and loads alone"}
+    ]
+    if not table.by_iteration:
+        absent.append(
+            {"what": "single iteration times", "why": f"a row of {path.name} is a point: no distributions or intervals"}
+        )
+    if table.ignored:
+        absent.append({"what": f"columns {', '.join(table.ignored)}", "why": "they say nothing to this report"})
+    return Measured(
+        name=path.stem,
+        source=path.name,
+        folder=Path(f"{path.stem}-report"),
+        series=table.series,
+        capacity_gbps=capacity_gbps,
+        scale=1.0,
+        info={"status": "complete", "rows": table.rows, "by_iteration": table.by_iteration},
+        plan={"models": list(models.values()), "traffic": kinds, "topology": {}},
+        environment={"machines": [], "conductor": None, "not_recorded": []},
+        not_collected=absent,
+    )

@@ -1,0 +1,199 @@
+"""Report pages and the files beside them, of a sweep and of one job alike."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ringtap.analysis.plots.figure import Drawn
+from ringtap.analysis.plots.style import FAINT, INK, title_of
+from ringtap.units import format_rate, format_size
+
+# colours that change with the page: on a dark one the sheet is dark and ink is light
+_COLOURS = {
+    "#ffffff": "sheet",
+    INK: "ink",
+    FAINT: "faint",
+    "#dddddd": "grid",
+    "#555555": "edge",
+    "#444444": "tick",
+    "#0072b2": "blue",
+    "#d55e00": "vermilion",
+    "#009e73": "green",
+    "#aa4499": "purple",
+    "#000000": "black",
+}
+_BEFORE_SVG = re.compile(r"^.*?<svg[^>]*>", re.DOTALL)
+_METADATA = re.compile(r"<metadata>.*?</metadata>\s*|<defs>\s*<style.*?</style>\s*</defs>\s*", re.DOTALL)
+_VIEW_BOX = re.compile(r'viewBox="([-0-9. ]+)"')
+_ID = re.compile(r'\bid="([^"]*)"')
+_REFERENCE = re.compile(r'(url\(|xlink:href=")#')
+_ATTRIBUTE_COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
+_LEAST_ID = re.compile(r' id="(?!f\d+-(?:marks-|m[0-9a-f]{8,}|p[0-9a-f]{8,}|C\d))[^"]*"')
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure for the template.
+
+    Attributes:
+        name: file name without its ending.
+        caption: what it shows.
+        svg: the drawing, to be put in unescaped.
+        csv: its numbers as a data URI.
+        parts: the same in pieces that use the drawing, one below the other, for a narrow page; unescaped, too.
+    """
+
+    name: str
+    caption: str
+    svg: str
+    csv: str
+    parts: str
+
+
+def page_figures(drawn: Sequence[Drawn], folder: Path) -> list[PageFigure]:
+    """Figures whose files were written into a folder, as the page holds them."""
+    return [_page_figure(number, one, folder) for number, one in enumerate(drawn)]
+
+
+def data_uri(content: bytes, kind: str) -> str:
+    """Content as an address of its own."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
+    text = (folder / f"{drawn.name}.svg").read_text(encoding="utf-8")
+    view_box = _VIEW_BOX.search(text)
+    if view_box is None:
+        raise ValueError(f"{drawn.name}.svg has no viewBox")
+    body = _METADATA.sub("", _BEFORE_SVG.sub("", text, count=1)).replace("</svg>", "").strip()
+    body = _with_words(body, drawn.marks)
+    # ids are those of one file; a page has several
+    body = _ID.sub(rf'id="f{number}-\1"', body)
+    body = _LEAST_ID.sub("", _REFERENCE.sub(rf"\1#f{number}-", body))
+    body = _ATTRIBUTE_COLOUR.sub(_variable, body)
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" role="img" '
+        f'viewBox="{view_box[1]}" aria-label="{html.escape(drawn.caption)}">\n<g id="f{number}-all">{body}</g>\n</svg>'
+    )
+    parts = "\n".join(
+        f'<svg class="figure part" aria-hidden="true" viewBox="{" ".join(f"{value:g}" for value in box)}">'
+        f'<use href="#f{number}-all"/></svg>'
+        for box in drawn.boxes
+    )
+    csv = data_uri((folder / f"{drawn.name}.csv").read_bytes(), "text/csv")
+    return PageFigure(drawn.name, drawn.caption, svg, csv, parts)
+
+
+def _variable(found: re.Match[str]) -> str:
+    name = _COLOURS.get(found[2])
+    return found[0] if name is None else f"{found[1]}: var(--{name}, {found[2]})"
+
+
+def _with_words(body: str, marks: dict[str, list[str]]) -> str:
+    """Each mark with its words as a title, which browsers show where it is pointed at, without any script."""
+    for name, words in marks.items():
+        start = body.index(f'<g id="{name}">')
+        # the mark's shape, unless an earlier one is the same, then a group with one use of it for each pair of numbers
+        uses = body.index("<g clip-path", start)
+        end = body.index("</g>", uses)
+        parts = body[uses:end].split("/>")
+        if len(parts) != len(words) + 1:
+            raise ValueError(f"{name} has {len(parts) - 1} marks for {len(words)} words")
+        said = [f"><title>{html.escape(text)}</title></use>" for text in words]
+        filled = "".join(part + text for part, text in zip(parts, [*said, ""], strict=True))
+        body = body[:uses] + filled + body[end:]
+    return body
+
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a report left behind.
+
+    Attributes:
+        summary: the outcome in a few lines.
+        paths: the files: page, data, table, then those of the figures.
+        json_path: report.json.
+    """
+
+    summary: str
+    paths: list[Path]
+    json_path: Path
+
+
+def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folder: Path, table: str) -> str:
+    """The page, with everything in it.
+
+    Args:
+        template: name of its template.
+        data: what it says.
+        drawn: its figures, whose files are in ``figures/``.
+        folder: where report.json and the table are.
+        table: name of the table that it offers.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"num": _number, "pct": _percent, "rate": _rate, "size": _size, "kind": title_of}
+    images = {one.name: one for one in page_figures(drawn, folder / "figures")}
+    downloads = {
+        "table": data_uri((folder / table).read_bytes(), "text/csv"),
+        "data": data_uri((folder / "report.json").read_bytes(), "application/json"),
+    }
+    return environment.get_template(template).render(data=data, images=images, downloads=downloads)
+
+
+def publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> list[Path]:
+    """Rename the new files into place; figures that this report no longer has go.
+
+    Args:
+        new: a folder beside them with the page, report.json, the table and ``figures/``.
+        folder: where they go.
+        table: name of the table.
+        figures: names of every figure that a report of this kind may have, in its order.
+
+    Returns:
+        The files, as in `Written`.
+    """
+    (folder / "figures").mkdir(exist_ok=True)
+    names = ["report.html", "report.json", table]
+    names += [f"figures/{path.name}" for name in figures for path in sorted((new / "figures").glob(f"{name}.*"))]
+    for name in names:
+        (new / name).replace(folder / name)
+    for name in figures:
+        for path in (folder / "figures").glob(f"{name}.*"):
+            if f"figures/{path.name}" not in names:
+                path.unlink()
+    shutil.rmtree(new / "figures")
+    return [folder / name for name in names]
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _percent(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value * 100:.{digits}f} %"
+
+
+def _rate(bps: float | None) -> str:
+    return "–" if bps is None else format_rate(bps)
+
+
+def _size(count: float | None) -> str:
+    return "–" if count is None else format_size(count)

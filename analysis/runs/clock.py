@@ -1,0 +1,188 @@
+"""A node's clock against the run's reference clock, by clock/clock.json (docs/clocks.md).
+
+CLOCK_REALTIME may be set while a run lasts. Times are therefore taken off all steps first: what the clock would have
+shown had nobody set it. Such times never jump, and a line for each segment leads from one node's to another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.rundir import CLOCK
+from ringtap.json_validation import ShapeError, load_json
+
+Integers = npt.NDArray[np.int64]
+
+
+class ClockStep(NamedTuple):
+    """CLOCK_REALTIME was set forward by ``step_ns`` between two times of CLOCK_MONOTONIC, to ``t_ns`` at the second."""
+
+    mono_before_ns: int
+    mono_ns: int
+    t_ns: int
+    step_ns: int
+
+
+class ClockLine(NamedTuple):
+    """From ``from_ns`` on, a clock is ``offset_ns`` + ``drift_ppm`` * 1e-6 * (t - ``t0_ns``) ahead of the reference."""
+
+    from_ns: int
+    t0_ns: int
+    offset_ns: float
+    drift_ppm: float
+
+
+@dataclass(frozen=True)
+class NodeClock:
+    """A node's CLOCK_REALTIME against the reference node's, both as if they had not been set during the run.
+
+    Attributes:
+        lines: the offset in each segment, in order of time.
+        error_ns: bound of the offset's error; None: the offset was not measured.
+        reference: name of the reference node; empty where not measured.
+        steps: when the clock was set, in order of time.
+    """
+
+    lines: tuple[ClockLine, ...] = (ClockLine(0, 0, 0.0, 0.0),)
+    error_ns: float | None = None
+    reference: str = ""
+    steps: tuple[ClockStep, ...] = ()
+
+    def unstepped(self, t_ns: Integers, mono_ns: Integers | None = None) -> Integers:
+        """Times that this clock showed, as it would have shown them without its steps; 0 (not known) stays 0.
+
+        Args:
+            t_ns: CLOCK_REALTIME.
+            mono_ns: CLOCK_MONOTONIC at the same moments. Without it ``t_ns`` must be in the order in which it was read,
+                and times within the second in which the clock was set may be off by the step.
+        """
+        result = np.array(t_ns, np.int64)
+        after = np.ones(len(result), bool)
+        for step in self.steps:
+            if mono_ns is None:
+                after &= _after_by_order(np.asarray(t_ns, np.int64), after, step)
+            else:
+                gap_ns = np.asarray(t_ns, np.int64) - mono_ns
+                moved = np.abs(gap_ns - (step.t_ns - step.mono_ns)) < abs(step.step_ns) / 2
+                after = (mono_ns >= step.mono_ns) | ((mono_ns > step.mono_before_ns) & moved)
+            result[after] -= step.step_ns
+        return np.where(np.asarray(t_ns) == 0, 0, result)
+
+    def on_reference(self, t_ns: Integers, mono_ns: Integers | None = None) -> Integers:
+        """Times that this clock showed, on the reference's; arguments as for `unstepped`."""
+        return self.to_reference(self.unstepped(t_ns, mono_ns))
+
+    def _offset_ns(self, t_ns: Integers) -> Integers:
+        columns = [np.array(column) for column in zip(*self.lines, strict=True)]
+        line = np.maximum(np.searchsorted(columns[0], t_ns, side="right") - 1, 0)
+        t0_ns, offset_ns, drift_ppm = (column[line] for column in columns[1:])
+        found: Integers = np.rint(offset_ns + (t_ns - t0_ns) * (drift_ppm * 1e-6)).astype(np.int64)
+        return found
+
+    def to_reference(self, t_ns: Integers) -> Integers:
+        """Unstepped times of this clock on the reference's; 0 (not known) stays 0."""
+        return np.where(t_ns == 0, 0, t_ns - self._offset_ns(t_ns))
+
+    def from_reference(self, t_ns: Integers) -> Integers:
+        """Times of the reference's clock as unstepped ones of this clock."""
+        near = t_ns + self._offset_ns(t_ns)
+        return t_ns + self._offset_ns(near)
+
+
+def _after_by_order(t_ns: Integers, after_last: npt.NDArray[np.bool_], step: ClockStep) -> npt.NDArray[np.bool_]:
+    """Mark the times, in the order in which a clock showed them, that are later than a step.
+
+    Set forward, a clock leaves a gap: what lies behind its middle is later. Set back, it shows times twice: later is
+    what follows the first time that goes back by more than half the step, and what the clock had not shown before.
+    """
+    window_ns = step.mono_ns - step.mono_before_ns
+    if step.step_ns > 0:
+        return t_ns >= step.t_ns - (step.step_ns + window_ns) // 2
+    latest = np.maximum.accumulate(np.where(after_last, t_ns, np.iinfo(np.int64).min)) if len(t_ns) else t_ns
+    back = after_last & (t_ns != 0) & (t_ns < latest + step.step_ns // 2)
+    return np.logical_or.accumulate(back) | (t_ns > step.t_ns - step.step_ns)
+
+
+def read_clock(path: Path) -> NodeClock:
+    """A node's clock/clock.json.
+
+    Raises:
+        OSError: it is not there, or not to be read.
+        ShapeError: it is damaged.
+    """
+    item = load_json(path, CLOCK)
+    reference = item.get("reference") or ""
+    steps = steps_of(item.get("steps"))
+    clock = NodeClock(reference=reference, steps=steps)
+    if path.parents[1].name == reference:
+        return NodeClock(error_ns=0.0, reference=reference, steps=steps)
+    fit = item.get("fit")
+    parts = [part for part in item.get("segments") or [fit] if part and part["offset_ns"] is not None]
+    if fit and parts:
+        errors = [float(part["error_ns"]) for part in parts if part.get("error_ns") is not None]
+    else:
+        parts = [one for one in item.get("measurements") or [] if one.get("error_ns") is not None]
+        parts = [one for one in parts if one["offset_ns"] is not None]
+        parts = sorted(parts, key=lambda one: float(one["error_ns"]))[:1]
+        errors = [float(part["error_ns"]) for part in parts]
+    if not parts:
+        return clock
+    lines = _lines(clock, sorted(parts, key=_middle), _reference_steps(path, reference))
+    return NodeClock(tuple(lines), max(errors) if errors else None, reference, steps)
+
+
+def steps_of(items: Any) -> tuple[ClockStep, ...]:
+    """Steps by the list of clock.json (``steps``) or node.json (``clock_steps``); none where these do not say when."""
+    found = [item for item in items or [] if all(name in item for name in ClockStep._fields)]
+    return tuple(sorted(ClockStep(*(item[name] for name in ClockStep._fields)) for item in found))
+
+
+def _reference_steps(path: Path, reference: str) -> tuple[ClockStep, ...]:
+    """Steps of the reference's clock; none where its clock.json is missing or damaged."""
+    try:
+        item = load_json(path.parents[2] / reference / "clock" / "clock.json", CLOCK)
+        return steps_of(item.get("steps"))
+    except (OSError, ShapeError):
+        return ()
+
+
+def _middle(part: dict[str, Any]) -> int:
+    """CLOCK_MONOTONIC in the middle of a segment, or of a measurement; 0 where it does not say."""
+    first = int(part.get("from_mono_ns") or part.get("mono_ns") or 0)
+    return (first + int(part.get("to_mono_ns") or first)) // 2
+
+
+def _lines(clock: NodeClock, parts: Sequence[dict[str, Any]], theirs: tuple[ClockStep, ...]) -> list[ClockLine]:
+    """Segments as lines between clocks without steps.
+
+    The offset between two such clocks has no jumps: where the reference was set, the next segment's offset goes on
+    where the last one's ended.
+    """
+    reference = NodeClock(steps=theirs)
+    sums_ns = np.cumsum([0, *(step.step_ns for step in theirs)])
+    lines: list[ClockLine] = []
+    for part in parts:
+        offset_ns, drift_ppm = float(part["offset_ns"]), float(part.get("drift_ppm") or 0.0)
+        t0_ns, from_ns = (part.get(name) or 0 for name in ("t0_ns", "from_ns"))
+        t0_ns = t0_ns or part.get("t_ns") or 0
+        own_ns = 0  # steps of this clock before the segment
+        if clock.steps and (middle := _middle(part)):
+            t_ns = from_ns + middle - (part.get("from_mono_ns") or middle)
+            own_ns = t_ns - int(clock.unstepped(np.array([t_ns]), np.array([middle]))[0])
+        line = ClockLine(from_ns - own_ns, t0_ns - own_ns, offset_ns - own_ns, drift_ppm)
+        if lines:
+            last = lines[-1]
+            ended_ns = last.offset_ns + last.drift_ppm * 1e-6 * (line.from_ns - last.t0_ns)
+            here_ns = line.offset_ns + drift_ppm * 1e-6 * (line.from_ns - line.t0_ns)
+            their_ns = float(sums_ns[np.argmin(np.abs(here_ns + sums_ns - ended_ns))])
+        else:
+            shown_ns = np.array([from_ns - round(offset_ns + drift_ppm * 1e-6 * (from_ns - t0_ns))])
+            their_ns = float((shown_ns - reference.unstepped(shown_ns))[0]) if from_ns else 0.0
+        lines.append(line._replace(offset_ns=line.offset_ns + their_ns))
+    return lines

@@ -1,0 +1,118 @@
+"""Derived tables on disk: Parquet, with what they were made from, so that stale ones are made again."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import ringtap
+from ringtap.analysis.job.run import Job
+from ringtap.errors import UsageError
+from ringtap.installation import install_command
+from ringtap.rundir import write_json
+from ringtap.json_validation import ShapeError, load_json, open_regular
+
+SCHEMA = 3
+TABLES = ("iterations", "rank_iterations", "ranks", "flows", "wires", "node_iterations", "collectors")
+SOURCES, SUMMARY = "sources.json", "summary.json"
+_NOT_SOURCES = ("derived", "report")
+_SAMPLE_BYTES = 1 << 16
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Every file that analysis reads: its size, and a hash of its first and last 64 KiB (logs only grow)."""
+    result = {}
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not (Path(folder) == path and name in _NOT_SOURCES))
+        for name in sorted(names):
+            if name.startswith(".") or (name.endswith((".log", ".out")) and Path(folder).name == "log"):
+                continue
+            file = Path(folder, name)
+            try:
+                result[str(file.relative_to(path))] = _fingerprint(file)
+            except OSError:  # it vanished, or may not be read: the analysis meets the same
+                continue
+    return result
+
+
+def _fingerprint(file: Path) -> dict[str, Any]:
+    size = file.stat().st_size
+    digest = hashlib.sha256()
+    with open_regular(file) as stream:
+        digest.update(stream.read(_SAMPLE_BYTES))
+        if size > _SAMPLE_BYTES:
+            stream.seek(max(size - _SAMPLE_BYTES, _SAMPLE_BYTES))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return {"bytes": size, "sha256_of_ends": digest.hexdigest()}
+
+
+def is_fresh(folder: Path, sources: dict[str, Any]) -> bool:
+    """Whether a folder's tables were made from exactly these sources, by this version."""
+    try:
+        known = load_json(folder / SOURCES)
+        expected = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
+    except (OSError, ShapeError):
+        return False
+    return bool(known == expected)
+
+
+def _outputs(folder: Path) -> dict[str, str]:
+    """The hash of each file of derived tables."""
+    found = {}
+    for name in (*(f"{name}.parquet" for name in TABLES), SUMMARY):
+        digest = hashlib.sha256()
+        with open_regular(folder / name) as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+        found[name] = digest.hexdigest()
+    return found
+
+
+def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, Any]) -> list[Path]:
+    """Write a run's tables, each to a temporary name and renamed; what they were made from comes last.
+
+    Raises:
+        UsageError: the folder cannot be written, or pyarrow is missing.
+    """
+    try:
+        importlib.import_module("pyarrow")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"Parquet files need pyarrow, which is not installed here: {install_command('report')} (on Alliance "
+            "clusters: module load gcc arrow)"
+        ) from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # from here on until all is renamed nothing claims to be fresh
+        (folder / SOURCES).unlink(missing_ok=True)
+        paths = [_write_table(getattr(job, name), folder / f"{name}.parquet") for name in TABLES]
+        write_json(folder / SUMMARY, summary)
+        made = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
+        write_json(folder / SOURCES, made)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}: name another folder with -o DIR") from error
+    return paths
+
+
+def _write_table(table: pd.DataFrame, path: Path) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    table.to_parquet(temporary, engine="pyarrow", index=False)
+    temporary.replace(path)
+    return path
+
+
+def read_table(folder: Path, name: str) -> pd.DataFrame:
+    """A derived table as it was written."""
+    return pd.read_parquet(folder / f"{name}.parquet", engine="pyarrow")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary as it was written."""
+    item: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    return item

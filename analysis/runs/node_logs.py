@@ -1,0 +1,246 @@
+"""The logs of a node in a run directory, read as they are: missing, torn, cut off or still being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.runs.clock import NodeClock, read_clock, steps_of
+from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, growth, largest_in, mean_in, unwrapped_growth
+from ringtap.analysis.runs.run import Records, map_records
+from ringtap.errors import RingtapError
+from ringtap.records import RecordFile, each_json_line
+from ringtap.rundir import NODE, PROCESS
+from ringtap.json_validation import Shape, load_json, whole
+
+T = TypeVar("T")
+_MOST_TOLD = 5  # damaged lines of one file that are told one by one
+# logs of collectors that sample from the run's begin to its end
+SAMPLED = ("nic/nic.rec", "host/host.rec", "sockets/sockets.rec", "qdisc/qdisc.rec", "host/processes.rec")
+
+
+class Wide:
+    """A log with one record a sample: counters and gauges of a node.
+
+    Attributes:
+        file: its header.
+        t_ns: times of the samples, CLOCK_REALTIME of the node, ascending.
+        columns: names of the columns but the times.
+    """
+
+    def __init__(self, file: RecordFile, records: Records) -> None:
+        self.file = file
+        self._records = records
+        self._fields = {field.name: field for field in file.fields}
+        self.t_ns: Integers = np.maximum.accumulate(np.asarray(records["t_ns"], np.int64))
+        self.columns = [field.name for field in file.fields if field.kind not in ("time", "index")]
+
+    def __len__(self) -> int:
+        return len(self.t_ns)
+
+    @property
+    def every_s(self) -> float | None:
+        """Typical time between two samples, as they really came."""
+        return float(np.median(np.diff(self.t_ns)) / 1e9) if len(self.t_ns) > 1 else None
+
+    def values(self, column: str) -> npt.NDArray[Any]:
+        """The samples of a column as recorded."""
+        return np.asarray(self._records[column])
+
+    def steps(self, column: str) -> Numbers:
+        """Growth of a counter from each sample to the next."""
+        return unwrapped_growth(self.values(column), self._fields[column].width_bits)
+
+    def growth(self, column: str, borders: Borders) -> Numbers:
+        """Growth of a counter in each bin; NaN where it is not covered."""
+        return growth(self.t_ns, self.steps(column), borders)
+
+    def mean(self, column: str, borders: Borders) -> Numbers:
+        """Mean of a gauge in each bin; NaN where it is not covered."""
+        return mean_in(self.t_ns, self.values(column), borders)
+
+    def largest(self, column: str, borders: Borders) -> Numbers:
+        """Largest sample of a gauge in each bin."""
+        return largest_in(self.t_ns, self.values(column), borders)
+
+
+class NodeLogs:
+    """One node's folder.
+
+    Attributes:
+        path: the folder.
+        name: the node's name.
+        problems: what could not be read and why, one sentence each; grows as logs are read.
+        torn: logs that end in a torn record, which was dropped; grows likewise.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = whole(path.name)
+        self.problems: list[str] = []
+        self.torn: list[str] = []
+        self._records: dict[str, tuple[RecordFile, Records] | None] = {}
+
+    def _tolerant(self, relative: str, read: Callable[[Path], T], otherwise: T) -> T:
+        try:
+            return read(self.path / relative)
+        except FileNotFoundError:
+            return otherwise
+        except (RingtapError, OSError, ValueError, KeyError, TypeError) as error:
+            self.problems.append(f"{self.name}/{relative} cannot be used: {error}")
+            return otherwise
+
+    def read(self, relative: str, read: Callable[[Path], T]) -> T | None:
+        """Apply a function to a file; None if the file is missing or damaged."""
+        return self._tolerant(relative, read, None)
+
+    def json(self, relative: str, shape: Shape) -> dict[str, Any]:
+        """A JSON object of a shape; empty where it is missing or damaged."""
+        empty: dict[str, Any] = {}
+        return self._tolerant(relative, lambda path: load_json(path, shape), empty)
+
+    def lines(self, relative: str, shape: Shape) -> list[dict[str, Any]]:
+        """A JSON Lines file; lines of another shape are dropped, and said so when it is not a torn last one."""
+
+        def read(path: Path) -> list[dict[str, Any]]:
+            items: list[dict[str, Any]] = []
+            damaged: list[str] = []
+            for line in each_json_line(path, shape):
+                if line.item is not None:
+                    items.append(line.item)
+                elif line.torn:
+                    self.torn.append(f"{self.name}/{relative}")
+                elif len(damaged) < _MOST_TOLD:
+                    damaged.append(f"{self.name}/{relative} line {line.number} is left out: {line.why}")
+                else:
+                    damaged[-1] = (
+                        f"{self.name}/{relative}: {_MOST_TOLD} lines and more are left out, up to line {line.number}"
+                    )
+            self.problems += damaged
+            return items
+
+        return self._tolerant(relative, read, [])
+
+    def records(self, relative: str) -> tuple[RecordFile, Records] | None:
+        """A record file, mapped; None where it is missing, empty or damaged.
+
+        Its ``t_ns`` is as the node's clock would have shown it, had it not been set during the run.
+        """
+        if relative not in self._records:
+            self._records[relative] = self._map(relative)
+        return self._records[relative]
+
+    def _map(self, relative: str) -> tuple[RecordFile, Records] | None:
+
+        def read(path: Path) -> tuple[RecordFile, Records] | None:
+            file, records, torn = map_records(path)
+            if torn:
+                self.torn.append(f"{self.name}/{relative}")
+            # of the ranks' own logs this is done where they are read
+            is_sampled = not relative.startswith("steps/")
+            if is_sampled and self.clock.steps and {"t_ns", "mono_ns"} <= set(records.dtype.names or ()):
+                records = np.array(records)
+                records["t_ns"] = self.clock.unstepped(records["t_ns"], records["mono_ns"])
+            return None if file is None else (file, records)
+
+        return self._tolerant(relative, read, None)
+
+    def wide(self, relative: str) -> Wide | None:
+        """A log with one record a sample; None where it is missing, empty or damaged."""
+        found = self.records(relative)
+        if found is None or not len(found[1]):
+            return None
+        return self._tolerant(relative, lambda _: Wide(*found), None)
+
+    def names(self, pattern: str) -> list[str]:
+        """Files that match a pattern, relative to the folder, in order."""
+        return [str(path.relative_to(self.path)) for path in sorted(self.path.glob(pattern))]
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """node.json; empty where the agent was ended before writing it."""
+        return self.json("node.json", NODE)
+
+    @cached_property
+    def recorded_ns(self) -> tuple[int, int]:
+        """When the first and the last sample of any collector was taken, by the node's clock; (0, 0) without any.
+
+        A log to which only changes are written may end long before its collector did.
+        """
+        times: list[int] = []
+        for name in SAMPLED:
+            found = self.records(name)
+            if found is not None and len(found[1]):
+                times += [int(found[1]["t_ns"][0]), int(found[1]["t_ns"][-1])]
+        return (min(times), max(times)) if times else (0, 0)
+
+    @cached_property
+    def rank_of_pid(self) -> dict[int, int | None]:
+        """Ranks of the job's processes as far as they are known.
+
+        What a process says of itself once it is in a process group comes first: its environment may give no rank
+        (torch.multiprocessing.spawn), or that of its launcher. Processes that a rank has started (data loaders) are of
+        its rank; one that has started several ranks is of none (None).
+        """
+        own: dict[int, int] = {}
+        for name in self.names("steps/rank*.rec"):
+            about = found[0].about if (found := self.records(name)) else {}
+            pid, rank, size = (about.get(key) for key in ("pid", "rank", "world_size"))
+            if isinstance(pid, int) and isinstance(rank, int) and isinstance(size, int) and size > 1:
+                own[pid] = rank
+        parents: dict[int, int] = {}
+        said: dict[int, int] = {}
+        for line in self.lines("host/processes.jsonl", PROCESS):
+            for told, key in ((parents, "parent"), (said, "rank")):
+                if line.get(key) is not None:
+                    told[line["pid"]] = line[key]
+        started: dict[int, set[int]] = {}
+        for pid, its in own.items():
+            for above in _ancestors(pid, parents):
+                started.setdefault(above, set()).add(its)
+        ranks = {pid: rank if len(started.get(pid, ())) < 2 else None for pid, rank in said.items()}
+        for pid in parents:
+            nearest = next((one for one in _ancestors(pid, parents) if one in own), None)
+            ranks |= {} if nearest is None else {pid: own[nearest]}
+        return ranks | own
+
+    def covers(self, relative: str, borders: Borders) -> npt.NDArray[np.bool_]:
+        """Which bins a log covers to which only changes are written; ``borders`` by the node's clock.
+
+        Its collector was at work as long as the others were, unless it is known to have failed.
+        """
+        begin, end = self.recorded_ns
+        found, said = self.records(relative), self.collectors.get(relative.partition("/")[0], {})
+        if found is not None and len(found[1]) and said.get("state", "ok") not in ("ok", "degraded"):
+            begin, end = int(found[1]["t_ns"][0]), int(found[1]["t_ns"][-1])
+        return (borders.edges_ns[:-1] >= begin) & (borders.edges_ns[1:] <= end)
+
+    @property
+    def done(self) -> bool:
+        """Whether the agent wrote everything."""
+        return (self.path / "DONE").exists()
+
+    @cached_property
+    def clock(self) -> NodeClock:
+        """The node's clock by clock/clock.json; else at offset 0 with unknown error, and the steps its agent noted."""
+        if (self.path / "clock" / "clock.json").exists():
+            return self._tolerant("clock/clock.json", read_clock, NodeClock())
+        return NodeClock(steps=steps_of(self.info.get("clock_steps")))
+
+    @cached_property
+    def collectors(self) -> dict[str, dict[str, Any]]:
+        """What node.json says of the collectors, by name."""
+        return self.info.get("collectors") or {}
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:
+    """The processes above one, the nearest first."""
+    found: list[int] = []
+    while (pid := parents.get(pid, 0)) and pid not in found:
+        found.append(pid)
+    return found

@@ -1,0 +1,395 @@
+"""Run directories as typed tables (docs/run-directory.md is the contract)."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ringtap.errors import UsageError
+from ringtap.records import RecordFile
+from ringtap.rundir import RunDirectory, open_log, process_age_ns, read_points
+from ringtap.json_validation import ShapeError, check, open_regular, whole
+
+# a restarted process that gets the same pid (a fresh process namespace) has a number at the end
+_STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
+_DDP_SUFFIX = ".ddp.rec"
+_STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
+_STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
+_STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "age_ns": "int64"}
+_MOST_HEADER_BYTES = 8 << 20
+# `kind` of a step record
+STEP, SKIPPED, MARK = 0, 1, 2
+_SWEEP_PLAN = {"scale": float, "capacity_bps": float, "topology": dict, "models": [{"parameters": int}]}
+Records = npt.NDArray[Any]
+
+
+def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
+    """Map a record file into memory without reading it; raw bytes (``V16``) come as NumPy voids.
+
+    Returns:
+        The header (None where it is not there whole: killed while it was written), the records as a structured array,
+        and the number of torn last records (0 or 1).
+
+    Raises:
+        FileNotFoundError: it is not there.
+        UsageError: it cannot be read, is not a record file, is of a newer version, or its content is not what its name
+            promises.
+    """
+    try:
+        with open_regular(path) as stream:
+            torn_header = not stream.readline(_MOST_HEADER_BYTES).endswith(b"\n")
+        if torn_header:
+            return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
+        file = open_log(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    dtype = np.dtype([(field.name, field.type) for field in file.fields])
+    if file.count < 1:
+        return file, np.empty(0, dtype), int(file.torn_bytes > 0)
+    records = np.memmap(path, dtype=dtype, mode="r", offset=file.offset, shape=(file.count,))
+    return file, records, int(file.torn_bytes > 0)
+
+
+def read_records(path: Path) -> tuple[pd.DataFrame, int]:
+    """Read a record file.
+
+    Returns:
+        The records, one column a field and of its type, and the number of torn last records (0 or 1). Fields of raw
+        bytes, as addresses and ports are, are ``bytes`` in network order: ``int.from_bytes(sport, "big")`` is a port.
+
+    Raises:
+        UsageError: not a record file, one of a newer version, or a header that contradicts itself.
+    """
+    file, records, torn = map_records(path)
+    if file is None:
+        return pd.DataFrame(), torn
+    return pd.DataFrame({name: _column(records[name]) for name in records.dtype.names or ()}), torn
+
+
+def _column(values: Records) -> Records:
+    """A column in memory; pandas cannot hold NumPy's voids."""
+    if values.dtype.kind != "V":
+        return np.array(values)
+    column = np.empty(len(values), object)
+    column[:] = [bytes(value) for value in values]
+    return column
+
+
+class JobRun:
+    """One job's run directory.
+
+    Attributes:
+        path: the directory.
+        info: its run.json; empty where the job was cut off before writing one.
+        torn: torn last records dropped so far, by file relative to ``path``; grows as tables are read.
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        self.path = path
+        self.info = info
+        self.torn: dict[str, int] = {}
+        self._nic: dict[str, pd.DataFrame] = {}
+
+    def _read(self, path: Path) -> pd.DataFrame:
+        try:
+            table, torn = read_records(path)
+        except FileNotFoundError as error:  # a link to nowhere
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        if torn:
+            self.torn[str(path.relative_to(self.path))] = torn
+        return table
+
+    @cached_property
+    def step_files(self) -> list[Path]:
+        """The ranks' step logs; ``process`` in `steps` is a place in this list."""
+        found = sorted(self.path.glob("nodes/*/steps/*.rec"))
+        return [path for path in found if not path.name.endswith(_DDP_SUFFIX)]
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """Optimizer steps of all ranks, one row a step.
+
+        Columns: ``node``, ``rank``, ``pid``, ``process`` (number of its file), ``optimizer``, ``step``, then
+        ``start_ns`` and ``end_ns`` (CLOCK_REALTIME), ``start_mono_ns`` and ``end_mono_ns`` (CLOCK_MONOTONIC), ``kind``
+        (0 a step, 1 a step that AMP skipped, 2 a mark of the program's own), ``backwards`` (backward passes since this
+        process's record before it; 0 in logs that have none) and ``age_ns`` (age of the process at its first record; 0
+        in logs that do not say).
+        """
+        parts = []
+        for number, path in enumerate(self.step_files):
+            name = _STEP_FILE.fullmatch(path.name)
+            if name is None:
+                raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
+            table = self._read(path)
+            if len(table):
+                about: dict[str, Any] = {"node": whole(path.parent.parent.name), "process": number}
+                about["age_ns"] = process_age_ns(open_log(path))
+                parts.append(table.assign(rank=int(name[1]), pid=int(name[2]), **about))
+        if not parts:
+            return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()})
+        steps = pd.concat(parts, ignore_index=True)
+        missing = [name for name in ("kind", "backwards") if name not in steps]
+        steps = steps.assign(**dict.fromkeys(missing, 0)).fillna({"kind": 0, "backwards": 0})
+        return steps.astype(_STEP_COLUMNS)[list(_STEP_COLUMNS)]
+
+    @cached_property
+    def ranks(self) -> int:
+        """How many ranks left steps."""
+        return int(self.steps["rank"].nunique())
+
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """Iterations of the job, one row each, in order of time; `iterations_of` says what one is.
+
+        Columns: ``generation``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``, which goes by
+        CLOCK_MONOTONIC: a clock that is set during the run does not change it.
+        """
+        steps = self.steps
+        even = {f"even_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
+        return iterations_of(iteration_marks(steps.assign(**even)))
+
+    def nic(self, node: str) -> pd.DataFrame:
+        """Interface counters of a node in order of time; empty where none were recorded.
+
+        Columns: ``t_ns`` (CLOCK_REALTIME), ``mono_ns``, and ``<nic>.rx_bytes`` and its like; narrow counters unwrapped.
+        """
+        if node not in self._nic:
+            path = self.path / "nodes" / node / "nic" / "nic.rec"
+            table = self._read(path) if path.is_file() else pd.DataFrame()
+            if len(table):
+                widths = {field.name: field.width_bits for field in open_log(path).fields if field.kind == "counter"}
+                table = table.assign(**{name: _unwrap(table[name], width) for name, width in widths.items()})
+            self._nic[node] = table
+        return self._nic[node]
+
+
+def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
+    """Times of steps by CLOCK_MONOTONIC, from each node's first CLOCK_REALTIME on.
+
+    Args:
+        steps: as `JobRun.steps`.
+        side: ``start`` or ``end``.
+    """
+    first = steps.loc[steps.groupby("node")["start_mono_ns"].idxmin()].set_index("node")
+    origin = first["start_ns"] - first["start_mono_ns"]
+    return steps[f"{side}_mono_ns"] + steps["node"].map(origin).astype("int64")
+
+
+def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
+    """The step records that end an iteration of their rank.
+
+    Where a process marks its steps itself these count; else the steps of the optimizer that stepped first, those that
+    AMP skipped among them. A rank that was started again begins a new generation. Of processes that lived at the same
+    time under one rank, which are therefore no ranks of one process group, one counts.
+
+    Args:
+        steps: as `JobRun.steps`.
+
+    Returns:
+        The rows of ``steps`` that count, by process and time, with ``index`` (0 for a process's first), ``generation``,
+        ``skipped`` (AMP skipped a step since the mark before), ``backwards`` (passes since the mark before) and
+        ``optimizers`` (how many the process has).
+    """
+    return marks_and_processes(steps)[0]
+
+
+def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The result of `iteration_marks`, and the processes that stepped.
+
+    Args:
+        steps: as `JobRun.steps`.
+
+    Returns:
+        The marks; and by the processes' numbers ``node``, ``rank``, ``pid``, ``steps`` (those that end an iteration),
+        ``generation`` (how often the rank had been started before), ``alone`` (no other process lived under this rank
+        before its last step), ``counts`` (alone, or of several such processes the one with the most steps) and
+        ``median_s`` from step to step, of those that are not alone.
+    """
+    marks = _marks(steps)
+    found = _processes(steps, marks)
+    marks = marks[marks["process"].map(found["counts"]).astype(bool)]
+    marks = marks.assign(generation=marks["process"].map(found["generation"]).astype("int64"))
+    return marks.reset_index(drop=True), found
+
+
+def _marks(steps: pd.DataFrame) -> pd.DataFrame:
+    """The rows of ``steps`` that end an iteration of their process, with all that `iteration_marks` adds to them."""
+    steps = steps.sort_values("process", kind="stable", ignore_index=True)  # a process's records are in its order
+    process, kind = steps["process"], steps["kind"]
+    marked = process.isin(process[kind == MARK])
+    stepped_first = process.map(steps[kind != MARK].groupby("process")["optimizer"].first())
+    counts = (marked & (kind == MARK)) | (~marked & (kind != MARK) & (steps["optimizer"] == stepped_first))
+    sums = (
+        steps.assign(skipped=(kind == SKIPPED).astype(np.int64)).groupby("process")[["skipped", "backwards"]].cumsum()
+    )
+    marks = steps[counts].copy()
+    by_process = marks["process"]
+    for name in ("skipped", "backwards"):
+        total = sums.loc[marks.index, name]
+        marks[name] = total - total.groupby(by_process).shift(fill_value=0)
+    marks["skipped"] = marks["skipped"] > 0
+    marks["index"] = marks.groupby("process").cumcount()
+    optimizers = steps[kind != MARK].groupby("process")["optimizer"].nunique()
+    marks["optimizers"] = by_process.map(optimizers).fillna(0).astype("int64")
+    return marks.reset_index(drop=True)
+
+
+def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
+    """The processes that stepped, as `marks_and_processes` gives them."""
+    even = "even_{}_ns" if "even_end_ns" in steps else "{}_ns"
+    by = steps.groupby("process")
+    table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
+    table["steps"] = marks["process"].value_counts().reindex(table.index, fill_value=0)
+    begin, end = by[even.format("start")].min().to_numpy(), by[even.format("end")].max().to_numpy()
+    first_end = by[even.format("end")].min().to_numpy()
+    begin = np.minimum(begin, first_end - by["age_ns"].first().to_numpy())
+    order = np.lexsort((begin, table["rank"].to_numpy()))
+    rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
+    begin, end = begin[order], end[order]
+    groups: list[list[int]] = []  # places of processes that lived at the same time under one rank
+    generation, until = np.zeros(len(order), np.int64), 0
+    for place in range(len(order)):
+        again = place > 0 and rank[place] == rank[place - 1]
+        if again and begin[place] < until:
+            groups[-1].append(place)
+            generation[place], until = generation[place - 1], max(until, end[place])
+            continue
+        groups.append([place])
+        generation[place], until = generation[place - 1] + 1 if again else 0, end[place]
+    alone = np.concatenate([np.full(len(group), len(group) == 1) for group in groups] or [np.empty(0, bool)])
+    counts = np.zeros(len(order), bool)
+    counts[[max(group, key=lambda place: (steps_of[place], -begin[place])) for group in groups]] = True
+    for name, values in (("generation", generation), ("alone", alone), ("counts", counts)):
+        table[name] = pd.Series(values, index=table.index[order])
+    beside = marks[marks["process"].isin(table.index[~table["alone"]])]
+    lengths_s = beside.groupby("process")[even.format("end")].diff() / 1e9
+    table["median_s"] = lengths_s.groupby(beside["process"]).median().reindex(table.index)
+    return table
+
+
+def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
+    """Iterations of a job from the marks of its ranks.
+
+    Iteration i lasts from the end of step i-1 to the end of step i at the slowest rank. Steps that not every rank ended
+    are left out, and so is the first, whose beginning nothing marks.
+
+    Args:
+        marks: as `iteration_marks` gives them; ``end_ns`` of all ranks by one clock. Where they have ``even_end_ns``,
+            that is what the length of an iteration goes by.
+
+    Returns:
+        ``generation``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row an iteration.
+    """
+    ranks = marks.groupby("generation")["rank"].nunique()
+    even = "even_end_ns" if "even_end_ns" in marks else "end_ns"
+    by = marks.groupby(["generation", "index"])
+    ends = by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max"), even_ns=(even, "max")).reset_index()
+    ends = ends[ends["ranks"].to_numpy() == ranks.reindex(ends["generation"]).to_numpy()]
+    of, step, end_ns, even_ns = (
+        ends[name].to_numpy(dtype=np.int64) for name in ("generation", "index", "end_ns", "even_ns")
+    )
+    follows = (of[1:] == of[:-1]) & (step[1:] == step[:-1] + 1)
+    start, end = end_ns[:-1][follows], end_ns[1:][follows]
+    columns = {"generation": of[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
+    return pd.DataFrame({**columns, "iteration_s": np.diff(even_ns)[follows] / 1e9})
+
+
+def _unwrap(values: pd.Series[Any], width_bits: int) -> pd.Series[Any]:
+    """A narrow counter as if it had never wrapped; 64 bits are taken as they are."""
+    if not 0 < width_bits < 63 or values.empty:
+        return values
+    counts = values.to_numpy().astype(np.int64)
+    steps = np.diff(counts) % (1 << width_bits)
+    return pd.Series(counts[0] + np.concatenate(([0], np.cumsum(steps))), index=values.index)
+
+
+class SweepRun:
+    """A sweep's run directory.
+
+    Attributes:
+        path: the directory.
+        info: its run.json.
+        torn_lines: torn last lines of points.jsonl (0 or 1).
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        self.path = path
+        self.info = info
+        self._windows, self.torn_lines = read_points(path / "points.jsonl")
+        self._jobs: dict[str, JobRun] = {}
+
+    def __reduce__(self) -> tuple[type[SweepRun], tuple[Path, dict[str, Any]]]:
+        """For another process, which reads for itself."""
+        return SweepRun, (self.path.absolute(), self.info)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan as resolved.
+
+        Raises:
+            UsageError: run.json has none, or lacks what the analysis needs of it.
+        """
+        plan: dict[str, Any] | None = self.info.get("plan")
+        if plan is None:
+            raise UsageError(f"{self.path / 'run.json'} has no plan")
+        try:
+            check(plan, _SWEEP_PLAN, "its plan")
+        except ShapeError as error:
+            raise UsageError(f"{self.path / 'run.json'} cannot be used: {error}") from error
+        return plan
+
+    @property
+    def windows(self) -> list[dict[str, Any]]:
+        """The lines of points.jsonl: what was asked for and when, one window a point, all attempts of a series."""
+        return self._windows
+
+    @property
+    def series(self) -> list[str]:
+        """Names of the series, in the order of their first points."""
+        return list(dict.fromkeys(window["series"] for window in self._windows))
+
+    @property
+    def torn(self) -> dict[str, int]:
+        """Torn last records dropped so far, by file relative to ``path``."""
+        found = {f"{name}/{file}": count for name, job in self._jobs.items() for file, count in job.torn.items()}
+        return found | ({"points.jsonl": self.torn_lines} if self.torn_lines else {})
+
+    def job(self, directory: str) -> JobRun:
+        """The job run directory of a series and attempt, as points.jsonl names it."""
+        if directory not in self._jobs:
+            path = self.path / directory
+            if self.path.resolve() not in path.resolve().parents:
+                raise UsageError(f"{self.path / 'points.jsonl'} names {directory!r}, which is outside the sweep")
+            info = RunDirectory.open(path).info if (path / "run.json").is_file() else {}
+            self._jobs[directory] = JobRun(path, info)
+        return self._jobs[directory]
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """The points measured from the raw logs, one row a window; columns as in `ringtap.analysis.sweeps.points.Point`."""
+        from ringtap.analysis.sweeps.points import measure, table
+
+        return table(measure(self))
+
+
+def open_run(path: str | Path) -> JobRun | SweepRun:
+    """Open a run directory, of a single job or of a sweep.
+
+    Raises:
+        UsageError: not a run directory, one of a newer schema, or of a kind this version does not know.
+    """
+    run = RunDirectory.open(Path(path))
+    kind = run.info.get("kind")
+    if kind == "job":
+        return JobRun(run.path, run.info)
+    if kind == "sweep":
+        return SweepRun(run.path, run.info)
+    raise UsageError(f"{run.path} is a run of kind {kind!r}; this ringtap reads jobs and sweeps")

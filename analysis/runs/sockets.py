@@ -1,0 +1,278 @@
+"""The socket log of a node: which TCP connections there were, and how they grew from sample to sample."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.intervals import Integers, Numbers
+from ringtap.analysis.runs.run import Records
+from ringtap.records import RecordFile
+
+# records taken in at a time: what bounds memory on long runs
+CHUNK_RECORDS = 1 << 20
+GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV = 0, 6, 10, 12
+# states in which the kernel fills in no counters
+_WITHOUT_COUNTERS = (GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV)
+COUNTERS = (
+    "bytes_acked",
+    "bytes_retrans",
+    "bytes_received",
+    "total_retrans",
+    "delivered_ce",
+    "busy_time_us",
+    "rwnd_limited_us",
+    "sndbuf_limited_us",
+)
+_UNKNOWN_US = 2**32 - 1  # of a round-trip time that was never measured
+_MAPPED = b"\0" * 10 + b"\xff\xff"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What the sockets of one chunk of records grew by.
+
+    Attributes:
+        end: for each growth the number of its socket, as in `SocketLog.sockets`.
+        begin_ns: since when.
+        end_ns: until when; CLOCK_REALTIME of the node.
+        amounts: growth of each of `COUNTERS`, by name.
+    """
+
+    end: Integers
+    begin_ns: Integers
+    end_ns: Integers
+    amounts: dict[str, Numbers]
+
+
+class SocketLog:
+    """A node's sockets/sockets.rec.
+
+    Args:
+        file: its header.
+        records: its records.
+        rounds_ns: when the node's agent took samples, by a log that has a record of each; None: not known.
+
+    Attributes:
+        every_s: period of the samples.
+        all_every_s: period at which connections that carried little so far are asked for as well.
+        sockets: one row a connection: ``cookie``, ``family``, ``local``, ``local_port``, ``remote``, ``remote_port``,
+            ``inode``, ``first_ns``, ``last_ns``, ``closed``, ``rtt_us`` (median over its records of at most the first
+            chunk it is in), ``min_rtt_us``.
+    """
+
+    def __init__(self, file: RecordFile, records: Records, rounds_ns: Integers | None = None) -> None:
+        self._records = records
+        self._rounds_ns = rounds_ns
+        every_s = file.about.get("every_s")
+        self.every_s = float(every_s) if isinstance(every_s, int | float) and every_s > 0 else 0.1
+        self._period_ns = round(self.every_s * 1e9)
+        seldom_s = file.about.get("dump_every_s")
+        self._seldom_ns = round(seldom_s * 1e9) if isinstance(seldom_s, int | float) else self._period_ns
+        self.all_every_s = max(self._seldom_ns, self._period_ns) / 1e9
+        busy_s = file.about.get("asked_by_name_s")
+        self._busy_ns = round(busy_s * 1e9) if isinstance(busy_s, int | float) else np.iinfo(np.int64).max
+        self._first_ns = int(records["t_ns"][0]) if len(records) else 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _chunks(self) -> Iterator[Records]:
+        for start in range(0, len(self._records), CHUNK_RECORDS):
+            yield np.asarray(self._records[start : start + CHUNK_RECORDS])
+
+    @cached_property
+    def _seen(self) -> tuple[dict[str, npt.NDArray[Any]], Records]:
+        """What the records say of each socket that was ever connected, by cookie, and the first record of each."""
+        parts, first = [], [np.asarray(self._records[:0])]
+        for chunk in self._chunks():
+            part, places = _by_cookie(chunk)
+            parts.append(part)
+            first.append(chunk[places])
+        rows = np.concatenate(first)
+        if len(parts) > 1:
+            sums = {"inode": "max", "first_ns": "min", "last_ns": "max", "closed": "any", "connected": "any"}
+            whole = pd.concat(map(pd.DataFrame, parts)).groupby("cookie")
+            joined = whole.agg(sums | {"rtt_us": "median", "min_rtt_us": "min"}).reset_index()
+            parts = [{str(name): joined[name].to_numpy() for name in joined}]
+            rows = rows[np.unique(rows["cookie"], return_index=True)[1]]
+        found = parts[0] if parts else _by_cookie(rows)[0]
+        kept = found.pop("connected")
+        return {name: values[kept] for name, values in found.items()}, rows[kept]
+
+    @cached_property
+    def sockets(self) -> pd.DataFrame:
+        """One row a connection, by cookie."""
+        found, first = self._seen
+        return pd.DataFrame(_addresses(first) | found)
+
+    def growth(self) -> Iterator[Growth]:
+        """The growth between a socket's successive records, a chunk of records at a time.
+
+        A socket that is not in a sample had not changed, so it grew since the sample before its record. Where it is not
+        known when that was taken, growth that took more than two periods to show up happened in the last one.
+        Connections that carried little so far are not in every sample: they grew within the longer period at which
+        all are asked. What a socket had moved before the log began does not count; of one that came later everything
+        does.
+        """
+        cookies = self._seen[0]["cookie"]
+        if not len(cookies):
+            return
+        often_ns = np.zeros(len(cookies), np.int64)
+        samples = _Samples(self._first_ns, self._period_ns, self._rounds_ns)
+        carried = np.asarray(self._records[:0])
+        for whole in self._chunks():
+            before = samples.before(np.asarray(whole["t_ns"], np.int64))
+            counted = ~np.isin(whole["state"], _WITHOUT_COUNTERS)
+            joined = np.concatenate((carried, whole[counted]))
+            before = np.concatenate((np.zeros(len(carried), np.int64), before[counted]))
+            end = np.minimum(np.searchsorted(cookies, joined["cookie"]), len(cookies) - 1)
+            order = np.argsort(end, kind="stable")
+            order = order[cookies[end[order]] == joined["cookie"][order]]
+            if not len(order):
+                continue
+            joined, before, end = joined[order], before[order], end[order]
+            yield self._grown(joined, before, end, often_ns)
+            carried = joined[np.append(end[1:] != end[:-1], True)]
+
+    def _grown(self, joined: Records, before: Integers, end: Integers, often_ns: Integers) -> Growth:
+        """Differences of records that are sorted by socket and time; ``before`` is 0 for those of an earlier chunk.
+
+        ``often_ns`` has the last time that each socket was in two samples in a row, and is brought up to date.
+        """
+        t_ns = np.asarray(joined["t_ns"], np.int64)
+        follows = np.append(False, end[1:] == end[:-1])
+        # a socket's first record: history where the log begins with it, else new since the sample before
+        fresh = ~follows & (before > 0) & (t_ns > self._first_ns + self._period_ns // 2)
+        rows = np.flatnonzero(follows | fresh)
+        at_ns, own_before = t_ns[rows], np.where(follows[rows], t_ns[rows - 1], 0)
+        begin = np.maximum(before[rows], own_before)
+        if self._rounds_ns is None:
+            begin = np.where(at_ns - begin > 2 * self._period_ns, at_ns - self._period_ns, begin)
+        if self._seldom_ns > self._period_ns:
+            since_ns = _last_before(end[rows], at_ns, at_ns - own_before <= self._seldom_ns // 2, often_ns)
+            unasked = (at_ns - own_before > self._seldom_ns // 2) & (
+                (since_ns == 0) | (at_ns - since_ns > self._busy_ns)
+            )
+            begin = np.where(unasked, np.maximum(own_before, at_ns - self._seldom_ns), begin)
+        begin = np.minimum(begin, at_ns - 1)
+        amounts = {}
+        for name in COUNTERS:
+            values = np.asarray(joined[name]).astype(np.int64)
+            step = values[rows] - np.where(follows[rows], values[rows - 1], 0)
+            amounts[name] = np.maximum(step, 0).astype(np.float64)
+        return Growth(end[rows], begin, at_ns, amounts)
+
+
+def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
+    """What records say of each socket, by cookie, and where each one's first record is."""
+    cookies, places, socket_of = np.unique(np.asarray(chunk["cookie"]), return_index=True, return_inverse=True)
+    order = np.argsort(socket_of, kind="stable")
+    begins = np.searchsorted(socket_of[order], np.arange(len(cookies)))
+    state, t_ns = np.asarray(chunk["state"])[order], np.asarray(chunk["t_ns"])[order]
+    table = {
+        "cookie": cookies,
+        "inode": np.maximum.reduceat(np.asarray(chunk["inode"])[order], begins),
+        "first_ns": np.minimum.reduceat(t_ns, begins),
+        "last_ns": np.maximum.reduceat(t_ns, begins),
+        "closed": np.logical_or.reduceat(state == GONE, begins),
+        "connected": np.logical_or.reduceat(~np.isin(state, (LISTEN, GONE)), begins),
+    }
+    ranked, known = _ranked(chunk["rtt_us"], socket_of, begins)
+    table["rtt_us"] = (ranked[begins + np.maximum(known - 1, 0) // 2] + ranked[begins + known // 2]) / 2  # median
+    table["min_rtt_us"] = _ranked(chunk["min_rtt_us"], socket_of, begins)[0][begins]
+    return table, places
+
+
+def _ranked(values: npt.NDArray[Any], group: Integers, begins: Integers) -> tuple[Numbers, Integers]:
+    """Round-trip times by group and size, unknown ones (NaN) last in theirs, and how many of each are known."""
+    times = np.asarray(values, np.float64)
+    times = np.where((times > 0) & (times < _UNKNOWN_US), times, np.nan)
+    ranked: Numbers = times[np.lexsort((times, group))]
+    return ranked, np.add.reduceat(~np.isnan(ranked), begins, dtype=np.int64)
+
+
+def _last_before(group: Integers, at_ns: Integers, marked: npt.NDArray[np.bool_], last_ns: Integers) -> Integers:
+    """For each row the time of the last marked one before it in its group; rows are sorted by group, then time.
+
+    ``last_ns`` has each group's last mark before these rows, 0 for none, and gets the last one within them.
+    """
+    marks = np.maximum.accumulate(np.where(marked, np.arange(len(group)), -1))
+    before = np.append(-1, marks)[:-1]
+    same = (before >= 0) & (group[before] == group)
+    found: Integers = np.where(same, at_ns[before], last_ns[group])
+    np.maximum.at(last_ns, group[marked], at_ns[marked])
+    return found
+
+
+class _Samples:
+    """Tells when the sample before a record's own was taken, over chunks that may cut a sample in two."""
+
+    def __init__(self, first_ns: int, period_ns: int, rounds_ns: Integers | None) -> None:
+        self._apart_ns = period_ns // 4  # records of one sample may differ by some time
+        self._before_ns = self._last_ns = first_ns
+        self._rounds_ns = rounds_ns
+
+    def before(self, t_ns: Integers) -> Integers:
+        """For each record of the next chunk the last time of the sample before its own."""
+        times = np.unique(np.append(t_ns, self._last_ns))
+        heads = np.flatnonzero(np.append(False, np.diff(times) > self._apart_ns))
+        sample = np.searchsorted(heads, np.arange(len(times)), side="right")
+        befores = np.append(self._before_ns, times[heads - 1])
+        self._before_ns, self._last_ns = int(befores[sample[-1]]), int(times[-1])
+        found: Integers = befores[sample][np.searchsorted(times, t_ns)]
+        if self._rounds_ns is None:
+            return found
+        before = np.searchsorted(self._rounds_ns, t_ns - self._apart_ns) - 1
+        return np.maximum(found, np.where(before < 0, 0, self._rounds_ns[before]))
+
+
+def _addresses(rows: Records) -> dict[str, Any]:
+    """Who a socket connects, as text."""
+    family = np.asarray(rows["family"])
+    table: dict[str, Any] = {"cookie": np.asarray(rows["cookie"]), "family": family}
+    for side, address, port in (("local", "source", "sport"), ("remote", "destination", "dport")):
+        table[side] = _texts(rows[address], family)
+        table[f"{side}_port"] = np.ascontiguousarray(rows[port]).view(">u2").astype(np.int64)
+    return table
+
+
+def _texts(addresses: npt.NDArray[Any], family: npt.NDArray[Any]) -> list[str]:
+    raw = np.ascontiguousarray(addresses).tobytes()
+    keys = [(int(kind), raw[place : place + 16]) for kind, place in zip(family, range(0, len(raw), 16), strict=True)]
+    names = {key: _text(*key) for key in set(keys)}
+    return [names[key] for key in keys]
+
+
+def _text(family: int, raw: bytes) -> str:
+    if family == socket.AF_INET6 and not raw.startswith(_MAPPED):
+        return socket.inet_ntop(socket.AF_INET6, raw)
+    return socket.inet_ntop(socket.AF_INET, raw[12:] if family == socket.AF_INET6 else raw[:4])
+
+
+def socket_log(logs: NodeLogs) -> SocketLog | None:
+    """A node's socket log; None where it has none."""
+    found = logs.records("sockets/sockets.rec")
+    if found is None:
+        return None
+    lacking = {*COUNTERS, "cookie", "inode", "source", "destination"} - {field.name for field in found[0].fields}
+    if lacking:
+        logs.problems.append(f"{logs.name}/sockets/sockets.rec lacks {', '.join(sorted(lacking))}")
+        return None
+    return SocketLog(*found, _rounds(logs, found[0]))
+
+
+def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
+    """When samples were taken: the interfaces' log has a record of each, if its period is the same."""
+    counters, every_s = logs.wide("nic/nic.rec"), file.about.get("every_s")
+    if counters is None or every_s is None or counters.file.about.get("every_s") != every_s:
+        return None
+    return counters.t_ns

@@ -1,0 +1,249 @@
+"""Files that grow: each poll gives what was added since the poll before, and never gives anything twice.
+
+Files are opened anew at each poll: network file systems show another node's writes to a freshly opened file only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.records import RecordFile
+from ringtap.rundir import open_log
+from ringtap.json_validation import Shape, ShapeError, check, load_json, open_regular, parse_json
+
+_BATCH_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 8 << 20
+_TEXT_BYTES = 16 << 10
+_TEXT_LINES = 200
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+Record = tuple[Any, ...]
+
+
+class _Growing:
+    """A file by its name: knows whether it grew, and whether another one took its place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._inode = -1
+
+    def look(self) -> bool:
+        """Take note of the file's size; True where it is another file than before, or was cut."""
+        try:
+            status = self.path.stat()
+        except OSError:  # not there yet, or gone: what was read stays
+            return False
+        other = self._inode not in (-1, status.st_ino) or status.st_size < self.size
+        self.size, self._inode = status.st_size, status.st_ino
+        return other
+
+
+class RecordTail:
+    """The growing end of a record file.
+
+    Args:
+        path: the file; it need not exist yet.
+        begin: for the file as first seen, the number of the first record to give; None: all from the first.
+
+    Attributes:
+        file: header and layout; None until the header is whole.
+        first: the file's first record, once there is one.
+        failure: why the file cannot be read, one sentence; empty while it can.
+    """
+
+    def __init__(self, path: Path, begin: Callable[[RecordFile], int] | None = None) -> None:
+        self.path = path
+        self.file: RecordFile | None = None
+        self.first: Record | None = None
+        self.failure = ""
+        self._begin = begin
+        self._growing = _Growing(path)
+        self._next = 0
+
+    def poll(self) -> Iterator[list[Record]]:
+        """Whole records that were added, in batches of bounded size."""
+        if self._growing.look():
+            self.file, self.first, self.failure, self._begin, self._next = None, None, "", None, 0
+        if self.failure or (self.file is None and not self._open()):
+            return
+        assert self.file is not None
+        count = (self._growing.size - self.file.offset) // self.file.record_bytes
+        batch = max(1, _BATCH_BYTES // self.file.record_bytes)
+        while self._next < count:
+            end = min(count, self._next + batch)
+            try:
+                records = dataclasses.replace(self.file, count=end).tail(self._next)
+            except OSError:
+                return
+            if not records:
+                return
+            self._next += len(records)
+            yield records
+
+    def _open(self) -> bool:
+        """Read the header if it is whole by now."""
+        try:
+            with open_regular(self.path) as file:
+                line = file.readline(_MAX_HEADER_BYTES)
+            if not line.endswith(b"\n"):
+                if len(line) >= _MAX_HEADER_BYTES:
+                    self.failure = f"{self.path} is not a ringtap record file"
+                return False
+            self.file = open_log(self.path)
+            if self.file.count < 1:
+                self.file = None  # so that `begin` sees records
+                return False
+            self.first = dataclasses.replace(self.file, count=1).tail()[0]
+            self._next = self._begin(self.file) if self._begin else 0
+        except UsageError as error:
+            self.failure = str(error)
+        except OSError:
+            return False
+        return self.file is not None
+
+
+def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]:
+    """A beginning for `RecordTail`: the last seconds by a column of nanoseconds, at most so many records."""
+
+    def begin(file: RecordFile) -> int:
+        position = [field.name for field in file.fields].index(column)
+
+        def at(number: int) -> int:
+            return int(dataclasses.replace(file, count=number + 1).tail(number)[0][position])
+
+        low, high = max(0, file.count - most), file.count - 1
+        wanted_ns = at(high) - round(seconds * 1e9)
+        while low < high:  # records lie in order of time
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if at(middle) < wanted_ns else (low, middle)
+        return low
+
+    return begin
+
+
+class LinesTail:
+    """The growing end of a JSON Lines file, from its beginning.
+
+    Args:
+        path: the file; it need not exist yet.
+        shape: what its objects must have.
+
+    Attributes:
+        damaged: whole lines that were no such object.
+    """
+
+    def __init__(self, path: Path, shape: Shape) -> None:
+        self.path = path
+        self.damaged = 0
+        self._shape = shape
+        self._growing = _Growing(path)
+        self._next = 0
+        self._within_damage = False
+
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """Objects that were added; a torn last line waits until it is whole."""
+        if self._growing.look():
+            self._next, self._within_damage = 0, False
+        while self._next < self._growing.size:
+            try:
+                with open_regular(self.path) as file:
+                    file.seek(self._next)
+                    data = file.read(min(_BATCH_BYTES, self._growing.size - self._next))
+            except OSError:
+                return
+            whole, newline, _ = data.rpartition(b"\n")
+            if not newline:
+                if len(data) < _BATCH_BYTES:
+                    return
+                self._next += len(data)  # a line without end: passed over
+                self._within_damage = True
+                continue
+            self._next += len(whole) + 1
+            yield from self._objects(whole)
+
+    def _objects(self, whole: bytes) -> Iterator[dict[str, Any]]:
+        for line in whole.split(b"\n"):
+            damaged, self._within_damage = self._within_damage, False
+            if not line and not damaged:
+                continue
+            try:
+                item: dict[str, Any] = {} if damaged else parse_json(line)
+                check(item, self._shape)
+            except ValueError:
+                damaged = True
+            if damaged:
+                self.damaged += 1
+            else:
+                yield item
+
+
+class TextTail:
+    """The last lines of a job's output as a terminal shows them: without colours, of a redrawn line the last state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._growing = _Growing(path)
+        self._next = 0
+        self._lines: deque[str] = deque(maxlen=_TEXT_LINES)
+        self._open_line = b""
+
+    def poll(self) -> None:
+        """Take in what was added; of a large addition the end only."""
+        if self._growing.look():
+            self._next, self._open_line = 0, b""
+        start = max(self._next, self._growing.size - _TEXT_BYTES)
+        if start >= self._growing.size:
+            return
+        try:
+            with open_regular(self.path) as file:
+                file.seek(start)
+                data = file.read(self._growing.size - start)
+        except OSError:
+            return
+        if start > self._next:  # something was passed over: begin at a whole line
+            data, self._open_line = data.partition(b"\n")[2] or data, b""
+        self._next = self._growing.size
+        *lines, rest = (self._open_line + data).split(b"\n")
+        self._lines.extend(_shown(line) for line in lines)
+        self._open_line = rest[-_TEXT_BYTES:]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, the one being written included."""
+        now = _shown(self._open_line)
+        return (*self._lines, now) if now else tuple(self._lines)
+
+
+def _shown(line: bytes) -> str:
+    """What a terminal shows of a line that a progress bar may have redrawn."""
+    parts = [part for part in line.decode(errors="replace").split("\r") if part]
+    return _ESCAPES.sub("", parts[-1]).expandtabs() if parts else ""
+
+
+class Document:
+    """A small JSON file that is replaced as a whole; ``item`` is its last readable state of the ``shape``."""
+
+    def __init__(self, path: Path, shape: Shape) -> None:
+        self.path = path
+        self._shape = shape
+        self.item: dict[str, Any] = {}
+        self._seen: tuple[int, int, int] | None = None
+
+    def poll(self) -> None:
+        """Read the file again if it was replaced."""
+        try:
+            status = self.path.stat()
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if seen == self._seen:
+                return
+            self.item = load_json(self.path, self._shape)
+        except (OSError, ShapeError):
+            return
+        self._seen = seen

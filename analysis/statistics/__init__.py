@@ -1,0 +1,1 @@
+"""Statistics of iteration times: quantiles, tests of two samples, effective sample sizes."""

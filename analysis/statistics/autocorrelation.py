@@ -1,0 +1,81 @@
+"""How much a series of iteration times says: its effective number of independent values, and resampling in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from ringtap.analysis.model.regression import Array
+from ringtap.errors import UsageError
+
+Values = Sequence[float] | npt.NDArray[np.floating[Any]]
+
+_NOTICED = 2.0  # in standard errors of white noise: a smaller first autocorrelation counts as none
+
+
+def sample(values: Values, least: int = 1) -> Array:
+    """The values as an array, once they make sense.
+
+    Raises:
+        UsageError: not one list, too few, or a value that is not a finite number.
+    """
+    result = np.asarray(values, dtype=np.float64)
+    if result.ndim != 1 or len(result) < least:
+        raise UsageError(f"a list of at least {least} values is needed, not one of shape {result.shape}")
+    if not np.all(np.isfinite(result)):
+        raise UsageError("a sample must hold finite numbers only")
+    return result
+
+
+def correlation_time(values: Values) -> float:
+    """Integrated autocorrelation time of values in order of time, at least 1: how many of them count as one.
+
+    Of the ranks, so that a few long iterations do not hide the rest; summed in pairs of neighbouring lags as long as
+    they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3), and corrected for the mean being the sample's own
+    (Wolff, Comput. Phys. Commun. 156, 2004, equation 49). 1 where the first autocorrelation is below two standard
+    errors of independent values.
+    """
+    ordered = sample(values)
+    count = len(ordered)
+    if count < 4:
+        return 1.0
+    ranks = stats.rankdata(ordered)
+    ranks -= ranks.mean()
+    energy = float(ranks @ ranks)
+    if energy == 0:
+        return 1.0
+    spectrum = np.fft.rfft(ranks, 2 * count)
+    autocorrelation = np.fft.irfft(spectrum * spectrum.conj())[: count // 2] / energy
+    if autocorrelation[1] < _NOTICED / np.sqrt(count):
+        return 1.0
+    pairs = autocorrelation[: len(autocorrelation) // 2 * 2].reshape(-1, 2).sum(axis=1)
+    ended = np.flatnonzero(pairs <= 0)
+    used = int(ended[0]) if len(ended) else len(pairs)
+    return max(1.0, (2 * float(pairs[:used].sum()) - 1) * (1 + (4 * used - 1) / count))
+
+
+def effective_count(values: Values) -> float:
+    """Number of independent values that say as much as these ones, in order of time: count over correlation time."""
+    ordered = sample(values)
+    return max(1.0, len(ordered) / correlation_time(ordered))
+
+
+def block_means(values: Values, samples: int, draw: np.random.Generator) -> Array:
+    """Means of resampled series, from circular blocks as long as the values are correlated; shape (samples,).
+
+    Politis and Romano (1992), circular block bootstrap; the block is as long as two correlation times, 1 for
+    independent values.
+    """
+    ordered = sample(values)
+    count, time = len(ordered), correlation_time(ordered)
+    length = 1 if time == 1.0 else min(int(np.ceil(2 * time)), max(count // 2, 1))
+    blocks = -(-count // length)
+    # sums of every circular block once: the mean of a resampled series needs only which blocks were drawn
+    running = np.concatenate(([0.0], np.cumsum(np.concatenate((ordered, ordered[: length - 1])))))
+    sums = running[length:] - running[:-length]
+    result: Array = sums[draw.integers(0, count, (samples, blocks))].sum(axis=1) / (blocks * length)
+    return result

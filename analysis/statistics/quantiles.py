@@ -1,0 +1,106 @@
+"""A quantile of iteration times with an interval that asks nothing of their distribution."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from ringtap.analysis.statistics.autocorrelation import Values, effective_count, sample
+from ringtap.errors import UsageError
+from ringtap.units import counted
+
+
+@dataclass(frozen=True)
+class QuantileInterval:
+    """A quantile, its interval and what it rests on.
+
+    Attributes:
+        q: which quantile, 0.99 for p99.
+        value: estimate, linear between the nearest ranks (Hyndman and Fan's type 7).
+        low: lower end of the interval, None where the values cannot bound it.
+        high: upper end, None where the values cannot bound it.
+        count: number of values.
+        effective_count: number of independent values that say as much; smaller where neighbours are alike.
+        level: confidence of the interval.
+        reason: why an end is missing, one sentence; else empty.
+    """
+
+    q: float
+    value: float
+    low: float | None
+    high: float | None
+    count: int
+    effective_count: float
+    level: float
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The interval as plain values."""
+        return asdict(self)
+
+
+def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> QuantileInterval:
+    """A quantile of a sample with its distribution-free interval from order statistics.
+
+    The number of values at or below the quantile is binomial whatever the distribution, so two order statistics
+    enclose it with a probability of at least ``level`` (David and Nagaraja, Order Statistics, 2003, section 7.1). Each
+    tail takes half of the rest; where one end can only just be reached, it takes more and the other less. Both ends of
+    a 95 % interval of p99 need 299 independent values. Correlated values count for as many as
+    `ringtap.analysis.statistics.autocorrelation.effective_count` says.
+
+    Args:
+        values: the sample in order of time, shape (values,); of one unit, which the result has too.
+        q: the quantile, between 0 and 1.
+        level: confidence, between 0 and 1.
+
+    Raises:
+        UsageError: no values, one that is not finite, or q or level outside of 0 to 1.
+    """
+    if not (0 < q < 1 and 0 < level < 1):
+        raise UsageError(f"a quantile of {q:g} at a level of {level:g} makes no sense: both lie between 0 and 1")
+    ordered = sample(values)
+    count, effective = len(ordered), effective_count(ordered)
+    ranked = np.sort(ordered)
+    low, high = _ranks(math.floor(effective + 1e-9), q, 1 - level)
+    stretch = count / math.floor(effective + 1e-9)
+    reason = ""
+    if low is None or high is None:
+        end = "either" if low is high else "the upper" if high is None else "the lower"
+        alike = "" if effective == count else f" that say as much as {effective:.0f} independent ones"
+        reason = (
+            f"{counted(count, 'value')}{alike} cannot bound {end} end of p{100 * q:g}: {_needed(q, level)} are needed"
+        )
+    return QuantileInterval(
+        q=q,
+        value=float(np.quantile(ranked, q)),
+        low=None if low is None else float(ranked[max(math.floor(low * stretch), 1) - 1]),
+        high=None if high is None else float(ranked[min(math.ceil(high * stretch), count) - 1]),
+        count=count,
+        effective_count=effective,
+        level=level,
+        reason=reason,
+    )
+
+
+def _ranks(count: int, q: float, missed: float) -> tuple[int | None, int | None]:
+    """Numbers, from 1, of the order statistics that enclose the quantile but for a probability of ``missed``."""
+    above, below = q**count, (1 - q) ** count  # the quantile lies past the greatest, before the least
+    lower = upper = missed / 2
+    if above + below <= missed:
+        upper = min(max(upper, above), missed - below)
+        lower = missed - upper
+    # the least number of values that are at or below the quantile often enough is the rank of the lower end
+    low, high = int(stats.binom.ppf(lower, count, q)), int(stats.binom.isf(upper, count, q)) + 1
+    return (low if low >= 1 else None), (high if high <= count else None)
+
+
+def _needed(q: float, level: float) -> int:
+    """Independent values from which on both ends exist."""
+    count = 1
+    while q**count + (1 - q) ** count > 1 - level:
+        count += 1
+    return count

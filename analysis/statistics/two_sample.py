@@ -1,0 +1,373 @@
+"""Two samples of iteration times set against each other: effects first, then the tests that suit.
+
+docs/method.md, "Traffic kinds compared", gives the equations. Iterations that are alike count for fewer
+(`ringtap.analysis.statistics.autocorrelation`);
+nothing is assumed of the distributions but that iterations are stationary.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import special, stats
+
+from ringtap.analysis.model.regression import Array
+from ringtap.analysis.statistics.autocorrelation import Values, effective_count, sample
+from ringtap.analysis.statistics.quantiles import quantile_interval
+from ringtap.errors import UsageError
+from ringtap.units import counted
+
+MIN_VALUES = 5
+TAIL_SHARE = 0.05  # of both samples together, whose origin the tail test looks at
+ALPHA = 0.05  # of all tests together
+_LEAST_P = sys.float_info.min  # a smaller p cannot be written as a normal floating point number
+_EXACT_TO = (
+    10_000  # values in the larger sample; beyond, the limiting distribution is as good (scipy draws the same line)
+)
+_SIMULATED_BELOW = 10  # effective values; Student's t calls 8 % of equal samples of 5 different at 5 %
+_SIMULATED_TO = 200  # of the larger sample: more of it changes nothing where the other is small
+_SIMULATIONS = 9_999
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval; an end is None where the samples cannot bound it."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test.
+
+    Attributes:
+        name: ``distribution`` (Kolmogorov and Smirnov), ``location`` (Brunner and Munzel) or ``tail`` (quantile test).
+        statistic: greatest distance of the distribution functions; P(b > a) + P(b = a) / 2; share of the longest
+            iterations that are b's, less the share of all that are.
+        p: probability of as large a statistic by chance; never 0: the least floating point number stands for less.
+        p_holm: the same, corrected after Holm for all tests that were made together.
+    """
+
+    __test__ = False  # not one for pytest
+
+    name: str
+    statistic: float
+    p: float
+    p_holm: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How sample b differs from sample a.
+
+    Attributes:
+        names: names of a and b.
+        counts: their numbers of iterations.
+        effective_counts: independent iterations that say as much.
+        level: confidence of the intervals.
+        median_ratio: median of b over that of a.
+        p99_ratio: 99th percentile of b over that of a.
+        p99_difference_s: b's less a's, in the samples' unit.
+        shift_s: how much longer b's iterations are: the median of all differences b - a (Hodges and Lehmann).
+        superiority: share of pairs in which b's iteration is the longer one, ties counting half.
+        tests: distribution, location, tail.
+    """
+
+    names: tuple[str, str]
+    counts: tuple[int, int]
+    effective_counts: tuple[float, float]
+    level: float
+    median_ratio: Estimate
+    p99_ratio: Estimate
+    p99_difference_s: Estimate
+    shift_s: Estimate
+    superiority: Estimate
+    tests: tuple[Test, ...]
+
+    @property
+    def cliffs_delta(self) -> float:
+        """Cliff's delta: 1 where every iteration of b is longer than any of a, -1 where it is shorter."""
+        return 2 * self.superiority.value - 1
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in plain words."""
+        a, b = self.names
+        text = f"{b} against {a}: the median iteration takes {_times(self.median_ratio)} as long"
+        text += f", p99 {_times(self.p99_ratio)}; {b} is the longer one in {self.superiority.value:.0%} of pairs"
+        seen = [test for test in self.tests if test.p_holm < ALPHA]
+        if not seen:
+            return f"{text}. No difference beyond chance was found (corrected p >= {ALPHA:g})."
+        where = " and ".join(test.name for test in seen)
+        largest = max(test.p_holm for test in seen)
+        p = "< 0.001" if largest < 0.001 else f"= {largest:.2g}"
+        return f"{text}. Beyond chance in {where} (corrected p {p})."
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number as plain values, with the sentence."""
+        item = asdict(self)
+        item |= {"names": list(self.names), "counts": list(self.counts), "tests": [asdict(one) for one in self.tests]}
+        item["effective_counts"] = list(self.effective_counts)
+        return item | {"cliffs_delta": self.cliffs_delta, "sentence": self.sentence}
+
+
+def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: float = 0.95) -> Comparison:
+    """Compare two samples of iteration times.
+
+    Args:
+        a: iteration times of the one kind, in order of time, in seconds; shape (iterations,).
+        b: those of the other.
+        names: what to call them.
+        level: confidence of the intervals.
+
+    Raises:
+        UsageError: fewer than 5 iterations in a sample, or a time that is not positive and finite.
+    """
+    first, second = (_times_of(values, name) for values, name in zip((a, b), names, strict=True))
+    counts = effective_count(first), effective_count(second)
+    low, high = (np.sort(first), np.sort(second))
+    medians = [quantile_interval(values, 0.5, level) for values in (first, second)]
+    tails = [quantile_interval(values, 0.99, level) for values in (first, second)]
+    ends = [[Estimate(one.value, one.low, one.high) for one in pair] for pair in (medians, tails)]
+    superiority, p_location = _superiority(low, high, counts, level)
+    tests = [_distribution(low, high, counts), ("location", superiority.value, p_location), _tail(low, high, counts)]
+    tests = [(name, statistic, min(1.0, max(p, _LEAST_P))) for name, statistic, p in tests]
+    corrected = holm([p for _, _, p in tests])
+    return Comparison(
+        names=names,
+        counts=(len(first), len(second)),
+        effective_counts=counts,
+        level=level,
+        median_ratio=_ratio(*ends[0]),
+        p99_ratio=_ratio(*ends[1]),
+        p99_difference_s=_difference(*ends[1]),
+        shift_s=_shift(low, high, counts, level),
+        superiority=superiority,
+        tests=tuple(Test(*test, p_holm) for test, p_holm in zip(tests, corrected, strict=True)),
+    )
+
+
+def compare_all(samples: Mapping[str, Values], level: float = 0.95) -> tuple[Comparison, ...]:
+    """Every pair of named samples compared, their tests corrected together.
+
+    Raises:
+        UsageError: as `compare`; or fewer than two samples.
+    """
+    if len(samples) < 2:
+        raise UsageError(f"{counted(len(samples), 'sample')} cannot be compared: give at least two")
+    return correct_together(
+        [compare(samples[a], samples[b], (a, b), level) for a, b in itertools.combinations(samples, 2)]
+    )
+
+
+def correct_together(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """The same comparisons with the p values of all of them corrected as one family."""
+    corrected = iter(holm([test.p for one in comparisons for test in one.tests]))
+    return tuple(
+        replace(one, tests=tuple(replace(test, p_holm=next(corrected)) for test in one.tests)) for one in comparisons
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p values corrected for their number, in the same order (Holm, Scand. J. Statist. 6, 1979)."""
+    result, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        result[index] = largest
+    return result
+
+
+def _times_of(values: Values, name: str) -> Array:
+    try:
+        result = sample(values, MIN_VALUES)
+    except UsageError as error:
+        raise UsageError(f"sample {name}: {error}") from error
+    if result.min() <= 0:
+        raise UsageError(f"sample {name} has an iteration time of {result.min():g}: times must be positive")
+    return result
+
+
+def _times(ratio: Estimate) -> str:
+    low, high = ("" if end is None else f"{end:.3g}" for end in (ratio.low, ratio.high))
+    interval = f"{low} to {high}" if low and high else f"{low} or more" if low else f"{high} or less" if high else ""
+    return f"{ratio.value:.3g} times ({interval or 'without bounds'})"
+
+
+def _difference(a: Estimate, b: Estimate) -> Estimate:
+    """b less a; the interval out of those of both (Zou and Donner, Statist. Med. 27, 2008: MOVER)."""
+    value = b.value - a.value
+    low = high = None
+    if b.low is not None and a.high is not None:
+        low = value - math.hypot(b.value - b.low, a.high - a.value)
+    if b.high is not None and a.low is not None:
+        high = value + math.hypot(b.high - b.value, a.value - a.low)
+    return Estimate(value, low, high)
+
+
+def _ratio(a: Estimate, b: Estimate) -> Estimate:
+    """b over a, the same on logarithms."""
+    logs = [
+        Estimate(math.log(one.value), *(None if end is None else math.log(end) for end in (one.low, one.high)))
+        for one in (a, b)
+    ]
+    found = _difference(*logs)
+    ends = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Estimate(math.exp(found.value), *ends)
+
+
+def _placements(of: Array, among: Array) -> Array:
+    """For each value the share of the other sample below it, ties counting half; both sorted."""
+    below, upto = np.searchsorted(among, of, side="left"), np.searchsorted(among, of, side="right")
+    result: Array = (below + upto) / (2 * len(among))
+    return result
+
+
+def _scatter(a: Array, b: Array, counts: tuple[float, float]) -> tuple[float, float, float]:
+    """Share of pairs with b longer, its standard error and its degrees of freedom (Brunner and Munzel 2000)."""
+    share = _placements(b, a)
+    parts = [
+        float(np.var(_placements(a, b), ddof=1)) / counts[0],
+        float(np.var(share, ddof=1)) / counts[1],
+    ]
+    variance = sum(parts)
+    if variance == 0:
+        return float(share.mean()), 0.0, 1.0
+    freedom = variance**2 / sum(part**2 / max(count - 1, 1) for part, count in zip(parts, counts, strict=True))
+    return float(share.mean()), math.sqrt(variance), freedom
+
+
+def _superiority(a: Array, b: Array, counts: tuple[float, float], level: float) -> tuple[Estimate, float]:
+    """P(b > a) + P(b = a) / 2 with its interval, and the p value of its being one half."""
+    share, error, freedom = _scatter(a, b, counts)
+    if error == 0:
+        return _separated(share, counts, level)
+    p = _location_p(abs(share - 0.5) / error, counts, freedom)
+    # on the logit scale, so that the ends stay within 0 and 1
+    reach = stats.t.isf((1 - level) / 2, freedom) * error / (share * (1 - share))
+    ends = special.expit(special.logit(share) + np.array([-reach, reach]))
+    return Estimate(share, float(ends[0]), float(ends[1])), p
+
+
+def _location_p(ratio: float, counts: tuple[float, float], freedom: float) -> float:
+    """Two-sided p value of Brunner and Munzel's ratio: by Student's t, for few effective values by simulation.
+
+    Neubert and Brunner (Comput. Statist. Data Anal. 51, 2007) permute for the same reason. Counts are rounded.
+    """
+    if min(counts) >= _SIMULATED_BELOW:
+        return float(2 * stats.t.sf(ratio, freedom))
+    simulated = _ratios_by_chance(*sorted(min(max(2, round(count)), _SIMULATED_TO) for count in counts))
+    # of rounded numbers, no difference is at times 1e-16
+    as_large = len(simulated) - np.searchsorted(simulated, ratio * (1 - 1e-9) - 1e-9)
+    return float((1 + as_large) / (1 + len(simulated)))
+
+
+@functools.lru_cache(maxsize=64)
+def _ratios_by_chance(first: int, second: int) -> Array:
+    """Brunner and Munzel's absolute ratios, sorted, of samples of these sizes drawn from one distribution."""
+    draw = np.random.default_rng(0)
+    ranks = draw.random((_SIMULATIONS, first + second)).argsort(axis=1) + 1.0
+    parts = []
+    for own, other in ((ranks[:, :first], second), (ranks[:, first:], first)):
+        ordered = np.sort(own, axis=1)
+        parts.append((ordered - np.arange(1, ordered.shape[1] + 1)) / other)
+    variance = parts[0].var(axis=1, ddof=1) / first + parts[1].var(axis=1, ddof=1) / second
+    with np.errstate(divide="ignore"):
+        result: Array = np.sort(np.abs(parts[1].mean(axis=1) - 0.5) / np.sqrt(variance))
+    return result
+
+
+def _separated(share: float, counts: tuple[float, float], level: float) -> tuple[Estimate, float]:
+    """Samples that do not overlap, or do not vary: their own scatter says nothing of the share's error.
+
+    Its variance is at most that of a proportion of the smaller sample (Birnbaum and Klose, Ann. Math. Statist. 28,
+    1957), whose Wilson interval is used; the p value is that of the extreme one among all ways to tell the iterations
+    apart.
+    """
+    least, z = min(counts), float(stats.norm.isf((1 - level) / 2))
+    centre, scale = (share + z * z / (2 * least)), 1 + z * z / least
+    reach = z * math.sqrt(share * (1 - share) / least + (z / (2 * least)) ** 2)
+    ends = max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
+    ways = special.gammaln(sum(counts) + 1) - sum(special.gammaln(count + 1) for count in counts)
+    return Estimate(share, *ends), 1.0 if share == 0.5 else min(1.0, 2 * math.exp(-float(ways)))
+
+
+def _shift(a: Array, b: Array, counts: tuple[float, float], level: float) -> Estimate:
+    """Median of all differences b - a, and the differences at the shares that Brunner and Munzel's error leaves."""
+    value = _difference_at(a, b, 0.5)
+    _, error, freedom = _scatter(a, b - value, counts)
+    reach = float(stats.t.isf((1 - level) / 2, freedom)) * error
+    low = _difference_at(a, b, 0.5 - reach) if reach < 0.5 else None
+    high = _difference_at(a, b, 0.5 + reach) if reach < 0.5 else None
+    return Estimate(value, low, high)
+
+
+def _difference_at(a: Array, b: Array, share: float) -> float:
+    """The difference b - a that this share of all pairs does not exceed, by bisection, without listing the pairs."""
+    low, high = float(b[0] - a[-1]), float(b[-1] - a[0])
+    wanted = share * len(a) * len(b)
+    for _ in range(200):
+        middle = (low + high) / 2
+        if not low < middle < high or high - low <= 1e-12 * max(abs(low), abs(high)):
+            break
+        if np.searchsorted(b, a + middle, side="right").sum() >= wanted:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _distribution(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
+    """Kolmogorov and Smirnov's two-sample test."""
+    both = np.concatenate((a, b))
+    shares = [np.searchsorted(one, both, side="right") / len(one) for one in (a, b)]
+    distance = float(np.abs(shares[0] - shares[1]).max())
+    return "distribution", distance, _distance_p(distance, *(max(1, round(count)) for count in counts))
+
+
+def _distance_p(distance: float, first: int, second: int) -> float:
+    """Probability of as large a distance between the distribution functions of two samples drawn from one distribution.
+
+    Every order of the values is a path from (0, 0) to (first, second), all equally likely. The recurrence runs over
+    the share of the paths to each corner that have been as far from the diagonal (Hodges, Ark. Mat. 3, 1958). Sums of
+    positive terms only, so that the least p keeps its digits.
+    """
+    if distance <= 0:
+        return 1.0
+    if max(first, second) > _EXACT_TO:
+        return float(stats.kstwo.sf(distance, round(first * second / (first + second))))
+    few, many = sorted((first, second))
+    along = np.arange(few + 1.0)
+    # distances are multiples of 1 / (few * many): half of one is room for rounding
+    border = distance - 0.5 / (few * many)
+    share = np.zeros(few + 1)
+    for steps in range(1, few + many + 1):
+        reached = min(few, steps) + 1
+        right = along[:reached]
+        up = steps - right
+        share[1:reached] = (right[1:] * share[: reached - 1] + up[1:] * share[1:reached]) / steps
+        share[:reached][np.abs(right / few - up / many) >= border] = 1.0
+    return float(share[few])
+
+
+def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
+    """Whether the longest iterations of both together come from one of them (quantile test, Johnson et al. 1987)."""
+    border = np.quantile(np.concatenate((a, b)), 1 - TAIL_SHARE)
+    longest = [int(np.sum(one > border)) for one in (a, b)]
+    if sum(longest) == 0:
+        return "tail", 0.0, 1.0
+    statistic = longest[1] / sum(longest) - len(b) / (len(a) + len(b))
+    counted = [
+        (round(many * count / len(one)), max(1, round(count)))
+        for many, one, count in zip(longest, (a, b), counts, strict=True)
+    ]
+    table = np.array([[many, whole - many] for many, whole in counted])
+    return "tail", float(statistic), float(stats.fisher_exact(table)[1])

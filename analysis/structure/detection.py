@@ -1,0 +1,298 @@
+"""Which streams are a training job's, and where its iterations begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ringtap.analysis.structure.periodicity import Integers, Rhythm, find_rhythm
+from ringtap.analysis.structure.streams import Stream, Streams
+from ringtap.units import counted, format_duration, format_size
+
+TRAINING, CROSS, OTHER = "training", "cross", "other"
+
+# streams with less of all payload are not looked at
+_LEAST_SHARE = 0.0005
+_MOST_STREAMS = 64
+LEAST_CONFIDENCE = 0.99
+# starts of two streams of one job lie within this share of the period
+_NEAR = 0.3
+# of several streams' starts, those this close to their median, as a share of the period, are believed
+_CLOSE = 0.1
+_MATCHED = 0.8
+# a stream of the job's structure carries at least this share of its largest one; less is control traffic
+MAJOR_SHARE = 0.05
+# cross traffic is what has this share of all payload between two hosts and is no training
+_CROSS_SHARE = 0.01
+# of a stream without a rhythm of its own: spread of its bytes an iteration, and rate in silence over its mean rate
+_SAME_BYTES, _SILENT_RATE = 0.05, 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A stream of the job.
+
+    Attributes:
+        stream: the stream.
+        rhythm: its own rhythm; None: it shares the others' iterations without a rhythm that is clear by itself.
+        volume: payload bytes an iteration, median.
+        major: whether it carries gradients; False: control traffic.
+    """
+
+    stream: Stream
+    rhythm: Rhythm | None
+    volume: float
+    major: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A training job as its packets show it.
+
+    Attributes:
+        members: its streams, largest volume first.
+        starts: bin in which each iteration's communication begins, ascending.
+        found: for each of these, whether there was a silence before it.
+        reference: the member whose rhythm is the clearest.
+        one_way: only one direction of the connections was captured.
+    """
+
+    members: tuple[Member, ...]
+    starts: Integers
+    found: npt.NDArray[np.bool_]
+    reference: Member
+    one_way: bool
+
+    @property
+    def major(self) -> list[Member]:
+        """Members that carry gradients."""
+        return [member for member in self.members if member.major]
+
+
+@dataclass(frozen=True, eq=False)
+class Sorted:
+    """All streams, told apart.
+
+    Attributes:
+        training: the job; None where there is none.
+        why: without one, a sentence that says what there was instead.
+        kinds: class and reason of each stream, in the order of the streams.
+        rivals: other exchanges with a rhythm of their own, a few words each.
+    """
+
+    training: Training | None
+    why: str
+    kinds: tuple[tuple[str, str], ...]
+    rivals: tuple[str, ...] = ()
+
+
+def sort_out(streams: Streams) -> Sorted:
+    """Tell the training job's streams from all others."""
+    looked_at = [one for one in streams.streams[:_MOST_STREAMS] if one.total >= _LEAST_SHARE * streams.total]
+    rhythms: dict[Stream, Rhythm | None] = {}
+    clear: dict[Stream, Rhythm] = {}
+    for stream in looked_at:
+        known = sorted({round(rhythm.volume) for rhythm in clear.values()})
+        rhythm = rhythms[stream] = find_rhythm(stream.bins, stream.payload, known)
+        if rhythm is not None and rhythm.confidence >= LEAST_CONFIDENCE:
+            clear[stream] = rhythm
+    found = [_training(streams, {stream: clear[stream] for stream in group}) for group in _groups(clear)]
+    both_ways = [training for training in found if _exchanges([member.stream for member in training.major])]
+    one_way = [training for training in found if training.one_way]
+    for candidates in (both_ways, one_way):
+        if candidates:
+            best = max(candidates, key=_weight)
+            mine = {member.stream for member in best.members}
+            rivals = tuple(
+                _repeats(training.reference.stream, clear, streams)
+                for training in candidates
+                if not mine & {member.stream for member in training.members}
+            )
+            return Sorted(best, "", _kinds(streams, best, rhythms), rivals)
+    return Sorted(None, _why_none(streams, rhythms, clear), _kinds(streams, None, rhythms))
+
+
+def _weight(training: Training) -> tuple[int, int, bool, int]:
+    """Three hosts and more before two, which may be any exchange; then the largest payload.
+
+    Of the same streams under two rhythms, the one whose silences stand out, and the faster one.
+    """
+    hosts = {host for member in training.major for host in (member.stream.source, member.stream.destination)}
+    rhythm = training.reference.rhythm
+    stands_out = rhythm is not None and rhythm.silence_bins > rhythm.other_bins
+    payload = sum(member.stream.total for member in training.major)
+    return min(len(hosts), 3), payload, stands_out, len(training.starts)
+
+
+def _groups(rhythms: dict[Stream, Rhythm]) -> list[list[Stream]]:
+    """Streams whose iterations begin together."""
+    groups: list[list[Stream]] = []
+    for stream in sorted(rhythms, key=lambda one: -one.total):
+        for group in groups:
+            if _together(rhythms[group[0]].starts, rhythms[stream].starts):
+                group.append(stream)
+                break
+        else:
+            groups.append([stream])
+    return groups
+
+
+def _together(a: Integers, b: Integers) -> bool:
+    """Whether two sequences of starts pair up, one to one, at a lag that stays the same."""
+    if min(len(a), len(b)) < _MATCHED * max(len(a), len(b)):
+        return False
+    begin, end = max(a[0], b[0]), min(a[-1], b[-1])
+    period = float(np.median(np.diff(a)))
+    a = a[(a >= begin - _NEAR * period) & (a <= end + _NEAR * period)]
+    b = b[(b >= begin - _NEAR * period) & (b <= end + _NEAR * period)]
+    if len(a) < 3 or len(b) < 3 or min(len(a), len(b)) < _MATCHED * max(len(a), len(b)):
+        return False
+    lag = nearest(b, a) - a
+    usual = np.median(lag)
+    return bool((np.abs(lag - usual) <= _CLOSE * period).mean() >= _MATCHED and abs(usual) <= _NEAR * period)
+
+
+def nearest(values: Integers, to: Integers) -> Integers:
+    """Of ascending values the nearest to each of ``to``."""
+    place = np.clip(np.searchsorted(values, to), 1, len(values) - 1)
+    below, above = values[place - 1], values[place]
+    return np.where(to - below <= above - to, below, above)
+
+
+def _exchanges(streams: Sequence[Stream]) -> bool:
+    """Whether a host both sends and receives gradients: traffic that goes one way is no collective."""
+    return bool({stream.source for stream in streams} & {stream.destination for stream in streams})
+
+
+def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
+    """The job that some streams with one rhythm make, with those that share its iterations."""
+    largest = max(rhythm.volume for rhythm in rhythms.values())
+    major = [stream for stream, rhythm in rhythms.items() if rhythm.volume >= MAJOR_SHARE * largest]
+    reference = max(major, key=lambda one: (round(rhythms[one].found_share, 2), rhythms[one].volume, one.total))
+    rhythm = rhythms[reference]
+    period = float(np.median(np.diff(rhythm.starts)))
+    starts, found, shared = _common_starts(rhythm, [rhythms[stream] for stream in major], period)
+    volumes = {stream: one.volume for stream, one in rhythms.items()}
+    hosts = {host for stream in major for host in (stream.source, stream.destination)}
+    # where the other direction is among those without a clear rhythm, its host may not be known yet
+    complete = _exchanges(major)
+    for stream in streams.streams:
+        ends = {stream.source, stream.destination}
+        if stream not in rhythms and (ends <= hosts if complete else ends & hosts):
+            volume = _shared_volume(stream, starts[shared], rhythm)
+            if volume is not None:
+                volumes[stream] = volume
+    members = [
+        Member(stream, rhythms.get(stream), volume, volume >= MAJOR_SHARE * largest)
+        for stream, volume in volumes.items()
+    ]
+    members.sort(key=lambda member: -member.volume)
+    first = next(member for member in members if member.stream is reference)
+    one_way = not any(stream.answered for stream in rhythms)
+    return Training(tuple(members), starts[shared], found[shared], first, one_way)
+
+
+def _common_starts(
+    reference: Rhythm, of_streams: Sequence[Rhythm], period: float
+) -> tuple[Integers, npt.NDArray[np.bool_], slice]:
+    """Where the first stream of each iteration begins; streams that are far from the others do not count.
+
+    Returns:
+        Starts near those of the reference, whether any stream had a silence there, and which of them are shared: not
+        those at either end that most streams do not have, as where parameters were broadcast before the iterations.
+    """
+    at = reference.starts
+    each = np.array([nearest(rhythm.starts[rhythm.found], at) for rhythm in of_streams])
+    near = np.abs(each - at) <= _NEAR * period
+    found = np.asarray(near.any(axis=0))
+    middle = np.array(
+        [np.median(column[mine]) if mine.any() else 0 for column, mine in zip(each.T, near.T, strict=True)]
+    )
+    close = near & (np.abs(each - middle) <= _CLOSE * period)
+    close |= near & ~close.any(axis=0)
+    first = np.where(close, each, np.iinfo(np.int64).max).min(axis=0)
+    most = np.flatnonzero(near.sum(axis=0) > len(of_streams) / 2)
+    return np.where(found, first, at), found, slice(int(most[0]), int(most[-1]) + 1)
+
+
+def _shared_volume(stream: Stream, starts: Integers, rhythm: Rhythm) -> float | None:
+    """Bytes an iteration of a stream that moves the same in each, and nothing in the silences; else None."""
+    # the silence before a start is not part of the iteration that it begins
+    edges = starts - max(int(rhythm.silence_bins) // 2, 1)
+    place = np.searchsorted(edges, stream.bins, side="right") - 1
+    inside = (place >= 0) & (place < len(edges) - 1)
+    if not inside.any():
+        return None
+    volumes = np.bincount(place[inside], stream.payload[inside], len(edges) - 1)
+    median = float(np.median(volumes))
+    # a sender of constant rate moves more in a slow iteration
+    if median <= 0 or float((np.abs(volumes - median) <= _SAME_BYTES * median).mean()) < _MATCHED:
+        return None
+    quiet = max(int(rhythm.silence_bins * 0.6), 1)
+    at_end = starts[np.clip(np.searchsorted(starts, stream.bins, side="right"), 0, len(starts) - 1)]
+    silent = inside & (at_end - stream.bins <= quiet) & (at_end > stream.bins)
+    share = float(stream.payload[silent].sum()) / float(stream.payload[inside].sum())
+    expected = quiet * (len(starts) - 1) / float(starts[-1] - starts[0])
+    return median if share <= _SILENT_RATE * expected else None
+
+
+def _kinds(
+    streams: Streams, training: Training | None, rhythms: dict[Stream, Rhythm | None]
+) -> tuple[tuple[str, str], ...]:
+    members = {} if training is None else {member.stream: member for member in training.members}
+    between: dict[tuple[str, str], int] = {}
+    for stream in streams.streams:
+        if stream not in members:
+            pair = (stream.source, stream.destination)
+            between[pair] = between.get(pair, 0) + stream.total
+    result = []
+    for stream in streams.streams:
+        if stream in members:
+            member = members[stream]
+            how = "the same bytes in every iteration" if member.major else "in step with the iterations, but little"
+            result.append((TRAINING, how))
+        else:
+            much = between[stream.source, stream.destination] >= _CROSS_SHARE * streams.total
+            kind = CROSS if much else OTHER
+            result.append((kind, describe(stream, rhythms.get(stream), streams)))
+    return tuple(result)
+
+
+def describe(stream: Stream, rhythm: Rhythm | None, streams: Streams) -> str:
+    """What a stream that is no training looks like, in a few words."""
+    if stream.flows > 1:
+        return counted(stream.flows, "connection")
+    if rhythm is not None and rhythm.confidence >= 0.999 and rhythm.found_share > 0.9 and len(rhythm.starts) >= 10:
+        each_s = float(np.median(np.diff(rhythm.starts))) * streams.bin_ns / 1e9
+        return f"even, {format_size(rhythm.volume)} every {format_duration(each_s)}: a sender limited to a rate"
+    span = int(stream.bins[-1] - stream.bins[0]) + 1
+    if len(stream.bins) >= 0.8 * span and span >= 100:
+        return "without pauses"
+    return "no rhythm"
+
+
+def _repeats(stream: Stream, rhythms: Mapping[Stream, Rhythm], streams: Streams) -> str:
+    each_s = float(np.median(np.diff(rhythms[stream].starts))) * streams.bin_ns / 1e9
+    return f"{stream.name} repeats every {format_duration(each_s)}"
+
+
+def _why_none(streams: Streams, rhythms: dict[Stream, Rhythm | None], clear: dict[Stream, Rhythm]) -> str:
+    """What there was instead of training."""
+    seconds = format_duration(streams.bins * streams.bin_ns / 1e9)
+    top = streams.streams[0]
+    share = f"{top.total / streams.total:.0%}"
+    total = f"{format_size(streams.total)} of payload in {seconds}"
+    if clear:
+        stream = max(clear, key=lambda one: one.total)
+        return (
+            f"{total}: {_repeats(stream, clear, streams)}, but it goes one way only, so it is a sender with pauses "
+            "rather than training"
+        )
+    what = describe(top, rhythms.get(top), streams)
+    return (
+        f"{total}, {share} of it {top.name} ({what}): no volume recurs with a silence each time, at least 4 times, as "
+        "training's iterations do; a longer capture, or --bin 0.1ms for iterations below 20 ms, may show it"
+    )

@@ -1,0 +1,457 @@
+"""The rhythm of one stream of payload: a silence each time the same volume has passed.
+
+A training job moves the same bytes in every iteration, whatever time they take, and is silent while it computes the
+forward pass. Over *bytes passed* instead of time, these silences are equally far apart: slow iterations, jitter and
+stalls of the transport do not move them. The equal distance is the iteration's volume; the ends of the silences are
+the iterations' boundaries.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.special import bdtrc
+
+from ringtap.analysis.structure.autocorrelation import Likeness
+from ringtap.analysis.structure.detection import Training
+
+Integers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float64]
+
+# bins that together hold less than this share of a stream's bytes, each far less than the usual one, count as silent:
+# a library's own small messages
+_QUIET_SHARE, _QUIET_BIN = 0.01, 0.1
+# how far from where it is due a silence may lie, as a share of the volume (bytes sent again are in the way)
+TOLERANCE = 0.02
+LEAST_ITERATIONS = 4
+_LEAST_SILENCE_BINS = 2
+# a silence counts as found where it has this share of the usual length
+_LIKE_USUAL = 0.8
+_FAR_FROM_USUAL = 0.4
+# of volumes whose silences are nearly as long, the smallest: the others are its multiples
+_NEARLY = 0.75
+# another stream's volume is taken over where its silences are longer than all others by this factor
+_STANDS_OUT = 1.2
+_MOST_ITERATIONS = 20_000
+_MOST_BUCKETS, _LEAST_ROWS = 256, 3
+# the silence between iterations over those between buckets; with less than four iterations chance has a say
+_LONGER, _FAR_LONGER = 1.05, 1.5
+_CANDIDATES_EACH, _LAGS = 10, 12
+_SCORED_ITERATIONS = 120
+_ANCHORS = 6
+# volumes and beginnings that are tried, about
+_TRIED = 500
+# a volume counts where chance would give its silences with this probability at most, over all volumes tried
+_UNLIKELY = 1e-3
+
+
+@dataclass(frozen=True)
+class Silences:
+    """Spans in which a stream sent (next to) nothing, in order of time; arrays of one shape.
+
+    Attributes:
+        position: payload bytes that had passed when it ended.
+        length: its bins.
+        end: the bin that ended it.
+        total: payload bytes of the stream.
+    """
+
+    position: Integers
+    length: Integers
+    end: Integers
+    total: int
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """`position` as a list, which is searched in a fraction of the time."""
+        found: list[int] = self.position.tolist()
+        return found
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """What repeats in a stream.
+
+    Chance is what silences of the same lengths would give were they anywhere in the stream: a step of one volume meets
+    one with the share of the stream's bytes that lies within the tolerance of such a silence.
+
+    Attributes:
+        volume: payload bytes between two boundaries, median.
+        starts: bin in which each iteration's communication begins, ascending.
+        found: for each of these, whether a silence was there; else the bin is where the volume was reached.
+        silence_bins: usual length of the silences at the boundaries (lower quartile).
+        long_bins: length that one in ten of them exceeds.
+        other_bins: usual length of the longest other silence in an iteration (lower quartile).
+        confidence: 1 less the probability of finding as many boundaries by chance, over all volumes tried.
+    """
+
+    volume: float
+    starts: Integers
+    found: npt.NDArray[np.bool_]
+    silence_bins: float
+    long_bins: float
+    other_bins: float
+    confidence: float
+
+    @property
+    def found_share(self) -> float:
+        """Share of the boundaries at which there was a silence."""
+        return float(self.found.mean())
+
+
+def is_loud(payload: Integers) -> npt.NDArray[np.bool_]:
+    """Whether there is more in a bin than a library's own small messages.
+
+    Args:
+        payload: bytes in bins with payload.
+    """
+    ascending = np.sort(payload)
+    passed = np.cumsum(ascending)
+    # half of all bytes lie in bins of this many and more
+    usual = ascending[np.searchsorted(passed, passed[-1] / 2)]
+    most = ascending[np.searchsorted(passed, _QUIET_SHARE * passed[-1])]
+    return np.asarray(payload >= min(most, _QUIET_BIN * usual))
+
+
+def silences_of(bins: Integers, payload: Integers) -> Silences:
+    """The silences of a stream.
+
+    Args:
+        bins: numbers of the bins with payload, strictly ascending.
+        payload: bytes in each.
+    """
+    total = int(payload.sum())
+    loud = np.flatnonzero(is_loud(payload))
+    length = np.diff(bins[loud]) - 1
+    keep = length >= _LEAST_SILENCE_BINS
+    after = loud[1:][keep]
+    passed = np.cumsum(payload) - payload
+    # before a stream begins it is silent, if not for how long is not known
+    longest = int(length.max(initial=0))
+    position, end = np.append(passed[loud[0]], passed[after]), np.append(bins[loud[0]], bins[after])
+    return Silences(position, np.append(longest, length[keep]), end, total)
+
+
+def find_rhythm(bins: Integers, payload: Integers, known: Sequence[float] = ()) -> Rhythm | None:
+    """The rhythm of a stream; None where no volume recurs, at least `LEAST_ITERATIONS` times, beyond chance.
+
+    Args:
+        bins: numbers of the bins with payload, strictly ascending.
+        payload: bytes in each.
+        known: volumes of other streams, to be tried first: all streams of a ring have the same.
+    """
+    silences = silences_of(bins, payload)
+    if len(silences) < LEAST_ITERATIONS:
+        return None
+    chosen = _choose(silences, np.array(known))
+    path = np.empty(0, np.int64) if chosen is None else _follow(silences, chosen)
+    if chosen is None or _usual(silences, path) < _STANDS_OUT * _longest_between(silences, path):
+        chosen = _choose(silences, _candidates(silences))
+        if chosen is None:
+            return None
+        path = _follow(silences, chosen)
+    many = _multiple(silences, path)
+    larger = _rhythm(silences, _follow(silences, chosen * many), bins, payload) if many > 1 else None
+    if larger is not None and larger.confidence >= 1 - _UNLIKELY:
+        return larger
+    return _rhythm(silences, path, bins, payload)
+
+
+def _choose(silences: Silences, volumes: Numbers) -> float | None:
+    """The smallest volume whose silences are nearly as long as any other's; None where all may be chance."""
+    scored = [(volume, *_score(silences, volume)) for volume in volumes]
+    beyond = [(volume, usual) for volume, usual, _, unlikely in scored if usual > 0 and unlikely < _UNLIKELY]
+    if not beyond:
+        return None
+    best = max(usual for _, usual in beyond)
+    return float(min(volume for volume, usual in beyond if usual >= _NEARLY * best))
+
+
+def _candidates(silences: Silences) -> Numbers:
+    """Volumes that often lie between the longest silences: of the 8 longest, the 16 longest and so on."""
+    middle = _middle(silences)
+    position = silences.position[middle]
+    longest = np.argsort(-silences.length[middle], kind="stable")
+    found: list[Numbers] = []
+    for power in range(3, max(len(longest) - 1, 8).bit_length() + 1):
+        chosen = np.sort(longest[: 1 << power])
+        lags = range(1, min(_LAGS, len(chosen) - 1) + 1)
+        distance = np.concatenate([position[chosen][lag:] - position[chosen][:-lag] for lag in lags])
+        found.append(_frequent(distance.astype(np.float64), silences.total))
+    return np.unique(np.concatenate(found))
+
+
+def _frequent(distance: Numbers, total: int) -> Numbers:
+    """Distances that occur most often, to 1 %."""
+    distance = distance[(distance > total / _MOST_ITERATIONS) & (distance < total / (LEAST_ITERATIONS - 1))]
+    if not len(distance):
+        return np.empty(0)
+    place = np.floor(np.log(distance) / np.log1p(TOLERANCE / 2)).astype(np.int64)
+    place -= place.min()
+    count = np.bincount(place)
+    often = np.convolve(count, [0.5, 1.0, 0.5])[1:-1]
+    chosen = [one for one in np.argsort(-often, kind="stable")[:_CANDIDATES_EACH] if count[one] > 0]
+    return np.array([np.median(distance[np.abs(place - one) <= 1]) for one in chosen])
+
+
+def _middle(silences: Silences) -> slice:
+    """A part of the silences that is enough to find candidates."""
+    most = 4096
+    begin = max(0, (len(silences) - most) // 2)
+    return slice(begin, begin + most)
+
+
+def _score(silences: Silences, volume: float) -> tuple[float, int, float]:
+    """How long the silences at multiples of a volume usually are (lower quartile).
+
+    Returns:
+        This length, the silence that is best to start at, and the probability of as much by chance.
+    """
+    best, at, unlikely = 0.0, -1, 1.0
+    for anchor in _anchors(silences, volume):
+        path = _track(silences, volume, anchor, _SCORED_ITERATIONS // 2)
+        if len(path) < LEAST_ITERATIONS:
+            continue
+        lengths = _lengths(silences, path)
+        usual = _lower_quartile(lengths)
+        if usual > best:
+            best, at, unlikely = usual, anchor, _by_chance(silences, volume, lengths, usual)
+    return best, at, unlikely
+
+
+def _by_chance(silences: Silences, volume: float, lengths: Numbers, usual: float) -> float:
+    """Probability that chance gives as many silences of the usual length, over all volumes and beginnings tried."""
+    least = _LIKE_USUAL * usual
+    position = silences.position[silences.length >= least]
+    near = 2 * TOLERANCE * volume
+    covered = float(np.minimum(np.diff(position), near).sum() + near) / max(silences.total, 1)
+    # the first one was chosen, the others could have failed
+    hits, steps = int((lengths >= least).sum()) - 1, len(lengths) - 1
+    return min(1.0, _TRIED * float(bdtrc(hits - 1, steps, min(covered, 1.0))))
+
+
+def _anchors(silences: Silences, volume: float) -> list[int]:
+    """Silences to start from: the longest of several stretches of one volume each, about the middle."""
+    middle = silences.position[len(silences) // 2]
+    borders = middle + (np.arange(_ANCHORS + 1) - _ANCHORS / 2) * volume
+    places = np.searchsorted(silences.position, borders)
+    return [
+        int(begin + np.argmax(silences.length[begin:end])) for begin, end in itertools.pairwise(places) if end > begin
+    ]
+
+
+def _usual(silences: Silences, path: Integers) -> float:
+    return _lower_quartile(_lengths(silences, path))
+
+
+def _lower_quartile(values: Numbers) -> float:
+    # thousands of short arrays: np.quantile takes 50 us for each
+    return float(np.sort(values)[(len(values) - 1) // 4])
+
+
+def _lengths(silences: Silences, path: Integers) -> Numbers:
+    return np.where(path >= 0, silences.length[np.maximum(path, 0)], 0).astype(np.float64)
+
+
+def _follow(silences: Silences, volume: float) -> Integers:
+    """The silences one volume apart over the whole stream; -1 where there is none."""
+    usual, anchor, _ = _score(silences, volume)
+    if anchor < 0:
+        return np.empty(0, np.int64)
+    return _track(silences, volume, anchor, _MOST_ITERATIONS, _LIKE_USUAL * usual)
+
+
+def _track(silences: Silences, volume: float, anchor: int, most: int, enough: float = np.inf) -> Integers:
+    """Step from a silence to those about one volume on and back; -1 where a step finds none.
+
+    Of several in reach the longest is taken; if some are as long as ``enough``, the nearest of these: a stall of the
+    transport may be longer than what is looked for. Much shorter ones are none of it: stepping on from them would
+    lose the rhythm where bytes were sent again.
+    """
+    least = _FAR_FROM_USUAL * min(enough, float(silences.length[anchor]))
+    back = _steps(silences, -volume, anchor, most, enough, least)
+    return np.array([*reversed(back), anchor, *_steps(silences, volume, anchor, most, enough, least)], np.int64)
+
+
+def _steps(silences: Silences, step: float, anchor: int, most: int, enough: float, least: float) -> list[int]:
+    position, length = silences.positions, silences.length
+    path: list[int] = []
+    at, missed = float(position[anchor]), 0
+    while len(path) < most:
+        at += step
+        slack = abs(step) * min(TOLERANCE * (1 + missed), 0.2)
+        if at < position[0] - slack or at > position[-1] + slack:
+            break
+        begin = bisect_left(position, at - slack)
+        end = bisect_left(position, at + slack, begin)
+        if end > begin:
+            found = begin if end == begin + 1 else begin + int(length[begin:end].argmax())
+        if end > begin and length[found] >= least:
+            if length[found] >= enough:
+                long = [place for place in range(begin, end) if length[place] >= enough]
+                found = min(long, key=lambda place: abs(position[place] - at))
+            path.append(found)
+            at, missed = float(position[found]), 0
+        else:
+            path.append(-1)
+            missed += 1
+    return path
+
+
+def _multiple(silences: Silences, path: Integers) -> int:
+    """How many steps make one iteration: the smallest number of which one in as many has the longest silence; else 1.
+
+    Evenly spaced buckets of one size have a rhythm of their own; every so many, the silence is a little longer.
+    """
+    lengths = _lengths(silences, path[path != 0])  # how long it was silent before its begin is not known
+    for many in range(2, min(len(lengths) // _LEAST_ROWS, _MOST_BUCKETS) + 1):
+        whole = lengths[: len(lengths) // many * many].reshape(-1, many)
+        place = int(np.argmax(np.median(whole, axis=0)))
+        # stalls lie anywhere, so they are among the others too
+        others = float(np.quantile(np.delete(whole, place, axis=1), 0.9))
+        longer = _LONGER if len(whole) >= LEAST_ITERATIONS else _FAR_LONGER
+        if float(np.quantile(whole[:, place], 0.1)) > longer * others:
+            return many
+    return 1
+
+
+def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integers) -> Rhythm | None:
+    lengths = _lengths(silences, path)
+    if len(path) < LEAST_ITERATIONS or not (path >= 0).any():
+        return None
+    usual = _usual(silences, path)
+    if usual <= 0:
+        return None
+    # a stall at the rim is no boundary: begin and end with silences as they usually are
+    good = np.flatnonzero(lengths >= _LIKE_USUAL * usual)
+    path, lengths = path[good[0] : good[-1] + 1], lengths[good[0] : good[-1] + 1]
+    found = path >= 0
+    if found.sum() < LEAST_ITERATIONS:
+        return None
+    steps = np.flatnonzero(found)
+    position = np.interp(np.arange(len(path)), steps, silences.position[path[steps]])
+    volume = float(np.median(np.diff(position)))
+    passed = np.cumsum(payload)
+    starts = bins[np.minimum(np.searchsorted(passed, position, side="right"), len(bins) - 1)]
+    starts[found] = silences.end[path[found]]
+    confidence = 1.0 - _by_chance(silences, volume, lengths, usual)
+    long = float(np.quantile(lengths, 0.9))
+    return Rhythm(volume, starts, found, usual, long, _longest_between(silences, path), confidence)
+
+
+def _longest_between(silences: Silences, path: Integers) -> float:
+    """The longest silence between two boundaries that follow each other, as it usually is (lower quartile)."""
+    pairs = [(a, b) for a, b in itertools.pairwise(path) if a >= 0 and b >= 0]
+    longest = [int(silences.length[a + 1 : b].max(initial=0)) for a, b in pairs]
+    return _lower_quartile(np.array(longest, np.float64)) if longest else 0.0
+
+
+SURE, LIKELY, DOUBTFUL = "sure", "likely", "doubtful"
+
+_RESAMPLES = 2000
+_FEW_ITERATIONS = 16
+
+
+@dataclass(frozen=True)
+class Period:
+    """Iteration time.
+
+    Attributes:
+        iterations: whole iterations captured.
+        mean_s: their mean.
+        low_s: lower end of the mean's 95 % interval, by bootstrap over iterations.
+        high_s: upper end.
+        median_s: their median.
+        p99_s: their 99th percentile.
+        verdict: ``sure``, ``likely`` or ``doubtful``.
+        confidence: 1 less the probability that chance gives as many silences at the boundaries.
+        found_share: share of the boundaries at which there was a silence.
+        silence_s: usual silence before a boundary.
+        other_silence_s: the longest silence within an iteration, usually.
+        autocorrelation: of the training rate at the period of its own peak; None: it has none there.
+        autocorrelation_s: that peak's period; None likewise.
+        reasons: what speaks against the period, a sentence each.
+    """
+
+    iterations: int
+    mean_s: float
+    low_s: float
+    high_s: float
+    median_s: float
+    p99_s: float
+    verdict: str
+    confidence: float
+    found_share: float
+    silence_s: float
+    other_silence_s: float
+    autocorrelation: float | None
+    autocorrelation_s: float | None
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return vars(self) | {"reasons": list(self.reasons)}
+
+
+def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin_ns: int) -> Period:
+    """Sum up the iterations and judge them.
+
+    Args:
+        training: the job.
+        iterations: as `bursts.iterations_of`.
+        alike: autocorrelation of the training payload.
+        bin_ns: width of a bin.
+    """
+    rhythm = training.reference.rhythm
+    assert rhythm is not None  # the reference is a stream with a rhythm
+    times = iterations["iteration_s"].to_numpy(np.float64)
+    draws = np.random.default_rng(1).integers(0, len(times), (_RESAMPLES, len(times)))
+    low, high = np.quantile(times[draws].mean(axis=1), (0.025, 0.975))
+    # a boundary lies anywhere in its bin
+    grain_s = bin_ns / 1e9 / len(times)
+    reasons = []
+    contrast = rhythm.silence_bins / rhythm.other_bins if rhythm.other_bins else np.inf
+    if len(times) < 8:
+        reasons.append(f"only {len(times)} whole iterations were captured")
+    if rhythm.found_share < 0.9:
+        reasons.append(f"{1 - rhythm.found_share:.0%} of the boundaries have no silence")
+    if contrast < 1.5:
+        reasons.append("a silence within the iterations is nearly as long as those between them")
+    long = rhythm.long_bins > 2 * rhythm.silence_bins
+    if long:
+        reasons.append("some silences are far longer than usual, so that several bursts may be one iteration")
+    if rhythm.silence_bins < 4:
+        reasons.append("silences are only a few bins long: --bin with a smaller one shows them better")
+    near = alike.period_bins is not None and abs(alike.period_bins * bin_ns / 1e9 / np.median(times) - 1) < 0.1
+    if not near and float(np.std(times)) < 0.1 * float(times.mean()):
+        reasons.append("the rate's autocorrelation has no peak at this period")
+    # of a few silences, one that is longer by far may be the only one between iterations
+    several = long and len(times) < _FEW_ITERATIONS
+    verdict = SURE if not reasons else LIKELY if len(reasons) == 1 and not several else DOUBTFUL
+    return Period(
+        len(times),
+        float(times.mean()),
+        float(low) - grain_s,
+        float(high) + grain_s,
+        float(np.median(times)),
+        float(np.quantile(times, 0.99)),
+        verdict,
+        rhythm.confidence,
+        rhythm.found_share,
+        rhythm.silence_bins * bin_ns / 1e9,
+        rhythm.other_bins * bin_ns / 1e9,
+        alike.at_period if near else None,
+        alike.period_bins * bin_ns / 1e9 if near and alike.period_bins is not None else None,
+        tuple(reasons),
+    )

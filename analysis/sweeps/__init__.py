@@ -1,0 +1,1 @@
+"""Sweeps read for analysis: their points and series, from run directories and tables."""

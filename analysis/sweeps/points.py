@@ -1,0 +1,288 @@
+"""Points of a sweep measured again from the raw logs: iteration times and traffic within each window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.model.regression import Array
+from ringtap.analysis.runs.counters import CounterLog
+from ringtap.analysis.runs.run import JobRun, SweepRun
+from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
+from ringtap.analysis.workers import ALONE, Workers
+from ringtap.errors import UsageError
+from ringtap.ethernet import frame_bytes
+
+ETHERNET_MTU = 1500
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a series. Rates ending in ``_bps`` are those of the testbed, ``_gbps`` full-size ones.
+
+    Attributes:
+        series: ``<model>-<traffic kind>``, and ``-<transport>`` where it is known.
+        model: model as named in the plan.
+        traffic: traffic kind.
+        transport: how the training traffic was carried; empty where that was not noted.
+        directory: job run directory it was measured in; empty for a point of a table.
+        requested_bps: load asked of the generator; None for a point of a table.
+        requested_gbps: the same, full size.
+        cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire
+            (`ringtap.ethernet`);
+            None where it was not recorded.
+        cross_gbps: the same, full size.
+        total_bps: everything that left the bottleneck port.
+        total_gbps: the same, full size.
+        other_bps: traffic at the bottleneck that is not the sweep's, as the sweep noted it; None where it did not.
+        other_gbps: the same, full size.
+        training_bps: total less cross traffic and, where it is known, other traffic.
+        training_gbps: the same, full size.
+        window_s: length of the window; None for a point of a table.
+        iterations: whole iterations in the window; None where a table does not say.
+        mean_s: mean iteration time.
+        median_s: median.
+        p99_s: 99th percentile, linear between the nearest ranks; near the maximum below about 100 iterations.
+        p99_low_s: lower end of its 95 % interval from order statistics; None where the iterations cannot bound it.
+        p99_high_s: upper end, likewise.
+        independent: number of independent iterations that say as much, neighbours being alike.
+        std_s: standard deviation (n - 1); None for a single iteration.
+        min_s: shortest.
+        max_s: longest.
+        variation: standard deviation over mean.
+        ended: why the window ended, as the sweep noted it.
+        late_share: share of the recorder's samples that came late, as the sweep noted it; None where it did not.
+        disturbed: links that were cut and where there was much other traffic, as the sweep noted it, one sentence each.
+        reasons: what is missing and why, one sentence each.
+        iteration_s: the iteration times in order of time, shape (iterations,); empty where only their mean is known.
+    """
+
+    series: str
+    model: str
+    traffic: str
+    transport: str
+    directory: str
+    requested_bps: float | None
+    requested_gbps: float | None
+    cross_bps: float | None
+    cross_gbps: float | None
+    total_bps: float | None
+    total_gbps: float | None
+    other_bps: float | None
+    other_gbps: float | None
+    training_bps: float | None
+    training_gbps: float | None
+    window_s: float | None
+    iterations: int | None
+    mean_s: float | None
+    median_s: float | None
+    p99_s: float | None
+    p99_low_s: float | None
+    p99_high_s: float | None
+    independent: float | None
+    std_s: float | None
+    min_s: float | None
+    max_s: float | None
+    variation: float | None
+    ended: str
+    late_share: float | None
+    disturbed: tuple[str, ...]
+    reasons: tuple[str, ...]
+    iteration_s: Array = field(repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The point's numbers as plain values, without the single iteration times."""
+        item = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "iteration_s"}
+        return item | {"disturbed": list(self.disturbed), "reasons": list(self.reasons)}
+
+
+def measure(sweep: SweepRun, workers: Workers = ALONE) -> list[Point]:
+    """Measure every window of a sweep; ordered by series, then by requested load, then by time.
+
+    Args:
+        sweep: the sweep.
+        workers: who reads its jobs, one each.
+    """
+    order = {name: number for number, name in enumerate(sweep.series)}
+    windows = sorted(
+        sweep.windows, key=lambda item: (order[item["series"]], item["requested_bps"], item["window_start_ns"])
+    )
+    places: dict[str, list[int]] = {}
+    for place, window in enumerate(windows):
+        places.setdefault(window["directory"], []).append(place)
+    points: dict[int, Point] = {}
+    found = workers.each(
+        partial(_points_of, sweep), places, [[windows[place] for place in mine] for mine in places.values()]
+    )
+    for (directory, mine), (measured, ranks, torn) in zip(places.items(), found, strict=True):
+        points.update(zip(mine, measured, strict=True))
+        job = sweep.job(directory)
+        job.ranks = ranks
+        job.torn |= torn
+    return [points[place] for place in range(len(windows))]
+
+
+def _points_of(
+    sweep: SweepRun, directory: str, windows: Sequence[dict[str, Any]]
+) -> tuple[list[Point], int, dict[str, int]]:
+    """The points of one job, how many ranks it had, and its torn logs."""
+    if not sweep.path.is_dir():
+        raise UsageError(f"{sweep.path} is not there for the workers: they need the file system that it lies on")
+    logs: dict[tuple[str, str], CounterLog | None] = {}
+    job = sweep.job(directory)
+    return [_point(sweep, window, logs) for window in windows], job.ranks, job.torn
+
+
+def table(points: Sequence[Point]) -> pd.DataFrame:
+    """Points as a table; missing numbers are ``pd.NA``, the sentences of a point one text."""
+    texts = ("disturbed", "reasons")
+    rows = [{**point.to_json(), **{name: "; ".join(getattr(point, name)) for name in texts}} for point in points]
+    columns = [item.name for item in fields(Point) if item.name != "iteration_s"]
+    result = pd.DataFrame(rows, columns=columns)
+    numbers = [name for name in columns if name.endswith(("_bps", "_gbps", "_s"))] + ["variation", "independent"]
+    return result.astype(dict.fromkeys(numbers, "Float64"))
+
+
+@dataclass(frozen=True)
+class Times:
+    """What iteration times come to; fields as those of `Point`."""
+
+    mean_s: float | None = None
+    median_s: float | None = None
+    p99_s: float | None = None
+    p99_low_s: float | None = None
+    p99_high_s: float | None = None
+    independent: float | None = None
+    std_s: float | None = None
+    min_s: float | None = None
+    max_s: float | None = None
+    variation: float | None = None
+
+
+def times_of(seconds: Array) -> Times:
+    """The statistics of iteration times in order of time, shape (iterations,)."""
+    if not len(seconds):
+        return Times()
+    mean, std = float(seconds.mean()), float(seconds.std(ddof=1)) if len(seconds) > 1 else None
+    tail: QuantileInterval = quantile_interval(seconds, 0.99)
+    return Times(
+        mean_s=mean,
+        median_s=float(np.median(seconds)),
+        p99_s=tail.value,
+        p99_low_s=tail.low,
+        p99_high_s=tail.high,
+        independent=tail.effective_count,
+        std_s=std,
+        min_s=float(seconds.min()),
+        max_s=float(seconds.max()),
+        variation=None if std is None else std / mean,
+    )
+
+
+def _point(sweep: SweepRun, window: dict[str, Any], logs: dict[tuple[str, str], CounterLog | None]) -> Point:
+    start, end = int(window["window_start_ns"]), int(window["window_end_ns"])
+    job = sweep.job(window["directory"])
+    reasons = []
+    times = job.iterations
+    inside = times[(times["start_ns"] >= start) & (times["end_ns"] <= end)]["iteration_s"].to_numpy(dtype=np.float64)
+    if not len(inside):
+        reasons.append("no iteration of all ranks lies within the window")
+    bottleneck = sweep.info.get("bottleneck") or {}
+    mtu = int(bottleneck.get("mtu") or sweep.plan["topology"].get("mtu") or ETHERNET_MTU)
+
+    def rate(name: str) -> float | None:
+        found = _rate(job, window["directory"], bottleneck.get(name), mtu, (start, end), logs)
+        if isinstance(found, str):
+            reasons.append(f"{name} traffic: {found}")
+            return None
+        return found
+
+    cross, total = rate("cross"), rate("total")
+    other = None if window.get("other_bps") is None else float(window["other_bps"])
+    if window.get("other_why"):
+        reasons.append(f"other traffic: {window['other_why']}")
+    training = None if cross is None or total is None else max(total - cross - (other or 0.0), 0.0)
+    full = float(sweep.plan["scale"]) / 1e9
+
+    def gbps(bps: float | None) -> float | None:
+        return None if bps is None else bps * full
+
+    requested = float(window["requested_bps"])
+    return Point(
+        series=window["series"],
+        model=window["model"],
+        traffic=window["traffic"],
+        transport="",
+        directory=window["directory"],
+        requested_bps=requested,
+        requested_gbps=requested * full,
+        cross_bps=cross,
+        cross_gbps=gbps(cross),
+        total_bps=total,
+        total_gbps=gbps(total),
+        other_bps=other,
+        other_gbps=gbps(other),
+        training_bps=training,
+        training_gbps=gbps(training),
+        window_s=(end - start) / 1e9,
+        iterations=len(inside),
+        ended=window.get("ended") or "",
+        late_share=window.get("late_share"),
+        disturbed=(*(window.get("cut") or ()), *(window.get("others") or ())),
+        reasons=tuple(reasons),
+        iteration_s=inside,
+        **asdict(times_of(inside)),
+    )
+
+
+def _rate(
+    job: JobRun,
+    directory: str,
+    counters: Any,
+    mtu: int,
+    window_ns: tuple[int, int],
+    logs: dict[tuple[str, str], CounterLog | None],
+) -> float | str:
+    """Mean rate in bit/s on the wire behind some interface counters in a window, or why there is none.
+
+    No counters at all, an empty list, are those of traffic that nobody sent.
+    """
+    if isinstance(counters, dict):
+        counters = [counters]
+    if counters is None:
+        return "run.json names no counter for it"
+    start_ns, end_ns = window_ns
+    if end_ns <= start_ns:
+        return "the window has no length"
+    total_bytes = 0.0
+    for counter in counters:
+        node = counter["node"]
+        if (directory, node) not in logs:
+            logs[directory, node] = _log(job, node)
+        log = logs[directory, node]
+        grown = []
+        for unit in ("bytes", "packets"):
+            column = f"{counter['nic']}.{counter['direction']}_{unit}"
+            if log is None or column not in log:
+                return f"node {node} has no counter {column}"
+            counted = log.grown(column, start_ns, end_ns)
+            if isinstance(counted, str):
+                return f"counter {column} of node {node} {counted}"
+            grown.append(counted)
+        total_bytes += frame_bytes(grown[0], grown[1], mtu)
+    return total_bytes * 8e9 / (end_ns - start_ns)
+
+
+def _log(job: JobRun, node: str) -> CounterLog | None:
+    path = job.path / "nodes" / node / "nic" / "nic.rec"
+    if not path.is_file():
+        return None
+    log = CounterLog(path)
+    if log.torn:
+        job.torn[str(path.relative_to(job.path))] = log.torn
+    return log

@@ -1,0 +1,268 @@
+"""What each series of a sweep comes to: demand, congestion point, fits, and the bandwidth that training left unused.
+
+Everything here is in full-size units: Gbit/s and MB.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringtap.analysis.model.breakpoint import BreakResult, find_break
+from ringtap.analysis.model.congestion_point import MERGE_SHARE, CongestionResult, find_congestion_point
+from ringtap.analysis.model.demand import Demand, demand
+from ringtap.analysis.model.fit import CongestionModel, FitResult
+from ringtap.analysis.runs.run import SweepRun
+from ringtap.analysis.sweeps.points import Point, measure
+from ringtap.analysis.workers import ALONE, Workers
+from ringtap.errors import UsageError
+
+# Table 3.8 leaves out "very heavy" points; the ones that its series were tested at lie at 24.7 of 25 Gbit/s.
+HEAVIEST_SHARE = 0.95
+NO_LOAD_SHARE = 0.02  # of capacity: measured cross traffic below it counts as none
+
+
+@dataclass(frozen=True)
+class Spare:
+    """Bandwidth that training could not use at one point (thesis, Tables 3.3, 3.5 and 3.7).
+
+    Attributes:
+        bandwidth_gbps: cross traffic.
+        iteration_s: mean iteration time.
+        ideal_gbps: demand over time: what an ideal job would need for that time.
+        experimental_gbps: C - BW: what the cross traffic left.
+        difference_gbps: experimental less ideal.
+        difference_share: difference over experimental.
+    """
+
+    bandwidth_gbps: float
+    iteration_s: float
+    ideal_gbps: float
+    experimental_gbps: float
+    difference_gbps: float
+    difference_share: float
+
+
+@dataclass(frozen=True)
+class Series:
+    """A model under one kind of cross traffic.
+
+    Attributes:
+        name: ``<model>-<traffic kind>``, and ``-<transport>`` where it is known.
+        model: model as named in the plan.
+        title: model as reports call it.
+        traffic: traffic kind.
+        transport: how the training traffic was carried; empty where that was not noted.
+        capacity_gbps: full-size capacity C of the bottleneck.
+        points: its points, by load.
+        used: the points with both a load and a time, by measured load; the fits and the congestion point rest on them.
+        demand: data per iteration (equation 3.1).
+        no_load_s: mean time over the points without cross traffic; None where there is none.
+        required_gbps: demand over that time.
+        measured_mb: training traffic an iteration that left the bottleneck port without cross traffic, as whole frames
+            and acknowledgements; None where it was not counted.
+        congestion: congestion point by the thesis's construction, or why there is none.
+        segments: the break of two segments with its interval, or why there is none; its residuals are resampled, so
+            that the interval also tells how well two segments describe the points.
+        fit: fit with the exponent of least AICc; None where there are too few points.
+        fit_reason: why there is no fit, else empty.
+        most_congested: the point with the most cross traffic.
+        mean_difference_gbps: mean difference over the saturated points (Table 3.8).
+        mean_difference_reason: why there is none, else empty.
+        saturated: how many points that mean is over.
+    """
+
+    name: str
+    model: str
+    title: str
+    traffic: str
+    transport: str
+    capacity_gbps: float
+    points: tuple[Point, ...]
+    used: tuple[Point, ...]
+    demand: Demand
+    no_load_s: float | None
+    required_gbps: float | None
+    measured_mb: float | None
+    congestion: CongestionResult
+    segments: BreakResult
+    fit: FitResult | None
+    fit_reason: str
+    most_congested: Spare | None
+    mean_difference_gbps: float | None
+    mean_difference_reason: str
+    saturated: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Model, traffic kind and transport."""
+        return self.model, self.traffic, self.transport
+
+    @property
+    def alone(self) -> list[Point]:
+        """The used points without cross traffic, as measured."""
+        return [point for point in self.used if (point.cross_gbps or 0.0) < NO_LOAD_SHARE * self.capacity_gbps]
+
+    @property
+    def loads_gbps(self) -> list[float]:
+        """Measured cross traffic of the used points."""
+        return [point.cross_gbps for point in self.used if point.cross_gbps is not None]
+
+    @property
+    def times_s(self) -> list[float]:
+        """Mean iteration times of the used points."""
+        return [point.mean_s for point in self.used if point.mean_s is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number of the series as plain values."""
+        item: dict[str, Any] = {"series": self.name, "model": self.model, "title": self.title, "traffic": self.traffic}
+        item["transport"] = self.transport
+        item["points"] = [point.to_json() for point in self.points]
+        item["demand_mb"] = self.demand.worker_bytes / 1e6
+        item |= {"workers": self.demand.workers, "parameters": self.demand.parameters}
+        item |= {"no_load_s": self.no_load_s, "required_gbps": self.required_gbps, "measured_mb": self.measured_mb}
+        point = self.congestion.point
+        item["congestion_point"] = None if point is None else point.to_json()
+        item["congestion_reason"] = self.congestion.reason
+        item["congestion_over_demand"] = None if point is None else point.data_mb / item["demand_mb"]
+        place = self.segments.point
+        item |= {"break": None if place is None else place.to_json(), "break_reason": self.segments.reason}
+        item |= {"fit": None if self.fit is None else self.fit.to_json(), "fit_reason": self.fit_reason}
+        item["most_congested"] = None if self.most_congested is None else vars(self.most_congested).copy()
+        item["mean_difference_gbps"] = self.mean_difference_gbps
+        item |= {"mean_difference_reason": self.mean_difference_reason, "saturated_points": self.saturated}
+        return item
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a series was measured on.
+
+    Attributes:
+        title: model as reports call it.
+        parameters: its parameters, 32 bit each.
+        workers: workers of the ring.
+        capacity_gbps: full-size capacity of the bottleneck.
+    """
+
+    title: str
+    parameters: int
+    workers: int
+    capacity_gbps: float
+
+
+def analyse(sweep: SweepRun, workers: Workers = ALONE) -> list[Series]:
+    """Measure the points of a sweep and analyse each series; ``workers`` read its jobs.
+
+    Raises:
+        UsageError: the directory does not hold what docs/run-directory.md describes.
+    """
+    points = measure(sweep, workers)
+    capacity_gbps = float(sweep.plan["capacity_bps"]) * float(sweep.plan["scale"]) / 1e9
+    found = []
+    for name in sweep.series:
+        of_series = [point for point in points if point.series == name]
+        model = next((item for item in sweep.plan["models"] if item["name"] == of_series[0].model), None)
+        if model is None:
+            where = sweep.path / "points.jsonl"
+            raise UsageError(f"{where} has model {of_series[0].model!r}, which is not in the plan")
+        title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
+        found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps)))
+    return found
+
+
+def spare(load_gbps: float, iteration_s: float, demand_bytes: float, capacity_gbps: float) -> Spare:
+    """Ideal and experimental bandwidth at one point, and their difference."""
+    ideal, experimental = demand_bytes * 8 / iteration_s / 1e9, capacity_gbps - load_gbps
+    difference = experimental - ideal
+    return Spare(load_gbps, iteration_s, ideal, experimental, difference, difference / experimental)
+
+
+def mean_difference(
+    loads_gbps: Sequence[float], times_s: Sequence[float], demand_bytes: float, capacity_gbps: float, from_gbps: float
+) -> tuple[float | None, int]:
+    """Mean difference in Gbit/s over the saturated points, and their number.
+
+    Saturated are the points at or past the congestion point's load ``from_gbps``; loads past 95 % of capacity are left
+    out, as Table 3.8 leaves out its very heavy ones.
+    """
+    differences = [
+        spare(load, seconds, demand_bytes, capacity_gbps).difference_gbps
+        for load, seconds in zip(loads_gbps, times_s, strict=True)
+        if from_gbps <= load <= HEAVIEST_SHARE * capacity_gbps
+    ]
+    return (statistics.fmean(differences), len(differences)) if differences else (None, 0)
+
+
+def series_of(points: Sequence[Point], subject: Subject) -> Series:
+    """Analyse the points of one series.
+
+    Raises:
+        UsageError: workers or parameters make no sense.
+    """
+    capacity = subject.capacity_gbps
+    needed = demand(subject.parameters, subject.workers)
+    used = sorted(
+        (point.cross_gbps, point.mean_s, number)
+        for number, point in enumerate(points)
+        if point.cross_gbps is not None and point.mean_s is not None and point.cross_gbps < capacity
+    )
+    loads, times = [load for load, _, _ in used], [seconds for _, seconds, _ in used]
+    alone = [points[number] for load, _, number in used if load < NO_LOAD_SHARE * capacity]
+    no_load = _mean([point.mean_s for point in alone])
+    measured = _mean(
+        [point.training_gbps * point.mean_s * 125 for point in alone if point.training_gbps and point.mean_s]
+    )
+    fit, fit_reason = _fit(loads, times, capacity)
+    congestion = find_congestion_point(loads, times, capacity)
+    difference, saturated = None, 0
+    if congestion.point is not None:
+        # the congestion point is an average of replicates; those a little lighter than it belong to it
+        start = congestion.point.bandwidth_gbps - MERGE_SHARE * capacity
+        difference, saturated = mean_difference(loads, times, needed.worker_bytes, capacity, start)
+    first = points[0]
+    return Series(
+        name=first.series,
+        model=first.model,
+        title=subject.title,
+        traffic=first.traffic,
+        transport=first.transport,
+        capacity_gbps=capacity,
+        points=tuple(points),
+        used=tuple(points[number] for _, _, number in used),
+        demand=needed,
+        no_load_s=no_load,
+        required_gbps=None if no_load is None else needed.required_bps(no_load) / 1e9,
+        measured_mb=measured,
+        congestion=congestion,
+        segments=find_break(loads, times, capacity) if used else BreakResult(None, "no point was measured"),
+        fit=fit,
+        fit_reason=fit_reason,
+        most_congested=spare(loads[-1], times[-1], needed.worker_bytes, capacity) if used else None,
+        mean_difference_gbps=difference,
+        mean_difference_reason="" if saturated else congestion.reason or "no point lies past the congestion point",
+        saturated=saturated,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _workers(sweep: SweepRun, points: list[Point]) -> int:
+    """Workers of a series: as the plan names them, else the ranks that left steps."""
+    named = len(sweep.plan["topology"].get("workers") or [])
+    ranks = max(sweep.job(directory).ranks for directory in {point.directory for point in points})
+    if named + ranks == 0:
+        raise UsageError(f"{sweep.path / 'run.json'} names no workers and no rank of {points[0].series} left steps")
+    return named or ranks
+
+
+def _fit(loads: list[float], times: list[float], capacity: float) -> tuple[FitResult | None, str]:
+    try:
+        return CongestionModel(capacity).fit(loads, times), ""
+    except UsageError as error:
+        return None, str(error)

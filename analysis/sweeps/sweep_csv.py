@@ -1,0 +1,257 @@
+"""A sweep from a table: iteration times of several models, traffic kinds and transports in one CSV file.
+
+Columns ``model``, ``traffic``, ``bandwidth_gbps`` and ``iteration_s``; ``transport``, ``parameters`` and ``workers``
+where they are known. Either a row an iteration, those with the same load in order of time, or a row a point with the
+mean in ``iteration_s`` and ``count``, ``std_s`` and ``p99_s`` beside it.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ringtap.analysis.sweeps.points import Point, times_of
+from ringtap.analysis.sweeps.series import Series, Subject, series_of
+from ringtap.errors import UsageError
+from ringtap.models import PROFILES
+
+NEEDED = ("model", "traffic", "bandwidth_gbps", "iteration_s")
+OF_A_POINT = ("count", "std_s", "p99_s")
+OPTIONAL = ("transport", "parameters", "workers")
+_KNOWN_TRAFFIC = ("iperf", "consistent", "burst")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of measurements.
+
+    Attributes:
+        series: the series, in order of appearance.
+        rows: rows read.
+        by_iteration: whether a row is an iteration, not a point.
+        ignored: columns that say nothing here.
+    """
+
+    series: list[Series]
+    rows: int
+    by_iteration: bool
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    key: tuple[str, str, str]
+    title: str
+    load_gbps: float
+    seconds: float
+    parameters: int | None
+    workers: int | None
+    count: int | None
+    std_s: float | None
+    p99_s: float | None
+
+
+def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> Table:
+    """Read a table of iteration times and analyse each series.
+
+    Args:
+        path: a CSV file with a header line.
+        capacity_gbps: capacity of the bottleneck; loads at or past it are refused.
+        workers: workers of the ring where the table has no column for it.
+
+    Raises:
+        UsageError: the file cannot be read or a value makes no sense; names the file and the line.
+    """
+    header, lines = _lines(path)
+    columns = {name: header.index(name) for name in (*NEEDED, *OF_A_POINT, *OPTIONAL) if name in header}
+    missing = [name for name in NEEDED if name not in columns]
+    if missing:
+        raise UsageError(f"{path} line 1 has no column {missing[0]}: the columns needed are {', '.join(NEEDED)}")
+    rows = [_row(cells, columns, f"{path} line {line}", line, capacity_gbps) for line, cells in lines]
+    if not rows:
+        raise UsageError(f"{path} has no rows below its header")
+    groups: dict[tuple[str, str, str], list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(row.key, []).append(row)
+    per_point = any(name in columns for name in OF_A_POINT)
+    repeated = any(len({row.load_gbps for row in group}) < len(group) for group in groups.values())
+    by_iteration = repeated and not per_point
+    series = [_series(path, group, by_iteration, capacity_gbps, workers) for group in groups.values()]
+    ignored = tuple(name for name in header if name and name not in columns)
+    return Table(series, len(rows), by_iteration, ignored)
+
+
+def _lines(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{path} cannot be read: {reason}") from error
+    reader = csv.reader(text.splitlines(), skipinitialspace=True)
+
+    def each() -> Iterator[tuple[int, list[str]]]:
+        try:
+            for cells in reader:
+                if any(cell.strip() for cell in cells):
+                    yield reader.line_num, cells
+        except csv.Error as error:
+            raise UsageError(f"{path} line {reader.line_num} is not CSV: {error}") from error
+
+    lines = each()
+    header = [name.strip() for name in next(lines, (0, []))[1]]
+    if not header:
+        raise UsageError(f"{path} is empty: a header line with {', '.join(NEEDED)} is needed")
+    twice = next((name for name in header if name and header.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{path} line 1 has column {twice} twice")
+    return header, lines
+
+
+def _row(cells: list[str], columns: dict[str, int], where: str, line: int, capacity_gbps: float) -> _Row:
+    def text(name: str) -> str:
+        at = columns.get(name)
+        return "" if at is None or at >= len(cells) else cells[at].strip()
+
+    def optional(name: str, least: float = 0.0) -> float | None:
+        return _number(text(name), name, where, least) if text(name) else None
+
+    for name in ("model", "traffic"):
+        if not text(name):
+            raise UsageError(f"{where}: {name} is missing")
+    load = _number(text("bandwidth_gbps"), "bandwidth_gbps", where, 0.0)
+    if load >= capacity_gbps:
+        raise UsageError(f"{where}: bandwidth_gbps is {load:g}, not below the capacity of {capacity_gbps:g}")
+    seconds = _number(text("iteration_s"), "iteration_s", where, 0.0)
+    if seconds == 0:
+        raise UsageError(f"{where}: iteration_s is 0; a time must be positive")
+    model, title = _known_model(text("model"))
+    traffic = text("traffic").lower() if text("traffic").lower() in _KNOWN_TRAFFIC else text("traffic")
+    return _Row(
+        line=line,
+        key=(model, traffic, text("transport")),
+        title=title,
+        load_gbps=load,
+        seconds=seconds,
+        parameters=_whole(optional("parameters", 1), "parameters", where),
+        workers=_whole(optional("workers", 2), "workers", where),
+        count=_whole(optional("count", 1), "count", where),
+        std_s=optional("std_s"),
+        p99_s=optional("p99_s"),
+    )
+
+
+def _number(text: str, column: str, where: str, least: float) -> float:
+    if not text:
+        raise UsageError(f"{where}: {column} is missing")
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: {column} is {text!r}, not a number") from error
+    if not math.isfinite(value):
+        raise UsageError(f"{where}: {column} is {text}, not a finite number")
+    if value < least:
+        raise UsageError(f"{where}: {column} is {value:g}, below {least:g}")
+    return value
+
+
+def _whole(value: float | None, column: str, where: str) -> int | None:
+    if value is not None and value != int(value):
+        raise UsageError(f"{where}: {column} is {value:g}, not a whole number")
+    return None if value is None else int(value)
+
+
+def _known_model(text: str) -> tuple[str, str]:
+    """Name and title of a model; those of the profiles by any spelling."""
+
+    def plain(name: str) -> str:
+        return "".join(letter for letter in name.lower() if letter.isalnum())
+
+    for name, profile in PROFILES.items():
+        if plain(text) in (plain(name), plain(profile.title)):
+            return name, profile.title
+    return text, text
+
+
+def _series(path: Path, rows: list[_Row], by_iteration: bool, capacity_gbps: float, workers: int | None) -> Series:
+    first = rows[0]
+    model = first.key[0]
+    known = PROFILES.get(model)
+    parameters = _one(path, rows, "parameters", lambda row: row.parameters) or (known.parameters if known else None)
+    if parameters is None:
+        names = ", ".join(PROFILES)
+        raise UsageError(
+            f"{path} line {first.line}: model {model!r} is not one of {names}: add a column parameters with its count"
+        )
+    ring = _one(path, rows, "workers", lambda row: row.workers) or workers
+    if ring is None:
+        raise UsageError(f"{path} does not say how many workers trained: give --workers N, or add a column workers")
+    points = _by_load(rows) if by_iteration else [_point(row) for row in rows]
+    points.sort(key=lambda point: point.cross_gbps or 0.0)
+    return series_of(points, Subject(first.title, parameters, ring, capacity_gbps))
+
+
+def _one(path: Path, rows: list[_Row], column: str, value: Callable[[_Row], int | None]) -> int | None:
+    """The one value of a column throughout a series."""
+    found = value(rows[0])
+    for row in rows:
+        if value(row) != found:
+            shown = "nothing" if found is None else f"{found:,}"
+            raise UsageError(f"{path} line {row.line}: {column} differs from the {shown} that this series began with")
+    return found
+
+
+def _by_load(rows: list[_Row]) -> list[Point]:
+    groups: dict[float, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row.load_gbps, []).append(row.seconds)
+    points = []
+    for load, seconds in groups.items():
+        times = np.array(seconds)
+        empty = _point(replace(rows[0], load_gbps=load))
+        points.append(replace(empty, iterations=len(times), iteration_s=times, **asdict(times_of(times))))
+    return points
+
+
+def _point(row: _Row) -> Point:
+    """A point of which only a row of numbers is known."""
+    model, traffic, transport = row.key
+    return Point(
+        series="-".join(part for part in row.key if part),
+        model=model,
+        traffic=traffic,
+        transport=transport,
+        directory="",
+        requested_bps=None,
+        requested_gbps=None,
+        cross_bps=row.load_gbps * 1e9,
+        cross_gbps=row.load_gbps,
+        total_bps=None,
+        total_gbps=None,
+        other_bps=None,
+        other_gbps=None,
+        training_bps=None,
+        training_gbps=None,
+        window_s=None,
+        iterations=row.count,
+        mean_s=row.seconds,
+        median_s=None,
+        p99_s=row.p99_s,
+        p99_low_s=None,
+        p99_high_s=None,
+        independent=None,
+        std_s=row.std_s,
+        min_s=None,
+        max_s=None,
+        variation=None if row.std_s is None else row.std_s / row.seconds,
+        ended="",
+        late_share=None,
+        disturbed=(),
+        reasons=(),
+        iteration_s=np.empty(0),
+    )

@@ -1,0 +1,261 @@
+"""A capturing program beside the agent: started under a watch, asked for its counts, told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Signals go through the watch's standard input, by name. When that closes (the agent is gone, however it went), the
+# program is told to end, a second later: until then it has what the kernel still holds. A signal for the parent's death
+# would not do: the kernel forgets it where a program changes its user or gains a capability, as tcpdump does.
+_WATCH = """
+exec 3<&0
+"$@" </dev/null 3<&- &
+exec 2>&-
+while read -r word <&3; do kill -s "$word" $! 2>/dev/null; last=$word; done
+if [ "$last" != INT ] && [ "$last" != KILL ]; then sleep 1.1; kill -s INT $! 2>/dev/null; fi
+wait $!
+"""
+_COUNT = re.compile(rb"(\d+) packets? (captured|received by filter|dropped by kernel|dropped by interface)")
+_NAMES = {
+    b"captured": "captured",
+    b"received by filter": "received_by_filter",
+    b"dropped by kernel": "dropped_by_kernel",
+    b"dropped by interface": "dropped_by_interface",
+}
+_READY = "listening on "
+_START_S = 5.0
+END_S = 5.0  # it may take so long to end
+_ANSWER_S = 0.5
+_NICENESS = 10
+_WRAP = 2**32
+
+
+@dataclass
+class Counts:
+    """A capturing program's own counts since it began, 64 bit; ``received_by_filter`` includes what was dropped."""
+
+    captured: int = 0
+    received_by_filter: int = 0
+    dropped_by_kernel: int = 0
+    dropped_by_interface: int = 0
+
+    def update(self, words: dict[str, int]) -> None:
+        """Take over newer counts; the programs print 32 bit, which wrap."""
+        for name, value in words.items():
+            old = getattr(self, name)
+            setattr(self, name, old + (value - old) % _WRAP)
+
+
+class Tool:
+    """tcpdump, or a program that takes its signals and prints its lines; at low priority, so that the job wins.
+
+    Attributes:
+        counts: as last told.
+        ended: why it ended, once it has; empty while it runs.
+    """
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._name = os.path.basename(command[0])  # noqa: PTH119 - a word, not a file
+        self._line = b""
+        self._words: deque[str] = deque(maxlen=5)
+        self._told = 0
+        self.counts = Counts()
+        self.ended = ""
+
+    def start(self) -> None:
+        """Start it and wait until it captures.
+
+        Raises:
+            OSError: it cannot be started or ends at once; the message holds its own words.
+        """
+        self._process = subprocess.Popen(
+            ["nice", "-n", str(_NICENESS), "sh", "-c", _WATCH, "sh", *self._command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C for the agent is not one for it: it must settle first
+        )
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        due_s = time.monotonic() + _START_S
+        while not any(_READY in words for words in self._words):
+            if not self.poll() or time.monotonic() > due_s:
+                self.kill()
+                raise OSError(0, f"{self._name} did not start: {self._last_words()}")
+            time.sleep(0.01)
+
+    def _last_words(self) -> str:
+        words = [line for line in self._words if _READY not in line]
+        return " ".join(words)[-300:] or "it said nothing"
+
+    def poll(self) -> bool:
+        """Take in what it said; whether it still runs."""
+        if self.ended:
+            return False
+        assert self._process.stderr is not None
+        while (said := self._read()) is not None:
+            if not said:
+                self._reap()
+                return False
+            *lines, self._line = (self._line + said).split(b"\n")
+            for line in lines:
+                self._take(line)
+        return True
+
+    def _read(self) -> bytes | None:
+        try:
+            return os.read(self._process.stderr.fileno(), 65536)  # type: ignore[union-attr]
+        except BlockingIOError:
+            return None
+
+    def _take(self, line: bytes) -> None:
+        words = {_NAMES[name]: int(count) for count, name in _COUNT.findall(line)}
+        if words:
+            self.counts.update(words)
+            self._told += 1
+        elif line.strip():
+            self._words.append(line.decode(errors="replace").strip())
+
+    def _reap(self) -> None:
+        """It closed its standard error: it is over, and the watch says how it ended."""
+        self.signal("INT")
+        self._close_input()
+        try:
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        with contextlib.suppress(AttributeError):
+            self._process.stderr.close()  # type: ignore[union-attr]
+        number = code - 128 if code > 128 else -code
+        how = f"signal {signal.Signals(number).name}" if 0 < number < signal.NSIG else f"exit code {code}"
+        self.ended = f"{how}: {self._last_words()}" if code else "ended"
+
+    def _close_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+
+    def signal(self, word: str) -> None:
+        """Send it a signal, by name without SIG; nothing where it has ended."""
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self._process.stdin.fileno(), word.encode() + b"\n")  # type: ignore[union-attr]
+
+    def ask(self) -> bool:
+        """Have it print its counts and wait for them; whether it answered."""
+        told = self._told
+        self.signal("USR1")
+        due_s = time.monotonic() + _ANSWER_S
+        while self.poll() and time.monotonic() < due_s:
+            if self._told > told:
+                return True
+            time.sleep(0.005)
+        return False
+
+    def settle(self, sees_twice: bool, limit_s: float = 1.5) -> None:
+        """Wait until it has written what it received: packets lie in the kernel's blocks for up to a second.
+
+        Args:
+            sees_twice: the interface is loopback, where the kernel counts a packet when it leaves and when it comes.
+            limit_s: longest wait, for an interface that is never quiet.
+        """
+        due_s = time.monotonic() + limit_s
+        while self.poll() and time.monotonic() < due_s:
+            if not self.ask():
+                continue
+            received = self.counts.received_by_filter // (2 if sees_twice else 1)
+            if self.counts.captured + self.counts.dropped_by_kernel >= received:
+                return
+            time.sleep(0.05)
+
+    def stop(self) -> bool:
+        """Tell it to end and wait; where it does not end, kill it: its last counts are missing then.
+
+        Returns:
+            Whether it ended without being killed.
+        """
+        self.signal("INT")
+        due_s = time.monotonic() + END_S
+        while self.poll() and time.monotonic() < due_s:
+            time.sleep(0.01)
+        ended = bool(self.ended)
+        self.kill()
+        return ended
+
+    def kill(self) -> None:
+        """End it at once."""
+        if not self.ended:
+            self.signal("KILL")
+            self._reap()
+
+
+_ASK_S = 0.9
+
+
+def find() -> str:
+    """Path of tcpdump; empty where it is not installed. Many put it where an ordinary user's path does not lead."""
+    places = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", "/usr/local/sbin"))
+    return shutil.which("tcpdump", path=places) or ""
+
+
+def _ask(arguments: list[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=_ASK_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def version(path: str) -> tuple[int, ...]:
+    """Its version, ``(4, 99, 3)``; empty where it does not tell."""
+    match = re.search(r"version (\d+)\.(\d+)(?:\.(\d+))?", _ask([path, "--version"])[1])
+    return tuple(int(part) for part in match.groups(default="0")) if match else ()
+
+
+def cannot_drop_root() -> bool:
+    """Whether this is the root of a user namespace with one user, where tcpdump fails to change to any user."""
+    try:
+        return os.geteuid() == 0 and Path("/proc/self/setgroups").read_text().strip() == "deny"
+    except OSError:
+        return False
+
+
+def refusal(path: str, interface: str) -> str:
+    """Why it may not capture on an interface; empty where it may. Opens the interface and captures nothing."""
+    code, said = _ask([path, "-i", interface, "-L"])
+    return said.replace("\n", " ") if code else ""
+
+
+def filter_error(path: str, interface: str, words: str) -> str:
+    """What is wrong with a filter; empty where nothing is."""
+    code, said = _ask([path, "-i", interface, "-d", words])
+    return said.removeprefix("tcpdump: ").splitlines()[0] if code and said else ""
+
+
+def command(path: str, wanted: dict[str, Any], file: Path) -> list[str]:
+    """The command line.
+
+    Args:
+        path: tcpdump itself.
+        wanted: ``interface``, ``snap_bytes``, ``buffer_bytes``, ``file_bytes`` (begin another file after so many, in
+            whole MB; 0: never) and ``filter``.
+        file: first file; the following ones have 1, 2, … appended.
+    """
+    line = [path, "-n", "-i", wanted["interface"], "-s", str(wanted["snap_bytes"])]
+    line += ["-B", str(wanted["buffer_bytes"] // 1024), "--time-stamp-precision=nano", "-w", str(file)]
+    if os.geteuid() == 0:
+        # as another user it could not begin the second file in a folder that is not its own
+        line += ["-Z", "root"]
+    if wanted["file_bytes"]:
+        line += ["-C", str(max(1, wanted["file_bytes"] // 1_000_000))]
+    return [*line, wanted["filter"]] if wanted["filter"] else line

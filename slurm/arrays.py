@@ -1,0 +1,228 @@
+"""A sweep plan as an array of jobs: one task a series, each a `ringtap sweep` of its own that can go on later."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ringtap.agents.sweep.estimate import estimate, resolved, series_names
+from ringtap.errors import UsageError
+from ringtap.plan import SweepPlan, load_plan
+from ringtap.plan_cluster import Cluster
+from ringtap.rundir import RunDirectory, new_name
+from ringtap.slurm import script
+from ringtap.slurm.array_parts import part_path, read_parts
+from ringtap.slurm.commands import resource_words
+from ringtap.slurm.job_status import read_request
+from ringtap.slurm.paths import SubmitPaths
+from ringtap.slurm.request import Environment, Resources, parse_time_s
+from ringtap.slurm.run_json import WAITING
+from ringtap.slurm.sites import Site
+from ringtap.slurm.status import sweep_standing
+from ringtap.slurm.submit import check_place, find_sbatch, hand_over
+from ringtap.terminal import shell_word
+from ringtap.units import format_duration
+
+_CHOICE = """
+# One series a task of the array, one task at a time, on nodes of its own: two would load each other's network
+case $SLURM_ARRAY_TASK_ID in
+{cases}
+*) echo "the plan has no series $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;
+esac
+"""
+
+_SWEEP = """
+# Near the time limit Slurm sends SIGUSR1 to this script alone; the sweep keeps what it has, and can go on later.
+# scancel and the limit itself send SIGTERM to everything.
+trap 'caught=yes; note stopped USR1; kill -TERM "$sweep"' USR1
+trap 'caught=yes; note stopped TERM' TERM
+{await_}
+# The series: a task that comes again measures only what is missing
+python -m ringtap.cli sweep "$TAP_RUN/{plan}" -o "$TAP_RUN/{parts}/$part" --series "$series" --resume &
+sweep=$!
+await "$sweep"
+note "ended $code"
+
+# What all tasks have measured so far, as one run directory
+python -m ringtap.cli collect "$TAP_RUN" >/dev/null
+exit "$code"
+"""
+
+
+class _Request(NamedTuple):
+    """A sweep to submit: what, where it runs, what each task gets, where its Python comes from, and the site."""
+
+    plan: SweepPlan
+    folder: Path
+    resources: Resources
+    environment: Environment
+    site: Site
+
+
+def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int], after: Sequence[str]) -> str:
+    """The batch script of a plan.
+
+    Args:
+        request: the sweep.
+        paths: of its run directory.
+        indices: of the series to measure.
+        after: ids of jobs that measure others, and have to end before.
+    """
+    cluster = request.plan.topology
+    assert isinstance(cluster, Cluster)
+    pinned = [host.node for host in cluster.hosts if host.node]
+    directives = [
+        f"--array={','.join(map(str, indices))}%1",
+        "--exclusive",
+        "--requeue",
+        "--open-mode=append",
+        *([f"--dependency=afterany:{':'.join(after)}"] if after else []),
+        *([f"--nodelist={','.join(pinned)}"] if pinned else []),
+    ]
+    cases = [
+        f"{index}) series={name} part={part_path(paths, index, name).name} ;;"
+        for index, name in enumerate(series_names(request.plan))
+    ]
+    choice = _CHOICE.format(cases="\n".join(cases))
+    sweep = _SWEEP.format(
+        await_=script.AWAIT, plan=paths.plan.relative_to(paths.run), parts=paths.parts.relative_to(paths.run)
+    )
+    return "".join(
+        (
+            script.header(request.resources, request.site, directives),
+            script.places(paths, request.folder),
+            choice,
+            'note "begun on $(uname -n)"\n',
+            script.modules(request.site, request.environment),
+            script.python(request.site, request.environment),
+            sweep,
+        )
+    )
+
+
+def submit_plan(
+    file: Path, options: argparse.Namespace, site: Site, resources: Resources, environment: Environment
+) -> int:
+    """``ringtap submit PLAN.toml``: the whole sweep, or of one that was submitted before what is missing.
+
+    Args:
+        file: the plan.
+        options: of the command line: ``nodes``, ``output``, ``print``, ``json`` and those that only a command takes.
+        site: the site.
+        resources: what each task gets, checked.
+        environment: where its Python comes from.
+
+    Raises:
+        UsageError: the plan is not for Slurm, an option does not fit a plan, another plan was measured there, or sbatch
+            refuses.
+    """
+    plan = load_plan(file)
+    cluster = plan.topology
+    if not isinstance(cluster, Cluster) or cluster.reach != "slurm":
+        raise UsageError(f'{file} is not for Slurm: under [cluster] it needs reach = "slurm" (docs/submit-plans.md)')
+    _check_options(options, len(cluster.hosts))
+    resources = replace(resources, nodes=len(cluster.hosts))
+    path: Path = options.output or Path("runs") / new_name(plan.name)
+    paths = SubmitPaths(path)
+    names = series_names(plan)
+    todo, after = _todo(plan, paths, names)
+    request = _Request(plan, Path.cwd(), resources, environment, site)
+    if options.print:
+        script.print_script(plan_script(request, paths, todo or range(len(names)), after))
+        return 0
+    if not todo:
+        print(f"Nothing is left to submit. Next: ringtap collect {shell_word(path)}")
+        return 0
+    doubts = [*check_place(paths.run, site), *_time_doubts(plan, [names[index] for index in todo], resources)]
+    for line in doubts:
+        print(f"ringtap: {line}", file=sys.stderr)
+    job = _submit(request, file, paths, todo, after, options.access)
+    if options.json:
+        series = [names[index] for index in todo]
+        print(json.dumps({"job": job, "run": str(paths.run), "series": series, "site": site.name}))
+    else:
+        print(f"Submitted job {job}: {len(todo)} of {len(names)} series, one after the other")
+        print(f"Each gets, on {site.name}: {resource_words(resources, environment)}")
+        print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shell_word(path)}")
+    return 0
+
+
+def _check_options(options: argparse.Namespace, hosts: int) -> None:
+    """Refuse what a plan says by itself."""
+    if options.nodes not in (1, hosts) or options.tasks_per_node != 1:
+        raise UsageError(f"the plan has {hosts} hosts, a node each: leave --nodes and --tasks-per-node out")
+    given = {"--collect": options.collect != "default", "--every": options.every != "100ms"}
+    given |= {"--keep": bool(options.keep), "--horovod": options.horovod}
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{name} is for a command; what a sweep records, its plan says")
+
+
+def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The series to submit, and the arrays of this run that wait or run.
+
+    All series of a new run; of one that was submitted before those that miss points and have no job.
+
+    Raises:
+        UsageError: another plan was submitted there, or it cannot be known whether jobs of it wait or run.
+    """
+    if not (paths.run / "run.json").is_file():
+        return list(range(len(names))), []
+    run = RunDirectory.open(paths.run)
+    parts = read_parts(run)
+    before, now = run.info["plan"], resolved(plan)
+    differing = [key for key in now if now[key] != before.get(key)]
+    if differing:
+        raise UsageError(
+            f"{paths.run} was submitted with another plan (different: {', '.join(differing)}): use a new folder"
+        )
+    found = sweep_standing(run, parts)
+    if found.not_asked:
+        raise UsageError(f"jobs of {paths.run} may still wait or run, and {found.not_asked}")
+    alive = [one.job.partition("_")[0] for one in found.series if one.status in ("waiting", "running")]
+    return [one.index for one in found.series if one.status == "stopped"], list(dict.fromkeys(alive))
+
+
+def _time_doubts(plan: SweepPlan, names: Sequence[str], resources: Resources) -> list[str]:
+    """Whether the longest series fits into the time limit."""
+    expected_s = max(sum(point["duration_s"] for point in estimate(plan, name)) for name in names)
+    text = f"a series takes about {format_duration(expected_s)}"
+    limit_s = parse_time_s(resources.time) - resources.stop_before_s if resources.time else expected_s
+    if limit_s < expected_s:
+        return [f"{text}, and its job is stopped after {format_duration(limit_s)}: submit again to go on"]
+    return [text]
+
+
+def _submit(
+    request: _Request, file: Path, paths: SubmitPaths, todo: Sequence[int], after: Sequence[str], access: str
+) -> str:
+    """Make the run directory, or take the one that is there, and hand the array to Slurm; returns its id."""
+    sbatch = find_sbatch()
+    plan, text = request.plan, plan_script(request, paths, todo, after)
+    about = {"site": request.site.name, "folder": str(request.folder), "resources": asdict(request.resources)}
+    if (paths.run / "run.json").is_file():
+        before = read_request(paths)
+        job = hand_over(sbatch, paths, text, before | about | {"tasks": [*before["tasks"], list(todo)]})
+        run = RunDirectory.open(paths.run)
+        run.finish("running", WAITING)
+        return job
+    run = RunDirectory.create(paths.run, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
+    try:
+        run.finish("running", WAITING)
+        paths.folder.mkdir()
+        paths.parts.mkdir()
+        shutil.copyfile(file, paths.plan)
+        paths.plan.chmod(0o600)  # its commands and variables may hold secrets
+        return hand_over(sbatch, paths, text, about | {"tasks": [list(todo)]})
+    except (UsageError, OSError):
+        for folder in (paths.folder, paths.parts):
+            shutil.rmtree(folder, ignore_errors=True)
+        (paths.run / "run.json").unlink(missing_ok=True)
+        paths.run.rmdir()
+        raise

@@ -1,0 +1,1 @@
+"""The ``ringtap traffic`` verbs, one module per verb."""

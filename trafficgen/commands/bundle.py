@@ -1,0 +1,102 @@
+"""``ringtap traffic bundle``: the traffic generator as one file, for nodes on which nothing can be installed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import zipapp
+from pathlib import Path
+from typing import Any
+
+import ringtap
+from ringtap.errors import UsageError
+from ringtap.terminal import shell_word
+from ringtap.units import format_size
+
+# What trafficgen stands on; all of it is standard library alone
+_FLOOR = (
+    "__init__",
+    "cli",
+    "standard_streams",
+    "errors",
+    "installation",
+    "units",
+    "records",
+    "capture",
+    "json_validation",
+    "terminal",
+)
+    "__init__",
+    "cli",
+    "standard_streams",
+    "errors",
+    "installation",
+    "units",
+    "records",
+    "capture",
+    "json_validation",
+    "terminal",
+)
+_MAIN = """\
+import sys
+
+if sys.version_info < (3, 10):
+    sys.exit("ringtap: this file needs Python 3.10 or newer, and this is " + sys.version.split()[0])
+from ringtap.cli import main
+
+sys.exit(main(["traffic", *sys.argv[1:]]))
+"""
+
+
+def add_bundle(verbs: Any) -> None:
+    """Add the ``bundle`` sub-verb."""
+    text = "write the traffic generator as one file that any Python from 3.10 on runs, with nothing installed"
+    parser = verbs.add_parser("bundle", help=text, description=text, allow_abbrev=False)
+    usual = Path("ringtap-traffic.pyz")
+    parser.add_argument("-o", "--output", type=Path, default=usual, metavar="FILE", help=f"file to write ({usual})")
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.set_defaults(handler=_bundle)
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    path: Path = options.output
+    if path.exists() and not options.force:
+        raise UsageError(f"{path} exists: name another file or add --force")
+    write_archive(path)
+    print(f"Wrote {path} ({format_size(path.stat().st_size)})")
+    name = shell_word(path.name)
+    print(f"Next: copy it to the nodes, and there: python3 {name} serve --bind HOST:PORT --token-file FILE")
+    return 0
+
+
+def write_archive(path: Path) -> None:
+    """Write the traffic generator as one executable file.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _gather(Path(folder))
+            zipapp.create_archive(folder, temporary, interpreter="/usr/bin/env python3", compressed=True)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _gather(folder: Path) -> None:
+    """Copy the modules into ``folder`` as an application."""
+    package = Path(ringtap.__file__).parent
+    rooms = folder / "ringtap"
+    (rooms / "trafficgen").mkdir(parents=True)
+    for name in _FLOOR:
+        shutil.copyfile(package / f"{name}.py", rooms / f"{name}.py")
+    for module in sorted((package / "trafficgen").rglob("*.py")):
+        copy = rooms / module.relative_to(package)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(module, copy)
+    (folder / "__main__.py").write_text(_MAIN)

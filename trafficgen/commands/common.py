@@ -1,0 +1,83 @@
+"""What the traffic commands print and read in common."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.processes import usual_crew
+from ringtap.units import format_duration
+
+TOKEN_VARIABLE = "RINGTAP_TOKEN"
+_LONGEST_TOKEN = 4096
+
+
+def add_crew(parser: Any) -> None:
+    """Add ``--workers`` and ``--threads``."""
+    workers, threads = usual_crew()
+    parser.add_argument("--workers", type=int, default=workers, metavar="N", help=f"processes (here {workers})")
+    text = f"threads, each with a loop, in each of them (here {threads})"
+    parser.add_argument("--threads", type=int, default=threads, metavar="N", help=text)
+
+
+class _RefuseToken(argparse.Action):
+    """Refuses ``--token WORD``: every user of the host could read the word in the list of processes."""
+
+    def __call__(
+        self, _parser: object, _options: object, _value: str | Sequence[Any] | None, _name: object = ""
+    ) -> None:
+        raise UsageError(
+            f"--token shows the token to every user of this host: set {TOKEN_VARIABLE}, or give --token-file FILE"
+        )
+
+
+def add_token(parser: Any) -> None:
+    """Add ``--token-file``."""
+    text = f"file with the token that receiver and senders share, such as /dev/fd/3 (default: {TOKEN_VARIABLE})"
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--token", action=_RefuseToken, help=argparse.SUPPRESS)
+
+
+def read_token(options: argparse.Namespace) -> str:
+    """Return the token: the first line of ``--token-file``, else the environment's; empty where there is neither.
+
+    Raises:
+        UsageError: the file cannot be read, or has no first line.
+    """
+    path: Path | None = options.token_file
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE, "")
+    try:
+        with path.open(errors="surrogateescape") as file:
+            token = file.readline(_LONGEST_TOKEN).strip()
+    except OSError as error:
+        raise UsageError(f"the token's file {path} cannot be read: {error.strerror}") from error
+    if not token:
+        raise UsageError(f"{path} holds no token on its first line")
+    return token
+
+
+def at_least(option: str, value: float, least: float) -> None:
+    """Refuse a number that is too small.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not value >= least:
+        raise UsageError(f"{option} {value} is too small: give {least} or more")
+
+
+def print_settings(settings: dict[str, Any]) -> None:
+    """Print effective settings as key=value on stderr."""
+    words = " ".join(f"{key}={'default' if value is None else value}" for key, value in settings.items())
+    print(words, file=sys.stderr, flush=True)
+
+
+def seconds_words(seconds: float | None) -> str:
+    """A duration, or a dash."""
+    return "-" if seconds is None else format_duration(seconds)

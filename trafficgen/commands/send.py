@@ -1,0 +1,176 @@
+"""``ringtap traffic send``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.trafficgen.commands.common import add_crew, add_token, at_least, print_settings, read_token, seconds_words
+from ringtap.units import counted, format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
+
+if TYPE_CHECKING:
+    from ringtap.trafficgen.sender.options import SendOptions
+    from ringtap.trafficgen.socket_options import Transport
+
+_LONGEST_S = 365 * 86_400.0
+
+
+def add_send(verbs: Any) -> None:
+    """Add the ``send`` sub-verb."""
+    text = "send the flows of a plan, each at its time"
+    parser = verbs.add_parser("send", help=text, description=text, allow_abbrev=False)
+    add = parser.add_argument
+    add("plan", type=Path, metavar="PLAN", help="file written by 'ringtap traffic plan'")
+    add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")
+    add("--duration", metavar="TIME", help="stop launching after this (default: the plan's end)")
+    add_token(parser)
+    add("--connections", choices=("kept", "new"), default="kept", help="reused, or one a flow (default kept)")
+    add("--as", dest="only_source", default="", metavar="ADDRESS", help="send only the plan's flows from this source")
+    add("--arrivals", type=Path, metavar="SOCKET", help="where this host's receivers tell what arrives (--as)")
+    add("--start-at", type=int, metavar="NS", help="launch at this CLOCK_REALTIME, in nanoseconds")
+    add("--patience", default="5s", metavar="TIME", help="wait so long for what is outstanding (default 5s)")
+    add("--max-connections", type=int, metavar="N", help="to each destination (default 1024, or what the plan needs)")
+    _add_transport(parser)
+    add_crew(parser)
+    add("--launcher-cpu", type=int, metavar="N", help="processor for the launcher alone (default: any)")
+    add("--line-rate", metavar="RATE", help="rate of the empty link, for slowdowns")
+    add("--baseline", type=Path, metavar="FILE.rec", help="log of a run without congestion, to compare with")
+    add("--json", action="store_true", help="print the summary as one JSON object")
+    add("-v", "--verbose", action="store_true", help="print the settings first")
+    parser.set_defaults(handler=_send)
+
+
+def _add_transport(parser: Any) -> None:
+    add = parser.add_argument
+    add("--congestion-control", metavar="NAME", help="for example cubic (default: the plan's, or the kernel's)")
+    add("--dscp", type=int, metavar="N", help="differentiated services code point, 0 to 63")
+    add("--send-buffer", metavar="SIZE", help="SO_SNDBUF of each connection (default: the kernel adapts it)")
+    add("--pacing", metavar="RATE", help="highest rate of each connection")
+    add("--source", default="", metavar="ADDRESS", help="source address where the plan names none")
+    add("--interface", metavar="NAME", help="send through this interface only")
+
+
+def _send(options: argparse.Namespace) -> int:
+    from ringtap.trafficgen.calibration import load
+    from ringtap.trafficgen.plans.plan_file import PlanFile
+    from ringtap.trafficgen.sender.sender import Sender
+    from ringtap.trafficgen.statistics import congestion_impact
+
+    asked, calibration = _asked(options), load()
+    if calibration is not None:
+        spin_ns = calibration.spin_for(own_processor=asked.launcher_cpu is not None)
+        asked = replace(asked, spin_ns=spin_ns, method=calibration.method)
+    if options.verbose:
+        print_settings({"plan": options.plan, **_shown(asked)})
+    sender = Sender(PlanFile(options.plan), asked)
+    if calibration is not None:
+        beyond = calibration.exceeded_by(sender.load_bps, sender.flows_per_s, asked.connections == "new")
+        if beyond:
+            print(f"warning: {beyond}, as calibrated; flows will be late", file=sys.stderr)
+    baseline = None if options.baseline is None else congestion_impact(options.baseline)
+    summary = sender.run()
+    summary |= {"congestion_impact": None if baseline is None else baseline.of(summary)}
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        _print_summary(summary, options.log)
+    if summary["failed"]:
+        raise MeasurementError(
+            f"{summary['failed']} of {counted(summary['flows'], 'flow')} failed; the first: {sender.first_failure}"
+        )
+    return 0
+
+
+def _shown(asked: SendOptions) -> dict[str, Any]:
+    """The settings for print, one level deep and without the token."""
+    shown = {name: value for name, value in vars(asked).items() if name != "transport"}
+    return shown | vars(asked.transport) | {"token": "set" if asked.token else "empty"}
+
+
+def _asked(options: argparse.Namespace) -> SendOptions:
+    from ringtap.trafficgen.sender.options import SendOptions
+    from ringtap.trafficgen.socket_options import Transport
+
+    for option in ("workers", "threads", "max_connections"):
+        value = getattr(options, option)
+        if value is not None:
+            at_least(f"--{option.replace('_', '-')}", value, 1)
+    transport = Transport(
+        options.congestion_control,
+        options.dscp,
+        None if options.send_buffer is None else parse_size_bytes(options.send_buffer),
+        None if options.pacing is None else parse_rate_bps(options.pacing),
+        options.interface,
+    )
+    asked = SendOptions(
+        log_path=options.log,
+        duration_s=None if options.duration is None else parse_duration_s(options.duration),
+        token=read_token(options),
+        transport=transport,
+        source=options.source,
+        only_source=options.only_source,
+        arrivals=options.arrivals,
+        connections=options.connections,
+        start_at_ns=options.start_at,
+        patience_s=parse_duration_s(options.patience),
+        most_connections=options.max_connections,
+        workers=options.workers,
+        threads=options.threads,
+        launcher_cpu=options.launcher_cpu,
+        line_rate_bps=0.0 if options.line_rate is None else parse_rate_bps(options.line_rate),
+    )
+    if not all(
+        0 < seconds <= _LONGEST_S
+        for seconds in (asked.patience_s, _LONGEST_S if asked.duration_s is None else asked.duration_s)
+    ):
+        raise UsageError("--duration and --patience must be above 0 and not above a year")
+    _check_transport(transport)
+    return asked
+
+
+def _check_transport(asked: Transport) -> None:
+    """Refuse what no kernel's field holds."""
+    if asked.dscp is not None and not 0 <= asked.dscp <= 63:
+        raise UsageError(f"--dscp {asked.dscp} is not from 0 to 63")
+    if asked.send_buffer_bytes is not None and not 1 <= asked.send_buffer_bytes < 2**31:
+        raise UsageError(f"--send-buffer {asked.send_buffer_bytes} bytes is not from 1 byte to 2 GiB")
+    if asked.pacing_bps is not None and not 8 <= asked.pacing_bps < 2**63:
+        raise UsageError(f"--pacing {asked.pacing_bps:g} bit/s is not from 8 bit/s to {2**63:.1g}")
+
+
+def _print_summary(summary: dict[str, Any], log: Path | None) -> None:
+    print(
+        f"{counted(summary['flows'], 'flow')} in {seconds_words(summary['duration_s'])}: "
+        f"{summary['finished']} finished, {summary['unfinished']} unfinished, {summary['failed']} failed; "
+        f"{summary['retransmits']} retransmissions"
+    )
+    print(f"{format_rate(summary['offered_bps'])} offered, {format_rate(summary['achieved_bps'])} achieved (payload)")
+    for row in summary["fct_by_size"]:
+        if row["flows"]:
+            print(_size_class_words(row))
+    if summary["lateness_p50_us"] is not None:
+        late = [seconds_words(summary[f"lateness_{name}_us"] / 1e6) for name in ("p50", "p99", "max")]
+        print(f"lateness: median {late[0]}, p99 {late[1]}, most {late[2]}; {summary['missed_slots']} over 1 ms")
+    impact = summary["congestion_impact"]
+    if impact is not None:
+        print(
+            f"congestion impact factor: {impact['mean']:.3g} on mean completion times, {impact['p99']:.3g} on their p99"
+        )
+    if log is not None:
+        print(f"Wrote {log}")
+
+
+def _size_class_words(row: dict[str, Any]) -> str:
+    low, high = row["from_bytes"], row["to_bytes"]
+    sizes = f"from {format_size(low)}" if low else ""
+    sizes += f"{' ' if low and high else ''}below {format_size(high)}" if high else ""
+    times = ", ".join(f"{name} {seconds_words(row[f'fct_{name}_s'])}" for name in ("mean", "p50", "p99"))
+    slow = ""
+    if row["slowdown_mean"] is not None:
+        slow = f"; slowdown mean {row['slowdown_mean']:.3g}, p99 {row['slowdown_p99']:.3g}"
+    return f"completion time {sizes} ({row['flows']}): {times}{slow}"

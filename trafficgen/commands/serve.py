@@ -1,0 +1,63 @@
+"""``ringtap traffic serve``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ringtap.trafficgen.commands.common import add_crew, add_token, at_least, print_settings, read_token
+from ringtap.units import counted, format_size, parse_duration_s
+
+
+def add_serve(verbs: Any) -> None:
+    """Add the ``serve`` sub-verb."""
+    text = "receive flows and discard their data, until SIGINT or SIGTERM"
+    parser = verbs.add_parser("serve", help=text, description=text, allow_abbrev=False)
+    add = parser.add_argument
+    add("--bind", default="127.0.0.1:5001", metavar="HOST:PORT", help="where (default 127.0.0.1:5001)")
+    add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")
+    add_token(parser)
+    add("--max-connections", type=int, default=16384, metavar="N", help="further ones are refused (default 16384)")
+    add("--idle", default="5min", metavar="TIME", help="drop a connection that is silent so long (default 5min)")
+    add("--arrivals", type=Path, metavar="SOCKET", help="tell a sender on this host what arrives (its --arrivals)")
+    add_crew(parser)
+    add("--json", action="store_true", help="print the summary as one JSON object")
+    add("-v", "--verbose", action="store_true", help="print the settings first")
+    parser.set_defaults(handler=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from ringtap.trafficgen.receiver.receiver import ReceiveOptions, Receiver
+
+    asked = ReceiveOptions(
+        bind=options.bind,
+        token=read_token(options),
+        log_path=options.log,
+        most_connections=options.max_connections,
+        idle_s=parse_duration_s(options.idle),
+        workers=options.workers,
+        threads=options.threads,
+        arrivals=options.arrivals,
+    )
+    for option in ("max_connections", "workers", "threads"):
+        at_least(f"--{option.replace('_', '-')}", getattr(options, option), 1)
+    at_least("--idle", asked.idle_s, 1)
+    if options.verbose:
+        print_settings(vars(asked) | {"token": "set" if asked.token else "empty"})
+    summary = Receiver(asked).run()
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        print(
+            f"{counted(summary['flows'], 'flow')} and {format_size(summary['bytes'])} received on "
+            f"{counted(summary['connections'], 'connection')}; {counted(summary['unfinished'], 'flow')} unfinished; "
+            f"{counted(summary['refused'], 'connection')} refused, "
+            f"{summary['malformed']} malformed, {summary['idle']} idle"
+        )
+    if options.log is not None:
+        import sys
+
+        print(f"Wrote {options.log}", file=sys.stderr if options.json else sys.stdout)
+    return 0

@@ -1,0 +1,1 @@
+"""Flow plans: size distributions, kinds of traffic, and the plan file."""

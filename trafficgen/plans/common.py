@@ -1,0 +1,148 @@
+"""What plans of every kind share: the load and its bytes, checks of addresses, the header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.plans.flow import FORMAT, MOST, VERSION
+from ringtap.trafficgen.protocol import parse_address
+
+NS = 1_000_000_000
+MOST_FLOWS = 10**9
+# IPv4 or IPv6, TCP and its time stamps; on the wire also preamble 8, Ethernet header 14, checksum 4 and gap 12
+_IPV4_BYTES, _IPV6_BYTES, _TCP_BYTES, _WIRE_BYTES = 20, 40, 32, 38
+_LEAST_MTU, _LARGEST_MTU = 576, 65_535
+
+
+@dataclass(frozen=True)
+class Load:
+    """Bits per second asked for.
+
+    Attributes:
+        bps: the rate.
+        counts: of ``payload``, or of ``wire``: full-size packets with headers, preamble, checksum and gap.
+        mtu: bytes of an IP packet, for ``wire``.
+        ipv6: packets have IPv6 headers.
+    """
+
+    bps: float
+    counts: Literal["payload", "wire"] = "payload"
+    mtu: int = 1500
+    ipv6: bool = False
+
+    def check(self) -> None:
+        """See that it is usable.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if not 0 < self.bps < 1e15:
+            raise UsageError(f"load {self.bps} bit/s is not usable: it must be above 0 and below 1 Pbit/s")
+        if not _LEAST_MTU <= self.mtu <= _LARGEST_MTU:
+            raise UsageError(f"--mtu {self.mtu} is not usable: it must be from {_LEAST_MTU} to {_LARGEST_MTU}")
+
+    def payload_of_wire(self) -> Fraction:
+        """Payload for each bit on the wire, for packets of full size."""
+        headers = (_IPV6_BYTES if self.ipv6 else _IPV4_BYTES) + _TCP_BYTES
+        return Fraction(self.mtu - headers, self.mtu + _WIRE_BYTES)
+
+    def payload_bps(self) -> Fraction:
+        """Payload bits per second, exactly."""
+        return Fraction(self.bps) * (self.payload_of_wire() if self.counts == "wire" else 1)
+
+    def bytes_until(self, until_ns: int) -> int:
+        """Payload bytes from the launch to ``until_ns``, in exact arithmetic and rounded once."""
+        # Half to even, as round() does with the Fraction but ten times as fast
+        rate = self._bytes_per_ns
+        whole, rest = divmod(rate.numerator * until_ns, rate.denominator)
+        above = 2 * rest - rate.denominator
+        return whole + (above > 0 or (above == 0 and whole % 2 == 1))
+
+    @cached_property
+    def _bytes_per_ns(self) -> Fraction:
+        return self.payload_bps() / (8 * NS)
+
+    def header(self) -> dict[str, Any]:
+        """What a plan's header says of it."""
+        said: dict[str, Any] = {"load_bps": self.bps, "load_counts": self.counts}
+        if self.counts == "wire":
+            said |= {"mtu": self.mtu, "wire_bits_per_payload_bit": float(1 / self.payload_of_wire())}
+        return said
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a plan of any kind says beside its flows.
+
+    Attributes:
+        duration_ns: length of the plan.
+        destinations: ``host:port`` of the receivers.
+        sources: addresses that the flows' sockets bind to; none: unbound.
+        seed: seed of everything random, 0 or more.
+        transport: what senders set on their sockets; keys as in the plan's header.
+    """
+
+    duration_ns: int
+    destinations: Sequence[str]
+    sources: Sequence[str] = ()
+    seed: int = 1
+    transport: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """See that a plan can be made of it.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if not 0 < self.duration_ns <= MOST // 4:
+            raise UsageError(f"duration {self.duration_ns} ns is not usable: it must be above 0 and below 70 years")
+        if self.seed < 0:
+            raise UsageError(f"seed {self.seed} is negative: use 0 or more")
+        if not self.destinations:
+            raise UsageError("a plan needs a destination: give --to HOST:PORT")
+        check_names(self.destinations, self.sources)
+
+    def header(self, kind: str, flows: int, total_bytes: int, **more: Any) -> dict[str, Any]:
+        """The plan's first line.
+
+        Raises:
+            UsageError: it holds more flows or bytes than a plan can.
+        """
+        if flows > MOST_FLOWS:
+            raise UsageError(f"a plan of {flows} flows is too long: at most {MOST_FLOWS}")
+        if total_bytes > MOST:
+            raise UsageError(f"a plan of {total_bytes} bytes is too large: at most {MOST}")
+        said: dict[str, Any] = {"format": FORMAT, "version": VERSION, "kind": kind}
+        said |= {"duration_ns": self.duration_ns, "flows": flows, "bytes": total_bytes}
+        said |= {"sources": list(self.sources), "destinations": list(self.destinations), "seed": self.seed}
+        said |= {"starts": "ns after the sender's launch", "transport": dict(self.transport)}
+        return said | more
+
+    def ipv6(self) -> bool:
+        """All destinations are IPv6 addresses."""
+        return all(":" in parse_address(destination)[0] for destination in self.destinations)
+
+
+def check_names(destinations: Sequence[str], sources: Sequence[str]) -> None:
+    """See that plans can name these destinations and sources.
+
+    Raises:
+        UsageError: one is no address or is named twice.
+    """
+    for destination in destinations:
+        if parse_address(destination)[1] == 0:
+            raise UsageError(f"destination {destination!r} has port 0: name the port that the receiver listens on")
+        if not destination.isprintable():
+            raise UsageError(f"destination {destination!r} is no address: write HOST:PORT")
+    if len(set(destinations)) != len(destinations):
+        raise UsageError("a destination is named twice: name each --to and --node once")
+    for source in sources:
+        if source in ("", "-") or not source.isprintable() or len(source.split()) != 1:
+            raise UsageError(f"source {source!r} is no address: give --from ADDRESS, for example 10.0.0.1")
+    if len(set(sources)) != len(sources):
+        raise UsageError("a source is named twice: name each --from once")

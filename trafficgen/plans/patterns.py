@@ -1,0 +1,262 @@
+"""Plans of flows that belong together: incast and all-to-all, round by round, and ring all-reduce with its waiting."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.plans.common import Frame, Load
+from ringtap.trafficgen.plans.flow import MOST, Flow
+from ringtap.trafficgen.plans.sampling import again, exponentials, shares_of, stream
+from ringtap.trafficgen.protocol import parse_address
+
+_MOST_PAIRS = 100_000
+
+
+class RoundsPlan:
+    """Every pair of a list gets a flow, all at the same instant, round after round.
+
+    Args:
+        kind: what the header calls it: ``incast`` or ``all-to-all``.
+        frame: duration, destinations and so on.
+        pairs: (source, destination) of a round's flows.
+        period_ns: time from one round to the next.
+        demand: size of each flow in bytes; or the load, of which each round has its part in equal flows.
+        about: further header keys.
+
+    Attributes:
+        header: what the first line of its file says.
+
+    Raises:
+        UsageError: the asked plan makes no sense or cannot be made exact.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        frame: Frame,
+        pairs: Sequence[tuple[str, str]],
+        period_ns: int,
+        demand: int | Load,
+        about: dict[str, Any],
+    ) -> None:
+        frame.check()
+        if not 1 <= len(pairs) <= _MOST_PAIRS:
+            raise UsageError(f"a round of {len(pairs)} flows is not usable: it must have from 1 to {_MOST_PAIRS}")
+        if period_ns < 1:
+            raise UsageError("--period must be above 0")
+        self._frame, self._pairs, self._period_ns = frame, pairs, period_ns
+        rounds = -(-frame.duration_ns // period_ns)
+        more: dict[str, Any] = {"period_ns": period_ns} | about
+        if isinstance(demand, Load):
+            demand.check()
+            self._load = Load(demand.bps, demand.counts, demand.mtu, frame.ipv6())
+            total = self._load.bytes_until(frame.duration_ns)
+            more = self._load.header() | more
+        elif demand < 1:
+            raise UsageError("--size must be 1 byte or more")
+        else:
+            total = demand * rounds * len(pairs)
+            more |= {"size_bytes": demand}
+        self._demand = demand
+        self.header = frame.header(kind, rounds * len(pairs), total, **more)
+        for number in {0, rounds - 1}:
+            if self._budget(number) < len(pairs):
+                raise UsageError(
+                    f"the load leaves {self._budget(number)} bytes for the {len(pairs)} flows of round {number}: ask "
+                    "for more load, a longer --period, or a --duration of whole periods"
+                )
+
+    def flows(self) -> Iterator[Flow]:
+        """The flows in order of their starts."""
+        count = len(self._pairs)
+        for number, start_ns in enumerate(range(0, self._frame.duration_ns, self._period_ns)):
+            budget = self._budget(number)
+            for place, (source, destination) in enumerate(self._pairs):
+                size_bytes = budget * (place + 1) // count - budget * place // count
+                yield Flow(start_ns, source, destination, size_bytes)
+
+    def _budget(self, number: int) -> int:
+        """Bytes of a round; a last one that does not fit has its part of the load."""
+        if not isinstance(self._demand, Load):
+            return self._demand * len(self._pairs)
+        start_ns, until = number * self._period_ns, self._load.bytes_until
+        return until(min(start_ns + self._period_ns, self._frame.duration_ns)) - until(start_ns)
+
+
+class RingPlan:
+    """Ring all-reduce: 2(N-1) steps, in each of which every node sends the next one a chunk that it has just received.
+
+    A step's chunk waits for the step before it at the same node; an iteration's first one waits for the last one of
+    the iteration before it and then for the compute time.
+
+    Args:
+        frame: duration, and the nodes as sources and destinations.
+        nodes: ``host:port`` of the nodes in the ring's order; each one also sends from its host.
+        size_bytes: what is reduced; chunks are a node's part of it.
+        compute_ns: time from an iteration's last chunk to the next one's first.
+        iterations: how many.
+
+    Attributes:
+        header: what the first line of its file says.
+
+    Raises:
+        UsageError: the asked plan makes no sense.
+    """
+
+    def __init__(self, frame: Frame, nodes: Sequence[str], size_bytes: int, compute_ns: int, iterations: int) -> None:
+        frame.check()
+        count = len(nodes)
+        if count < 2:
+            raise UsageError("a ring needs two nodes or more: give --node ADDRESS:PORT for each, in order")
+        if size_bytes < count:
+            raise UsageError(f"{size_bytes} bytes do not make a chunk for each of {count} nodes: ask for more --bytes")
+        if compute_ns < 0 or iterations < 1:
+            raise UsageError("--iterations must be 1 or more and --compute 0 or more")
+        if (iterations - 1) * compute_ns >= frame.duration_ns:
+            raise UsageError(
+                f"{iterations} iterations compute for longer than the duration: ask for fewer or a longer --duration"
+            )
+        self._iterations, self._compute_ns = iterations, compute_ns
+        self._hosts, self._nodes = [parse_address(node)[0] for node in nodes], list(nodes)
+        self._chunks = [size_bytes * (part + 1) // count - size_bytes * part // count for part in range(count)]
+        steps = 2 * (count - 1)
+        about = {"nodes": list(nodes), "size_bytes": size_bytes, "compute_ns": compute_ns, "iterations": iterations}
+        # A step moves every chunk once
+        total = iterations * steps * size_bytes
+        if total > MOST:
+            raise UsageError(f"a plan of {total} bytes is too large: at most {MOST}")
+        self.header = frame.header("ring", iterations * steps * count, total, **about)
+
+    def flows(self) -> Iterator[Flow]:
+        """The flows; their starts are the earliest possible ones, with a network that takes no time."""
+        count = len(self._nodes)
+        steps = 2 * (count - 1)
+        for row in range(self._iterations * steps):
+            iteration, step = divmod(row, steps)
+            delay_ns = self._compute_ns if step == 0 and iteration else 0
+            for node in range(count):
+                # What brought this node its chunk is the row above, from its left
+                after = (row - 1) * count + (node - 1) % count if row else -1
+                source, destination = self._hosts[node], self._nodes[(node + 1) % count]
+                size_bytes = self._chunks[(node - step) % count]
+                yield Flow(iteration * self._compute_ns, source, destination, size_bytes, after, delay_ns)
+
+
+_MOST_FLOWS = 100_000
+# On times are drawn as weights of so many units for the mean, so that shares keep their shape as integers
+_UNITS = 2.0**32
+
+
+class LongLivedPlan:
+    """Flows that all start at once and send until the plan's end; the n-th has the n-th destination and source in turn.
+
+    Args:
+        frame: duration, destinations and so on.
+        count: how many flows.
+        load: what they send together, each paced to its part; None: as much as the network gives.
+
+    Attributes:
+        header: what the first line of its file says.
+
+    Raises:
+        UsageError: the asked plan makes no sense.
+    """
+
+    def __init__(self, frame: Frame, count: int, load: Load | None = None) -> None:
+        frame.check()
+        if not 1 <= count <= _MOST_FLOWS:
+            raise UsageError(f"--flows {count} is not usable: it must be from 1 to {_MOST_FLOWS}")
+        more: dict[str, Any] = {}
+        if load is not None:
+            frame, _, more = paced(frame, load, Fraction(1, count))
+        self._frame, self._count = frame, count
+        self.header = frame.header("long-lived", count, 0, **more)
+
+    def flows(self) -> Iterator[Flow]:
+        """The flows in order of their starts."""
+        to, by = self._frame.destinations, self._frame.sources or ("",)
+        for number in range(self._count):
+            yield Flow(0, by[number % len(by)], to[number % len(to)], 0)
+
+
+class OnOffPlan:
+    """A source that is on and off in turn, each for an exponential time; an on period is one flow, paced at the peak.
+
+    On times are fitted to their share of the duration and off times to the rest, so the load is exact and the peak
+    is load x (on + off) / on.
+
+    Args:
+        frame: duration, destinations and so on.
+        load: mean over the duration.
+        on_ns: mean of the on times.
+        off_ns: mean of the off times.
+
+    Attributes:
+        header: what the first line of its file says.
+
+    Raises:
+        UsageError: the asked plan makes no sense or cannot be made exact.
+    """
+
+    def __init__(self, frame: Frame, load: Load, on_ns: int, off_ns: int) -> None:
+        frame.check()
+        if on_ns < 1 or off_ns < 1:
+            raise UsageError("--on and --off must be above 0")
+        frame, load, more = paced(frame, load, Fraction(on_ns + off_ns, on_ns))
+        self._frame = frame
+        self._on_ns = frame.duration_ns * on_ns // (on_ns + off_ns)
+        self._count = max(1, round(Fraction(frame.duration_ns, on_ns + off_ns)))
+        self._bytes = load.bytes_until(frame.duration_ns)
+        if self._bytes < self._count or self._on_ns < 1:
+            raise UsageError(
+                f"a load of {load.bps:.0f} bit/s leaves {self._bytes} bytes for {self._count} on periods: ask for more "
+                "load or longer times"
+            )
+        more |= {"on_ns": on_ns, "off_ns": off_ns}
+        self.header = frame.header("on-off", self._count, self._bytes, **more)
+
+    def flows(self) -> Iterator[Flow]:
+        """The flows in order of their starts."""
+        seed, frame, count = self._frame.seed, self._frame, self._count
+        sizes, gaps = stream(seed, "sizes"), stream(seed, "gaps")
+        place, source = stream(seed, "destinations").random, stream(seed, "sources").random
+        to, by = list(frame.destinations), list(frame.sources) or [""]
+        on_first = gaps.random() < self._on_ns / frame.duration_ns
+        off_before = chain([0] if on_first else [], _fitted(gaps, count, frame.duration_ns - self._on_ns))
+        draw, sent = exponentials(sizes), 0
+        for size_bytes in shares_of(sizes, lambda: draw() * _UNITS, count, self._bytes):
+            # What of the bytes came before is also what of the on time came before
+            start_ns = next(off_before) + self._on_ns * sent // self._bytes
+            sent += size_bytes
+            yield Flow(start_ns, by[int(source() * len(by))], to[int(place() * len(to))], size_bytes)
+
+
+def paced(frame: Frame, load: Load, factor: Fraction) -> tuple[Frame, Load, dict[str, Any]]:
+    """The frame with each flow paced to ``factor`` of the load, the load as counted there, and their header keys.
+
+    Raises:
+        UsageError: the load is not usable, or the frame has a pacing rate of its own.
+    """
+    load.check()
+    if "pacing_bps" in frame.transport:
+        raise UsageError("--pacing does not go with --load here: each flow is paced to its part of the load")
+    load = replace(load, ipv6=frame.ipv6())
+    pacing_bps = max(1, round(load.payload_bps() * factor))
+    return replace(frame, transport={**frame.transport, "pacing_bps": pacing_bps}), load, load.header()
+
+
+def _fitted(rng: random.Random, count: int, total_ns: int) -> Iterator[int]:
+    """Ends of ``count`` exponential times one after the other, fitted so that the last is at ``total_ns``."""
+    times = again(rng, exponentials(rng), count)
+    # fsum: the built-in sum rounds differently from Python 3.12 on
+    drawn, passed = math.fsum(times()), 0.0
+    for time in times():
+        passed += time
+        yield min(total_ns, int(total_ns * (passed / drawn)))

@@ -1,0 +1,316 @@
+"""Flow plan files: a line of JSON, then a flow a line; written and read as a stream (docs/traffic-plans.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.plans.flow import FORMAT, MOST, VERSION, Flow
+from ringtap.trafficgen.plans.requirements import NeedsTally, PlanNeeds
+from ringtap.trafficgen.protocol import LARGEST_FLOW_BYTES, parse_address
+from ringtap.units import counted
+
+_COLUMNS = {1: "start_ns, destination, size_bytes", 2: "start_ns, source, destination, size_bytes, after"}
+_PLAIN = {
+    1: re.compile(r"([0-9]{1,19})()\t([^\t\n]+)\t([0-9]{1,19})()()\n"),
+    2: re.compile(r"([0-9]{1,19})\t([^\t\n]+)\t([^\t\n]+)\t([0-9]{1,19})\t(?:-|([0-9]{1,19})(?:\+([0-9]{1,19}))?)\n"),
+}
+
+
+class PlanLines:
+    """Reads the lines of one file in order.
+
+    Args:
+        path: the file, for messages.
+        version: its format version, 1 or 2.
+        duration_ns: the plan's end, before which every flow starts.
+        sources: what the source column may name beside ``-``.
+        destinations: what the destination column may name.
+    """
+
+    def __init__(
+        self, path: Path, version: int, duration_ns: int, sources: Sequence[str], destinations: Sequence[str]
+    ) -> None:
+        self._path, self._version, self._duration_ns = path, version, duration_ns
+        # One string a name however many lines have it; version 1 has no source column and matches nothing
+        self.sources = {"-": "", "": ""} | {name: name for name in sources}
+        self.destinations = {name: name for name in destinations}
+        self._plain = _PLAIN[version].fullmatch
+        self._latest_ns = 0
+        self._endless: set[int] = set()
+
+    def read(self, line: str, number: int) -> Flow:
+        """One line as a flow.
+
+        Args:
+            line: the text with its newline.
+            number: its number in the file; flow 0 is on line 2.
+
+        Raises:
+            UsageError: it is wrong; the message names file and line.
+        """
+        match = self._plain(line)
+        if match is None:
+            raise self._explain(line, number)
+        start, source, destination, size, after, delay = match.groups()
+        flow = Flow(
+            int(start),
+            self.sources.get(source, source),
+            self.destinations.get(destination, destination),
+            int(size),
+            int(after) if after else -1,
+            int(delay) if delay else 0,
+        )
+        if flow.start_ns < self._latest_ns:
+            raise self.wrong(number, f"start {flow.start_ns} is before the line above: sort by start")
+        self._latest_ns = flow.start_ns
+        self._check(flow, number)
+        return flow
+
+    def wrong(self, number: int, why: str) -> UsageError:
+        """The error for a line."""
+        return UsageError(f"{self._path} line {number}: {why}")
+
+    def _check(self, flow: Flow, number: int) -> None:
+        if flow.start_ns >= self._duration_ns:
+            raise self.wrong(number, f"start {flow.start_ns} is not before the plan's end at {self._duration_ns} ns")
+        if flow.destination not in self.destinations:
+            raise self.wrong(number, f"destination {flow.destination[:80]!r} is not among the header's destinations")
+        if flow.source and flow.source not in self.sources:
+            raise self.wrong(number, f"source {flow.source[:80]!r} is not among the header's sources")
+        if not flow.size_bytes:
+            if self._version == 1:
+                raise self.wrong(number, "size_bytes is 0: a flow has at least 1 byte")
+            self._endless.add(number - 2)
+        if flow.size_bytes > LARGEST_FLOW_BYTES:  # beyond it, the protocol's flags begin
+            raise self.wrong(number, f"size_bytes is too large: a flow has at most {LARGEST_FLOW_BYTES} bytes")
+        if flow.start_ns + flow.delay_ns > MOST:
+            raise self.wrong(number, f"the delay of after is too large: times go up to {MOST}")
+        if flow.after < 0:
+            return
+        if flow.after >= number - 2:
+            raise self.wrong(number, f"after {flow.after} is not an earlier flow: this is flow {number - 2}")
+        if flow.after in self._endless:
+            raise self.wrong(number, f"after {flow.after} names a flow of size 0, which never arrives whole")
+
+    def _explain(self, line: str, number: int) -> UsageError:
+        """Why a line is not what the pattern asks for."""
+        columns = line.rstrip("\n").split("\t")
+        names = _COLUMNS[self._version].split(", ")
+        if len(columns) != len(names) or not line.endswith("\n"):
+            count = {3: "three", 5: "five"}[len(names)]
+            return self.wrong(number, f"a flow is {count} columns with a tab between: {', '.join(names)}")
+        named = dict(zip(names, columns, strict=True))
+        after, plus, delay = named.pop("after", "-").partition("+")
+        numbers = {"start_ns": named["start_ns"], "size_bytes": named["size_bytes"]}
+        numbers |= {"after": after} if after != "-" or plus else {}
+        numbers |= {"the delay of after": delay} if plus else {}
+        for name, text in numbers.items():
+            if not (text.isascii() and text.isdigit()):
+                return self.wrong(number, f"{name} {text[:40]!r} is not a whole number of 0 or more")
+            if len(text) > 19:
+                return self.wrong(number, f"{name} {text[:40]!r} is too large")
+        return self.wrong(number, f"{'source' if not named.get('source', '-') else 'destination'} is empty")
+
+
+_LONGEST_HEADER = 2**24
+_LARGEST_DSCP = 63
+
+
+class Plan(Protocol):
+    """What can be written as a plan file: a header that counts the flows, and the flows, walked any number of times."""
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The file's first line."""
+
+    def flows(self) -> Iterator[Flow]:
+        """The flows in order of their starts."""
+
+
+def write_plan(plan: Plan, path: Path, force: bool = False) -> None:
+    """Write a plan's file, under a temporary name until it is whole.
+
+    Raises:
+        UsageError: the file exists and ``force`` is not set, or it cannot be written.
+    """
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists: name another file or add --force")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(plan.header) + "\n")
+            for start_ns, source, destination, size_bytes, after, delay_ns in plan.flows():
+                waits = "-" if after < 0 else f"{after}+{delay_ns}" if delay_ns else after
+                file.write(f"{start_ns}\t{source or '-'}\t{destination}\t{size_bytes}\t{waits}\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class PlanFile:
+    """A flow plan on disk. Its header is read and checked at once, its flows by ``check`` and ``flows``.
+
+    Attributes:
+        path: the file.
+        header: its first line.
+        version: its format version, 1 or 2.
+        duration_ns: length of the plan.
+        sources: every address that flows are bound to; flow logs refer to them by index.
+        destinations: ``host:port`` of every destination, likewise.
+
+    Raises:
+        UsageError: it cannot be read, is no flow plan, or is one of a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header = self._read_header()
+        self.version: int = self.header["version"]
+        self.duration_ns = self._number("duration_ns")
+        self.sources = self._read_sources()
+        self.destinations = self._read_destinations()
+        self._check_transport()
+
+    def check(self) -> PlanNeeds:
+        """Read every line once, so that a bad one is found before the first flow is sent.
+
+        Raises:
+            UsageError: a line is wrong (the message names it), or the file does not hold what its header says.
+        """
+        lines, number = self._lines(), 1
+        needs = NeedsTally(self.header.get("transport", {}).get("pacing_bps", 0), self.duration_ns)
+        for number, line in self._text():
+            flow = lines.read(line, number)
+            needs.add(flow.start_ns, flow.source, flow.destination, flow.size_bytes, flow.after)
+        asked = (self._number("flows"), self._number("bytes"))
+        if (needs.flows, needs.bytes) != asked:
+            raise UsageError(
+                f"{self.path} holds {counted(needs.flows, 'flow')} of {counted(needs.bytes, 'byte')}, but the header "
+                f"says {asked[0]} of {asked[1]}: it was cut short or edited (line {number} is its last); write it again"
+            )
+        return needs.needs()
+
+    def flows(self) -> Iterator[Flow]:
+        """The flows in order of their starts, fast: only what could mislead a sender is looked at again.
+
+        Raises:
+            UsageError: a line is wrong; the message names file and line.
+        """
+        lines, latest_ns, new = self._lines(), 0, tuple.__new__
+        sources, destinations = lines.sources, lines.destinations
+        if self.version == 1:
+            yield from (lines.read(line, number) for number, line in self._text())
+            return
+        for number, line in self._text():
+            try:
+                start, source, destination, size, waits = line.split("\t")
+                start_ns, size_bytes, after, delay_ns = int(start), int(size), -1, 0
+                if waits != "-\n":
+                    number_text, _, delay = waits.partition("+")
+                    after, delay_ns = int(number_text), int(delay or 0)
+                flow = new(Flow, (start_ns, sources[source], destinations[destination], size_bytes, after, delay_ns))
+                sound = start_ns >= latest_ns and size_bytes >= 0 and -1 <= after < number - 2 and delay_ns >= 0
+            except (ValueError, KeyError):
+                sound = False
+            if not sound:
+                flow = lines.read(line, number)
+                if flow.start_ns < latest_ns:
+                    raise lines.wrong(number, f"start {flow.start_ns} is before the line above: sort by start")
+            latest_ns = flow.start_ns
+            yield flow
+
+    def _lines(self) -> PlanLines:
+        return PlanLines(self.path, self.version, self.duration_ns, self.sources, self.destinations)
+
+    def _text(self) -> Iterator[tuple[int, str]]:
+        """The lines below the header with their numbers; bytes that are not UTF-8 make a line wrong, not the file."""
+        try:
+            with self.path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+                file.readline(_LONGEST_HEADER)
+                yield from enumerate(file, start=2)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be read: {error}") from error
+
+    def _wrong(self, why: str) -> UsageError:
+        return UsageError(f"{self.path} line 1: {why}")
+
+    def _read_header(self) -> dict[str, Any]:
+        try:
+            with self.path.open("rb") as file:
+                line = file.readline(_LONGEST_HEADER)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be read: {error.strerror}") from error
+        try:
+            header = json.loads(line, object_pairs_hook=self._object)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{self.path} is no flow plan: line 1 is not JSON") from error
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise UsageError(f"{self.path} is no flow plan: line 1 does not say format {FORMAT!r}")
+        version = header.get("version")
+        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= VERSION:
+            raise UsageError(f"{self.path} has plan format {version}; this ringtap reads 1 to {VERSION}: upgrade")
+        return header
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise self._wrong(f"the header names {twice!r} twice")
+        return dict(pairs)
+
+    def _number(self, key: str) -> int:
+        value = self.header.get(key)
+        if not _is_whole(value, 0, MOST):
+            raise self._wrong(f"{key} must be a whole number from 0 to {MOST}")
+        return int(value)  # type: ignore[arg-type]
+
+    def _read_destinations(self) -> list[str]:
+        destinations = self.header.get("destinations")
+        if not isinstance(destinations, list) or not destinations:
+            raise self._wrong("destinations must be a list with at least one host:port")
+        for destination in destinations:
+            if not _is_word(destination) or parse_address(destination)[1] == 0:
+                raise self._wrong(f"destination {destination!r} must be host:port with a port from 1")
+        if len(set(destinations)) != len(destinations):
+            raise self._wrong("destinations names one of them twice")
+        return destinations
+
+    def _read_sources(self) -> list[str]:
+        sources = self.header.get("sources", [])
+        if not isinstance(sources, list) or not all(_is_word(source) and source != "-" for source in sources):
+            raise self._wrong("sources must be a list of addresses")
+        if len(set(sources)) != len(sources):
+            raise self._wrong("sources names one of them twice")
+        return sources
+
+    def _check_transport(self) -> None:
+        transport = self.header.get("transport", {})
+        if not isinstance(transport, dict):
+            raise self._wrong("transport must be an object")
+        valid: dict[str, Callable[[object], bool]] = {
+            "congestion_control": _is_word,
+            "dscp": lambda value: _is_whole(value, 0, _LARGEST_DSCP),
+            "send_buffer_bytes": lambda value: _is_whole(value, 1, 2**31 - 1),
+            "pacing_bps": lambda value: _is_whole(value, 1, MOST),
+        }
+        for name, value in transport.items():
+            if name not in valid or not valid[name](value):
+                raise self._wrong(f"transport {name} {value!r} is not usable: it may have {', '.join(valid)}")
+        if self.header.get("load_counts", "payload") not in ("payload", "wire"):
+            raise self._wrong("load_counts must be payload or wire")
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value.split()) == 1 and value == value.strip()

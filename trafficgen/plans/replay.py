@@ -1,0 +1,194 @@
+"""Plans of flows that were seen: in an earlier run's log, in a packet capture, or in a list."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ringtap.capture import Segment, read_segments
+from ringtap.errors import UsageError
+from ringtap.records import open_records
+from ringtap.trafficgen.plans.common import Frame
+from ringtap.trafficgen.plans.flow import MOST, Flow
+
+_MS = 1_000_000
+
+
+class SeenFlows:
+    """Flows in memory, 24 bytes each: start, size, and numbers for source and destination.
+
+    Attributes:
+        sources: names of the sources in order of their numbers; empty: unbound.
+        destinations: likewise.
+        span_ns: from the first flow's time origin to the end of the last flow, as far as it is known.
+    """
+
+    def __init__(self) -> None:
+        self.sources: dict[str, int] = {}
+        self.destinations: dict[str, int] = {}
+        self.span_ns = 0
+        self._starts_ns, self._sizes = array("q"), array("q")
+        self._by, self._to = array("I"), array("I")
+
+    def __len__(self) -> int:
+        return len(self._starts_ns)
+
+    def numbers(self, source: str, destination: str) -> tuple[int, int]:
+        """The numbers of two names, new ones for names not seen before."""
+        by = self.sources.setdefault(source, len(self.sources))
+        return by, self.destinations.setdefault(destination, len(self.destinations))
+
+    def add(self, start_ns: int, by: int, to: int, size_bytes: int) -> None:
+        """Keep one flow; its source and destination by their numbers."""
+        self._starts_ns.append(start_ns)
+        self._sizes.append(size_bytes)
+        self._by.append(by)
+        self._to.append(to)
+        self.span_ns = max(self.span_ns, start_ns + 1)
+
+    def ordered(self) -> Iterator[tuple[int, int, int, int]]:
+        """Start, source number, destination number and size of each, in order of their starts."""
+        for place in sorted(range(len(self)), key=self._starts_ns.__getitem__):
+            yield self._starts_ns[place], self._by[place], self._to[place], self._sizes[place]
+
+
+class ReplayPlan:
+    """The flows that were seen, from other sources and to other destinations.
+
+    Args:
+        seen: the flows.
+        frame: the destinations and sources that take the place of those seen, one after the other and again from the
+            first when there are fewer; none: those seen. A duration of 0: as long as what was seen.
+        scale: sizes are divided by it, to 1 byte at least.
+        about: further header keys.
+
+    Attributes:
+        header: what the first line of its file says.
+
+    Raises:
+        UsageError: nothing was seen in the asked time, or a plan cannot name it.
+    """
+
+    def __init__(self, kind: str, seen: SeenFlows, frame: Frame, scale: float, about: dict[str, Any]) -> None:
+        if not 0 < scale <= 1e6:
+            raise UsageError(f"scale {scale} is not usable: it must be above 0 and at most 1,000,000")
+        self._to = list(frame.destinations) or list(seen.destinations)
+        self._by = list(frame.sources) or list(seen.sources)
+        duration_ns = frame.duration_ns or -(-seen.span_ns // _MS) * _MS
+        # Only names that occur, each once
+        to = list(dict.fromkeys(self._to[number % len(self._to)] for number in seen.destinations.values()))
+        by = list(dict.fromkeys(self._by[number % len(self._by)] for number in seen.sources.values()))
+        frame = replace(frame, duration_ns=duration_ns, destinations=to, sources=[name for name in by if name])
+        self._seen, self._duration_ns, self._scale = seen, duration_ns, scale
+        flows = total = 0
+        for flow in self.flows():
+            flows, total = flows + 1, total + flow.size_bytes
+        if not flows:
+            raise UsageError("there is no flow to replay in what was asked for")
+        frame.check()
+        self.header = frame.header(kind, flows, total, scale=scale, **about)
+
+    def flows(self) -> Iterator[Flow]:
+        """The flows in order of their starts, up to the duration."""
+        to, by, scale = self._to, self._by, self._scale
+        for start_ns, source, destination, size_bytes in self._seen.ordered():
+            if start_ns >= self._duration_ns:
+                return
+            scaled_bytes = size_bytes if scale == 1 else max(1, round(size_bytes / scale))
+            yield Flow(start_ns, by[source % len(by)], to[destination % len(to)], scaled_bytes)
+
+
+def read_sent_log(path: Path) -> SeenFlows:
+    """Flows of a sender's log, each where its sender really started it; those that never started are left out.
+
+    Open-ended flows come as large as they became.
+
+    Raises:
+        UsageError: it is no sender's log.
+    """
+    try:
+        log = open_records(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    about = log.about if isinstance(log.about, dict) else {}
+    names, origin_ns = [field.name for field in log.fields], about.get("origin_ns")
+    wanted = ("start_ns", "finish_ns", "size_bytes", "sent_bytes", "destination")
+    destinations, sources = about.get("destinations"), about.get("sources", [])
+    if not (isinstance(destinations, list) and isinstance(sources, list) and isinstance(origin_ns, int)):
+        raise UsageError(f"{path} is no log of 'ringtap traffic send'")
+    if about.get("source") != "sender" or not {*wanted} <= {*names}:
+        raise UsageError(f"{path} is no log of 'ringtap traffic send'")
+    start, finish, size, sent, to = (names.index(name) for name in wanted)
+    by = names.index("source") if "source" in names else None
+    seen = SeenFlows()
+    for record in log.walk():
+        if not record[start]:
+            continue
+        source = "" if by is None or record[by] >= len(sources) else str(sources[record[by]])
+        size_bytes = record[size] or record[sent]
+        if not 0 <= record[start] - origin_ns <= MOST // 4 or record[to] >= len(destinations) or size_bytes < 1:
+            raise UsageError(f"{path} is damaged: flow {record[0]} does not fit its header")
+        seen.add(record[start] - origin_ns, *seen.numbers(source, str(destinations[record[to]])), size_bytes)
+        seen.span_ns = max(seen.span_ns, record[finish] - origin_ns)
+    return seen
+
+
+def read_capture(path: Path, gap_ns: int) -> SeenFlows:
+    """Flows of a packet capture: one direction of a TCP connection, cut where it sends nothing for long.
+
+    Retransmitted bytes count again: the capture's segments are what the network carried. Sources and destinations are
+    addresses without ports, which on one side are different for every connection.
+
+    Args:
+        path: pcap file.
+        gap_ns: a pause of more than this ends a flow.
+
+    Raises:
+        UsageError: it is no capture.
+        MeasurementError: it ends within a packet.
+    """
+    seen, origin_ns = SeenFlows(), None
+    open_flows = _OpenFlows(seen, gap_ns)
+    for segment in read_segments(path):
+        if segment.payload_bytes < 1:
+            continue
+        origin_ns = segment.time_ns if origin_ns is None else origin_ns
+        # Cores that capture side by side put some packets a little out of order
+        time_ns = max(0, segment.time_ns - origin_ns)
+        open_flows.add(segment, time_ns)
+        seen.span_ns = max(seen.span_ns, time_ns + 1)
+    open_flows.close()
+    return seen
+
+
+class _OpenFlows:
+    """The flows that may go on: start, last time, bytes, and the numbers of source and destination."""
+
+    def __init__(self, seen: SeenFlows, gap_ns: int) -> None:
+        self._seen, self._gap_ns = seen, gap_ns
+        self._open: dict[tuple[str, int, str, int], list[int]] = {}
+
+    def add(self, segment: Segment, time_ns: int) -> None:
+        """Count a segment to the flow that is open on its way, or begin one."""
+        way = (segment.source, segment.source_port, segment.destination, segment.destination_port)
+        flow = self._open.get(way)
+        if flow is not None and time_ns - flow[1] <= self._gap_ns:
+            flow[1] = max(flow[1], time_ns)
+            flow[2] += segment.payload_bytes
+            return
+        if flow is not None:
+            self._end(flow)
+        numbers = self._seen.numbers(segment.source, segment.destination)
+        self._open[way] = [time_ns, time_ns, segment.payload_bytes, *numbers]
+
+    def close(self) -> None:
+        """End every flow."""
+        for flow in self._open.values():
+            self._end(flow)
+
+    def _end(self, flow: list[int]) -> None:
+        start_ns, _, size_bytes, by, to = flow
+        self._seen.add(start_ns, by, to, size_bytes)

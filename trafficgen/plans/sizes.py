@@ -1,0 +1,302 @@
+"""Flow size distributions: published workloads, a user's own CDF, and four given by a formula."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist
+from typing import Protocol
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.plans.sampling import Draw
+from ringtap.units import parse_size_bytes
+
+_LARGEST_BYTES = 10**15
+_LEAST_SHARE = 2.0**-54  # half the finest step of random(), for the inverse of what has no smallest value
+
+# (bytes, cumulative probability); where each comes from is in docs/traffic-plans.md
+_WEB_SEARCH = (
+    (10_000, 0.15),
+    (20_000, 0.20),
+    (30_000, 0.30),
+    (50_000, 0.40),
+    (80_000, 0.53),
+    (200_000, 0.60),
+    (1_000_000, 0.70),
+    (2_000_000, 0.80),
+    (5_000_000, 0.90),
+    (10_000_000, 0.97),
+    (30_000_000, 1.0),
+)
+_DATA_MINING = (
+    (180, 0.1),
+    (216, 0.2),
+    (560, 0.3),
+    (900, 0.4),
+    (1_100, 0.5),
+    (1_870, 0.6),
+    (3_160, 0.7),
+    (10_000, 0.8),
+    (400_000, 0.9),
+    (3_160_000, 0.95),
+    (100_000_000, 0.98),
+    (1_000_000_000, 1.0),
+)
+_FACEBOOK_HADOOP = (
+    (100, 0.01),
+    (200, 0.02),
+    (300, 0.05),
+    (350, 0.15),
+    (400, 0.2),
+    (500, 0.3),
+    (600, 0.4),
+    (700, 0.5),
+    (1_000, 0.6),
+    (2_000, 0.67),
+    (7_000, 0.7),
+    (30_000, 0.72),
+    (50_000, 0.82),
+    (80_000, 0.87),
+    (120_000, 0.9),
+    (300_000, 0.95),
+    (1_000_000, 0.975),
+    (2_000_000, 0.99),
+    (10_000_000, 1.0),
+)
+_ALI_STORAGE = (
+    (4_000, 0.2293),
+    (8_000, 0.6921),
+    (16_000, 0.8061),
+    (32_000, 0.9047),
+    (64_000, 0.9353),
+    (128_000, 0.9677),
+    (256_000, 0.9753),
+    (2_000_000, 1.0),
+)
+
+
+def point_fault(low: tuple[float, float], high: tuple[float, float]) -> str:
+    """Why one point of a CDF cannot follow another; empty when it can."""
+    if not (math.isfinite(high[0]) and high[0] >= low[0]):
+        return f"size {high[0]:.15g} is smaller than {low[0]:.15g} before it"
+    if not low[1] <= high[1] <= 1.0:
+        return f"probability {high[1]:.15g} does not lie between {low[1]:.15g} before it and 1"
+    if high == low:
+        return f"the point {high[0]:.15g} {high[1]:.15g} is named twice"
+    return "size 0 has a probability" if high[0] == 0 and high[1] > 0 else ""
+
+
+class Sizes(Protocol):
+    """A distribution of flow sizes.
+
+    Attributes:
+        name: what plans and reports call it.
+        mean_bytes: its exact mean.
+    """
+
+    name: str
+    mean_bytes: float
+
+    def quantile_bytes(self, share: float) -> float:
+        """The size that ``share`` (0 to 1) of the flows do not exceed (inverse CDF), in bytes."""
+
+    def sampler(self, rng: random.Random) -> Draw:
+        """What draws one size in bytes, not rounded, from ``rng``."""
+
+    def scaled(self, factor: float) -> Sizes:
+        """The same shape with every size multiplied by ``factor``."""
+
+
+class SizeDistribution:
+    """A distribution of flow sizes given by points of its CDF, linear between them.
+
+    Two points of the same size are a step: that size itself has a probability.
+
+    Args:
+        name: what plans and reports call it.
+        points: (size in bytes, cumulative probability), both rising, ending at probability 1. Before a first point
+            with a probability the CDF rises from 0 at size 0.
+
+    Attributes:
+        points: the points, beginning at probability 0.
+
+    Raises:
+        UsageError: the points are not a CDF.
+    """
+
+    def __init__(self, name: str, points: Sequence[tuple[float, float]]) -> None:
+        self.name = name
+        given = [(float(size), float(share)) for size, share in points]
+        start = [(0.0, 0.0)] if not given or given[0][1] != 0.0 else []
+        self.points = tuple(start + given)
+        steps = list(pairwise(self.points))
+        wrong = not steps or self.points[0][0] < 0 or self.points[-1][1] != 1.0
+        if wrong or any(point_fault(low, high) for low, high in steps):
+            raise UsageError(
+                f"size distribution {name!r} is no CDF: sizes must rise and probabilities must rise from 0 to 1"
+            )
+        while self.points[1][1] == 0.0:
+            self.points = self.points[1:]
+        self._shares = [share for _, share in self.points]
+        # Fractions of the decimal texts, so that the mean is the published one and not a sum of rounding errors
+        mean = sum(
+            (Fraction(repr(high[1])) - Fraction(repr(low[1]))) * (Fraction(high[0]) + Fraction(low[0])) / 2
+            for low, high in pairwise(self.points)
+        )
+        self.mean_bytes = float(mean)
+
+    def quantile_bytes(self, share: float) -> float:
+        """The size that ``share`` (0 to 1) of the flows do not exceed (inverse CDF), in bytes."""
+        _check_share(share)
+        (low_size, low_share), (high_size, high_share) = self._around(share)
+        return low_size + (high_size - low_size) * (share - low_share) / (high_share - low_share)
+
+    def sampler(self, rng: random.Random) -> Draw:
+        """What draws one size in bytes, not rounded, from ``rng``."""
+        uniform, shares = rng.random, self._shares
+        # The piece that ends at each point: where it begins and how far it goes
+        pieces = [(0.0, 0.0, 0.0, 1.0)]
+        pieces += [(low[0], high[0] - low[0], low[1], high[1] - low[1]) for low, high in pairwise(self.points)]
+
+        def draw() -> float:
+            share = uniform()
+            low_size, more_size, low_share, more_share = pieces[bisect_left(shares, share) or 1]
+            return low_size + more_size * (share - low_share) / more_share
+
+        return draw
+
+    def scaled(self, factor: float) -> SizeDistribution:
+        """The same shape with every size multiplied by ``factor``."""
+        return SizeDistribution(self.name, [(size * factor, share) for size, share in self.points])
+
+    def _around(self, share: float) -> tuple[tuple[float, float], tuple[float, float]]:
+        above = bisect_left(self._shares, share) or 1
+        return self.points[above - 1], self.points[above]
+
+
+class LogNormal:
+    """Sizes whose logarithm is normal.
+
+    Args:
+        name: what plans and reports call it.
+        mean_bytes: mean size.
+        sigma: standard deviation of the natural logarithm.
+    """
+
+    def __init__(self, name: str, mean_bytes: float, sigma: float) -> None:
+        self.name, self.mean_bytes = name, mean_bytes
+        self._sigma = sigma
+        self._normal = NormalDist(math.log(mean_bytes) - sigma * sigma / 2, sigma)
+
+    def quantile_bytes(self, share: float) -> float:
+        """The size that ``share`` (0 to 1) of the flows do not exceed, in bytes; without end at 1."""
+        _check_share(share)
+        if share == 1.0:
+            return math.inf
+        return math.exp(self._normal.inv_cdf(share)) if share else 0.0
+
+    def sampler(self, rng: random.Random) -> Draw:
+        """What draws one size in bytes, not rounded, from ``rng``."""
+        uniform, quantile = rng.random, self._normal.inv_cdf
+        return lambda: math.exp(quantile(uniform() or _LEAST_SHARE))
+
+    def scaled(self, factor: float) -> LogNormal:
+        """The same shape with every size multiplied by ``factor``."""
+        return LogNormal(self.name, self.mean_bytes * factor, self._sigma)
+
+
+class Pareto:
+    """Sizes from a smallest one up without bound, P(size > x) = (smallest / x)^shape.
+
+    Args:
+        name: what plans and reports call it.
+        mean_bytes: mean size.
+        shape: above 1, so that there is a mean; up to 2 the variance is infinite.
+    """
+
+    def __init__(self, name: str, mean_bytes: float, shape: float) -> None:
+        self.name, self.mean_bytes = name, mean_bytes
+        self._shape = shape
+        self._least_bytes = mean_bytes * (shape - 1) / shape
+
+    def quantile_bytes(self, share: float) -> float:
+        """The size that ``share`` (0 to 1) of the flows do not exceed, in bytes; without end at 1."""
+        _check_share(share)
+        return math.inf if share == 1.0 else self._least_bytes * (1.0 - share) ** (-1.0 / self._shape)
+
+    def sampler(self, rng: random.Random) -> Draw:
+        """What draws one size in bytes, not rounded, from ``rng``."""
+        uniform, least, power = rng.random, self._least_bytes, -1.0 / self._shape
+        return lambda: float(least * (1.0 - uniform()) ** power)
+
+    def scaled(self, factor: float) -> Pareto:
+        """The same shape with every size multiplied by ``factor``."""
+        return Pareto(self.name, self.mean_bytes * factor, self._shape)
+
+
+WEB_SEARCH = SizeDistribution("web-search", _WEB_SEARCH)
+# VL2's, as TrafficGenerator publishes it in bytes; the ns-2 version in packets has another mean
+DATA_MINING = SizeDistribution("data-mining", _DATA_MINING)
+FACEBOOK_HADOOP = SizeDistribution("facebook-hadoop", _FACEBOOK_HADOOP)
+ALI_STORAGE = SizeDistribution("ali-storage-2019", _ALI_STORAGE)
+WORKLOADS = {sizes.name: sizes for sizes in (WEB_SEARCH, DATA_MINING, FACEBOOK_HADOOP, ALI_STORAGE)}
+FORMULAS = ("fixed:SIZE", "uniform:LOW:HIGH", "lognormal:MEAN:SIGMA", "pareto:MEAN:SHAPE", "file:PATH")
+
+
+def parse_sizes(text: str) -> Sizes:
+    """The distribution that ``--sizes`` names.
+
+    Args:
+        text: a workload's name or one of ``FORMULAS``.
+
+    Raises:
+        UsageError: it names none, its numbers make no sense, or the file is no CDF.
+    """
+    if text in WORKLOADS:
+        return WORKLOADS[text]
+    kind, _, rest = text.partition(":")
+    if kind == "file" and rest:
+        from ringtap.trafficgen.plans.cdf_file import read_cdf
+
+        return read_cdf(Path(rest))
+    numbers = rest.split(":")
+    if kind == "fixed" and len(numbers) == 1:
+        size = _size(numbers[0], text)
+        return SizeDistribution(text, [(size, 0.0), (size, 1.0)])
+    if len(numbers) == 2 and kind == "uniform":
+        low, high = _size(numbers[0], text), _size(numbers[1], text)
+        if low >= high:
+            raise UsageError(f"sizes {text!r}: the second size must be the larger one")
+        return SizeDistribution(text, [(low, 0.0), (high, 1.0)])
+    if len(numbers) == 2 and kind == "lognormal":
+        return LogNormal(text, _size(numbers[0], text), _number(numbers[1], text, 0.0, 10.0))
+    if len(numbers) == 2 and kind == "pareto":
+        return Pareto(text, _size(numbers[0], text), _number(numbers[1], text, 1.0, 100.0))
+    raise UsageError(f"sizes {text!r} are unknown: choose one of {', '.join((*WORKLOADS, *FORMULAS))}")
+
+
+def _size(text: str, whole: str) -> int:
+    size = parse_size_bytes(f"{text}B" if text.isascii() and text.isdigit() else text)
+    if not 1 <= size <= _LARGEST_BYTES:
+        raise UsageError(f"sizes {whole!r}: {text} is not from 1 byte to {_LARGEST_BYTES} bytes")
+    return size
+
+
+def _number(text: str, whole: str, above: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not above < value <= most:
+        raise UsageError(f"sizes {whole!r}: {text!r} must be a number above {above:g} and at most {most:g}")
+    return value
+
+
+def _check_share(share: float) -> None:
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"share {share} is not between 0 and 1")

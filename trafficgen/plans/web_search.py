@@ -1,0 +1,188 @@
+"""Flow plans of web-like traffic: the thesis's Algorithms 1 (consistent) and 2 (burst), made exact.
+
+A plan holds exactly the bytes asked for. Sizes are drawn from the distribution and then multiplied by one factor a
+stretch (the whole plan, or a burst, or the quiet part of a period); starts are a Poisson process given its number of
+arrivals. docs/traffic-plans.md explains both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.plans.common import MOST_FLOWS, Frame, Load
+from ringtap.trafficgen.plans.flow import Flow
+from ringtap.trafficgen.plans.sampling import arrivals, normal_share, shares_of, stream
+from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes
+
+KINDS = ("consistent", "burst")
+_BURST_FLOWS = 2
+_LEAST_QUIET_FLOWS = 8
+# A burst's first flow takes this share of it: normal, three deviations from the middle to either end
+_SPLIT_MEAN, _SPLIT_DEVIATION = 0.5, 1 / 6
+
+
+@dataclass(frozen=True)
+class PlanSpec:
+    """What a plan is asked to be.
+
+    Attributes:
+        kind: ``consistent`` (Algorithm 1) or ``burst`` (Algorithm 2).
+        load_bps: bits per second, mean over the duration.
+        duration_ns: length of the plan.
+        destinations: ``host:port`` of the receivers; each flow goes to one of them, drawn evenly.
+        seed: seed of everything random, 0 or more.
+        scale: flow sizes of the distribution are divided by it (a testbed at 1:100 has 100).
+        burst_height: rate in a burst as a multiple of the load.
+        burst_length_ns: length of a burst.
+        burst_period_ns: time from one burst to the next.
+        sizes: distribution of flow sizes.
+        sources: addresses that flows are sent from, drawn evenly; none: unbound.
+        load_counts: whether ``load_bps`` is of payload or of what the wire carries.
+        mtu: bytes of an IP packet, for ``wire``.
+        transport: what senders set on their sockets.
+    """
+
+    kind: Literal["consistent", "burst"]
+    load_bps: float
+    duration_ns: int
+    destinations: Sequence[str]
+    seed: int = 1
+    scale: float = 1.0
+    burst_height: float = 3.0
+    burst_length_ns: int = 1_000_000
+    burst_period_ns: int = 10_000_000
+    sizes: Sizes = WEB_SEARCH
+    sources: Sequence[str] = ()
+    load_counts: Literal["payload", "wire"] = "payload"
+    mtu: int = 1500
+    transport: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """A piece of time with a byte budget of its own; its flows start in the first ``starts_ns`` of it."""
+
+    start_ns: int
+    length_ns: int
+    starts_ns: int
+    size_bytes: int
+    flows: int
+    burst: bool
+
+
+class FlowPlan:
+    """A plan that can be walked any number of times; nothing of its flows is kept in memory.
+
+    Attributes:
+        spec: what it was asked to be.
+        header: what the first line of its file says.
+
+    Raises:
+        UsageError: the asked plan makes no sense or cannot be made exact.
+    """
+
+    def __init__(self, spec: PlanSpec) -> None:
+        self.spec = spec
+        self._frame = Frame(spec.duration_ns, spec.destinations, spec.sources, spec.seed, spec.transport)
+        self._load = Load(spec.load_bps, spec.load_counts, spec.mtu)
+        _check(spec, self._frame, self._load)
+        self._load = Load(spec.load_bps, spec.load_counts, spec.mtu, self._frame.ipv6())
+        if self._load.bytes_until(spec.duration_ns) < 1:
+            raise UsageError(
+                f"{spec.load_bps} bit/s for {spec.duration_ns} ns is less than one byte: ask for more load"
+            )
+        self._sizes = spec.sizes.scaled(1 / spec.scale)
+        self.header = self._describe()
+
+    def flows(self) -> Iterator[Flow]:
+        """The flows in order of their starts."""
+        spec = self.spec
+        to, place = list(spec.destinations), stream(spec.seed, "destinations").random
+        by, source = list(spec.sources) or [""], stream(spec.seed, "sources").random
+        for start_ns, size_bytes in self._placed():
+            yield Flow(start_ns, by[int(source() * len(by))], to[int(place() * len(to))], size_bytes)
+
+    def _placed(self) -> Iterator[tuple[int, int]]:
+        gaps, sizes = stream(self.spec.seed, "gaps"), stream(self.spec.seed, "sizes")
+        draw = self._sizes.sampler(sizes)
+        for stretch in self._stretches():
+            starts = arrivals(gaps, stretch.start_ns, stretch.starts_ns, stretch.flows)
+            if stretch.burst:
+                share = normal_share(sizes, _SPLIT_MEAN, _SPLIT_DEVIATION)
+                first = 1 + int((stretch.size_bytes - 2) * share)
+                yield from zip(starts, (first, stretch.size_bytes - first), strict=True)
+            else:
+                yield from zip(starts, shares_of(sizes, draw, stretch.flows, stretch.size_bytes), strict=True)
+
+    def _stretches(self) -> Iterator[_Stretch]:
+        spec, until = self.spec, self._load.bytes_until
+        if spec.kind == "consistent":
+            length_ns = spec.duration_ns
+            budget = until(length_ns)
+            yield _Stretch(0, length_ns, length_ns, budget, self._count(budget, 1), burst=False)
+            return
+        burst_share = Fraction(repr(float(spec.burst_height))) * spec.burst_length_ns / spec.burst_period_ns
+        for start_ns in range(0, spec.duration_ns, spec.burst_period_ns):
+            # A last period that does not fit is a smaller one of the same shape
+            length_ns = min(spec.burst_period_ns, spec.duration_ns - start_ns)
+            budget = until(start_ns + length_ns) - until(start_ns)
+            in_burst = round(budget * burst_share)
+            burst_ns = spec.burst_length_ns * length_ns // spec.burst_period_ns
+            # What is to cross the link within a stretch must start some time before its end
+            half_ns, quiet_ns = burst_ns // 2, length_ns - burst_ns
+            yield _Stretch(start_ns, burst_ns, half_ns, in_burst, _BURST_FLOWS, burst=True)
+            quiet = self._count(budget - in_burst, _LEAST_QUIET_FLOWS)
+            early_ns = max(quiet_ns - half_ns, quiet_ns // 2)
+            yield _Stretch(start_ns + burst_ns, quiet_ns, early_ns, budget - in_burst, quiet, burst=False)
+
+    def _count(self, size_bytes: int, least: int) -> int:
+        return max(least, int(size_bytes / self._sizes.mean_bytes))
+
+    def _describe(self) -> dict[str, Any]:
+        spec, flows, total = self.spec, 0, 0
+        for stretch in self._stretches():
+            if stretch.size_bytes < stretch.flows or stretch.starts_ns < 1:
+                raise UsageError(
+                    f"a load of {spec.load_bps:.0f} bit/s leaves {stretch.size_bytes} bytes and {stretch.length_ns} ns "
+                    f"for {stretch.flows} flows at {stretch.start_ns / 1e9:.6f} s: ask for more load or a longer burst "
+                    "period"
+                )
+            flows += stretch.flows
+            total += stretch.size_bytes
+        more = self._load.header() | {"distribution": self._sizes.name, "scale": spec.scale}
+        header = self._frame.header(spec.kind, flows, total, **more)
+        if spec.kind == "burst":
+            header |= {"burst_height": spec.burst_height, "burst_length_ns": spec.burst_length_ns}
+            header |= {"burst_period_ns": spec.burst_period_ns}
+        else:
+            header |= {"size_factor": self._size_factor(flows, total)}
+        return header
+
+    def _size_factor(self, flows: int, total: int) -> float:
+        draw = self._sizes.sampler(stream(self.spec.seed, "sizes"))
+        return total / math.fsum(draw() for _ in range(flows))
+
+
+def _check(spec: PlanSpec, frame: Frame, load: Load) -> None:
+    if spec.kind not in KINDS:
+        raise UsageError(f"plan kind {spec.kind!r} is unknown: choose one of {', '.join(KINDS)}")
+    load.check()
+    frame.check()
+    if not 0 < spec.scale <= 1e6:
+        raise UsageError(f"scale {spec.scale} is not usable: it must be above 0 and at most 1,000,000")
+    if spec.kind != "burst":
+        return
+    if not 0 < spec.burst_length_ns < spec.burst_period_ns:
+        raise UsageError("a burst must be shorter than its period: change --burst-length or --burst-period")
+    if spec.duration_ns // spec.burst_period_ns * (_BURST_FLOWS + _LEAST_QUIET_FLOWS) > MOST_FLOWS:
+        raise UsageError(f"a plan of more than {MOST_FLOWS} flows is too long: ask for a longer --burst-period")
+    if not 0 < spec.burst_height * spec.burst_length_ns < spec.burst_period_ns:
+        raise UsageError(
+            f"bursts of {spec.burst_height} x {spec.burst_length_ns} ns carry no less than the whole period of "
+            f"{spec.burst_period_ns} ns: lower --burst-height or --burst-length"
+        )

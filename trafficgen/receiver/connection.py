@@ -1,0 +1,219 @@
+"""One connection in the receiver's hands: a hello, then flows one after the other, counted and thrown away."""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import select
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from ringtap.trafficgen import protocol
+from ringtap.trafficgen.flow_log import STATES
+
+if TYPE_CHECKING:
+    from ringtap.trafficgen.receiver.worker import Taker
+
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+# From here on the kernel discards what we count (MSG_TRUNC); less is read along with the next flow's header
+_SMALL_BYTES = 1 << 16
+_UNREAD_NOTICES_BYTES = 1 << 16
+_ENDLESS = 2**62
+_FINISHED, _UNFINISHED = STATES["finished"], STATES["unfinished"]
+
+
+class Peer:
+    """A connection.
+
+    Attributes:
+        tick: the taker's tick when something last came, or before the hello was whole: when it was accepted.
+        welcome: whether it has given a right hello.
+    """
+
+    __slots__ = (
+        "_flow",
+        "_head",
+        "_last",
+        "_left",
+        "_number",
+        "_out",
+        "_sender",
+        "_size",
+        "_sock",
+        "_start_ns",
+        "_taker",
+        "tick",
+        "welcome",
+    )
+
+    def __init__(self, taker: Taker, sock: socket.socket) -> None:
+        self.tick = taker.tick
+        self.welcome = False
+        self._taker, self._sock = taker, sock
+        self._head = b""
+        self._out = b""
+        self._number = self._sender = self._flow = self._size = self._left = self._start_ns = 0
+        self._last = False
+
+    def event(self, events: int) -> None:
+        """Epoll says that something can be done."""
+        if self.welcome:  # a hello has its time as a whole, in however small pieces it comes
+            self.tick = self._taker.tick
+        if events & _OUT:
+            self._say(b"")
+        if events & ~_OUT and self._sock.fileno() >= 0:
+            self._receive()
+
+    def drop(self) -> None:
+        """Close at once, logging a flow in progress as unfinished."""
+        file = self._sock.fileno()
+        if file < 0:
+            return
+        self._taker.forget(file)
+        self._sock.close()
+        if self._left:
+            received = self._size - self._left
+            self._taker.counts.unfinished += 1
+            size = 0 if self._size == _ENDLESS else self._size
+            self._log(0, size, received, _UNFINISHED)
+            self._left = 0
+
+    def malformed(self) -> None:
+        """It does not speak as it should."""
+        self._taker.counts.malformed += 1
+        self.drop()
+
+    def refuse(self, verdict: int) -> None:
+        """Turn it away."""
+        self._taker.counts.refused += 1
+        self._last = True
+        self._say(protocol.NOTICE.pack(protocol.HELLO_NUMBER, verdict))
+
+    def _receive(self) -> None:
+        taker, left = self._taker, self._left
+        try:
+            if left > _SMALL_BYTES:
+                taken = self._sock.recv_into(taker.buffer, min(left, len(taker.buffer)), socket.MSG_TRUNC)
+            else:
+                taken = self._sock.recv_into(taker.buffer, _SMALL_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            taken = 0
+            if self._size == _ENDLESS:
+                self.drop()  # a reset is no end
+                return
+        if not taken:
+            self._hung_up()
+        elif left > _SMALL_BYTES:
+            self._left -= taken
+            taker.counts.bytes += taken
+            if not self._left:
+                self._complete()
+        else:
+            self._walk(taken)
+
+    def _walk(self, count: int) -> None:
+        """Go through what came: heads are kept together, payload is only counted."""
+        taker, at = self._taker, 0
+        while at < count:
+            if self._left:
+                step = min(self._left, count - at)
+                self._left -= step
+                taker.counts.bytes += step
+                at += step
+                if not self._left:
+                    self._complete()
+            else:
+                whole = protocol.FLOW.size if self.welcome else protocol.HELLO.size
+                step = min(whole - len(self._head), count - at)
+                self._head += taker.view[at : at + step]
+                at += step
+                if len(self._head) == whole:
+                    head, self._head = self._head, b""
+                    self._read_head(head)
+            if self._sock.fileno() < 0 or (self._last and not self._left):
+                return
+
+    def _read_head(self, head: bytes) -> None:
+        if not self.welcome:
+            self._read_hello(head)
+            return
+        self._flow, word = protocol.FLOW.unpack(head)
+        self._last = bool(word & protocol.LAST)
+        size = word & (protocol.OPEN_ENDED - 1)
+        self._size = _ENDLESS if word & protocol.OPEN_ENDED else size
+        if self._flow == protocol.HELLO_NUMBER or (size != 0) == (self._size == _ENDLESS):
+            self.malformed()
+            return
+        self._left = self._size
+        self._start_ns = time.time_ns()
+
+    def _read_hello(self, head: bytes) -> None:
+        magic, version, digest, self._sender = protocol.HELLO.unpack(head)
+        counts = self._taker.counts
+        if magic != protocol.MAGIC:
+            self.malformed()
+        elif version != protocol.VERSION:
+            self.refuse(protocol.WRONG_VERSION)
+        elif not hmac.compare_digest(digest, self._taker.digest):
+            self.refuse(protocol.WRONG_TOKEN)
+        elif not self._taker.admit(self._sock.fileno()):
+            self.refuse(protocol.FULL)
+        else:
+            self.welcome = True
+            self.tick = self._taker.tick
+            counts.connections += 1
+            self._number = counts.connections
+            self._say(protocol.NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME))
+
+    def _complete(self) -> None:
+        finish_ns = time.time_ns()
+        self._taker.counts.flows += 1
+        self._taker.arrived(self._flow)
+        size = self._size - self._left if self._size == _ENDLESS else self._size
+        self._left = 0
+        self._log(finish_ns, size, size, _FINISHED)
+        self._say(protocol.NOTICE.pack(self._flow, finish_ns))
+
+    def _hung_up(self) -> None:
+        if self._size == _ENDLESS and self._left:
+            self._last = True
+            self._complete()
+            return
+        if self._head:
+            self._taker.counts.malformed += 1
+        self.drop()
+
+    def _log(self, finish_ns: int, size: int, received: int, state: int) -> None:
+        self._taker.log.add(
+            self._flow,
+            self._taker.connection(self._number),
+            self._sender,
+            self._start_ns,
+            finish_ns,
+            size,
+            received,
+            state,
+        )
+
+    def _say(self, data: bytes) -> None:
+        """Send a notice. Who reads none is not read from either."""
+        if self._sock.fileno() < 0:
+            return
+        waited = bool(self._out)
+        out = self._out + data
+        try:
+            taken = self._sock.send(out) if out else 0
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                self.drop()
+                return
+            taken = 0
+        self._out = out[taken:]
+        if self._last and not self._left and not self._out:
+            self.drop()
+        elif bool(self._out) != waited or len(self._out) > _UNREAD_NOTICES_BYTES:
+            reading = 0 if len(self._out) > _UNREAD_NOTICES_BYTES or self._last else _IN
+            self._taker.epoll.modify(self._sock.fileno(), (reading | _OUT) if self._out else _IN)

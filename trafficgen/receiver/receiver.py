@@ -1,0 +1,196 @@
+"""The receiver: takes flows on kept connections, discards their data and tells the sender when each was complete."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ipaddress
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.trafficgen import protocol
+from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
+from ringtap.trafficgen.processes import Crew, raise_file_limit
+from ringtap.trafficgen.receiver.worker import MOST_STRANGERS, ReceiverCounts, Taken, Taker
+
+_BACKLOG = 4096
+_OTHER_FILES = 64
+_LAST_WORDS_S = 10.0
+
+
+@dataclass(frozen=True)
+class ReceiveOptions:
+    """How flows are received.
+
+    Attributes:
+        bind: HOST:PORT to listen on; port 0 takes a free one.
+        token: senders must give the same one; needed to listen beyond loopback.
+        log_path: per-flow record file to create, or None.
+        most_connections: further ones are turned away; those without a right hello have room of their own.
+        arrivals: Unix socket of a sender on this host whose flows wait for others to arrive, or None.
+        idle_s: a connection on which nothing comes for so long is dropped.
+        workers: processes; new connections are spread over them by the kernel (SO_REUSEPORT).
+        threads: threads, each with a loop, in each of them.
+    """
+
+    bind: str = "127.0.0.1:5001"
+    token: str = ""
+    log_path: Path | None = None
+    most_connections: int = 16384
+    idle_s: float = 300.0
+    workers: int = 1
+    threads: int = 1
+    arrivals: Path | None = None
+
+
+class Receiver:
+    """Serves flows until SIGINT or SIGTERM: ``Receiver(options).run()``.
+
+    Args:
+        options: how.
+        until: it also ends when this pipe does; the address goes there once it listens.
+    """
+
+    def __init__(self, options: ReceiveOptions, until: Connection | None = None) -> None:
+        self._options = options
+        self._until = until
+        self._crew = Crew(until)
+
+    def run(self) -> dict[str, Any]:
+        """Serve until SIGINT or SIGTERM; returns the summary.
+
+        Raises:
+            UsageError: the address is in use or not of this host, the token is missing, or the log cannot be made.
+            MeasurementError: the log could not be written to its end, or a process of the receiver died.
+        """
+        options = self._options
+        loops = options.workers * options.threads
+        most, strangers = _shares(options, loops)
+        listeners = _listen(options, loops)
+        address = protocol.format_address(*listeners[0].getsockname()[:2])
+        FlowLog(options.log_path, RECEIVED_FIELDS, {"source": "receiver", "listening": address}).close()
+        began_ns = time.monotonic_ns()
+        counts, error = ReceiverCounts(), ""
+        with self._crew:
+            controls = [
+                self._crew.start(
+                    partial(_take, options, most, strangers, listeners, first),
+                    [*listeners[:first], *listeners[first + options.threads :]],
+                )
+                for first in range(0, loops, options.threads)
+            ]
+            for listener in listeners:
+                listener.close()
+            self._announce(address)
+            first_word = self._crew.listen(None)
+            for control in controls:
+                with suppress(OSError):  # one that could not write its log has ended by itself
+                    control.send(None)
+            for taken in self._last_words(loops, first_word):
+                counts.add(taken.counts)
+                error = error or taken.error
+        if error:
+            raise MeasurementError(error)
+        duration_s = (time.monotonic_ns() - began_ns) / 1e9
+        summary = asdict(counts) | {"duration_s": duration_s, "stopped_by": self._crew.signalled or "log"}
+        return summary | {"workers": options.workers, "threads": options.threads}
+
+    def _announce(self, address: str) -> None:
+        if self._until is None:
+            print(f"listening on {address}", file=sys.stderr, flush=True)
+        else:
+            self._until.send(address)
+
+    def _last_words(self, loops: int, first_word: object) -> list[Taken]:
+        words = [first_word] if isinstance(first_word, Taken) else []
+        limit_s = time.monotonic() + _LAST_WORDS_S
+        while len(words) < loops:
+            word = self._crew.listen(max(0.0, limit_s - time.monotonic()))
+            if isinstance(word, Taken):
+                words.append(word)
+            elif time.monotonic() > limit_s:
+                raise MeasurementError("the receiver's processes do not end; its log may lack the last flows")
+        return words
+
+
+def _shares(options: ReceiveOptions, loops: int) -> tuple[int, int]:
+    """Connections that each loop may have, and beside them those that have given no right hello."""
+    most = -(-options.most_connections // loops)
+    files = raise_file_limit(options.threads * (most + MOST_STRANGERS) + _OTHER_FILES)
+    room = max(2, (files - _OTHER_FILES) // options.threads)
+    strangers = min(MOST_STRANGERS, max(1, room // 4, room - most))
+    return min(most, room - strangers), strangers
+
+
+def _take(
+    options: ReceiveOptions,
+    most: int,
+    strangers: int,
+    listeners: Sequence[socket.socket],
+    first: int,
+    control: Connection,
+) -> None:
+    """A process of takers, a thread each where there are several."""
+    lock = threading.Lock()
+    digest = protocol.token_digest(options.token)
+
+    def work(index: int) -> None:
+        taker = Taker(
+            index, len(listeners), digest, options.log_path, most, strangers, options.idle_s, options.arrivals
+        )
+        asyncio.run(taker.run(listeners[index], control, lock))
+
+    gc.freeze()
+    threads = [threading.Thread(target=work, args=(first + at,)) for at in range(1, options.threads)]
+    for thread in threads:
+        thread.start()
+    work(first)
+    for thread in threads:
+        thread.join()
+
+
+def _listen(options: ReceiveOptions, loops: int) -> list[socket.socket]:
+    """A listening socket for each loop; the port must be free, shared it is only among them."""
+    family, address = protocol.resolve(options.bind)
+    if not options.token and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
+        raise UsageError(f"others can reach {options.bind}: give --token-file or set RINGTAP_TOKEN, the same for all")
+    listeners: list[socket.socket] = []
+    try:
+        listeners.append(_bound(family, address, share=False))
+        if loops > 1:
+            address = listeners[0].getsockname()[:2]
+            listeners.pop().close()
+            for _ in range(loops):
+                listeners.append(_bound(family, address, share=True))
+        for listener in listeners:
+            listener.listen(_BACKLOG)
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise UsageError(
+            f"cannot listen on {options.bind}: {error.strerror}; choose another --bind HOST:PORT"
+        ) from error
+    return listeners
+
+
+def _bound(family: socket.AddressFamily, address: tuple[str, int], share: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock

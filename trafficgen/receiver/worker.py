@@ -1,0 +1,227 @@
+"""One loop of the receiver: accepts connections on its own listening socket and serves them in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.trafficgen.flow_log import FLUSH_S, RECEIVED_FIELDS, FlowLog
+from ringtap.trafficgen.receiver.connection import Peer
+from ringtap.trafficgen.sender.completions import Announcer
+
+_BUFFER_BYTES = 1 << 20
+_MOST_EVENTS = 256
+_MOST_ACCEPTS = 64
+_TICK_S = 1.0
+_RETRY_S = 0.0005
+_HELLO_PATIENCE_S = 10.0  # a congested link may lose a hello several times over: the fifth copy goes after 6 s
+MOST_STRANGERS = 512
+_YOUNG_TICKS = 2  # a busy sender opens thousands of connections before it writes the first hello
+
+
+@dataclass
+class ReceiverCounts:
+    """What a receiver saw.
+
+    Attributes:
+        connections: connections that gave a right hello.
+        refused: connections with a wrong token or version, or beyond the limit.
+        malformed: connections dropped for what they sent, or for sending no hello.
+        idle: connections dropped because nothing came on them for too long.
+        flows: flows received whole.
+        unfinished: flows whose connection ended before their last byte.
+        bytes: payload bytes received.
+    """
+
+    connections: int = 0
+    refused: int = 0
+    malformed: int = 0
+    idle: int = 0
+    flows: int = 0
+    unfinished: int = 0
+    bytes: int = 0
+
+    def add(self, other: ReceiverCounts) -> None:
+        """Add what another loop saw."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+class Taken(NamedTuple):
+    """A loop's last word: what went wrong with the log, empty for nothing, and its counts."""
+
+    error: str
+    counts: ReceiverCounts
+
+
+class Taker:
+    """``asyncio.run(Taker(...).run())`` in a thread or process of its own.
+
+    Args:
+        index: which of so many loops it is.
+        loops: how many there are.
+        digest: of the token that senders must have.
+        log_path: per-flow record file that the receiver has made, or None.
+        most_connections: further ones are turned away.
+        most_strangers: connections without a right hello; a further one takes the place of the oldest that has been
+            silent for more than a second.
+        idle_s: a connection on which nothing comes for so long is dropped.
+        arrivals: where a sender on this host listens for what has arrived, or None.
+
+    Attributes:
+        buffer: one for all: a connection's bytes are looked at before the next one's are read.
+        tick: seconds that it has run.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        loops: int,
+        digest: bytes,
+        log_path: Path | None,
+        most_connections: int,
+        most_strangers: int,
+        idle_s: float,
+        arrivals: Path | None,
+    ) -> None:
+        self.digest = digest
+        self.counts = ReceiverCounts()
+        self.buffer = bytearray(_BUFFER_BYTES)
+        self.view = memoryview(self.buffer)
+        self.epoll = select.epoll()
+        self.tick = 0
+        self.log = FlowLog(log_path, RECEIVED_FIELDS, None)
+        self._index, self._loops = index, loops
+        self._announcer = None if arrivals is None else Announcer(arrivals)
+        self._most, self._idle_s = most_connections, idle_s
+        self._most_strangers = most_strangers
+        self._peers: dict[int, Peer] = {}
+        self._strangers: dict[int, Peer] = {}  # those of them that have given no right hello, the oldest first
+        self._ended = asyncio.Event()
+        self._error = ""
+
+    async def run(self, listener: socket.socket, control: Connection, lock: threading.Lock) -> None:
+        """Serve until ``control`` ends; then report to it."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        self._accept_again(listener)
+        loop.add_reader(self.epoll.fileno(), self._events, listener)
+        loop.add_reader(control.fileno(), self._ended.set)
+        self._flush_regularly()
+        self._look_for_idle()
+        await self._ended.wait()
+        listener.close()
+        for peer in list(self._peers.values()):
+            peer.drop()
+        self._flush()
+        if self._announcer is not None:
+            self._announcer.close()
+        with lock, suppress(OSError):
+            control.send(Taken(self._error, self.counts))
+
+    def arrived(self, flow: int) -> None:
+        """A flow is complete: tell the sender whose flows may wait for it."""
+        if self._announcer is not None:
+            self._announcer.tell(flow, time.monotonic_ns())
+            self._announce()
+
+    def admit(self, file: int) -> bool:
+        """A connection has given a right hello: take it in, if there is room."""
+        if len(self._peers) - len(self._strangers) >= self._most:
+            return False
+        del self._strangers[file]
+        return True
+
+    def forget(self, file: int) -> None:
+        """A connection is being closed."""
+        del self._peers[file]
+        self._strangers.pop(file, None)
+        self.epoll.unregister(file)
+
+    def connection(self, number: int) -> int:
+        """The number of a loop's connection among those of all loops."""
+        return (number - 1) * self._loops + self._index + 1
+
+    def _announce(self) -> None:
+        if self._announcer is not None and not self._announcer.flush() and not self._ended.is_set():
+            asyncio.get_running_loop().call_later(_RETRY_S, self._announce)
+
+    def _events(self, listener: socket.socket) -> None:
+        peers, listening = self._peers, listener.fileno()
+        for file, events in self.epoll.poll(0, _MOST_EVENTS):
+            if file == listening:
+                self._accept(listener)
+                continue
+            peer = peers.get(file)
+            if peer is not None:
+                peer.event(events)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_MOST_ACCEPTS):
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    # Those who knock wait in the kernel until others have gone
+                    self._drop_oldest_stranger()
+                    self.epoll.unregister(listener.fileno())
+                    asyncio.get_running_loop().call_later(_TICK_S, self._accept_again, listener)
+                    return
+                continue  # it went away while it was waiting
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            file = sock.fileno()
+            self._peers[file] = self._strangers[file] = Peer(self, sock)
+            self.epoll.register(file, select.EPOLLIN)
+            while len(self._strangers) > self._most_strangers and self._drop_oldest_stranger():
+                pass
+
+    def _drop_oldest_stranger(self) -> bool:
+        """Make room: strangers that say nothing must not keep a sender out. Returns False if all have just come."""
+        file, oldest = next(iter(self._strangers.items()), (-1, None))
+        if oldest is None or self.tick - oldest.tick < _YOUNG_TICKS:
+            return False
+        oldest.event(select.EPOLLIN)  # its hello may lie there unread
+        if self._strangers.get(file) is oldest:
+            oldest.malformed()
+        return True
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            self.epoll.register(listener.fileno(), select.EPOLLIN)
+
+    def _look_for_idle(self) -> None:
+        self.tick += 1
+        for peer in list(self._peers.values()):
+            silent_s = (self.tick - peer.tick) * _TICK_S
+            if not peer.welcome and silent_s > min(_HELLO_PATIENCE_S, self._idle_s):
+                peer.malformed()
+            elif silent_s > self._idle_s:
+                self.counts.idle += 1
+                peer.drop()
+        if not self._ended.is_set():
+            asyncio.get_running_loop().call_later(_TICK_S, self._look_for_idle)
+
+    def _flush_regularly(self) -> None:
+        self._flush()
+        if not self._ended.is_set():
+            asyncio.get_running_loop().call_later(FLUSH_S, self._flush_regularly)
+
+    def _flush(self) -> None:
+        try:
+            self.log.flush()
+        except (MeasurementError, UsageError) as error:
+            self._error = self._error or str(error)
+            self._ended.set()

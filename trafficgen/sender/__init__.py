@@ -1,0 +1,1 @@
+"""The sender of a flow plan: launcher, workers and their connections."""

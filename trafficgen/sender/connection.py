@@ -1,0 +1,300 @@
+"""One connection in a carrier's hands, with a flow at a time on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from ringtap.trafficgen import protocol
+from ringtap.trafficgen.sender import ipc
+from ringtap.trafficgen.sender.ipc import Load
+from ringtap.trafficgen.sender.options import PAYLOAD, PAYLOAD_BYTES
+from ringtap.trafficgen.socket_options import TcpState, tcp_state, unacked_bytes
+from ringtap.trafficgen.statistics import Ending
+
+if TYPE_CHECKING:
+    from ringtap.trafficgen.sender.worker import Carrier
+
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_BACK_PRESSURE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
+_HEAD_BYTES = protocol.FLOW.size
+_NOTICE_BYTES = protocol.NOTICE.size
+_READ_BYTES = 4096
+_ENDLESS = 2**62
+_NO_FLOW = -1
+
+
+class Carried:
+    """A connection.
+
+    The launcher puts flows on it; what of a flow it has not sent comes here through ``carry_on``. It ends in one of two
+    ways: the launcher drops it (``gone``), or it breaks, which the launcher is told and answers with ``gone``.
+    """
+
+    __slots__ = (
+        "_broken",
+        "_carrier",
+        "_dropped",
+        "_file",
+        "_finished",
+        "_first_byte_ns",
+        "_head",
+        "_left",
+        "_load",
+        "_moved_ns",
+        "_notices",
+        "_retransmits",
+        "_route",
+        "_sent",
+        "_slot",
+        "_sock",
+        "_stands",
+        "_welcome",
+        "_writing",
+    )
+
+    def __init__(self, carrier: Carrier, sock: socket.socket, slot: int, route: int) -> None:
+        self._carrier, self._sock, self._slot, self._route = carrier, sock, slot, route
+        self._file = sock.fileno()
+        self._head = carrier.hello
+        self._notices = b""
+        self._load: Load | None = None  # of a flow that is carried here, not by the launcher alone
+        self._left = self._sent = self._retransmits = 0
+        self._first_byte_ns = self._moved_ns = 0
+        self._finished = _NO_FLOW
+        self._stands = self._welcome = self._writing = self._dropped = False
+        self._broken = 0
+
+    def connect(self, address: tuple[str, int]) -> None:
+        """Begin to connect."""
+        code = self._sock.connect_ex(address)
+        self._carrier.register(self, self._file, _IN | _OUT)
+        self._writing = True
+        if code not in (0, errno.EINPROGRESS):
+            self._lose(code)
+
+    def start(self, code: int) -> None:
+        """The launcher has begun to connect it, for the one flow it will carry."""
+        self._load = self._carrier.slots.load(self._slot)
+        size_bytes = self._load.size_bytes
+        word = (size_bytes or protocol.OPEN_ENDED) | protocol.LAST
+        self._head = self._carrier.hello + protocol.FLOW.pack(self._load.number, word)
+        self._left = size_bytes or _ENDLESS
+        self._carrier.register(self, self._file, _IN | _OUT)
+        self._writing = True
+        if code:
+            self._lose(code)
+
+    def carry_on(self, taken: int) -> None:
+        """The launcher has sent the first bytes of a flow and its header; send the others."""
+        load = self._load = self._carrier.slots.load(self._slot)
+        head = protocol.FLOW.pack(load.number, load.size_bytes or protocol.OPEN_ENDED)
+        self._head = head[taken:]
+        self._sent = max(0, taken - _HEAD_BYTES)
+        self._left = (load.size_bytes or _ENDLESS) - self._sent
+        self._first_byte_ns = load.start_ns if taken else 0
+        self._moved_ns = load.start_ns
+        if not self._broken:
+            self._push()
+
+    def event(self, events: int) -> None:
+        """Epoll says that something can be done."""
+        if events & _OUT:
+            if self._stands:
+                self._push()
+            else:
+                self._connected()
+        if events & ~_OUT and not self._broken and self._slot >= 0:
+            self._read()
+
+    def finish(self) -> None:
+        """The plan's end: an open-ended flow ends here."""
+        if self._load is not None and not self._load.size_bytes and self._left and self._stands:
+            self._left = 0
+            self._stop_writing()
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                self._lose(error.errno or errno.EPIPE)
+
+    def gone(self, sent: int, silent_ns: int) -> None:
+        """The launcher has dropped it.
+
+        Args:
+            sent: bytes of a flow and its header that had gone out there, or -1: no flow.
+            silent_ns: a receiver from which nothing was heard since then counts as gone.
+        """
+        if sent != _NO_FLOW:
+            self._account(sent, silent_ns)
+        self._dropped = True
+        if self._broken or sent != _NO_FLOW or self._finished == _NO_FLOW or not self._carrier.new:
+            self.close()
+        # else the receiver closes first, so that the port in TIME_WAIT is its own
+
+    def end(self) -> None:
+        """Close, the launcher having told of every flow that was under way."""
+        if self._slot >= 0:
+            self.close()
+
+    def close(self) -> None:
+        """Close now."""
+        self._carrier.unregister(self._file)
+        self._sock.close()
+        if self._slot >= 0:
+            self._carrier.release(self._slot)
+            self._slot = -1
+
+    def _connected(self) -> None:
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._lose(code)
+            return
+        self._stands = True
+        self._push()
+
+    def _push(self) -> None:
+        """Hand the kernel what it takes in one call; epoll calls again when it takes more."""
+        head, left, now_ns = self._head, self._left, time.monotonic_ns()
+        try:
+            if head:
+                taken = self._sock.sendmsg((head, PAYLOAD[: min(left, PAYLOAD_BYTES)]))
+            elif self._carrier.payload_file >= 0:
+                taken = os.sendfile(self._file, self._carrier.payload_file, 0, min(left, PAYLOAD_BYTES))
+            else:
+                taken = self._sock.send(PAYLOAD[: min(left, PAYLOAD_BYTES)])
+        except OSError as error:
+            if error.errno not in _BACK_PRESSURE:
+                self._lose(error.errno or errno.EPIPE)
+                return
+            taken = 0
+        of_head = min(taken, len(head))
+        if of_head:
+            self._head = head[of_head:]
+        if taken > of_head:
+            self._moved(now_ns, taken - of_head)
+        if self._head or self._left:
+            self._start_writing()
+        else:
+            self._stop_writing()
+
+    def _moved(self, now_ns: int, size_bytes: int) -> None:
+        self._first_byte_ns = self._first_byte_ns or now_ns
+        self._moved_ns = now_ns
+        self._sent += size_bytes
+        self._left -= size_bytes
+        self._carrier.outcome.moved(now_ns, size_bytes)
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(error.errno or errno.ECONNRESET)
+            return
+        if not data:
+            self._hung_up()
+            return
+        if self._notices:
+            data = self._notices + data
+        whole = len(data) - len(data) % _NOTICE_BYTES
+        self._notices = data[whole:]
+        for number, value in protocol.NOTICE.iter_unpack(data[:whole]):
+            if self._broken:
+                return
+            self._heed(number, value)
+
+    def _hung_up(self) -> None:
+        if self._dropped:
+            self.close()
+        elif self._finished != _NO_FLOW and self._carrier.new:
+            # The flow is done and the launcher's word on the way: it need not wait for an end that has come
+            self._carrier.unregister(self._file)
+            self._broken = protocol.CLOSED
+        else:
+            self._lose(protocol.CLOSED)
+
+    def _heed(self, number: int, value: int) -> None:
+        """Act on a notice."""
+        if number == protocol.HELLO_NUMBER and not self._welcome:
+            if value != protocol.WELCOME:
+                self._lose(-value if value < -protocol.CLOSED else protocol.NO_RECEIVER)
+                return
+            if not self._carrier.new:
+                try:
+                    self._carrier.line.put_file(self._slot, self._route, self._file)
+                except OSError as error:
+                    self._lose(error.errno or errno.EMFILE)
+                    return
+            self._welcome = True
+            self._carrier.heard_ns[self._route] = time.monotonic_ns()
+            return
+        load = self._load or self._carrier.slots.load(self._slot)
+        if not self._welcome or number != load.number or number == self._finished or self._left:
+            self._lose(protocol.NO_RECEIVER)
+            return
+        self._complete(load, value)
+
+    def _complete(self, load: Load, received_ns: int) -> None:
+        """The receiver has all of a flow."""
+        now_ns = time.monotonic_ns()
+        self._finished = load.number
+        self._carrier.heard_ns[self._route] = now_ns
+        sent = load.size_bytes or self._sent
+        first_byte_ns = self._first_byte_ns or load.start_ns
+        place = self._carrier.places[self._route]
+        end = Ending("finished", first_byte_ns, now_ns, received_ns, sent, sent)
+        self._carrier.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
+        self._carrier.line.put(ipc.FREE, self._slot, load.number, now_ns)
+        self._load = None
+        self._sent = self._first_byte_ns = self._moved_ns = 0
+
+    def _account(self, sent: int, silent_ns: int) -> None:
+        """A flow that did not finish."""
+        load = self._load or self._carrier.slots.load(self._slot)
+        if load.number == self._finished:
+            return  # it did: the launcher's word crossed ours
+        payload = max(self._sent, sent - _HEAD_BYTES, 0)
+        acked = 0
+        if payload:
+            acked = min(payload, max(0, payload - unacked_bytes(self._sock)))
+        heard_ns = max(self._carrier.heard_ns[self._route], self._moved_ns, load.start_ns)
+        failed = self._broken or heard_ns <= silent_ns
+        if failed:
+            self._carrier.failed(self._route, self._broken)
+        first_byte_ns = self._first_byte_ns or (load.start_ns if sent > 0 else 0)
+        end = Ending("failed" if failed else "unfinished", first_byte_ns, 0, 0, payload, acked)
+        place = self._carrier.places[self._route]
+        self._carrier.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
+
+    def _tcp(self) -> TcpState:
+        """The connection's state, with the retransmissions since the last flow."""
+        tcp = tcp_state(self._sock)
+        before, self._retransmits = self._retransmits, max(self._retransmits, tcp.retransmits)
+        return tcp._replace(retransmits=max(0, tcp.retransmits - before))
+
+    def _lose(self, why: int) -> None:
+        """It broke."""
+        if self._broken:
+            return
+        self._broken = why
+        self._carrier.unregister(self._file)
+        if self._carrier.new or self._welcome:
+            self._carrier.line.put(ipc.LOST, self._slot, why)
+        else:
+            self._carrier.line.put(ipc.REFUSED, self._route, why)
+            self.close()
+
+    def _start_writing(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._carrier.epoll.modify(self._file, _IN | _OUT)
+
+    def _stop_writing(self) -> None:
+        if self._writing:
+            self._writing = False
+            self._carrier.epoll.modify(self._file, _IN)

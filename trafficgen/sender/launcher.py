@@ -1,0 +1,371 @@
+"""The launcher: walks the plan on an absolute schedule and hands each flow's first bytes to the kernel.
+
+It is a process of its own. Connections are opened ahead, and long flows carried on, by the carriers, which are other
+processes: neither a loop's other work nor the interpreter's lock makes a flow late.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import select
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from ringtap.errors import RingtapError
+from ringtap.trafficgen import protocol
+from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
+from ringtap.trafficgen.sender import ipc
+from ringtap.trafficgen.sender.completions import Listener
+from ringtap.trafficgen.sender.ipc import Load
+from ringtap.trafficgen.sender.options import FIRST_BYTES, PAYLOAD, SendOptions
+from ringtap.trafficgen.sender.pool import Carrying, Link, Route, Waiting
+from ringtap.trafficgen.sender.schedule import Schedule
+from ringtap.trafficgen.socket_options import TcpState, in_force
+from ringtap.trafficgen.statistics import Ending, Outcome
+
+_CONNECT_PATIENCE_NS = 3_000_000_000  # since the last connection stood
+_LEAST_SILENCE_NS = 500_000_000  # a congested link is silent for a round trip or two, and that is no failure
+_HEED_EVERY = 32  # launches, while there is no time to wait
+_HEAD_BYTES = protocol.FLOW.size
+_PAUSE_S = 0.05
+_NO_TCP = TcpState(0, 0, 0)
+
+
+class Go(NamedTuple):
+    """The sender's word to launch: CLOCK_MONOTONIC and CLOCK_REALTIME of the launch, and until when."""
+
+    origin_ns: int
+    origin_real_ns: int
+    until_ns: int
+
+
+class Ready(NamedTuple):
+    """The launcher's word that connections stand.
+
+    Attributes:
+        deaf: for each destination without any, why.
+        in_force: socket options as the kernel has them.
+    """
+
+    deaf: dict[str, str]
+    in_force: dict[str, object]
+
+
+class Done(NamedTuple):
+    """The launcher's last word.
+
+    Attributes:
+        ended_ns: CLOCK_MONOTONIC until when it launched.
+        error: what went wrong, empty for nothing.
+        real_time: whether it ran ahead of everything else on its processor.
+        outcome: what it counted.
+    """
+
+    ended_ns: int
+    error: str
+    real_time: bool
+    outcome: Outcome
+
+
+class Launcher:
+    """Runs in a process of its own until the plan has ended or the sender says stop.
+
+    Args:
+        schedule: what to launch.
+        routes: by (source, destination).
+        carriers: where connections come from.
+        options: how.
+        control: to the sender.
+        outcome: counts what is launched here.
+        ahead: connections to open on each route before the launch.
+        arrivals: where receivers of this host say what has arrived, or None.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        routes: dict[tuple[str, str], Route],
+        carriers: Sequence[Carrying],
+        options: SendOptions,
+        control: Connection,
+        outcome: Outcome,
+        ahead: dict[tuple[str, str], int],
+        arrivals: Listener | None,
+    ) -> None:
+        self._schedule, self._routes, self._carriers = schedule, routes, carriers
+        self._by_index = list(routes.values())
+        self._options, self._control, self._outcome, self._ahead = options, control, outcome, ahead
+        self._inputs: list[int] = [control.fileno(), *(carrying.channel.fileno() for carrying in carriers)]
+        self._by_file = {carrying.channel.fileno(): carrying for carrying in carriers}
+        self._arrivals = arrivals
+        if arrivals is not None:
+            self._inputs.append(arrivals.fileno())
+        self._new = options.connections == "new"
+        self._stopped = False
+        self._go: Go | None = None
+        self._busy = 0
+        self._waiting = 0
+        self._real_time = False
+        self._error = ""
+
+    def run(self) -> None:
+        """Connect, wait for the word, launch, wait for what is outstanding, account for the rest."""
+        with suppress(OSError):  # sleeps end when they should, not up to 50 µs later
+            Path("/proc/self/timerslack_ns").write_text("1")
+        self._real_time = self._take_processor()
+        gc.freeze()
+        gc.disable()
+        self._connect()
+        launched_ns = 0
+        try:
+            self._wait_for_go()
+            if self._go is not None:
+                self._launch_all(self._go)
+                launched_ns = min(time.monotonic_ns(), self._go.until_ns)
+                self._settle()
+        except RingtapError as error:
+            self._error = str(error)
+        self._end()
+        with suppress(OSError):
+            self._control.send(Done(launched_ns, self._error, self._real_time, self._outcome.without_log()))
+
+    def _take_processor(self) -> bool:
+        """Keep to the launcher's own processor, ahead of whatever else the kernel runs there, where that is allowed."""
+        if self._options.launcher_cpu is None:
+            return False
+        alone = len(os.sched_getaffinity(0)) > 1
+        os.sched_setaffinity(0, {self._options.launcher_cpu})
+        if not alone:  # the carriers have to run there too
+            return False
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO)))
+        except OSError:
+            return False
+        return True
+
+    def _connect(self) -> None:
+        for pair, route in self._routes.items():
+            route.open_ahead(self._ahead[pair])
+        limit_ns = time.monotonic_ns() + _CONNECT_PATIENCE_NS
+        pending = -1
+        while not self._stopped and (now := sum(route.pending for route in self._by_index)):
+            if now != pending:
+                pending, limit_ns = now, time.monotonic_ns() + _CONNECT_PATIENCE_NS
+            if time.monotonic_ns() > limit_ns:
+                break
+            self._heed(_PAUSE_S)
+        deaf = {
+            route.name: protocol.failure_words(route.why) if route.why else "no answer"
+            for route in self._by_index
+            if not route.joined_any
+        }
+        link = next((link for carrying in self._carriers for link in carrying.links.values()), None)
+        with suppress(OSError):
+            self._control.send(Ready(deaf, {} if link is None else in_force(link.sock)))
+
+    def _wait_for_go(self) -> None:
+        while self._go is None and not self._stopped:
+            self._heed(_PAUSE_S)
+        if self._go is None:
+            return
+        log = FlowLog(self._options.log_path, SENT_FIELDS, None)
+        self._outcome.begin(log, self._go.origin_ns, self._go.origin_real_ns)
+        self._schedule.begin(self._go.origin_ns, self._go.until_ns)
+        for carrying in self._carriers:
+            carrying.channel.put(ipc.BEGIN, 0, self._go.origin_ns, self._go.origin_real_ns)
+            carrying.channel.flush()
+
+    def _launch_all(self, go: Go) -> None:
+        """The schedule: sleep until shortly before a flow is due, watch the clock, launch."""
+        schedule, clock, spin_ns = self._schedule, time.monotonic_ns, self._options.spin_ns
+        without_pause = 0
+        while not self._stopped:
+            due_ns = min(schedule.next_ns, go.until_ns)
+            left_ns = due_ns - clock()
+            if left_ns > spin_ns:
+                without_pause = 0
+                self._heed(min(1.0, (left_ns - spin_ns) / 1e9))
+                continue
+            if due_ns == go.until_ns and schedule.next_ns >= due_ns:
+                if left_ns <= 0:
+                    return
+                self._heed(left_ns / 1e9)
+                continue
+            number, flow, due_ns = schedule.pop()
+            route = self._routes[flow.source, flow.destination]
+            while clock() < due_ns:
+                pass
+            self._launch(route, Waiting(number, flow.size_bytes, due_ns))
+            without_pause += 1
+            if without_pause % _HEED_EVERY == 0:
+                self._heed(0)
+
+    def _launch(self, route: Route, flow: Waiting) -> None:
+        while (link := route.take()) is not None:
+            if self._start(link, flow):
+                self._outcome.due(flow.size_bytes, flow.due_ns)
+                route.open_more()
+                return
+        self._outcome.due(flow.size_bytes, flow.due_ns)
+        route.waiting.append(flow)
+        self._waiting += 1
+        route.open_more()
+        self._heed(0)
+
+    def _start(self, link: Link, flow: Waiting) -> bool:
+        """Put a flow on a connection; False when the connection turns out to be broken."""
+        number, size_bytes, due_ns = flow
+        line = link.carrying.channel
+        now_ns = time.monotonic_ns()
+        link.carrying.slots.fill(link.slot, number, size_bytes, due_ns, now_ns)
+        if self._new:
+            code = link.sock.connect_ex(link.route.address)
+            line.put(ipc.START, link.slot, 0 if code == errno.EINPROGRESS else code)
+            line.flush()
+            taken = 0
+        else:
+            link.once = not size_bytes
+            head = protocol.FLOW.pack(number, size_bytes or protocol.OPEN_ENDED)
+            try:
+                taken = os.writev(link.file, (head, PAYLOAD[: min(size_bytes or FIRST_BYTES, FIRST_BYTES)]))
+            except BlockingIOError:
+                taken = 0
+            except OSError:
+                return False  # its carrier is about to say so
+            if taken < _HEAD_BYTES + size_bytes or not size_bytes:
+                line.put(ipc.REST, link.slot, taken)
+                line.flush()
+            self._outcome.moved(now_ns, max(0, taken - _HEAD_BYTES))
+        link.busy, link.sent = True, taken
+        self._busy += 1
+        self._outcome.launched(now_ns - due_ns)
+        return True
+
+    def _heed(self, longest_s: float) -> None:
+        """Act on what sender and carriers say, waiting for it at most so long."""
+        ready, _, _ = select.select(self._inputs, (), (), longest_s)
+        for file in ready:
+            carrying = self._by_file.get(file)
+            if self._arrivals is not None and file == self._arrivals.fileno():
+                for number, at_ns in self._arrivals.arrivals():
+                    self._schedule.arrived(number, at_ns)
+                continue
+            if carrying is None:
+                self._obey()
+                continue
+            for what, place, first, second in carrying.channel.messages():
+                self._told(carrying, what, place, first, second)
+            if carrying.channel.ended:
+                self._inputs.remove(file)  # the sender sees its process end, and says what is to be done
+            else:
+                carrying.channel.flush()
+
+    def _obey(self) -> None:
+        try:
+            word = self._control.recv()
+        except (EOFError, OSError):
+            word = None
+        if isinstance(word, Go):
+            self._go = word
+        else:
+            self._stopped = True
+            self._inputs.remove(self._control.fileno())
+
+    def _told(self, carrying: Carrying, what: int, place: int, first: int, second: int) -> None:
+        if what == ipc.FREE:
+            self._finished(carrying.links[place], first, second)
+        elif what == ipc.SOCKET:
+            route = self._by_index[first]
+            link = Link(route, carrying, place, carrying.channel.files.popleft(), self._new)
+            carrying.links[place] = link
+            route.joined()
+            if not self._new:  # there nothing has been sent yet
+                route.heard_ns = time.monotonic_ns()
+            self._idle(link)
+        elif what == ipc.LOST:
+            link_lost = carrying.links.get(place)
+            if link_lost is not None:  # else it was dropped while this word was on its way
+                self._lost(link_lost, first)
+        elif what == ipc.REFUSED:
+            self._refused(self._by_index[place], first)
+
+    def _finished(self, link: Link, number: int, finish_ns: int) -> None:
+        link.busy = False
+        self._busy -= 1
+        link.route.heard_ns = finish_ns
+        self._schedule.arrived(number, finish_ns)
+        if link.once:
+            self._drop(link, -1)
+            link.route.open_more()
+        else:
+            self._idle(link)
+
+    def _idle(self, link: Link) -> None:
+        route = link.route
+        if not route.waiting:
+            route.give(link)
+        elif self._start(link, route.waiting[0]):
+            route.waiting.popleft()
+            self._waiting -= 1
+
+    def _lost(self, link: Link, why: int) -> None:
+        link.route.why = why
+        sent = link.sent if link.busy else -1
+        self._drop(link, sent)
+        if link.busy:
+            self._busy -= 1
+        link.route.open_more(spares=False)  # a receiver that breaks every connection must not be given ever more
+
+    def _drop(self, link: Link, sent: int) -> None:
+        """Close our side of a connection and tell its carrier to do so."""
+        link.route.left(link)
+        del link.carrying.links[link.slot]
+        link.sock.close()
+        link.carrying.channel.put(ipc.GONE, link.slot, sent)
+        link.carrying.channel.flush()
+
+    def _refused(self, route: Route, why: int) -> None:
+        route.refused(why)
+        if len(route.waiting) > route.pending:
+            self._waiting -= 1
+            self._give_up(route, route.waiting.popleft(), "failed")
+
+    def _settle(self) -> None:
+        """End the open-ended flows, and wait for the outstanding ones as long as patience lasts."""
+        limit_ns = time.monotonic_ns() + int(self._options.patience_s * 1e9)
+        for carrying in self._carriers:
+            carrying.channel.put(ipc.FINISH, 0)
+            carrying.channel.flush()
+        while (self._busy or self._waiting) and not self._stopped and time.monotonic_ns() < limit_ns:
+            self._heed(_PAUSE_S)
+
+    def _end(self) -> None:
+        now_ns = time.monotonic_ns()
+        silent_ns = now_ns - max(_LEAST_SILENCE_NS, int(self._options.patience_s * 1e9))
+        for route in self._by_index:
+            for flow in route.waiting:
+                silent = route.heard_ns <= silent_ns and flow.due_ns <= silent_ns
+                self._give_up(route, flow, "failed" if silent else "unfinished")
+        for carrying in self._carriers:
+            for link in carrying.links.values():
+                if link.busy:
+                    carrying.channel.put(ipc.GONE, link.slot, link.sent, silent_ns)
+            carrying.channel.put(ipc.END, 0)
+            while not carrying.channel.flush() and time.monotonic_ns() < now_ns + _CONNECT_PATIENCE_NS:
+                time.sleep(0.001)
+        try:
+            self._outcome.flush()
+        except RingtapError as error:
+            self._error = self._error or str(error)
+
+    def _give_up(self, route: Route, flow: Waiting, state: str) -> None:
+        if state == "failed" and not self._outcome.first_failure:
+            self._outcome.first_failure = f"{route.name}: {protocol.failure_words(route.why)}"
+        load = Load(flow.number, flow.size_bytes, flow.due_ns, 0)
+        self._outcome.ended(load, Ending(state), _NO_TCP, route.source, route.destination)

@@ -1,0 +1,160 @@
+"""The launcher's view of its connections: which are idle, which flows wait for one, and when more are to be opened."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ringtap.trafficgen.sender import ipc
+from ringtap.trafficgen.sender.ipc import Channel, Slots
+
+_LEAST_SPARE = 16
+_BUSY_A_SPARE = 4  # one idle connection for so many busy ones
+_MOST_AT_ONCE = 64
+
+
+class Waiting(NamedTuple):
+    """A flow whose time has come: number, payload (0: open-ended), CLOCK_MONOTONIC time due."""
+
+    number: int
+    size_bytes: int
+    due_ns: int
+
+
+class Carrying:
+    """The launcher's side of one carrier.
+
+    Attributes:
+        channel: to talk to it.
+        slots: what the launcher has put on its connections.
+        links: its connections by slot.
+    """
+
+    def __init__(self, channel_: Channel, slots: Slots) -> None:
+        self.channel = channel_
+        self.slots = slots
+        self.links: dict[int, Link] = {}
+
+
+class Link:
+    """A connection, or in ``new`` mode a socket that waits to be connected.
+
+    Attributes:
+        busy: carries a flow.
+        once: cannot be used again after its flow.
+        sent: bytes of the flow and its header that the launcher has sent.
+    """
+
+    __slots__ = ("busy", "carrying", "file", "once", "route", "sent", "slot", "sock")
+
+    def __init__(self, route: Route, carrying: Carrying, slot: int, file: int, once: bool) -> None:
+        self.route, self.carrying, self.slot, self.file, self.once = route, carrying, slot, file, once
+        self.sock = socket.socket(fileno=file)
+        self.busy = False
+        self.sent = 0
+
+
+class Route:
+    """All connections from one source to one destination.
+
+    Args:
+        index: its number, which the carriers know too.
+        source: index of the source among the plan's, -1: none.
+        destination: index of the destination.
+        name: ``host:port`` for messages.
+        carriers: they take turns.
+        most: connections at a time.
+        new: each flow has a connection of its own.
+
+    Attributes:
+        waiting: flows that found no idle connection.
+        why: reason for which the last connection was not to be had, 0 while none.
+        heard_ns: CLOCK_MONOTONIC of the receiver's last sign of life, 0 without one.
+        joined_any: some connection (in ``new`` mode some socket) was to be had.
+    """
+
+    def __init__(
+        self, index: int, source: int, destination: int, name: str, carriers: Sequence[Carrying], most: int, new: bool
+    ) -> None:
+        self.index, self.source, self.destination, self.name = index, source, destination, name
+        self.address: tuple[str, int] = ("", 0)
+        self.waiting: deque[Waiting] = deque()
+        self.why = 0
+        self.heard_ns = 0
+        self.joined_any = False
+        self.pending = 0
+        self._carriers = carriers
+        self._idle: list[list[Link]] = [[] for _ in carriers]
+        self._places = {id(carrying): at for at, carrying in enumerate(carriers)}
+        self._turn = index
+        self._opened_by = index
+        self._idle_count = 0
+        self._all = 0
+        self._most = most
+        self._new = new
+
+    def take(self) -> Link | None:
+        """An idle connection, from each carrier in turn, the one used last first: it is the warmest."""
+        for _ in self._idle:
+            self._turn = (self._turn + 1) % len(self._idle)
+            if self._idle[self._turn]:
+                self._idle_count -= 1
+                return self._idle[self._turn].pop()
+        return None
+
+    def give(self, link: Link) -> None:
+        """A connection is idle."""
+        self._idle_count += 1
+        self._idle[self._places[id(link.carrying)]].append(link)
+
+    def joined(self) -> None:
+        """A connection that was asked for has come."""
+        self.pending -= 1
+        self.joined_any = True
+        self._all += 1
+
+    def refused(self, why: int) -> None:
+        """A connection that was asked for was not to be had."""
+        self.pending -= 1
+        self.why = why
+
+    def left(self, link: Link) -> None:
+        """A connection is gone."""
+        self._all -= 1
+        if not link.busy:
+            with_it = self._idle[self._places[id(link.carrying)]]
+            if link in with_it:
+                with_it.remove(link)
+                self._idle_count -= 1
+
+    def open_ahead(self, count: int) -> None:
+        """Ask the carriers in turn for more connections."""
+        count = min(count, self._most - self._all - self.pending)
+        if count <= 0:
+            return
+        self.pending += count
+        share, more = divmod(count, len(self._carriers))
+        for at in range(len(self._carriers)):
+            self._opened_by = (self._opened_by + 1) % len(self._carriers)
+            wanted = share + (at < more)
+            if wanted:
+                line = self._carriers[self._opened_by].channel
+                line.put(ipc.OPEN, self.index, wanted)
+                line.flush()
+
+    def open_more(self, spares: bool = True) -> None:
+        """One for every waiting flow, and spare ones: behind a long queue a handshake takes long."""
+        wanted = len(self.waiting) - self.pending
+        if not spares:
+            self.open_ahead(min(wanted, _MOST_AT_ONCE))
+            return
+        spare = _MOST_AT_ONCE if self._new else max(_LEAST_SPARE, self.busy() // _BUSY_A_SPARE)
+        lacking = spare - self._idle_count - max(0, -wanted)
+        if wanted > 0 or lacking > spare // 2:
+            self.open_ahead(min(max(0, wanted) + max(0, lacking), _MOST_AT_ONCE))
+
+    def busy(self) -> int:
+        """Connections that carry a flow."""
+        return self._all - self._idle_count

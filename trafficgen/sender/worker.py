@@ -1,0 +1,211 @@
+"""A carrier: opens connections, carries on the flows that the launcher starts, and hears the receivers' notices.
+
+One asyncio loop a thread. Its connections hang on an epoll of their own inside the loop, so that a busy carrier handles
+them in batches, at a fraction of what a callback each would cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.trafficgen import protocol
+from ringtap.trafficgen.flow_log import FLUSH_S, SENT_FIELDS, FlowLog
+from ringtap.trafficgen.sender import ipc
+from ringtap.trafficgen.sender.connection import Carried
+from ringtap.trafficgen.sender.ipc import Channel, Slots
+from ringtap.trafficgen.sender.options import PAYLOAD, SendOptions
+from ringtap.trafficgen.socket_options import Transport, outgoing_socket
+from ringtap.trafficgen.statistics import Outcome
+
+_MOST_EVENTS = 256
+
+
+class Place(NamedTuple):
+    """Where a route leads: source address, address family, address, name, indexes in the plan."""
+
+    source: str
+    family: int
+    address: tuple[str, int]
+    name: str
+    source_index: int
+    destination_index: int
+
+
+class Report(NamedTuple):
+    """A carrier's last word: what went wrong with the log, empty for nothing, and what became of its flows."""
+
+    error: str
+    outcome: Outcome
+
+
+class Carrier:
+    """``asyncio.run(Carrier(...).run())`` in a thread or process of its own.
+
+    Args:
+        line: to the launcher.
+        slots: what the launcher puts on the connections.
+        places: by route.
+        options: how to send.
+        transport: options of every connection.
+        hello: what opens every connection.
+        outcome: counts what ends here.
+
+    Attributes:
+        epoll: of the connections.
+        outcome: what became of flows.
+        heard_ns: by route, CLOCK_MONOTONIC of the receiver's last notice.
+    """
+
+    def __init__(
+        self,
+        line: Channel,
+        slots: Slots,
+        places: Sequence[Place],
+        options: SendOptions,
+        transport: Transport,
+        hello: bytes,
+        outcome: Outcome,
+        most: int,
+    ) -> None:
+        self.line, self.slots, self.places, self.hello, self.outcome = line, slots, places, hello, outcome
+        self.new = options.connections == "new"
+        self.heard_ns = [0] * len(places)
+        self.epoll = select.epoll()
+        self.payload_file = _payload_file() if options.method == "sendfile" else -1
+        self._log_path, self._transport = options.log_path, transport
+        self._free = list(range(most - 1, -1, -1))
+        self._all: dict[int, Carried] = {}
+        self._files: dict[int, Carried] = {}
+        self._ended = asyncio.Event()
+        self._error = ""
+
+    async def run(self, control: Connection, lock: threading.Lock) -> None:
+        """Serve the launcher until it says END or is gone, then report to ``control``, which ``lock`` guards."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.line.fileno(), self._heed)
+        loop.add_reader(self.epoll.fileno(), self._events)
+        await self._ended.wait()
+        for carried in list(self._all.values()):
+            carried.close()
+        self._flush()
+        with lock, suppress(OSError):
+            control.send(Report(self._error, self.outcome.without_log()))
+
+    def register(self, carried: Carried, file: int, events: int) -> None:
+        """Watch a connection."""
+        self._files[file] = carried
+        self.epoll.register(file, events)
+
+    def unregister(self, file: int) -> None:
+        """Watch it no longer."""
+        if self._files.pop(file, None) is not None:
+            self.epoll.unregister(file)
+
+    def release(self, slot: int) -> None:
+        """A slot may be used again."""
+        del self._all[slot]
+        self._free.append(slot)
+
+    def failed(self, route: int, why: int) -> None:
+        """A flow failed; the first one's reason is kept."""
+        if not self.outcome.first_failure:
+            self.outcome.first_failure = f"{self.places[route].name}: {protocol.failure_words(why)}"
+
+    def _heed(self) -> None:
+        """Act on what the launcher says."""
+        for what, place, first, second in self.line.messages():
+            if what == ipc.REST:
+                self._all[place].carry_on(first)
+            elif what == ipc.START:
+                self._all[place].start(first)
+            elif what == ipc.GONE:
+                self._all[place].gone(first, second)
+            elif what == ipc.OPEN:
+                for _ in range(first):
+                    self._open(place)
+            elif what == ipc.BEGIN:
+                self._begin(first, second)
+            elif what == ipc.FINISH:
+                for carried in list(self._all.values()):
+                    carried.finish()
+            elif what == ipc.END:
+                for carried in list(self._all.values()):
+                    carried.end()
+                self._ended.set()
+        if self.line.ended:
+            self._ended.set()
+        self._say()
+
+    def _events(self) -> None:
+        files = self._files
+        for file, events in self.epoll.poll(0, _MOST_EVENTS):
+            carried = files.get(file)
+            if carried is not None:
+                carried.event(events)
+        self._say()
+
+    def _say(self) -> None:
+        """Send the messages that came up; what does not fit goes a little later."""
+        if not self.line.flush() and not self._ended.is_set():
+            asyncio.get_running_loop().call_later(0.001, self._say)
+
+    def _open(self, route: int) -> None:
+        place = self.places[route]
+        if not self._free:
+            self.line.put(ipc.REFUSED, route, errno.EMFILE)
+            return
+        try:
+            sock = outgoing_socket(place.family, self._transport, place.source)
+        except (OSError, UsageError) as error:
+            code = error.errno if isinstance(error, OSError) else getattr(error.__cause__, "errno", None)
+            self.line.put(ipc.REFUSED, route, code or errno.EINVAL)
+            return
+        slot = self._free[-1]
+        if self.new:
+            try:
+                self.line.put_file(slot, route, sock.fileno())
+            except OSError as error:
+                sock.close()
+                self.line.put(ipc.REFUSED, route, error.errno or errno.EMFILE)
+                return
+        self._free.pop()
+        carried = self._all[slot] = Carried(self, sock, slot, route)
+        self.outcome.connections += 1
+        if not self.new:
+            carried.connect(place.address)
+
+    def _begin(self, origin_ns: int, origin_real_ns: int) -> None:
+        try:
+            log = FlowLog(self._log_path, SENT_FIELDS, None)
+        except UsageError as error:
+            self._error = str(error)
+            return
+        self.outcome.begin(log, origin_ns, origin_real_ns)
+        self._flush_regularly()
+
+    def _flush_regularly(self) -> None:
+        self._flush()
+        if not self._ended.is_set():
+            asyncio.get_running_loop().call_later(FLUSH_S, self._flush_regularly)
+
+    def _flush(self) -> None:
+        try:
+            self.outcome.flush()
+        except MeasurementError as error:
+            self._error = self._error or str(error)
+            self._ended.set()
+
+
+def _payload_file() -> int:
+    file = os.memfd_create("payload")
+    os.write(file, PAYLOAD)
+    return file

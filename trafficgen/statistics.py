@@ -1,0 +1,283 @@
+"""What became of a plan's flows: counts and distributions, kept by the launcher and each carrier and then merged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringtap.errors import UsageError
+from ringtap.records import open_records
+from ringtap.trafficgen.flow_log import NO_SOURCE, STATES, FlowLog
+from ringtap.trafficgen.sender.ipc import Load
+from ringtap.trafficgen.socket_options import TcpState
+
+# Neighbouring classes are 1 % apart, which is therefore the error of a quantile
+_STEP = math.log(1.01)
+
+
+class Tally:
+    """Mean, greatest and quantiles of values of 0 or more; quantiles are right to 1 %.
+
+    Attributes:
+        count: values seen.
+        greatest: the largest of them, 0 when there is none.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.greatest = 0
+        self._sum = 0
+        self._classes: Counter[int] = Counter()
+
+    def add(self, value: int) -> None:
+        """Count one value; a negative one counts as 0."""
+        value = max(0, value)
+        self.count += 1
+        self._sum += value
+        self.greatest = max(self.greatest, value)
+        self._classes[int(math.log(value) / _STEP) + 1 if value else 0] += 1
+
+    def merge(self, other: Tally) -> None:
+        """Count what another tally has counted."""
+        self.count += other.count
+        self.greatest = max(self.greatest, other.greatest)
+        self._sum += other._sum
+        self._classes.update(other._classes)
+
+    def mean(self) -> float | None:
+        """The mean, or None without values."""
+        return self._sum / self.count if self.count else None
+
+    def quantile(self, share: float) -> float | None:
+        """The value that ``share`` of the values do not exceed, or None without values."""
+        wanted, seen = share * self.count, 0
+        for number in sorted(self._classes):
+            seen += self._classes[number]
+            if seen >= wanted:
+                return min(float(self.greatest), math.exp((number - 0.5) * _STEP)) if number else 0.0
+        return None
+
+
+BIN_NS = 100_000_000
+MISSED_NS = 1_000_000
+# Upper ends of the size classes that the field reports completion times for (pFabric and its successors)
+CLASS_BYTES = (100_000, 10_000_000, None)
+_THOUSANDTHS = 1000
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one flow ended.
+
+    Attributes:
+        state: a key of ``STATES``.
+        first_byte_ns: CLOCK_MONOTONIC when the kernel took its first byte, 0: never.
+        finish_ns: CLOCK_MONOTONIC when the receiver's notice was read, 0: never.
+        received_ns: the receiver's CLOCK_REALTIME when it had everything, 0: unknown.
+        sent_bytes: payload that the kernel took.
+        acked_bytes: payload that the receiver's kernel acknowledged.
+    """
+
+    state: str
+    first_byte_ns: int = 0
+    finish_ns: int = 0
+    received_ns: int = 0
+    sent_bytes: int = 0
+    acked_bytes: int = 0
+
+
+class Outcome:
+    """Counts flows as they are launched and as they end, and logs the latter.
+
+    Args:
+        line_rate_bps: rate of an empty link, for the ideal completion time; 0: unknown.
+
+    Attributes:
+        first_failure: why the first flow that failed did, empty while none has.
+    """
+
+    def __init__(self, line_rate_bps: float = 0.0) -> None:
+        self.first_failure = ""
+        self.connections = 0
+        self.launched_bytes = 0
+        self.counts = dict.fromkeys(STATES, 0)
+        self.lateness, self.completion = Tally(), Tally()
+        self.by_size = [(Tally(), Tally()) for _ in CLASS_BYTES]
+        self.acked_bytes = self.retransmits = self.missed = self.last_finish_ns = 0
+        self.offered: Counter[int] = Counter()
+        self.sent: Counter[int] = Counter()
+        self._line_rate_bps = line_rate_bps
+        self._log = FlowLog(None, (), {})
+        self._origin_ns = self._shift_ns = 0
+
+    def begin(self, log: FlowLog, origin_ns: int, origin_real_ns: int) -> None:
+        """Fix the origin (CLOCK_MONOTONIC and CLOCK_REALTIME of the launch) and where flows are logged."""
+        self._log, self._origin_ns, self._shift_ns = log, origin_ns, origin_real_ns - origin_ns
+
+    def due(self, size_bytes: int, due_ns: int) -> None:
+        """A flow's time has come."""
+        self.launched_bytes += size_bytes
+        self.offered[(due_ns - self._origin_ns) // BIN_NS] += size_bytes
+
+    def launched(self, lateness_ns: int) -> None:
+        """It was launched."""
+        self.lateness.add(lateness_ns)
+        self.missed += lateness_ns > MISSED_NS
+
+    def moved(self, now_ns: int, size_bytes: int) -> None:
+        """The kernel took bytes of it."""
+        self.sent[(now_ns - self._origin_ns) // BIN_NS] += size_bytes
+
+    def ended(self, load: Load, end: Ending, tcp: TcpState, source: int, destination: int) -> None:
+        """It ended one way or the other; without a start it never had a connection."""
+        self.counts[end.state] += 1
+        self.acked_bytes += end.acked_bytes
+        self.retransmits += tcp.retransmits
+        if end.finish_ns:
+            self.last_finish_ns = max(self.last_finish_ns, end.finish_ns)
+            if load.size_bytes:
+                self._completed(load.size_bytes, end.finish_ns - load.start_ns, tcp.least_rtt_us)
+        shift_ns = self._shift_ns
+        self._log.add(
+            load.number,
+            load.due_ns + shift_ns,
+            load.start_ns and load.start_ns + shift_ns,
+            end.first_byte_ns and end.first_byte_ns + shift_ns,
+            end.finish_ns and end.finish_ns + shift_ns,
+            end.received_ns,
+            load.start_ns and load.start_ns - load.due_ns,
+            load.size_bytes,
+            end.sent_bytes,
+            end.acked_bytes,
+            tcp.retransmits,
+            tcp.rtt_us,
+            STATES[end.state],
+            NO_SOURCE if source < 0 else source,
+            destination,
+        )
+
+    def flush(self) -> None:
+        """Hand what was logged to the kernel.
+
+        Raises:
+            MeasurementError: the log cannot be written.
+        """
+        self._log.flush()
+
+    def without_log(self) -> Outcome:
+        """Itself, fit to be sent to another process."""
+        self._log = FlowLog(None, (), {})
+        return self
+
+    def merge(self, other: Outcome) -> None:
+        """Add what another one has counted."""
+        self.first_failure = self.first_failure or other.first_failure
+        for state, count in other.counts.items():
+            self.counts[state] += count
+        for name in ("connections", "launched_bytes", "acked_bytes", "retransmits", "missed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.last_finish_ns = max(self.last_finish_ns, other.last_finish_ns)
+        self.lateness.merge(other.lateness)
+        self.completion.merge(other.completion)
+        for (fct, slowdown), (other_fct, other_slowdown) in zip(self.by_size, other.by_size, strict=True):
+            fct.merge(other_fct)
+            slowdown.merge(other_slowdown)
+        self.offered.update(other.offered)
+        self.sent.update(other.sent)
+
+    def summary(self, origin_ns: int, launched_s: float) -> dict[str, Any]:
+        """Everything in figures; ``launched_s`` is how long flows were launched, in seconds."""
+        elapsed_s = max(launched_s, (self.last_finish_ns - origin_ns) / 1e9)
+        late = self.lateness
+        figures: dict[str, Any] = {"flows": sum(self.counts.values()), **self.counts}
+        figures |= {"bytes": self.launched_bytes, "acked_bytes": self.acked_bytes, "duration_s": launched_s}
+        figures |= {"offered_bps": _rate(self.launched_bytes, launched_s)}
+        figures |= {"achieved_bps": _rate(self.acked_bytes, elapsed_s)}
+        figures |= _quantiles("fct", self.completion, 1e9)
+        figures |= {"lateness_p50_us": _over(late.quantile(0.5), 1e3)}
+        figures |= {"lateness_p99_us": _over(late.quantile(0.99), 1e3), "lateness_max_us": late.greatest / 1e3}
+        figures |= {"missed_slots": self.missed, "retransmits": self.retransmits, "connections": self.connections}
+        return figures | {"fct_by_size": self._size_classes(), "load_100ms": self._bins(launched_s)}
+
+    def _completed(self, size_bytes: int, completion_ns: int, least_rtt_us: int) -> None:
+        self.completion.add(completion_ns)
+        which = next(at for at, most in enumerate(CLASS_BYTES) if most is None or size_bytes < most)
+        self.by_size[which][0].add(completion_ns)
+        if self._line_rate_bps:
+            ideal_ns = least_rtt_us * 1e3 + size_bytes * 8e9 / self._line_rate_bps
+            self.by_size[which][1].add(round(_THOUSANDTHS * completion_ns / ideal_ns))
+
+    def _size_classes(self) -> list[dict[str, Any]]:
+        rows, below = [], 0
+        for most, (fct, slowdown) in zip(CLASS_BYTES, self.by_size, strict=True):
+            row = {"from_bytes": below, "to_bytes": most, "flows": fct.count, **_quantiles("fct", fct, 1e9)}
+            rows.append(row | _quantiles("slowdown", slowdown, _THOUSANDTHS))
+            below = most or 0
+        return rows
+
+    def _bins(self, launched_s: float) -> dict[str, list[float]]:
+        count = -int(-launched_s * 1e9 // BIN_NS)
+        return {
+            f"{name}_bps": [bins[at] * 8e9 / BIN_NS for at in range(count)]
+            for name, bins in (("offered", self.offered), ("achieved", self.sent))
+        }
+
+
+def _quantiles(name: str, tally: Tally, unit: float) -> dict[str, float | None]:
+    ending = "_s" if unit == 1e9 else ""
+    return {
+        f"{name}_mean{ending}": _over(tally.mean(), unit),
+        f"{name}_p50{ending}": _over(tally.quantile(0.5), unit),
+        f"{name}_p99{ending}": _over(tally.quantile(0.99), unit),
+    }
+
+
+def _rate(size_bytes: int, seconds: float) -> float:
+    return size_bytes * 8 / seconds if seconds > 0 else 0.0
+
+
+def _over(value: float | None, divisor: float) -> float | None:
+    return None if value is None else value / divisor
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Completion times without congestion, in seconds."""
+
+    fct_mean_s: float
+    fct_p99_s: float
+
+    def of(self, summary: dict[str, Any]) -> dict[str, float] | None:
+        """The factors of a run by its summary; None when none of its flows finished."""
+        if summary["fct_mean_s"] is None:
+            return None
+        return {"mean": summary["fct_mean_s"] / self.fct_mean_s, "p99": summary["fct_p99_s"] / self.fct_p99_s}
+
+
+def congestion_impact(baseline: Path) -> Baseline:
+    """Read the baseline from a sender's log.
+
+    Raises:
+        UsageError: it is no sender's log, or none of its flows finished.
+    """
+    try:
+        records = open_records(baseline)
+    except OSError as error:
+        raise UsageError(f"{baseline} cannot be read: {error.strerror}") from error
+    names = [field.name for field in records.fields]
+    try:
+        start, finish, state, size = (names.index(name) for name in ("start_ns", "finish_ns", "state", "size_bytes"))
+        names.index("intended_start_ns")
+    except ValueError as error:
+        raise UsageError(f"{baseline} is no sender's log: name one that 'ringtap traffic send --log' wrote") from error
+    times = Tally()
+    for record in records.walk():
+        if record[state] == STATES["finished"] and record[size]:  # an open-ended flow takes as long as the plan
+            times.add(record[finish] - record[start])
+    mean_ns, p99_ns = times.mean(), times.quantile(0.99)
+    if not mean_ns or not p99_ns:
+        raise UsageError(f"{baseline} has no finished flow: it is of no use as a baseline")
+    return Baseline(mean_ns / 1e9, p99_ns / 1e9)

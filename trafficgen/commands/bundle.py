@@ -28,17 +28,6 @@ _FLOOR = (
     "json_validation",
     "terminal",
 )
-    "__init__",
-    "cli",
-    "standard_streams",
-    "errors",
-    "installation",
-    "units",
-    "records",
-    "capture",
-    "json_validation",
-    "terminal",
-)
 _MAIN = """\
 import sys
 

@@ -13,7 +13,7 @@ from ringtap.records import read_json_lines
 from tests.slurm.cluster import ROOT, SlurmCluster
 from tests.slurm.there import ODD, RINGTAP, status, until
 
-PAGE = (ROOT / "docs" / "submit-plans.md").read_text()
+PAGE = (ROOT / "docs" / "commands" / "submit-plans.md").read_text()
 PLAN = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
 # by their verbs and what is special of them, in the order of the page
 COMMANDS = re.findall(r"^ringtap .*$", PAGE, re.MULTILINE)

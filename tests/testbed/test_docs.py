@@ -13,8 +13,12 @@ import tomllib
 from ringtap.plan import load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -27,8 +31,8 @@ def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    for name, module in (("ringtap", "-m ringtap.cli"), ("python", ""), ("torchrun", "-m torch.distributed.run")):
-        script = bin_folder / name
+    for command, module in (("ringtap", "-m ringtap.cli"), ("python", ""), ("torchrun", "-m torch.distributed.run")):
+        script = bin_folder / command
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         script.chmod(0o755)
     path = f"{bin_folder}:{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -40,7 +44,7 @@ def shown(page: Path) -> pytest.ParameterSet:
     alone = any("ringtap lab" in block for block in blocks(page, "sh"))
     captures = any("tcpdump" in block for block in blocks(page, "sh"))
     marks = [pytest.mark.alone] * alone + [pytest.mark.needs_root("capture packets here")] * captures
-    return pytest.param(page, id=page.name, marks=marks)
+    return pytest.param(page, id=name(page), marks=marks)
 
 
 @pytest.mark.parametrize("page", [shown(page) for page in PAGES if blocks(page, "sh")])
@@ -53,7 +57,7 @@ def test_commands_work_as_shown(page: Path, newcomer: tuple[Path, dict[str, str]
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "toml")], ids=name)
 def test_plans_are_valid_as_shown(page: Path, tmp_path: Path) -> None:
     for block in blocks(page, "toml"):
         tomllib.loads(block)
@@ -65,7 +69,7 @@ def test_plans_are_valid_as_shown(page: Path, tmp_path: Path) -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} -> {target}"
+            assert (page.parent / target).exists(), f"{name(page)} -> {target}"
 
 
 @pytest.mark.parametrize("target", ["demo", "reproduce", "test"])

@@ -1,4 +1,4 @@
-"""A plan sent over loopback, captured with tcpdump, and verified: everything as in docs/traffic-verify.md."""
+"""A plan sent over loopback, captured with tcpdump, and verified: everything as in docs/commands/traffic-verify.md."""
 
 import contextlib
 import json

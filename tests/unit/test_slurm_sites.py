@@ -91,7 +91,7 @@ def test_an_unknown_site_is_refused_with_the_nearest() -> None:
 
 
 def test_the_table_in_the_documentation_is_that_of_the_profiles() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "sites.md").read_text()
     for name in ALLIANCE:
         site = load_site(name, {})
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
@@ -107,7 +107,7 @@ def test_the_table_in_the_documentation_is_that_of_the_profiles() -> None:
 
 
 def test_the_profile_in_the_documentation_is_one(tmp_path: Path) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "sites.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "sites.md").read_text()
     (tmp_path / "own.toml").write_text(page.split("```\n")[1])
     site = load_site(str(tmp_path / "own.toml"), {})
     assert (site.name, site.interface, site.gpu_types) == ("own", "ib0", ("a100",))

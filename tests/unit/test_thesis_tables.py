@@ -1,7 +1,7 @@
 """Tables 3.1 to 3.10 of the thesis made again by ringtap's functions, to the digits that are printed.
 
 A cell either comes out of the other printed cells as it stands (most do), or within what their rounding leaves open
-(`ROUNDING`), or it contradicts them (`CONTRADICTIONS`; docs/thesis.md says what ringtap does about each).
+(`ROUNDING`), or it contradicts them (`CONTRADICTIONS`; docs/method/thesis.md says what ringtap does about each).
 """
 
 import itertools
@@ -181,7 +181,7 @@ def test_the_data_of_the_package_is_that_of_the_tables():
 
 
 class TestNumbersInTheText:
-    """Sentences set against the tables; each contradiction stands in docs/thesis.md."""
+    """Sentences set against the tables; each contradiction stands in docs/method/thesis.md."""
 
     def test_iperf(self):
         ratio = float(BERT_MOST_CONGESTED_S) / thesis.NO_LOAD_S["bert-large"]

@@ -1,7 +1,7 @@
 """Published numbers that reports are compared with.
 
 J. Salamy, Network Requirements for Distributed Machine Learning Training in the Cloud, MIT, 2022. Traffic kinds are
-named as in plans: ``iperf``, ``consistent`` and ``burst`` (web-search). docs/thesis.md says where the source disagrees
+named as in plans: ``iperf``, ``consistent`` and ``burst`` (web-search). docs/method/thesis.md says where the source disagrees
 with itself.
 """
 

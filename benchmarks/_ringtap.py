@@ -116,7 +116,7 @@ def send(processes: Processes, route: Route, plan: Path, *arguments: object, tim
 def write_plan(
     path: Path, destination: str, duration_s: float, flows: Iterable[tuple[int, int]], pacing_bps: int | None = None
 ) -> Path:
-    """Write a plan file by hand, as docs/traffic-plans.md describes it: flows are (start in ns, bytes), in order."""
+    """Write a plan file by hand, as docs/commands/traffic-plans.md describes it: flows are (start in ns, bytes), in order."""
     lines = []
     total = 0
     for start_ns, size_bytes in flows:

@@ -1,4 +1,4 @@
-"""How analysis grows: a run directory of many nodes, and captures that workers of Dask read (docs/benchmarks.md).
+"""How analysis grows: a run directory of many nodes, and captures that workers of Dask read (docs/method/benchmarks.md).
 
 python benchmarks/scale.py [--quick] [-o FILE] [--markdown FILE]
 """

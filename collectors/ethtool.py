@@ -119,7 +119,7 @@ class _Nic:
 
 
 class EthtoolCollector:
-    """Writes ``ethtool/<nic>.rec`` for every interface that is up and has statistics (docs/collectors-devices.md)."""
+    """Writes ``ethtool/<nic>.rec`` for every interface that is up and has statistics (docs/reference/collectors-devices.md)."""
 
     name = "ethtool"
     slow = True

@@ -203,7 +203,7 @@ class _Gpu:
 
 
 class GpuCollector:
-    """Writes ``gpu/gpu<index>.rec`` for every GPU that this user sees (docs/collectors-devices.md).
+    """Writes ``gpu/gpu<index>.rec`` for every GPU that this user sees (docs/reference/collectors-devices.md).
 
     Attributes:
         nvml: the module that makes the calls; None: ``pynvml`` of nvidia-ml-py, imported when it is needed.

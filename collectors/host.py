@@ -79,7 +79,7 @@ _PROCESS_FIELDS = (
 
 
 class HostCollector:
-    """Writes ``host/host.rec``, ``host/processes.rec`` and ``host/processes.jsonl`` (docs/collectors.md)."""
+    """Writes ``host/host.rec``, ``host/processes.rec`` and ``host/processes.jsonl`` (docs/reference/collectors.md)."""
 
     name = "host"
     slow = True

@@ -340,7 +340,7 @@ class _Port:
 
 
 class InfinibandCollector:
-    """Writes ``infiniband/<device>-<port>.rec`` for every port (docs/collectors-devices.md).
+    """Writes ``infiniband/<device>-<port>.rec`` for every port (docs/reference/collectors-devices.md).
 
     A counter that vanishes keeps its last value in the log; ``infiniband/missing.jsonl`` says when and why, and when
     it came back. While a whole port is gone, its log has a gap.

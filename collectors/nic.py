@@ -157,7 +157,7 @@ def _link(data: memoryview, begin: int, end: int) -> tuple[str, dict[str, Any]]:
 
 
 class NicCollector:
-    """Writes ``nic/nic.rec``: every interface's counters, and ``nic/links.jsonl`` (docs/run-directory.md)."""
+    """Writes ``nic/nic.rec``: every interface's counters, and ``nic/links.jsonl`` (docs/reference/run-directory.md)."""
 
     name = "nic"
     slow = False

@@ -2,7 +2,7 @@
 
 ``compute_s`` is the time a worker computes in one iteration. It was calibrated on the scale-model testbed
 (configuration B, capacity 25 Gbit/s at scale 100, three workers) so that the iteration time without cross traffic is
-that of Table 3.1; docs/testbed.md tells what it gave.
+that of Table 3.1; docs/commands/testbed.md tells what it gave.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ModelProfile:
     thesis_iteration_s: float | None = None
 
 
-# BERT-large: 335.2 M is what the thesis's demand figures use; its Table 2.1 says 366,428,986 (docs/thesis.md).
+# BERT-large: 335.2 M is what the thesis's demand figures use; its Table 2.1 says 366,428,986 (docs/method/thesis.md).
 PROFILES: dict[str, ModelProfile] = {
     profile.name: profile
     for profile in (

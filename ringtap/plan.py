@@ -1,4 +1,4 @@
-"""The sweep plan: TOML in, a checked and resolved plan out (docs/plan.md)."""
+"""The sweep plan: TOML in, a checked and resolved plan out (docs/reference/plan.md)."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class SweepPlan:
     burst: Burst = field(default_factory=Burst)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, with the names docs/run-directory.md gives."""
+        """As plain data, with the names docs/reference/run-directory.md gives."""
         return asdict(self) | {"topology": self.topology.to_json()}
 
 

@@ -1,4 +1,4 @@
-"""The hosts of a sweep that are real: the plan's [cluster] and [[hosts]] (docs/clusters.md)."""
+"""The hosts of a sweep that are real: the plan's [cluster] and [[hosts]] (docs/tutorial/lab-servers.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run directory: the one contract between what collects and what analyses (docs/run-directory.md)."""
+"""The run directory: the one contract between what collects and what analyses (docs/reference/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _JOIN_S = 5.0
 _MOST_AGE_NS = 2**60  # 36 years
 Status = Literal["running", "complete", "partial", "failed"]
 
-# the shapes of a run directory's files (docs/run-directory.md), as far as somebody relies on them
+# the shapes of a run directory's files (docs/reference/run-directory.md), as far as somebody relies on them
 _WORDS = (str, None)
 _COUNTER = {"node": NAME, "nic": str, "direction": str}
 _SHARE = Number(0, 1e6)

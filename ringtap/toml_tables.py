@@ -1,4 +1,4 @@
-"""A table of a plan file, taken apart key by key; what is wrong is refused with its line (docs/plan.md)."""
+"""A table of a plan file, taken apart key by key; what is wrong is refused with its line (docs/reference/plan.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/reproduction.md, in Markdown on standard output, from the data of a report.
+"""The tables of docs/method/reproduction.md, in Markdown on standard output, from the data of a report.
 
 python scripts/reproduction.py runs/reproduce/report/report.json > tables.md
 """

@@ -107,7 +107,7 @@ class Roles:
     cross_to: str
 
     def bottleneck(self) -> dict[str, Any]:
-        """The counters that say what came through the bottleneck (docs/run-directory.md).
+        """The counters that say what came through the bottleneck (docs/reference/run-directory.md).
 
         Where the sender of cross traffic trains too, its own uplink is the bottleneck; else the switch's port towards
         the receiver is.

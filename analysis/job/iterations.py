@@ -26,7 +26,7 @@ _TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_star
 _PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 
 
-# what parts CLOCK_REALTIME from CLOCK_MONOTONIC by more, and by more than slewing may, is a step (docs/clocks.md)
+# what parts CLOCK_REALTIME from CLOCK_MONOTONIC by more, and by more than slewing may, is a step (docs/reference/clocks.md)
 _STEP_NS, _MOST_SLEW = 1_000_000, 500e-6
 
 

@@ -1,7 +1,7 @@
 """Iterations of the job, from the step records of its ranks as they come in.
 
 Iteration i ends when the last rank has ended its i-th step of the optimizer that stepped first; ``ringtap.step()``
-marks count instead at a rank that has any (docs/run-directory.md).
+marks count instead at a rank that has any (docs/reference/run-directory.md).
 """
 
 from __future__ import annotations

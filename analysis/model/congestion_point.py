@@ -1,6 +1,6 @@
 """The congestion point of a series: the construction of the thesis's appendix A.2, made without an eye.
 
-docs/method.md describes the steps and the reasons for each choice.
+docs/method/method.md describes the steps and the reasons for each choice.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_node(path)
     except (OSError, ShapeError):
-        return {}  # cut off while it was written: docs/run-directory.md lets a node end at any byte
+        return {}  # cut off while it was written: docs/reference/run-directory.md lets a node end at any byte
 
 
 @dataclass(frozen=True)

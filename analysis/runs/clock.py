@@ -1,4 +1,4 @@
-"""A node's clock against the run's reference clock, by clock/clock.json (docs/clocks.md).
+"""A node's clock against the run's reference clock, by clock/clock.json (docs/reference/clocks.md).
 
 CLOCK_REALTIME may be set while a run lasts. Times are therefore taken off all steps first: what the clock would have
 shown had nobody set it. Such times never jump, and a line for each segment leads from one node's to another's.

@@ -1,4 +1,4 @@
-"""Run directories as typed tables (docs/run-directory.md is the contract)."""
+"""Run directories as typed tables (docs/reference/run-directory.md is the contract)."""
 
 from __future__ import annotations
 

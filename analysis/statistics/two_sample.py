@@ -1,6 +1,6 @@
 """Two samples of iteration times set against each other: effects first, then the tests that suit.
 
-docs/method.md, "Traffic kinds compared", gives the equations. Iterations that are alike count for fewer
+docs/method/method.md, "Traffic kinds compared", gives the equations. Iterations that are alike count for fewer
 (`ringtap.analysis.statistics.autocorrelation`);
 nothing is assumed of the distributions but that iterations are stationary.
 """

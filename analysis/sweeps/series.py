@@ -157,7 +157,7 @@ def analyse(sweep: SweepRun, workers: Workers = ALONE) -> list[Series]:
     """Measure the points of a sweep and analyse each series; ``workers`` read its jobs.
 
     Raises:
-        UsageError: the directory does not hold what docs/run-directory.md describes.
+        UsageError: the directory does not hold what docs/reference/run-directory.md describes.
     """
     points = measure(sweep, workers)
     capacity_gbps = float(sweep.plan["capacity_bps"]) * float(sweep.plan["scale"]) / 1e9

@@ -1,4 +1,4 @@
-"""Per-flow logs of senders as arrays (docs/traffic.md), one or several of the same plan."""
+"""Per-flow logs of senders as arrays (docs/commands/traffic.md), one or several of the same plan."""
 
 from __future__ import annotations
 

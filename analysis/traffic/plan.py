@@ -1,4 +1,4 @@
-"""Flow plans as arrays (docs/traffic-plans.md is the contract), and their bursts."""
+"""Flow plans as arrays (docs/commands/traffic-plans.md is the contract), and their bursts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flow plan against what was sent and against what crossed the link (docs/traffic-verify.md)."""
+"""A flow plan against what was sent and against what crossed the link (docs/commands/traffic-verify.md)."""
 
 from __future__ import annotations
 

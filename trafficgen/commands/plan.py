@@ -50,7 +50,7 @@ def add_plan(verbs: Any) -> None:
     text = "write a flow plan: which flow starts when, where to and how large"
     parser = verbs.add_parser("plan", help=text, description=text, allow_abbrev=False)
     add = parser.add_argument
-    add("--kind", required=True, choices=tuple(KIND_OPTIONS), help="docs/traffic-plans.md describes each")
+    add("--kind", required=True, choices=tuple(KIND_OPTIONS), help="docs/commands/traffic-plans.md describes each")
     add("--load", metavar="RATE", help="bits per second, mean over the plan, for example 10gbit")
     add("--load-counts", choices=("payload", "wire"), help="what --load counts (default payload)")
     add("--mtu", type=int, metavar="BYTES", help="largest IP packet, for --load-counts wire (default 1500)")

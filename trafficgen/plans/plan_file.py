@@ -1,4 +1,4 @@
-"""Flow plan files: a line of JSON, then a flow a line; written and read as a stream (docs/traffic-plans.md)."""
+"""Flow plan files: a line of JSON, then a flow a line; written and read as a stream (docs/commands/traffic-plans.md)."""
 
 from __future__ import annotations
 

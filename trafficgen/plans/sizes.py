@@ -19,7 +19,7 @@ from ringtap.units import parse_size_bytes
 _LARGEST_BYTES = 10**15
 _LEAST_SHARE = 2.0**-54  # half the finest step of random(), for the inverse of what has no smallest value
 
-# (bytes, cumulative probability); where each comes from is in docs/traffic-plans.md
+# (bytes, cumulative probability); where each comes from is in docs/commands/traffic-plans.md
 _WEB_SEARCH = (
     (10_000, 0.15),
     (20_000, 0.20),

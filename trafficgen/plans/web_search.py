@@ -2,7 +2,7 @@
 
 A plan holds exactly the bytes asked for. Sizes are drawn from the distribution and then multiplied by one factor a
 stretch (the whole plan, or a burst, or the quiet part of a period); starts are a Poisson process given its number of
-arrivals. docs/traffic-plans.md explains both.
+arrivals. docs/commands/traffic-plans.md explains both.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What runs beside a job on a node, the hosts it can run on, and the sweep conductor."""
+"""Agents that run beside a job on a node, the hosts that jobs run on, and the sweep conductor."""

@@ -1,4 +1,4 @@
-"""Who works on files and nodes one by one: this process, or others (`ringtap.analysis.dask_workers`)."""
+"""Workers that read files and nodes one by one: this process, or others (`ringtap.analysis.dask_workers`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all measures share: settings, routes, processes, the time that is left, and the samples so far."""
+"""State that all measures share: settings, routes, processes, the time that is left, and the samples so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from _processes import BenchmarkError, Processes
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is measured.
+    """Amount of measuring.
 
     Attributes:
         quick: everything short, repeats only as far as time allows.
@@ -73,7 +73,7 @@ class Bench:
     begun_s: float = field(default_factory=time.monotonic)
 
     def left_s(self) -> float:
-        """How long the run may still take."""
+        """Seconds that the run may still take."""
         limit_s = self.settings.limit_s
         return float("inf") if limit_s is None else self.begun_s + limit_s - time.monotonic()
 

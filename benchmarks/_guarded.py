@@ -1,4 +1,4 @@
-"""How every benchmark ends: one sentence for what cannot be measured, nothing left running when interrupted."""
+"""The end of every benchmark: one sentence for what cannot be measured, and nothing left running after Ctrl-C."""
 
 from __future__ import annotations
 

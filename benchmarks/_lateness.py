@@ -1,4 +1,4 @@
-"""How late small flows are launched while bulk flows run: with a core for the launcher alone, and on busy cores."""
+"""Lateness of small flows beside bulk flows: with a core for the launcher alone, and on busy cores."""
 
 from __future__ import annotations
 

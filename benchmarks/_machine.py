@@ -1,4 +1,4 @@
-"""What machine this is, and how much of it its host took away meanwhile."""
+"""Facts about this machine, and the share of it that its host took away meanwhile."""
 
 from __future__ import annotations
 

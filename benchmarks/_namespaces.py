@@ -46,7 +46,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class Route:
-    """Where a sender and a receiver run, and the receiver's address.
+    """The ends of a measured path: where sender and receiver run, and the receiver's address.
 
     Attributes:
         name: ``loopback`` or ``veth``.

@@ -1,4 +1,4 @@
-"""What the agent costs: CPU, memory and disk, beside 100 connections, at several rates."""
+"""Cost of the agent: CPU, memory and disk, beside 100 connections, at several rates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SETTLE_S = 1.0  # for what an agent does once: the first samples, clocks, looki
 
 @dataclass(frozen=True)
 class Usage:
-    """What the processes of a run have used until now.
+    """Resources that the processes of a run have used so far.
 
     Attributes:
         cpu_ns: of each thread that lives.

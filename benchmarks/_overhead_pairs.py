@@ -1,4 +1,4 @@
-"""What recording adds to a job's iterations and to its imports, from pairs measured in alternation."""
+"""Time that recording adds to a job's iterations and imports, from pairs measured in alternation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def interval(pairs: Sequence[dict[str, dict[str, Any]]], key: str) -> tuple[floa
 
 
 def added_pct(kind: str, pairs: Sequence[dict[str, dict[str, Any]]]) -> tuple[float, float, float]:
-    """What the switch adds to an iteration, in per cent, with its 95 % interval.
+    """Time that the switch adds to an iteration, in per cent, with its 95 % interval.
 
     The iterations of the job that computes are short, and what they gain is given in per cent of COMPUTE_S.
     """
@@ -144,13 +144,13 @@ def measure_imports(bench: Bench, count: int) -> None:
 
 
 def _own_modules_ms(said: str) -> float:
-    """What the hook's own modules took, by Python's own clock: sharper than the pairs, and less than the whole."""
+    """Time of the hook's own modules, by Python's own clock: sharper than the pairs, and less than the whole."""
     lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", said)
     return sum(int(self_us) for self_us, name in lines if name.startswith(_HOOK_MODULES)) / 1000
 
 
 def _job_environment(bench: Bench) -> dict[str, str]:
-    """What ``ringtap run`` gives to a job beside its own environment; asked once."""
+    """Variables that ``ringtap run`` adds to a job's environment; asked once."""
     from _processes import BenchmarkError
 
     kept = bench.folder / "job-environment.json"

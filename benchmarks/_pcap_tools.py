@@ -90,7 +90,7 @@ def run_tshark(bench: Bench, tool: str, file: File, cpus: Iterable[int]) -> Ende
 
 
 def run_loop(bench: Bench, library: str, file: File, cpus: Iterable[int]) -> float:
-    """How long a loop in Python takes, in seconds, without the interpreter's start.
+    """Time of a loop in Python, in seconds, without the interpreter's start.
 
     Raises:
         BenchmarkError: the library is not installed, or it failed.

@@ -1,4 +1,4 @@
-"""What a plan of a million flows costs: time and memory of writing it and of reading it."""
+"""Cost of a plan of a million flows: time and memory of writing and of reading it."""
 
 from __future__ import annotations
 

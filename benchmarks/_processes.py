@@ -30,7 +30,7 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """What a process left; CPU time and memory include those of the processes that it waited for itself."""
+    """The result of a process; CPU time and memory include those of the processes that it waited for itself."""
 
     code: int
     stdout: str
@@ -92,7 +92,7 @@ class Child:
         return " ".join(Path(word).name if word.startswith("/") else word for word in self.argv)[:160]
 
     def errors_so_far(self) -> str:
-        """What the process has written to standard error until now."""
+        """Text that the process has written to standard error so far."""
         return _text(self._stderr.fileno())
 
     def children(self) -> list[int]:
@@ -139,7 +139,7 @@ class Child:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def is_over(self, timeout_s: float | None) -> bool:
-        """Whether the process ends within so long (None: for ever)."""
+        """True if the process ends within so long (None: for ever)."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))

@@ -87,7 +87,7 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Sent:
-    """What ``ringtap traffic send`` said, and the CPU time that it took."""
+    """Output of ``ringtap traffic send``, and the CPU time that it took."""
 
     summary: dict[str, Any]
     cpu_s: float
@@ -116,7 +116,7 @@ def send(processes: Processes, route: Route, plan: Path, *arguments: object, tim
 def write_plan(
     path: Path, destination: str, duration_s: float, flows: Iterable[tuple[int, int]], pacing_bps: int | None = None
 ) -> Path:
-    """Write a plan file by hand, as docs/commands/traffic-plans.md describes it: flows are (start in ns, bytes), in order."""
+    """Write a plan file by hand (docs/commands/traffic-plans.md): flows are (start in ns, bytes), in order."""
     lines = []
     total = 0
     for start_ns, size_bytes in flows:

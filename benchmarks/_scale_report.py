@@ -70,7 +70,7 @@ def _cost(samples: Samples, all_files: bool) -> float | None:
 
 
 def _growth(samples: Samples) -> dict[str, float | None]:
-    """What a further million of iterations of a node cost, from the run that is four times as long."""
+    """Cost of a further million iterations of a node, from the run that is four times as long."""
     both = [select(samples, "nodes", verb="analyze", iterations=one["iterations"]) for one in samples.get("make", [])]
     if len(both) < 2 or not all(both):
         return {"s_per_million_node_iterations": None, "mb_per_million_node_iterations": None}

@@ -31,7 +31,7 @@ JOB = "series/scale-consistent-1"
 
 @dataclass(frozen=True)
 class Copy:
-    """What a copy of a recorded node has of its own."""
+    """The parts that a copy of a recorded node does not share."""
 
     number: int
     name: str
@@ -160,7 +160,7 @@ def multiply(source: Path, target: Path, nodes: int) -> None:
 
 
 def _sweep(target: Path, job: Path, info: dict[str, Any], nodes: int) -> None:
-    """What makes a sweep of the job: a plan, and one window from its first record to its last."""
+    """Turn the job into a sweep: add a plan, and one window from its first record to its last."""
     _, records, _ = map_records(job / "nodes" / node_name(0) / "nic" / "nic.rec")
     names = [name for name in records.dtype.names or () if name.endswith(".tx_bytes") and not name.startswith("lo.")]
     counter = {"node": node_name(0), "nic": names[0].rpartition(".")[0], "direction": "tx"}

@@ -57,7 +57,7 @@ def _capture(bench: Bench, route: Route, load_bps: float) -> dict[str, Any]:
 
 
 def _verify(bench: Bench, plan: Path, log: Path, capture: Path) -> dict[str, Any]:
-    """What ``ringtap traffic verify`` finds; that it finds deviations is a result, not a failure."""
+    """Result of ``ringtap traffic verify``; deviations that it finds are a result, not a failure."""
     argv = [*TRAFFIC, "verify", str(plan), "--sent", str(log), "--capture", str(capture), "--json"]
     ended = bench.processes.start(argv).wait(_VERIFY_S)
     if not ended.stdout.startswith("{"):

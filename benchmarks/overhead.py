@@ -1,4 +1,4 @@
-"""What ``ringtap run`` costs a training job and its node, in one run on one machine (docs/reference/collectors.md).
+"""Cost of ``ringtap run`` for a training job and its node, in one run on one machine (docs/reference/collectors.md).
 
 python benchmarks/overhead.py [--quick] [-o FILE] [--markdown FILE]
 """

@@ -1,4 +1,4 @@
-"""How fast `ringtap flows` reads captures, in one run on one machine, beside other readers (docs/method/benchmarks.md).
+"""Speed of `ringtap flows` beside other readers of captures, in one run on one machine (docs/method/benchmarks.md).
 
 python benchmarks/pcap.py [--quick] [-o FILE] [--markdown FILE]
 """

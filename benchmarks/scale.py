@@ -1,4 +1,4 @@
-"""How analysis grows: a run directory of many nodes, and captures that workers of Dask read (docs/method/benchmarks.md).
+"""Growth of analysis: a run directory of many nodes, and captures read by Dask workers (docs/method/benchmarks.md).
 
 python benchmarks/scale.py [--quick] [-o FILE] [--markdown FILE]
 """
@@ -35,7 +35,7 @@ _PACKETS_A_GB = 9_680_000
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much there is to analyse.
+    """Amount of data to analyse.
 
     Attributes:
         nodes: of the run directory.
@@ -118,7 +118,7 @@ def _make(bench: Bench, sweep: Path, nodes: int, iterations: int) -> dict[str, A
 
 
 def _found(path: Path, of: str) -> dict[str, Any]:
-    """What the analysis says there is; it has to be what was made."""
+    """Results of the analysis, which must be what was made."""
     item = json.loads(path.read_text())
     if of == "sweep":
         return {"found_iterations": item["series"][0]["points"][0]["iterations"]}

@@ -1,4 +1,4 @@
-"""How good `ringtap traffic` is, in one run on one machine, beside the peers that are installed (docs/method/benchmarks.md).
+"""Quality of `ringtap traffic` beside installed peers, in one run on one machine (docs/method/benchmarks.md).
 
 python benchmarks/traffic.py [--quick] [--peer NAME=PATH] [-o FILE] [--markdown FILE]
 """

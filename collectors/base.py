@@ -1,4 +1,4 @@
-"""What every collector is: checked before a run, started beside a job, asked for samples, stopped."""
+"""The interface of every collector: checked before a run, started beside a job, sampled, stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ State = Literal["ok", "degraded", "unavailable"]
 
 @dataclass(frozen=True)
 class Check:
-    """What a node, a user and a job environment allow of a collector.
+    """The result of a check: what a node, a user and a job environment allow a collector.
 
     Attributes:
         state: ``ok``; ``degraded``: it collects, but less than it could; ``unavailable``: nothing.
@@ -27,7 +27,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Context:
-    """Where and for whom a collector works.
+    """The surroundings of a collector: the node, the job and the run directory that it works for.
 
     Attributes:
         folder: the node's folder in the run directory.
@@ -61,7 +61,7 @@ class Collector(Protocol):
     def __init__(self, context: Context) -> None: ...
 
     def check(self) -> Check:
-        """What this node allows, without leaving a trace on disk; takes less than a second and never raises."""
+        """Check this node without leaving a trace on disk; takes less than a second and never raises."""
         ...
 
     def start(self) -> None:

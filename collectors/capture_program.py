@@ -223,7 +223,7 @@ def version(path: str) -> tuple[int, ...]:
 
 
 def cannot_drop_root() -> bool:
-    """Whether this is the root of a user namespace with one user, where tcpdump fails to change to any user."""
+    """True if this is the root of a user namespace with one user, where tcpdump fails to change to any user."""
     try:
         return os.geteuid() == 0 and Path("/proc/self/setgroups").read_text().strip() == "deny"
     except OSError:
@@ -231,13 +231,13 @@ def cannot_drop_root() -> bool:
 
 
 def refusal(path: str, interface: str) -> str:
-    """Why it may not capture on an interface; empty where it may. Opens the interface and captures nothing."""
+    """Reason that it may not capture on an interface; empty if it may. Opens the interface and captures nothing."""
     code, said = _ask([path, "-i", interface, "-L"])
     return said.replace("\n", " ") if code else ""
 
 
 def filter_error(path: str, interface: str, words: str) -> str:
-    """What is wrong with a filter; empty where nothing is."""
+    """Fault of a filter; empty if there is none."""
     code, said = _ask([path, "-i", interface, "-d", words])
     return said.removeprefix("tcpdump: ").splitlines()[0] if code and said else ""
 

@@ -45,7 +45,7 @@ _WIDTHS = {"rx_out_of_buffer": 32, "rx_if_down_packets": 32}
 
 
 def select(names: list[str]) -> list[str]:
-    """Which of a driver's statistics to keep: not those of single queues, unless there are no others."""
+    """Select the statistics of a driver to keep: not those of single queues, unless there are no others."""
     whole = [name for name in names if name and not _OF_A_QUEUE.search(name)]
     kept = [name for name in whole if not _BESIDE_THE_POINT.search(name)]
     if not kept:
@@ -119,7 +119,10 @@ class _Nic:
 
 
 class EthtoolCollector:
-    """Writes ``ethtool/<nic>.rec`` for every interface that is up and has statistics (docs/reference/collectors-devices.md)."""
+    """Recorder of ``ethtool/<nic>.rec`` for each interface that is up and has statistics.
+
+    docs/reference/collectors-devices.md describes the records.
+    """
 
     name = "ethtool"
     slow = True
@@ -142,7 +145,7 @@ class EthtoolCollector:
         return [nic for nic in nics if nic.kept]
 
     def check(self) -> Check:
-        """Which interfaces have statistics."""
+        """Check which interfaces have statistics."""
         try:
             ethtool = Ethtool()
         except OSError as error:

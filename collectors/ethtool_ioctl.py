@@ -84,7 +84,7 @@ class Ethtool:
         return {"rx": rx, "tx": tx, "rx_most": rx_most, "tx_most": tx_most}
 
     def pause(self, nic: str) -> dict[str, bool]:
-        """Whether Ethernet pause frames are negotiated, obeyed and sent."""
+        """Pause parameters of Ethernet: negotiated, obeyed and sent."""
         answer = self._ask(nic, bytearray(struct.pack("=I12x", _PAUSE)))
         return dict(zip(("autonegotiate", "rx", "tx"), map(bool, struct.unpack_from("=3I", answer, 4)), strict=True))
 

@@ -86,7 +86,7 @@ def _field_value(nvml: Any, handle: Any, number: int, scope: int) -> int:
 
 
 def _event_reasons(nvml: Any, handle: Any) -> int:
-    """Why the clocks are lower than they could be: a mask; older drivers know it as throttle reasons."""
+    """Reasons that the clocks are lower than they could be: a mask; older drivers know it as throttle reasons."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except nvml.NVMLError:
@@ -159,7 +159,7 @@ class _Gpu:
 
     @property
     def supports_something(self) -> bool:
-        """Whether there is anything to record."""
+        """True if there is anything to record."""
         return bool(self._readings)
 
     def start(self, folder: Path, every_s: float) -> None:
@@ -228,7 +228,7 @@ class GpuCollector:
         return self.nvml
 
     def check(self) -> Check:
-        """Whether NVML answers and which GPUs there are."""
+        """Check that NVML answers, and which GPUs there are."""
         try:
             nvml = self._load()
         except ImportError:

@@ -96,7 +96,7 @@ class HostCollector:
         self._facts = {"processes": 0, "processes_most": 0}
 
     def check(self) -> Check:
-        """What of the host can be read."""
+        """Check which values of the host can be read."""
         try:
             cores = len(psutil.cpu_times(percpu=True))
             psutil.virtual_memory()

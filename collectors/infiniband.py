@@ -95,7 +95,7 @@ def driver_of(device: Path) -> str:
 
 
 def wanted_port_counters(driver: str, present: set[str]) -> tuple[list[str], dict[str, str]]:
-    """Which files of ``counters/`` to read, and which are left out, with why."""
+    """Select the files of ``counters/`` to read, and those that are left out, with reasons."""
     constant = _NOT_COUNTED.get(driver, set())
     names = [name for name in (*TRAFFIC, *ERRORS) if name in present and name not in constant]
     absent = {name: "the kernel does not offer it" for name in (*TRAFFIC, *ERRORS) if name not in present}
@@ -103,7 +103,7 @@ def wanted_port_counters(driver: str, present: set[str]) -> tuple[list[str], dic
 
 
 def wanted_hw_counters(present: set[str]) -> list[str]:
-    """Which files of ``hw_counters/`` to read."""
+    """Select the files of ``hw_counters/`` to read."""
     names = present - {"lifespan"}
     known = [name for name in _MLX5 if name in names]
     if known:
@@ -131,7 +131,7 @@ def port_field(name: str, driver: str, wide: bool) -> Field:
 
 
 def is_wide(present: set[str], first: dict[str, int]) -> bool:
-    """Whether a port's data and packet counters have 64 bit: it has the extended set, or a value beyond 32 bit.
+    """True if a port's data and packet counters have 64 bit: it has the extended set, or a value beyond 32 bit.
 
     ``unicast_*`` comes with the extended set. Ports without it may still count 64 bit (class port information
     ``ExtendedWidthSupportedNoIETF``), which no file tells: there a larger value is the only sign.
@@ -255,11 +255,11 @@ class _Port:
 
     @property
     def countless(self) -> bool:
-        """Whether there is nothing to record."""
+        """True if there is nothing to record."""
         return not self._port and not self._hw
 
     def about(self) -> dict[str, Any]:
-        """What the header of its log says."""
+        """Header fields of its log."""
         layer = _text(self.path / "link_layer") or "unknown"
         return {
             "collector": "infiniband",
@@ -358,7 +358,7 @@ class InfinibandCollector:
         self._events: JsonLinesWriter | None = None
 
     def check(self) -> Check:
-        """What devices there are and what they count."""
+        """Check which devices there are and what they count."""
         paths = self._port_paths()
         if not paths:
             reason = f"there is no InfiniBand, RoCE or Omni-Path device in {self.root}"

@@ -82,7 +82,7 @@ def message_at(data: memoryview, position: int, end: int) -> tuple[int, int, int
 
 
 def is_done(kind: int) -> bool:
-    """Whether a type that `message_at` returned says that a dump is over."""
+    """True if a type that `message_at` returned says that a dump is over."""
     return kind == _DONE
 
 

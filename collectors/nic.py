@@ -172,7 +172,7 @@ class NicCollector:
         self._vanished_ns: dict[str, int] = {}
 
     def check(self) -> Check:
-        """Whether the counters can be read, and of which interfaces."""
+        """Check that the counters can be read, and of which interfaces."""
         try:
             lines = self.source.read_bytes().splitlines()[_HEADING_LINES:]
         except OSError as error:
@@ -235,7 +235,7 @@ class NicCollector:
         return text.split()
 
     def _learn(self, words: list[bytes]) -> None:
-        """Where each interface's numbers stand among the words, now that the interfaces are others than before."""
+        """Learn the positions of each interface's numbers after the interfaces have changed."""
         self._names = words[self._first :: _COLUMNS]
         places = {name.decode().rstrip(":"): self._first + _COLUMNS * row for row, name in enumerate(self._names)}
         self._where = [

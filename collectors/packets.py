@@ -46,12 +46,12 @@ def _is_loopback(stats: Any) -> bool:
 
 
 def exists(name: str) -> bool:
-    """Whether there is an interface of this name; ``any`` is all of them."""
+    """True if there is an interface of this name; ``any`` is all of them."""
     return name == "any" or name in psutil.net_if_stats()
 
 
 def is_loopback(name: str) -> bool:
-    """Whether it is the loopback interface."""
+    """True if it is the loopback interface."""
     stats = psutil.net_if_stats().get(name)
     return stats is not None and _is_loopback(stats)
 
@@ -74,7 +74,7 @@ def default_interface() -> str:
 
 
 def has_rdma() -> bool:
-    """Whether the node has devices whose traffic goes past the kernel and so past any capture."""
+    """True if the node has devices whose traffic goes past the kernel and so past any capture."""
     try:
         return any(Path("/sys/class/infiniband").iterdir())
     except OSError:
@@ -139,7 +139,7 @@ class PacketsCollector:
         return "" if self._wanted_tool == "ring" or capture_program.cannot_drop_root() else capture_program.find()
 
     def check(self) -> Check:
-        """Whether this user may capture on the interface, and with what."""
+        """Check that this user may capture on the interface, and with which program."""
         path = self._tcpdump()
         for reason, remedy in self._obstacles(path):
             if reason:
@@ -151,7 +151,7 @@ class PacketsCollector:
         return Check("ok", f"{tool} on {self.interface}")
 
     def _obstacles(self, path: str) -> Iterator[tuple[str, str]]:
-        """What could stand in the way, each with its remedy; an empty reason where it does not."""
+        """Possible obstacles, each with its remedy; an empty reason if it is none."""
         yield "" if self.interface else "there is no interface that is up", "name one with --interface"
         found = exists(self.interface)
         yield "" if found else f"there is no interface {self.interface}", "name one that 'ip link' shows"
@@ -261,7 +261,7 @@ class PacketsCollector:
             self._deleted += 1
 
     def _full(self) -> str:
-        """Why there is no room to go on; empty where there is."""
+        """Reason that there is no room to go on; empty if there is room."""
         used = sum(path.stat().st_size for path in self._files())
         if used >= self._most_bytes:
             return f"its files reached {used} of {self._most_bytes} bytes"

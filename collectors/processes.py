@@ -1,4 +1,4 @@
-"""What a process tells of itself: its rank in the job and its command, if it is one's own, and what it uses."""
+"""Facts about a process: its rank in the job, its command if it is the user's own, and its resources."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where one discipline's statistics lie in its message, as long as the message keeps its length.
+    """Positions of one discipline's statistics in its message, as long as the message keeps its length.
 
     Attributes:
         head: the message's first bytes: length, type, flags.
@@ -68,7 +68,7 @@ class _Layout:
 
 
 class QdiscTable:
-    """What is known of each discipline: the kernel's answers go in, records of those that changed come out.
+    """The known disciplines: the kernel's answers go in, records of those that changed come out.
 
     Attributes:
         kinds: ``interface:handle`` to the discipline's kind.
@@ -158,7 +158,7 @@ class QdiscCollector:
         self._dump_request = request(_GET, DUMP, bytes(_TC_BYTES))
 
     def check(self) -> Check:
-        """Whether the kernel tells, and what disciplines there are."""
+        """Check that the kernel answers, and which disciplines there are."""
         try:
             netlink = NetlinkSocket(ROUTE)
         except OSError as error:

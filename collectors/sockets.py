@@ -326,7 +326,7 @@ class SocketTable:
             self._since[identity] = (now_ns, carried)
 
     def _choose(self) -> None:
-        """Which connections to ask for until the next dump: the busy ones, of many the busiest."""
+        """Choose the connections to ask for until the next dump: the busy ones, of many the busiest."""
         self._busy = {identity: busy for identity, busy in self._busy.items() if busy[0] > self._now_ns}
         self.asked = list(self._busy)
         if len(self.asked) > self._asked_most:
@@ -356,7 +356,7 @@ class SocketsCollector:
         self._facts = {"dumps": 0, "samples": 0, "lost_answers": 0, "most_connections": 0}
 
     def check(self) -> Check:
-        """Whether the kernel answers, and how much of tcp_info it has."""
+        """Check that the kernel answers, and how much of tcp_info it has."""
         if sys.byteorder != "little":
             return Check("unavailable", "records of sockets are the kernel's own bytes, and this machine is big-endian")
         try:

@@ -1,4 +1,4 @@
-"""Where things lie in the kernel's answers about TCP sockets, and in the records made of them.
+"""The layout of the kernel's answers about TCP sockets, and of the records made of them.
 
 A record is the sample's two clocks and then slices of the kernel's own bytes: the head of ``inet_diag_msg`` (whose
 socket), its queues, and ``tcp_info`` without the four ages, which move by themselves. Layouts are those of
@@ -126,7 +126,7 @@ def one_request(family: int, identity: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of one kind of message lie; messages with equal heads have equal layouts.
+    """Positions of the parts of one kind of message; messages with equal heads have equal layouts.
 
     ``unpack`` gives: the head (length, type, flags), family to timer_retransmits, identity, queues, the head of the
     tcp_info attribute, tcp_info before the ages, tcp_info after them.

@@ -212,7 +212,7 @@ class Capture:
 
 
 class _Inner(NamedTuple):
-    """Where TCP lies in a frame; ``end`` is that of the IP packet, 0 where its header does not say."""
+    """Position of TCP in a frame; ``end`` is that of the IP packet, 0 if its header does not say."""
 
     tcp_at: int
     end: int

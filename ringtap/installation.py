@@ -1,4 +1,4 @@
-"""How this ringtap was installed, and so the command that adds what is missing to it.
+"""The way ringtap was installed, and the command that adds a missing package to this installation.
 
 No package index offers ringtap, so pip needs more than its name.
 """

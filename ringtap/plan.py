@@ -78,7 +78,7 @@ class Testbed:
 
 @dataclass(frozen=True)
 class Window:
-    """When a point counts as measured.
+    """The conditions under which a point counts as measured.
 
     Attributes:
         warmup_iterations: iterations of a new job that are left out.

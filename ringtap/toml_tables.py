@@ -38,7 +38,7 @@ class Table:
         return f"{self._path} line {self._first_line}"
 
     def has(self, key: str) -> bool:
-        """Whether the plan gives a key."""
+        """True if the plan gives a key."""
         return key in self._items
 
     def fail(self, key: str, reason: str) -> NoReturn:
@@ -156,7 +156,7 @@ class PlanTables:
         return 1
 
     def has(self, name: str) -> bool:
-        """Whether the plan has a table."""
+        """True if the plan has a table."""
         return name in self._root
 
     def one(self, name: str, *, needed: bool = False) -> Table:

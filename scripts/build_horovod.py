@@ -96,11 +96,11 @@ print(json.dumps({"python": sys.executable, "abi": sysconfig.get_config_var("SOA
 
 
 class BuildError(Exception):
-    """Why there is no Horovod, in one sentence."""
+    """Failure to build Horovod, in one sentence."""
 
 
 def interpreter_facts(python: str) -> dict[str, Any]:
-    """What the interpreter is that Horovod is built for, as far as it decides what the wheel holds.
+    """Facts about the interpreter that Horovod is built for, as far as they decide the wheel's contents.
 
     Raises:
         BuildError: it does not run, or has no torch.
@@ -121,7 +121,7 @@ def interpreter_facts(python: str) -> dict[str, Any]:
 
 
 def cache_folder(facts: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
-    """Where the wheel of this source for this interpreter and torch is kept."""
+    """Folder for the wheel of this source for this interpreter and torch."""
     base = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     recipe = [[edit.path, edit.old, edit.new] for edit in EDITS], SETTINGS
     parts = [

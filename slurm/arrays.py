@@ -125,7 +125,9 @@ def submit_plan(
     plan = load_plan(file)
     cluster = plan.topology
     if not isinstance(cluster, Cluster) or cluster.reach != "slurm":
-        raise UsageError(f'{file} is not for Slurm: under [cluster] it needs reach = "slurm" (docs/commands/submit-plans.md)')
+        raise UsageError(
+            f'{file} is not for Slurm: under [cluster] it needs reach = "slurm" (docs/commands/submit-plans.md)'
+        )
     _check_options(options, len(cluster.hosts))
     resources = replace(resources, nodes=len(cluster.hosts))
     path: Path = options.output or Path("runs") / new_name(plan.name)
@@ -190,7 +192,7 @@ def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[li
 
 
 def _time_doubts(plan: SweepPlan, names: Sequence[str], resources: Resources) -> list[str]:
-    """Whether the longest series fits into the time limit."""
+    """Doubts that the longest series fits into the time limit."""
     expected_s = max(sum(point["duration_s"] for point in estimate(plan, name)) for name in names)
     text = f"a series takes about {format_duration(expected_s)}"
     limit_s = parse_time_s(resources.time) - resources.stop_before_s if resources.time else expected_s

@@ -1,4 +1,4 @@
-"""What a cluster without internet lacks to run ringtap, in one folder."""
+"""A folder with everything that a cluster without internet lacks to run ringtap."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ Check the files: sha256sum --check {MANIFEST}
 
 
 def requirements(minor: int) -> list[str]:
-    """What ringtap needs without its extras, on Python 3.<minor>."""
+    """Requirements of ringtap without its extras, on Python 3.<minor>."""
     found = []
     for line in _distribution().requires or ():
         requirement, _, marker = (part.strip() for part in line.partition(";"))

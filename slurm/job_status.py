@@ -1,4 +1,4 @@
-"""What is known of a submission's jobs: their own accounts in the run directory, and what Slurm answers when asked."""
+"""Status of a submission's jobs: by their own records in the run directory, and by Slurm's answer when asked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Answer:
-    """What Slurm says of a job.
+    """The state of a job according to Slurm.
 
     Attributes:
         state: in Slurm's word, such as ``PENDING``; ``FORGOTTEN`` where it knows of no such job any more.

@@ -17,7 +17,7 @@ class SubmitPaths:
 
     @property
     def folder(self) -> Path:
-        """Where all of it lies, and where sbatch is called."""
+        """Folder of the submission, in which sbatch is called."""
         return self.run / "submit"
 
     @property
@@ -27,7 +27,7 @@ class SubmitPaths:
 
     @property
     def request(self) -> Path:
-        """What was asked for, and the ids that Slurm gave it (request.json)."""
+        """The request, and the ids that Slurm gave it (request.json)."""
         return self.folder / "request.json"
 
     @property
@@ -36,7 +36,7 @@ class SubmitPaths:
         return self.folder / "plan.toml"
 
     def output(self, job: str) -> Path:
-        """What the script, its steps and Slurm itself say; ``job`` as in `state`."""
+        """Output of the script, its steps and Slurm itself; ``job`` as in `state`."""
         return self.folder / f"slurm-{job}.out"
 
     @property
@@ -54,7 +54,7 @@ class SubmitPaths:
 
     @property
     def results(self) -> Path:
-        """What was kept of the nodes' own disks, a folder a node."""
+        """Folder of what was kept of the nodes' own disks, with one folder per node."""
         return self.run / "results"
 
     @property

@@ -1,4 +1,4 @@
-"""What a submission asks Slurm for, and whether a site can give it."""
+"""A submission's request to Slurm, and the check that a site can give it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT"}
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job is to get; None leaves it to the site.
+    """Resources of a job; None leaves a value to the site.
 
     Attributes:
         nodes: how many.
@@ -69,7 +69,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where the job's Python comes from.
+    """Source of the job's Python.
 
     Attributes:
         python: an interpreter that has ringtap; None where an environment is made on every node.

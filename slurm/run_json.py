@@ -1,4 +1,4 @@
-"""What a batch script has to say in its run's run.json.
+"""Contents of run.json that a batch script writes.
 
 ``python -m ringtap.slurm.run_json begin RUN`` and ``… end RUN CODE STOPPED``.
 """

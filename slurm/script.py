@@ -86,7 +86,7 @@ def _directive(value: str) -> str:
 
 
 def places(paths: SubmitPaths, folder: Path) -> str:
-    """Where everything is. Sets TAP_RUN and TAP_STATE, and goes to the job's folder."""
+    """Shell lines for all paths. They set TAP_RUN and TAP_STATE, and go to the job's folder."""
     return f"""
 export TAP_RUN={quote(paths.run)}  # the run directory: on a file system that all nodes share
 job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
@@ -133,7 +133,7 @@ enter || exit
 
 
 def rendezvous(site: Site) -> str:
-    """Where the ranks meet: MASTER_ADDR and MASTER_PORT, and the network interface where the site names one."""
+    """Shell lines for the rendezvous of the ranks: MASTER_ADDR, MASTER_PORT, the interface that the site names."""
     text = """
 # Where the ranks meet: on the first node, at a port that no other job has
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -147,7 +147,7 @@ export MASTER_ADDR MASTER_PORT
 
 
 def recording(collect: str, every: str) -> str:
-    """What is recorded, as options of ringtap run and ringtap capture."""
+    """Options of ringtap run and ringtap capture for what is recorded."""
     return f"--collect {quote(collect)} --every {quote(every)}"
 
 

@@ -1,4 +1,4 @@
-"""What is known of a cluster: site profiles, as TOML files (docs/reference/sites.md)."""
+"""Site profiles: facts about clusters, as TOML files (docs/reference/sites.md)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Site:
 
 
 def user_folder(environment: Mapping[str, str]) -> Path:
-    """Where users keep profiles of their own."""
+    """Folder for the users' own profiles."""
     return Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtap" / "sites"
 
 

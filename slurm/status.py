@@ -1,4 +1,4 @@
-"""How a submitted run stands: from its files, and from one question to Slurm where they leave something open."""
+"""Status of a submitted run: from its files, and from one question to Slurm if they leave something open."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def _last_written_s(folder: Path) -> int | None:
 
 
 def sweep_standing(run: RunDirectory, parts: Sequence[Part]) -> Standing:
-    """How a submitted sweep stands whose parts are these."""
+    """Status of a submitted sweep with these parts."""
     paths = SubmitPaths(run.path)
     last = _submitted_tasks(paths)
     missing = [last[part.index] for part in parts if part.missing and part.index in last]

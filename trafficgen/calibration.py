@@ -1,4 +1,4 @@
-"""What this host can do, as ``ringtap traffic calibrate`` measured it: kept in a file, read by ``send`` and sweeps."""
+"""Limits of this host, as ``ringtap traffic calibrate`` measured them: kept in a file, read by ``send`` and sweeps."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Calibration:
     lateness_busy_p99_us: float
 
     def spin_for(self, own_processor: bool) -> int:
-        """How long before a flow the launcher watches the clock; less where others want the processor."""
+        """Time before a flow from which the launcher watches the clock; less where others want the processor."""
         return self.spin_ns if own_processor else min(self.spin_ns, round(self.sleep_p50_us * 1e3))
 
     def exceeded_by(self, load_bps: float, flows_per_s: float, new_connections: bool) -> str:
-        """What a plan asks beyond these figures, in words; empty when nothing."""
+        """Demands of a plan beyond these figures, as text; empty if there are none."""
         if load_bps > self.ceiling_bps:
             return f"{format_rate(load_bps)} is above this host's ceiling of {format_rate(self.ceiling_bps)}"
         most = self.new_flows_per_s if new_connections else self.kept_flows_per_s
@@ -67,7 +67,7 @@ class Calibration:
 
 
 def this_host() -> dict[str, Any]:
-    """What a calibration holds for."""
+    """The facts about this host that a calibration is valid for."""
     return {
         "name": platform.node(),
         "kernel": platform.release(),
@@ -77,7 +77,7 @@ def this_host() -> dict[str, Any]:
 
 
 def usual_path() -> Path:
-    """Where the calibration is kept: the user's cache folder, by host name, for homes that hosts share."""
+    """Path of the calibration: in the user's cache folder, by host name, for homes that hosts share."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "ringtap" / f"calibration-{platform.node()}.json"
 

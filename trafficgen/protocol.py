@@ -1,4 +1,4 @@
-"""What sender and receiver say to each other on a connection.
+"""The protocol between sender and receiver on a connection.
 
 The sender opens with a hello (magic, version, SHA-256 of the token, its own number) and the receiver answers with a
 notice. Then, a flow after the other: the sender's flow header (number, size), the payload, and the receiver's notice
@@ -43,12 +43,12 @@ def hello(token: str, sender: int) -> bytes:
 
 
 def token_digest(token: str) -> bytes:
-    """What of the token goes over the wire; it keeps strangers' flows apart and is no protection against attack."""
+    """Digest of the token that goes over the wire; it keeps strangers' flows apart, but stops no attack."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def failure_words(code: int) -> str:
-    """Why flows fail, in words: an errno, or below 0 one of this module's reasons or a verdict; 0 is silence."""
+    """Text for a flow's failure code: an errno, or below 0 a reason of this module or a verdict; 0 is silence."""
     if code == 0:
         return "it has gone silent"
     if code > 0:

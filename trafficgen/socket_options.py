@@ -21,7 +21,7 @@ _WORD = struct.Struct("=I")
 
 @dataclass(frozen=True)
 class Transport:
-    """How connections are made; None leaves it to the kernel.
+    """Socket options of outgoing connections; None leaves a value to the kernel.
 
     Attributes:
         congestion_control: TCP_CONGESTION, by name.
@@ -39,7 +39,7 @@ class Transport:
 
 
 class TcpState(NamedTuple):
-    """What TCP_INFO says of a connection: retransmitted segments so far, round trip times in µs."""
+    """State of a connection from TCP_INFO: retransmitted segments so far, round trip times in µs."""
 
     retransmits: int
     rtt_us: int

@@ -1,4 +1,4 @@
-"""What became of a plan's flows: counts and distributions, kept by the launcher and each carrier and then merged."""
+"""Statistics of a plan's flows: counts and distributions, kept by the launcher and each worker and then merged."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _THOUSANDTHS = 1000
 
 @dataclass(frozen=True)
 class Ending:
-    """How one flow ended.
+    """The end of one flow.
 
     Attributes:
         state: a key of ``STATES``.

@@ -1,1 +1,1 @@
-"""How far the clocks of a run's nodes are apart."""
+"""Clock offsets between the nodes of a run."""

@@ -1,4 +1,4 @@
-"""What a node publishes about its clock: clock/clock.json, rewritten now and then, and clock/pings.rec, every ping."""
+"""The clock log of a node: clock/clock.json, rewritten from time to time, and clock/pings.rec with every ping."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Account:
         return found
 
     def due(self) -> bool:
-        """Whether clock.json should be written again: ever more seldom, since it is written whole."""
+        """True if clock.json should be written again: ever more seldom, since it is written whole."""
         now_s = time.monotonic()
         return now_s - self._published_s >= min(600.0, max(5.0, (now_s - self._began_s) / 4))
 
@@ -151,7 +151,7 @@ class Account:
         }
 
     def _judge(self, parts: list[Fit], now: dict[str, Any]) -> tuple[str, list[Fit], dict[str, Any]]:
-        """Which account of the offset holds: where it comes from, the segments, and what was measured beside it."""
+        """Select the estimate of the offset that holds: its source, its segments, and the measurements beside it."""
         if self._node == self.reference:
             return "this node is the reference", [self._line(0)], {}
         theirs = self._theirs()
@@ -177,7 +177,7 @@ class Account:
         return {}
 
     def _same_kernel(self, theirs: dict[str, Any]) -> bool:
-        """Whether both nodes run on one kernel and so have one clock, as on the virtual testbed.
+        """True if both nodes run on one kernel and so have one clock, as on the virtual testbed.
 
         Boot identities alone do not prove it (copies of a virtual machine share them), but two kernels cannot share
         files on a local file system.

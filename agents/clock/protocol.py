@@ -37,7 +37,7 @@ _PLAUSIBLE_NS = 10_000_000_000
 
 @dataclass(frozen=True)
 class Datagram:
-    """What a datagram says; times are CLOCK_REALTIME in ns of the node that took them.
+    """A datagram of the clock protocol; times are CLOCK_REALTIME in ns of the node that took them.
 
     Attributes:
         kind: PING, PONG or LAST.
@@ -215,7 +215,7 @@ class Responder:
             sock.sendto(pong.pack(self._token), sender)
 
     def waiting(self, within_s: float) -> int:
-        """How many nodes have pinged within so many seconds and not said that it was their last."""
+        """Number of nodes that have pinged within this many seconds and have not announced their last ping."""
         since_s = time.monotonic() - within_s
         return sum(last_s >= since_s for last_s in self._askers.values())
 

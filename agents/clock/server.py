@@ -84,7 +84,7 @@ class Reference:
         return self.account.publish()
 
     def _asked(self) -> bool:
-        """Whether another node has opened its log of pings."""
+        """True if another node has opened its log of pings."""
         try:
             with os.scandir(self._nodes) as found:  # listing a folder makes a network file system look again
                 others = [entry.name for entry in found if entry.name != self._node]
@@ -121,7 +121,7 @@ class Reference:
         return max(self._period_ms, askers * _A_NODE_MS)
 
     def _look(self) -> int:
-        """Whether the clock was set; returns how often so far."""
+        """Look for steps of the clock; returns how many there were so far."""
         step = self._watch.look()
         if step is not None:
             self.account.steps.append(step)

@@ -1,1 +1,1 @@
-"""What a node, a user and a job environment allow."""
+"""Checks of what a node, a user and a job environment allow."""

@@ -1,4 +1,4 @@
-"""What can be recorded here: checks of a node, a user and a job environment, each in a process of its own.
+"""Checks of what can be recorded on a node, by a user and in a job environment, each in its own process.
 
 A check that raises, hangs or takes its process down costs one line of the result. Nothing is written to disk.
 """
@@ -63,7 +63,7 @@ def analysis(_runs: Path) -> Check:
 
 
 def lab(_runs: Path) -> Check:
-    """Whether namespaces and links of the testbed can be made; this process has them to itself, and they go with it."""
+    """Check that namespaces and links of the testbed can be made, in a process that takes them along when it ends."""
     from ringtap.agents.testbed import namespaces
 
     try:
@@ -94,12 +94,12 @@ def _limit(netlink: object) -> None:
 
 
 def traffic(_runs: Path) -> Check:
-    """Whether the usual ports of the traffic generators are free."""
+    """Check that the usual ports of the traffic generators are free."""
     return traffic_on(TRAFFIC_PORTS)
 
 
 def traffic_on(ports: tuple[int, ...]) -> Check:
-    """Whether TCP ports are free."""
+    """Check that TCP ports are free."""
     taken = []
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
@@ -116,7 +116,7 @@ def traffic_on(ports: tuple[int, ...]) -> Check:
 
 
 def iperf3(_runs: Path) -> Check:
-    """Whether iperf3 is there."""
+    """Check that iperf3 is installed."""
     program = shutil.which("iperf3")
     if program is None:
         remedy = "module load iperf3 if the site has it, or" if on_alliance() else "install iperf3, or"
@@ -174,7 +174,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Question:
-    """What the doctor is asked about.
+    """A question to the doctor.
 
     Attributes:
         runs: folder that run directories would be made in.

@@ -1,4 +1,4 @@
-"""What the job's own interpreter allows: the hook, torch, Horovod, NCCL. That interpreter need not be ringtap's."""
+"""Checks of the job's own interpreter, which need not be ringtap's: the hook, torch, Horovod, NCCL."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:
 
 
 def judge(found: dict[str, Any], folder: str) -> dict[str, Check]:
-    """What the interpreter's answer means, check by check."""
+    """Turn the interpreter's answer into checks."""
     version = ".".join(str(part) for part in found["version"])
     name = f"{found['executable'] or 'python'} ({version})"
     if tuple(found["version"]) < _LEAST_PYTHON:

@@ -1,4 +1,4 @@
-"""What the node, the user's limits and the scheduler allow; each check is made in a process of its own."""
+"""Checks of the node, the user's limits and the scheduler, each in its own process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def on_alliance() -> bool:
-    """Whether this is a cluster of the Digital Research Alliance of Canada."""
+    """True if this is a cluster of the Digital Research Alliance of Canada."""
     return bool(os.environ.get("CC_CLUSTER"))
 
 
 def install_hint(package: str) -> str:
-    """How to get a Python package here."""
+    """Advice on how to get a Python package here."""
     if on_alliance():
         return f"pip download {package} on a login node, then pip install --no-index --find-links=. {package}"
     return f"{pip()} install {package}"
@@ -50,7 +50,7 @@ def _slurm_nodes() -> int:
 
 
 def run_directory(runs: Path) -> Check:
-    """Whether a run directory can be made below a folder, on what file system, and whether other nodes see it."""
+    """Check that a run directory can be made below a folder, on which file system, and that other nodes see it."""
     folder = runs.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -115,7 +115,7 @@ def clock(_runs: Path) -> Check:
 
 
 def _kernel_stamps() -> bool:
-    """Whether a datagram to oneself comes with a stamp."""
+    """True if a datagram to oneself comes with a stamp."""
     with open_socket("127.0.0.1") as sock:
         for _ in range(2):  # the first one after the option may still be without
             with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:

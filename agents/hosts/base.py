@@ -1,4 +1,4 @@
-"""What the hosts of a measurement can do, however they are reached."""
+"""The interface to the hosts of a measurement, however they are reached."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Hosts(Protocol):
         """The Python interpreter on a host that has ringtap."""
 
     def path(self, host: str, path: Path) -> str:
-        """Where a path below a published run directory lies on a host: the same where files are shared."""
+        """Location of a path below a published run directory on a host: the same path where files are shared."""
 
     def publish(self, run: Path) -> None:
         """Make a freshly made run directory known on every host; nothing to do where files are shared.
@@ -135,7 +135,7 @@ class Hosts(Protocol):
         """The hosts known to be lost, and why."""
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
-        """Whether a server process comes to listen on a TCP port of a host within so many seconds."""
+        """True if a server process comes to listen on a TCP port of a host within so many seconds."""
 
     def stop_all(self) -> None:
         """End everything started here, the newest first; a lost host is no error."""

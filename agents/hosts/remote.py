@@ -207,7 +207,7 @@ def _is_answer(item: Answer) -> bool:
 
 
 def _facts(line: bytes) -> Answer:
-    """What the servant says of itself.
+    """Answer of the host worker to the first question: facts about itself and its host.
 
     Raises:
         ValueError: it is not of this version.
@@ -306,11 +306,11 @@ class ServedHosts:
     # what the realisations differ in
 
     def command(self, host: str) -> list[str]:
-        """What starts a servant on a host and carries its standard input and output."""
+        """Command that starts a host worker and carries its standard input and output."""
         raise NotImplementedError("each kind of hosts has its own command")
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:  # noqa: ARG002
-        """Why a host is lost.
+        """Reason for the loss of a host.
 
         Args:
             host: the host.
@@ -325,7 +325,7 @@ class ServedHosts:
         """Take a file's chunk from a host; none comes where files are shared."""
 
     def log_path(self, host: str, log: Path) -> str:  # noqa: ARG002
-        """Where a command on a host has to write for its words to be in a file here."""
+        """Path that a command on a host writes its output to, so that it arrives in a file here."""
         return str(log.absolute())
 
     # the interface of base.Hosts
@@ -394,7 +394,7 @@ class ServedHosts:
         return subprocess.CompletedProcess(command, answer["code"], answer["out"], answer["err"])
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
-        """Whether a server process comes to listen on a TCP port of a host within so many seconds."""
+        """True if a server process comes to listen on a TCP port of a host within so many seconds."""
         deadline_s = time.monotonic() + seconds
         with contextlib.suppress(MeasurementError, FutureTimeoutError):
             while (left_s := deadline_s - time.monotonic()) > 0 and process.exit_code() is None:

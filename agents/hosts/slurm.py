@@ -88,7 +88,7 @@ class SlurmHosts(ServedHosts):
         return self._pythons.get(host, sys.executable)
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:
-        """Why a host is lost, with srun's last word and what Slurm calls the node."""
+        """Reason for the loss of a host, with srun's last message and Slurm's state of the node."""
         reason = super().explain(host, said, why, code)
         node = self._nodes[host]
         words = _scontrol("--oneliner", "show", "node", node).split()
@@ -97,7 +97,7 @@ class SlurmHosts(ServedHosts):
 
 
 def _gpus_by_node() -> dict[str, int]:
-    """How many GPUs the job has on each of its nodes; empty where that is not known."""
+    """Number of GPUs that the job has on each of its nodes; empty if unknown."""
     job = _scontrol("--oneliner", "--details", "show", "job", os.environ.get("SLURM_JOB_ID", ""))
     found: dict[str, int] = {}
     for nodes, resources in re.findall(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", job):
@@ -107,7 +107,7 @@ def _gpus_by_node() -> dict[str, int]:
 
 
 def _scontrol(*words: str) -> str:
-    """What scontrol answers; nothing where it gives no answer."""
+    """Answer of scontrol; empty if it gives none."""
     try:
         done = subprocess.run(["scontrol", *words], capture_output=True, text=True, check=False, timeout=_ASK_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -265,7 +265,7 @@ class SshHosts(ServedHosts):
         return self._hosts[host].python
 
     def path(self, host: str, path: Path) -> str:
-        """Where a path below a published run directory lies on a host.
+        """Location of a path below a published run directory on a host.
 
         Raises:
             UsageError: it is below none.
@@ -287,7 +287,7 @@ class SshHosts(ServedHosts):
         return Path(self._workdirs[host], f"{name}-{self.names.index(host)}")
 
     def log_path(self, host: str, log: Path) -> str:
-        """Where a command on a host has to write for its words to be in a file here."""
+        """Path that a command on a host writes its output to, so that it arrives in a file here."""
         log = log.absolute()
         found = self._remote(host, log)
         if found is not None and any(log.is_relative_to(run / "nodes") for run in self._runs):

@@ -29,7 +29,7 @@ class _Tracked:
         self._whole_at: int | None = None  # size at which a new file is complete; None once it is
 
     def look(self, found: os.stat_result) -> bool:
-        """Whether there is anything to send; a file that is another one than before is sent anew."""
+        """True if there is anything to send; a file that is another one than before is sent anew."""
         identity: tuple[int, ...] = (found.st_ino,)
         if self._path.endswith(".json"):  # the inode of the version before the last is given out again
             identity = (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -38,7 +38,7 @@ class _Tracked:
         return self._whole_at is not None or found.st_size > self._sent
 
     def frames(self) -> Iterator[Frame]:
-        """What is new, chunk by chunk, up to the present size."""
+        """The new part of the file as frames, chunk by chunk, up to its present size."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:  # gone again
@@ -111,7 +111,7 @@ class Mirror:
             yield from tracked.frames()
 
     def catch_up(self, paths: list[str]) -> Iterator[Frame]:
-        """What is new in these files, as far as they are followed."""
+        """The new part of these files as frames, as far as they are followed."""
         for path in paths:
             if tracked := self._changed(path):
                 yield from tracked.frames()
@@ -208,7 +208,7 @@ class Receiver:
             self.failures[host] = f"what it sends cannot be written here: {error}"
 
     def _pass_on(self, host: str, key: str, name: str, path: Path) -> None:
-        """What other hosts' clocks have to see, where no shared file system shows it to them."""
+        """Pass on what the clocks of other hosts must see, where no shared file system shows it to them."""
         parts = PurePosixPath(name).parts
         reference = self._references.get(key, "")
         if len(parts) != 4 or parts[0] != "nodes" or parts[2] != "clock":

@@ -123,7 +123,7 @@ class Servant:
         return bool(self._ended or self._round) and len(self._out) < _WAITING_BYTES
 
     def _pause_s(self) -> float:
-        """How long there is nothing to do, if nobody comes; the end of a child is a signal, which wakes."""
+        """Seconds until something is due if nothing arrives; the end of a child is a signal and ends the wait."""
         if self._can_send():
             return 0.0
         next_s = self._said_s + frames.BEAT_S
@@ -328,7 +328,7 @@ def _user() -> str:
 
 
 def _listens(port: int) -> bool:
-    """Whether somebody listens on a TCP port: asking by a connection would reach the server as a client."""
+    """True if somebody listens on a TCP port: asking by a connection would reach the server as a client."""
     rows: list[list[str]] = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):

@@ -93,12 +93,12 @@ class AgentLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether the agent is connected."""
+        """True if the agent is connected."""
         return self._connection is not None and not self.why
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nothing to wait for: connected, or given up."""
+        """True if there is nothing to wait for: connected, or given up."""
         return bool(self.why) or self._connection is not None
 
     def start(self, greeting: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the environment says of a process's place in its job, and what a job is given so that its ranks record."""
+"""A process's place in its job as the environment gives it, and the environment that makes a job's ranks record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZ
 
 
 def run_key(environment: Mapping[str, str]) -> str:
-    """What all processes of one launch have in common and no other launch has; empty without a launcher.
+    """A key that all processes of one launch share and no other launch has; empty without a launcher.
 
     A Slurm step, a PMIx name space or an Open MPI job. A batch script is no step: it has no key.
     """
@@ -28,7 +28,7 @@ def run_key(environment: Mapping[str, str]) -> str:
 
 
 def local_size(environment: Mapping[str, str]) -> int:
-    """How many processes the launcher starts on this node; 1 where it does not say."""
+    """Number of processes that the launcher starts on this node; 1 if it does not say."""
     for name in _LOCAL_SIZE:
         if environment.get(name, "").isdigit():
             return int(environment[name])

@@ -23,7 +23,7 @@ class _Reaper(Protocol):
 
 
 def keep_output(node_folder: Path) -> Callable[[], None]:
-    """What makes a job's standard output and errors go to ``log/job.out``, and keeps it from reading the terminal."""
+    """Return a function that sends a job's output and errors to ``log/job.out`` and keeps it from the terminal."""
     path = node_folder / "log" / "job.out"
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class LiveView:
             self._pid = os.posix_spawn(sys.executable, command, os.environ, setsigmask=(), setsigdef=(signal.SIGPIPE,))
 
     def look(self, reaper: _Reaper) -> bool:
-        """Whether the view is gone; says once that the rest is not."""
+        """True if the view is gone; says once that the rest is not."""
         is_gone = self._is_gone(reaper)
         if is_gone and not self._told:
             self._told = True

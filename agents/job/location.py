@@ -1,4 +1,4 @@
-"""Which run directory a command line records into: a new one, that of its fellow ranks, or one that it names."""
+"""The run directory that a command line records into: a new one, that of its fellow ranks, or one that it names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_NAME = 200
 
 
 class Place(NamedTuple):
-    """Where a recording goes.
+    """The destination of a recording.
 
     Attributes:
         run: the run directory.

@@ -196,7 +196,7 @@ class Relay:
             os.kill(self.pid, number)
 
     def _is_of_job(self, pid: int) -> bool:
-        """Whether the sender is the command or a process below it: what a job sends to its group it has had itself."""
+        """True if the sender is the command or a process below it: what a job sends to its group it has had itself."""
         for _ in range(_GENERATIONS):
             if pid == self.pid:
                 return True
@@ -226,7 +226,7 @@ def state_of(pid: int) -> str:
 
 
 def _proc_is_own() -> bool:
-    """Whether /proc shows this process's pids: within a testbed it may be that of other namespaces."""
+    """True if /proc shows this process's pids: within a testbed it may be that of other namespaces."""
     try:
         return str(Path("/proc/self").readlink()) == str(os.getpid())
     except OSError:
@@ -314,7 +314,7 @@ class GroupWatch:
                 os._exit(0)
 
     def reached_group(self, number: int) -> bool:
-        """Whether a signal that this process has just received was sent to the whole group."""
+        """True if a signal that this process has just received was sent to the whole group."""
         if not self._pid:
             return False
         time.sleep(_SETTLE_S)

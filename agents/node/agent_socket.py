@@ -1,4 +1,4 @@
-"""Where the processes of one run on one node find its agent: a lock and a socket in a private folder on local disk."""
+"""The meeting point of a run's processes on one node and its agent: a lock and a socket in a private local folder."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _TICK_S = 0.5
 
 
 class _Children:
-    """What the live view needs to know of this process's children."""
+    """The children of this process, as the live view needs them."""
 
     def __init__(self) -> None:
         self.reaped: set[int] = set()

@@ -1,4 +1,4 @@
-"""What a node is: kernel, processors, interfaces and their offloads, queueing disciplines, kernel settings."""
+"""Facts about a node: kernel, processors, interfaces and their offloads, queueing disciplines, kernel settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONGEST_S = 10.0
 
 
 def node_facts() -> dict[str, Any]:
-    """What this node is now; what cannot be found out is left out, or said in ``links_missing``."""
+    """Facts about this node now; facts that cannot be found are left out, or named in ``links_missing``."""
     import psutil
 
     facts: dict[str, Any] = {

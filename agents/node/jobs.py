@@ -40,7 +40,7 @@ class Job:
         self._started = start_time(self.pid)
 
     def is_alive(self) -> bool:
-        """Whether the process lives: neither gone nor waiting for its parent to ask for its code."""
+        """True if the process lives: neither gone nor waiting for its parent to ask for its code."""
         return bool(self._started) and start_time(self.pid) == self._started
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Job:
 
 
 def start_time(pid: int) -> str:
-    """When a living process began, in the kernel's ticks; empty where there is none of that pid."""
+    """Start time of a living process, in the kernel's ticks; empty if there is no such pid."""
     try:
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

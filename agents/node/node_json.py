@@ -1,4 +1,4 @@
-"""What is said of a node in its folder: node.json, the agent's log, DONE."""
+"""The files in a node's folder that describe it: node.json, the agent's log, DONE."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
 
 
 def _last_words(log: Path) -> str:
-    """Why a recorder in a process of the job stopped, by its log; an empty one tells of a disk that was full.
+    """Reason that a recorder in a process of the job stopped, by its log; an empty log means that the disk was full.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""How a run ended, as its maker writes it into run.json."""
+"""The end of a run, as run.json records it."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class Recorders:
             self._lose_clock(f"not compared: {words_of(error)}")
 
     def are_ready(self) -> bool:
-        """Whether every collector has taken its first sample or has failed to."""
+        """True if every collector has taken its first sample or has failed to."""
         return all(thread.ready.is_set() for thread in self._threads)
 
     def facts(self) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a run is to record: the words of the command line, and the same in run.json for the agents of other nodes."""
+"""Settings of a recording, from the command line or, for the agents of other nodes, from run.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_EVERY_S, MOST_EVERY_S = 0.001, 60.0
 
 
 class Settings(NamedTuple):  # no dataclass: its module takes 10 ms to import, and a job waits for this one
-    """What to record and how often.
+    """Settings of a recording: its sources and their periods.
 
     Attributes:
         collectors: names of collectors, in the registry's order.

@@ -56,7 +56,7 @@ def _words(lost: Mapping[str, str]) -> str:
 
 @contextmanager
 def losses_named(hosts: Hosts) -> Iterator[None]:
-    """Where the measurement fails within because a host is lost, have that be the reason.
+    """Report the loss of a host as the reason when the measurement within fails because of it.
 
     A job's other ranks notice the loss of one at once, its connection perhaps much later: so every host is asked.
 

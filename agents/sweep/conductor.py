@@ -56,7 +56,7 @@ _NOT_ON_A_TESTBED = {
 
 
 class Ground(NamedTuple):
-    """What a sweep stands on."""
+    """Hosts and roles of a sweep."""
 
     hosts: Hosts
     stage: Stage

@@ -355,7 +355,8 @@ def other_words(node: str, way: str, bps: float, capacity_bps: float) -> str:
     return f"{node} {took} {format_rate(bps)} of other traffic ({bps / capacity_bps:.0%} of the capacity)"
 
 
-# Quiet windows had at most 2.1 % of late samples, windows that measured visibly wrong times 4 to 17 % (docs/method/method.md)
+# Quiet windows had at most 2.1 % of late samples, windows that measured visibly wrong times 4 to 17 %
+# (docs/method/method.md)
 MOST_LATE_SHARE = 0.03
 _LATE_PERIODS = 1.5
 

@@ -1,4 +1,4 @@
-"""What a sweep will measure and how long it will take, told beforehand."""
+"""Estimate of what a sweep will measure and how long it will take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between the plan that points were measured with and the plan that a sweep is to go on with."""
+"""Differences between the plan that points were measured with and the plan that a resumed sweep uses."""
 
 from __future__ import annotations
 

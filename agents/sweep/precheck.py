@@ -79,7 +79,9 @@ def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Cali
 
 
 def most_bps(plan: SweepPlan) -> float:
-    """What the generator has to reach alone: all of a testbed's links; of a real one what the plan asks for at most."""
+    """Rate that the generator must reach alone: all of a testbed's links; on a real link at most what the plan asks
+    for.
+    """
     if isinstance(plan.topology, Cluster):
         return max(plan.loads) * plan.capacity_bps
     return float(plan.capacity_bps)

@@ -30,7 +30,7 @@ _ROOM_LEFT_BYTES = 1_000_000  # with less of it a host may have been kept from s
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host answered.
+    """The answer of a host.
 
     Attributes:
         host: its name.
@@ -114,7 +114,7 @@ def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
 
 
 def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
-    """How far a host's clock is ahead of this machine's: the least and the most that it can be."""
+    """Bounds on how far a host's clock is ahead of this machine's: the least and the most."""
     before_ns = time.time_ns()
     done = hosts.ask(host, [hosts.python(host), "-S", "-c", "import time; print(time.time_ns())"])
     after_ns = time.time_ns()
@@ -156,7 +156,9 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
         if any(not model.command for model in plan.models) and "torch" not in facts["modules"]:
             found.append(f"host {name} has no torch for the scale model: install ringtap[demo] there")
         if any(model.framework == "horovod" for model in plan.models) and "horovod" not in facts["modules"]:
-            found.append(f"host {name} has no Horovod: build it there with scripts/build_horovod.py (docs/reference/horovod.md)")
+            found.append(
+                f"host {name} has no Horovod: build it there with scripts/build_horovod.py (docs/reference/horovod.md)"
+            )
     return found
 
 
@@ -175,7 +177,7 @@ def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[
 
 
 def needs_iperf3(plan: SweepPlan) -> bool:
-    """Whether a plan sends with iperf3."""
+    """True if a plan sends with iperf3."""
     return "iperf" in plan.traffic and max(plan.loads) > 0
 
 

@@ -1,4 +1,4 @@
-"""Where a sweep plays: who does what, at which addresses, and which counters tell what came through the bottleneck."""
+"""Roles, addresses and bottleneck counters of a sweep."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Stage:
         return str(self.bottleneck["total"][0]["node"])
 
     def clock(self) -> dict[str, Any]:
-        """What a job's run.json says of the hosts' clocks."""
+        """The hosts' clocks as a job's run.json describes them."""
         return {"one_clock": True} if self.one_clock else {"reference": self.roles.workers[0]}
 
 

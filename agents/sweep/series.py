@@ -157,7 +157,7 @@ class StepWatcher:
         self._rows: dict[Path, list[tuple[Any, ...]]] = {}
 
     def iteration_ends_ns(self) -> list[int]:
-        """When each iteration ended at the slowest rank (CLOCK_REALTIME), up to the last that all ranks have ended."""
+        """End of each iteration at the slowest rank (CLOCK_REALTIME), up to the last that all ranks have ended."""
         for folder in self._folders:
             for path in sorted(folder.glob("rank*.rec")):
                 if path.suffixes == [".rec"] and path.stat().st_size:  # just made: its header is on the way

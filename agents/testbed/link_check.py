@@ -1,4 +1,4 @@
-"""What each link of a testbed really gives: TCP around the ring of hosts, counted behind the limits.
+"""Check of a testbed's links: TCP around the ring of hosts, counted behind the rate limits.
 
 Every host sends to the next, so each link is full in both directions at once. The limits' own counters are read: they
 count every frame, where an interface counts a piece of several packets once.

@@ -1,4 +1,4 @@
-"""Which testbeds stand: one small file each, naming the process that holds it.
+"""The registry of testbeds: one small file each that names its init process.
 
 A testbed lives in the namespaces of one process, its keeper. When that process ends, by whatever means, the kernel
 takes the namespaces, links and every process in them away. So the keeper's pid and start time are all that is needed
@@ -95,7 +95,7 @@ class LabState:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}; is something in its way?") from error
 
     def alive(self) -> bool:
-        """Whether the keeper still runs."""
+        """True if the keeper still runs."""
         return start_ticks(self.pid) == self.start_ticks
 
 

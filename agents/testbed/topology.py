@@ -1,4 +1,4 @@
-"""What a virtual testbed looks like, apart from how it is realised.
+"""The layout of a virtual testbed, apart from how it is realised.
 
 Every host hangs on one switch by one link. A host has two interfaces on that link: ``eth0`` for the training job and
 ``cross0`` for cross traffic, so that the counters of ``cross0`` at the receiving host say how much cross traffic came
@@ -92,7 +92,7 @@ class LabSpec:
 
 @dataclass(frozen=True)
 class Roles:
-    """Who trains and who disturbs (Figure 3-1 of the thesis).
+    """Hosts that train and hosts that send cross traffic (Figure 3-1 of the thesis).
 
     Attributes:
         configuration: ``A``, ``B`` or ``custom``.

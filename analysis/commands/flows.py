@@ -86,7 +86,7 @@ def _flows(options: argparse.Namespace) -> int:
 
 
 def _may_hold_training(traffic: Traffic) -> bool:
-    """Whether ``ringtap structure`` would look at these captures."""
+    """True if ``ringtap structure`` would look at these captures."""
     from ringtap.analysis.pcap.traffic import MOST_TRAINING_BINS
 
     has_payload = traffic.scanned.conversations["payload"][traffic.rows].any()

@@ -61,7 +61,7 @@ class Wires:
 
 @dataclass(frozen=True)
 class Counted:
-    """What the interfaces of a node counted.
+    """Counts of a node's interfaces.
 
     Attributes:
         interfaces: by path, those that carry bytes for the first time.
@@ -157,7 +157,7 @@ class _Ways:
         self._rows = {way: nodes.groupby(nodes).groups for way, nodes in rows.items()}
 
     def socket_bytes(self, node: str, path: str, direction: str) -> Numbers:
-        """What sockets put on a wire, or took from it: payload, and where it is sent also what is sent again."""
+        """Bytes that sockets put on a wire or took from it: payload, and for what is sent also retransmissions."""
         mine = np.asarray(self._rows[path, direction].get(node, ()), np.int64)
         total: Numbers = self._traffic.amounts["payload_bytes"][mine].sum(axis=0)
         if direction == "tx":

@@ -1,4 +1,4 @@
-"""What a run recorded and what it did not, and why."""
+"""Collection status of a run: what was recorded, what was not, and why."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _number(value: Any) -> int | None:
 
 
 def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str, str]:
-    """How the run ended, all nodes considered, and why in a sentence."""
+    """State of the run's end over all nodes, and the reason in a sentence."""
     said, why = str(info.get("status", "partial")), str(info.get("why") or "")
     if said == "running":
         # a node that has written everything had room for it

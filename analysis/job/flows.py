@@ -63,7 +63,7 @@ def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:
 
 @dataclass(frozen=True)
 class Moved:
-    """What the sockets of a node moved.
+    """Bytes that the sockets of a node sent and received.
 
     Attributes:
         groups: the groups that they belong to.
@@ -79,7 +79,9 @@ class Moved:
 
 
 def moved_on(node: NodeLogs, borders: Borders, out_of: Integers, into: Integers) -> Moved:
-    """What a node's sockets moved; ``out_of`` and ``into`` are the groups that they send to and receive from, or -1."""
+    """Sum the bytes of a node's sockets; ``out_of`` and ``into`` are the groups that they send to and receive from, or
+    -1.
+    """
     groups = np.unique(np.concatenate((out_of, into)))
     groups = groups[groups >= 0]
     sends, takes = (np.where(side < 0, -1, np.searchsorted(groups, side)) for side in (out_of, into))
@@ -130,7 +132,7 @@ _FLOW_COLUMNS = [
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the sockets moved.
+    """Bytes that the sockets sent and received.
 
     Attributes:
         flows: one row a flow, one direction of a connection (`ringtap.analysis.job.run.Job.flows`), with ``end``, its
@@ -233,7 +235,7 @@ def _directed(ends: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class CrossTraffic:
-    """Where the run's own cross traffic went, by its logs.
+    """Destinations and bytes of the run's own cross traffic, by its logs.
 
     Attributes:
         ends: ``(address, port)`` of receivers.
@@ -263,7 +265,7 @@ class CrossTraffic:
         return cls(frozenset(ends), frozenset(ports))
 
     def has(self, flow_ends: pd.DataFrame) -> pd.Series[bool]:
-        """Which flows are of it, in either direction."""
+        """Mask of the flows that belong to it, in either direction."""
         pairs = pd.MultiIndex.from_tuples(sorted(self.ends) or [("", -1)])
         result = pd.Series(False, index=flow_ends.index)
         for side in ("from", "to"):
@@ -315,7 +317,9 @@ def _spread(
     groups: int,
     bins: int,
 ) -> tuple[dict[str, Numbers], pd.DataFrame, dict[str, npt.NDArray[np.bool_]]]:
-    """What each group moved in each bin, what each flow moved in all, and the bins that each node's log covers."""
+    """Sum the bytes of each group in each bin and of each flow in all; also return the bins that each node's log
+    covers.
+    """
     amounts = {name: np.zeros((groups, bins)) for name in AMOUNTS}
     sums = {name: np.zeros(len(ends)) for name in COUNTERS}
     sent = flows[flows["measured_at"] == "sender"].set_index("end")["group"]
@@ -336,7 +340,7 @@ def _spread(
 
 
 def _totals(flows: pd.DataFrame, sums: dict[str, Numbers]) -> pd.DataFrame:
-    """What each flow moved while it was recorded; what only a sender knows is missing for the others."""
+    """Bytes of each flow while it was recorded; what only a sender knows is missing for the others."""
     end = flows["end"].to_numpy(np.int64)
     of = {name: values[end] if len(values) else np.zeros(0) for name, values in sums.items()}
     sent = (flows["measured_at"] == "sender").to_numpy()

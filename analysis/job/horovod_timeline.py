@@ -42,7 +42,7 @@ _LARGEST_BYTES = 2**62
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a timeline holds.
+    """The contents of a timeline.
 
     Attributes:
         collectives: one row a tensor and collective that has ended, in the order of their ends: ``tensor``;
@@ -100,7 +100,7 @@ def load_timeline(path: Path) -> Timeline:
 
 
 def _is_beginning(text: str) -> bool:
-    """Whether a text without a whole event may become a timeline yet."""
+    """True if a text without a whole event may become a timeline yet."""
     head = '[\n{"name": "process_name", "ph": "M", "pid": 0, "args": {"' + _START + '":'
     return text.startswith(head) or head.startswith(text)
 
@@ -137,7 +137,7 @@ class _Events:
 
 @dataclass
 class _Tensor:
-    """What is known of a tensor while its collective is under way."""
+    """State of a tensor while its collective is under way."""
 
     name: str
     open: list[str] = field(default_factory=list)

@@ -26,13 +26,14 @@ _TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_star
 _PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 
 
-# what parts CLOCK_REALTIME from CLOCK_MONOTONIC by more, and by more than slewing may, is a step (docs/reference/clocks.md)
+# A change between CLOCK_REALTIME and CLOCK_MONOTONIC beyond this, and beyond slewing, is a step
+# (docs/reference/clocks.md)
 _STEP_NS, _MOST_SLEW = 1_000_000, 500e-6
 
 
 @dataclass(frozen=True)
 class Phases:
-    """What the ranks computed and communicated.
+    """Computation and communication of the ranks.
 
     Attributes:
         table: one row a process and iteration of it (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
@@ -272,7 +273,7 @@ _LEAST_SET_NS = 100_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """What the ranks' own records say.
+    """The records of the ranks themselves.
 
     Attributes:
         iterations: one row an iteration, in order of time (`ringtap.analysis.job.run.Job.iterations`).

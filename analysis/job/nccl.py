@@ -1,4 +1,4 @@
-"""What NCCL says about itself with NCCL_DEBUG=INFO: transports, interfaces, rings."""
+"""NCCL's own report with NCCL_DEBUG=INFO: transports, interfaces, rings."""
 
 from __future__ import annotations
 

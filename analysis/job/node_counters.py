@@ -1,4 +1,4 @@
-"""What a node's counters show in each iteration: queues, pauses, congestion notifications, processors, GPUs."""
+"""Counters of a node in each iteration: queues, pauses, congestion notifications, processors, GPUs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What a node saw beside its sockets.
+    """Counters of a node beside its sockets.
 
     Attributes:
         table: as `node_table`.
@@ -222,7 +222,7 @@ def _infiniband(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
 
 
 def _octets(log: Wide, column: str) -> int:
-    """How many octets one count of a data counter stands for: 4 on InfiniBand, 8 on Omni-Path; 1 of anything else."""
+    """Octets per count of a data counter: 4 on InfiniBand, 8 on Omni-Path, 1 otherwise."""
     unit = _OCTETS.match(next((field.unit for field in log.file.fields if field.name == column), ""))
     return int(unit[1]) if unit else 1
 

@@ -1,4 +1,4 @@
-"""What is read of every node by itself: work that other processes can do (`ringtap.analysis.workers`)."""
+"""Work that reads one node by itself, so that other processes can do it (`ringtap.analysis.workers`)."""
 
 from __future__ import annotations
 

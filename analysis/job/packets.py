@@ -50,7 +50,7 @@ class Packets:
 
 @dataclass
 class _Sums:
-    """What one pass over captures adds up."""
+    """Sums over one pass through captures."""
 
     edges_ns: Integers
     bins: int

@@ -46,7 +46,7 @@ class Job:
 
     @cached_property
     def work(self) -> iterations.Work:
-        """What the ranks' own records say."""
+        """The records of the ranks themselves."""
         return iterations.build(self.run, self.nodes)
 
     @cached_property
@@ -85,17 +85,17 @@ class Job:
 
     @cached_property
     def traffic(self) -> flows.Traffic:
-        """What the sockets moved."""
+        """Bytes that the sockets sent and received."""
         return flows.measure(self.nodes, self.borders_at, self.borders.bins, self._workers)
 
     @cached_property
     def _seen(self) -> Mapping[str, node_counters.Seen]:
-        """What the nodes' own counters and captures show, by node."""
+        """Counters and captures of the nodes, by node."""
         return dict(each_node(self._workers, self.nodes, node_counters.look, self.borders_at.values()))
 
     @cached_property
     def counted(self) -> byte_accounting.Wires:
-        """What interfaces and captures counted beside the sockets."""
+        """Counts of interfaces and captures, beside the sockets."""
         counted = {name: seen.counted for name, seen in self._seen.items()}
         captured = {name: seen.packets for name, seen in self._seen.items() if seen.packets is not None}
         return byte_accounting.measure(self.nodes, counted, captured, self.traffic, self.borders.bins)
@@ -265,7 +265,7 @@ class Job:
 
     @cached_property
     def node_iterations(self) -> pd.DataFrame:
-        """What each node's counters show in each iteration: ``iteration``, ``node`` and `host.COLUMNS`."""
+        """Counters of each node in each iteration: ``iteration``, ``node`` and `node_counters.COLUMNS`."""
         count = len(self.work.iterations)
         parts = [
             each.iloc[self.borders.bin_of].assign(iteration=np.arange(count) if count else -1, node=name)
@@ -286,7 +286,9 @@ class Job:
 
     @cached_property
     def collectors(self) -> pd.DataFrame:
-        """What each node recorded: ``node``, ``collector``, ``state``, ``reason``, ``remedy``, ``missed_samples``."""
+        """Recorded collectors of each node: ``node``, ``collector``, ``state``, ``reason``, ``remedy``,
+        ``missed_samples``.
+        """
         from ringtap.analysis.job.collection_status import states
 
         return states(self.nodes)

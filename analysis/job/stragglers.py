@@ -1,4 +1,4 @@
-"""Which rank the others wait for, which iterations are slow, and what differs there."""
+"""Stragglers: the rank that others wait for, slow iterations, and what differs there."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _difference(
 
 
 def slow_iterations(job: Job) -> dict[str, Any] | None:
-    """What differs between the slowest twentieth of the iterations and the faster half; None with too few."""
+    """Differences between the slowest twentieth of the iterations and the faster half; None with too few iterations."""
     table = job.iterations.iloc[job.measured]
     if len(table) < LEAST_ITERATIONS:
         return None

@@ -243,7 +243,7 @@ def _marks(job: Job) -> list[dict[str, Any]]:
 
 
 def _not_collected(job: Job) -> list[dict[str, Any]]:
-    """What is not there, and why; the same on several nodes is one entry."""
+    """Missing parts of the run, with reasons; the same on several nodes is one entry."""
     table = job.collectors
     rows = table[~table["state"].isin(("ok",))]
     found: dict[tuple[str, str, str, str], list[str]] = {}
@@ -263,7 +263,7 @@ def _not_collected(job: Job) -> list[dict[str, Any]]:
 
 
 def _warnings(job: Job, data: dict[str, Any]) -> list[str]:
-    """What a reader of the numbers must know."""
+    """Warnings that a reader of the numbers must know."""
     return [*_of_logs(job), *_of_sides(data), *_of_captures(job), *_of_clocks(job, data), *_of_samples(job)]
 
 

@@ -166,7 +166,7 @@ class LiveApp(App[None]):
         self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Whether a key is obeyed: within the entry only those that leave it."""
+        """True if a key is obeyed: within the entry, only those that leave it."""
         return not self._asking or action in ("leave", "cancel")
 
     def action_leave(self) -> None:

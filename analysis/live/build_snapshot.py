@@ -96,7 +96,7 @@ class SnapshotSource:
             self._throughput.append(Throughput(now_ns, *sums))
 
     def _status(self, nodes: list[NodeLog], now_ns: int) -> tuple[str, str]:
-        """How the run stands: as run.json says; without its word, ended some seconds after its last node."""
+        """State of the run: as run.json says; without it, ended some seconds after its last node."""
         info = self._follower.info
         status, why = str(info.get("status", "running")), str(info.get("why") or "")
         partial = [node for node in nodes if node.node.item.get("status") == "partial"]
@@ -218,7 +218,7 @@ def _processes(node: NodeLog) -> Iterator[Process]:
 
 
 def _collectors(node: NodeLog, now_ns: int | None) -> Iterator[Collector]:
-    """What node.json tells of each collector, and what its logs show."""
+    """State of each collector, by node.json and its logs."""
     told: dict[str, dict[str, Any]] = node.node.item.get("collectors") or {}
     newest, every, missed = _from_logs(node)
     for name in [*told, *(name for name in sorted(newest.keys() | node.failures.keys()) if name not in told)]:

@@ -59,7 +59,9 @@ class Flow:
 
 
 class Owners:
-    """Whose sockets they are: sockets/owners.jsonl and host/processes.jsonl of a node; bounded, the oldest go first."""
+    """Owners of sockets: sockets/owners.jsonl and host/processes.jsonl of a node; bounded, the oldest are dropped
+    first.
+    """
 
     def __init__(self) -> None:
         self._by_inode: OrderedDict[int, dict[str, Any]] = OrderedDict()
@@ -76,7 +78,7 @@ class Owners:
         _put(self.processes, item.get("pid"), item)
 
     def of(self, inode: int) -> dict[str, Any]:
-        """What is known of a socket's owner; empty where nothing is."""
+        """Owner of a socket as far as it is known; empty otherwise."""
         owner = self._by_inode.get(inode, {})
         return owner and owner | {"rank": self.rank_of(owner)}
 
@@ -86,7 +88,7 @@ class Owners:
         return rank
 
     def traffic(self, inode: int) -> Traffic | None:
-        """What a socket carries, by its owner; None where the owner is not known."""
+        """Kind of traffic of a socket, by its owner; None if the owner is not known."""
         owner = self.of(inode)
         if not owner:
             return None
@@ -178,7 +180,9 @@ def _end(node: str, record: Record, family: int, address: int, port: int) -> End
 
 
 def _by_port(socket: _Socket) -> Traffic:
-    """What a socket carries of which neither end's owner is known: the collector does not see who listens."""
+    """Kind of traffic of a socket by its ports, when the owner of neither end is known: the collector sees no
+    listeners.
+    """
     return "cross" if _CROSS_PORTS & {socket.there[1], socket.here[1]} else "other"
 
 

@@ -37,7 +37,7 @@ class Table:
     collector: str = ""
 
     def empty(self, snapshot: Snapshot) -> str:
-        """Why there is nothing to show."""
+        """Reason that there is nothing to show."""
         told = [item for item in snapshot.collectors if item.name == self.collector and item.health != "good"]
         if told:
             return f"{self.collector} on {told[0].node}: {told[0].state}. {told[0].reason}".strip()

@@ -1,4 +1,4 @@
-"""What was read of a node's counters, kept for the last seconds only, and the rates that follow from it."""
+"""Counters of a node over the last seconds, and the rates that follow from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Layout:
         self._width = {field.name: field.width_bits if field.kind == "counter" else 0 for field in file.fields}
 
     def moved(self, name: str, before: Record, after: Record) -> float:
-        """How far a counter went, a wrap honoured; a counter that was set back went nowhere."""
+        """Growth of a counter; a wrap is honoured, and a counter that was set back has not grown."""
         number = self.index[name]
         moved = float(after[number] - before[number])
         if moved >= 0:
@@ -97,7 +97,7 @@ class Wide:
         return None if number is None or self.last is None else float(self.last[number])
 
     def total(self, name: str) -> float | None:
-        """How far a counter went since the file's first record."""
+        """Growth of a counter since the file's first record."""
         if name not in self.layout.index or self.last is None or self._first is None:
             return None
         return self.layout.moved(name, self._first, self.last)
@@ -226,7 +226,7 @@ class Keyed:
         return next((tick for tick in reversed(self._ticks) if tick <= latest), 0)
 
     def total(self, key: Key, name: str) -> float | None:
-        """How far a counter went since the recording began; None for what appeared later."""
+        """Growth of a counter since the recording began; None for counters that appeared later."""
         if self.layout is None or name not in self.layout.index or key not in self._base:
             return None
         return self.layout.moved(name, self._base[key], self.latest[key])

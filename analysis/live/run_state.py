@@ -175,7 +175,7 @@ def _folders(node: Path) -> list[Path]:
 
 
 def _begin(path: Path) -> Callable[[RecordFile], int]:
-    """Where to begin in a file that has records already."""
+    """Offset to begin at in a file that has records already."""
     if path.name.endswith(".ddp.rec"):
         return lambda file: max(0, file.count - 1)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
@@ -189,7 +189,7 @@ def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
 
 
 def _wanted(path: Path) -> bool:
-    """Whether the view shows what this record file holds."""
+    """True if the view shows what this record file holds."""
     folder = path.parent.name
     if folder == "steps":
         return STEP_FILE.fullmatch(path.name) is not None

@@ -1,4 +1,4 @@
-"""What stands where on the screen, for a snapshot, the keys pressed so far, and a size; knows nothing of textual."""
+"""The layout of the screen, for a snapshot, the keys pressed so far, and a size; independent of textual."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ missed      samples that were due and not taken; lost: records or packets lost""
 
 @dataclass
 class ViewState:
-    """What the keys have chosen.
+    """The view that the keys have chosen.
 
     Attributes:
         page: number of the page shown.
@@ -372,7 +372,7 @@ def _pace(iteration: Iteration, median_s: float | None) -> str:
 
 
 def _ticks(shown: tuple[Iteration, ...], marks: tuple[Mark, ...]) -> list[bool]:
-    """Which iterations have a mark within them."""
+    """Mask of the iterations with a mark in them."""
     times = [mark.t_ns for mark in marks]
     return [any(0 <= item.end_ns - t_ns < item.seconds * 1e9 for t_ns in times) for item in shown]
 

@@ -1,4 +1,4 @@
-"""What a run looks like at one moment: plain immutable data, for any view.
+"""The state of a run at one moment: immutable data for any view.
 
 A number that was not recorded is None, never 0. Rates are over about the last second.
 """

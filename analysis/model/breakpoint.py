@@ -42,7 +42,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class BreakPoint:
-    """Where the time begins to grow as the bandwidth shrinks.
+    """The bandwidth below which the time begins to grow.
 
     Attributes:
         bandwidth_gbps: load BW* of the break; not one of the measured ones.
@@ -213,7 +213,7 @@ class _Search:
         return result
 
     def gain(self, log_times: Array) -> Array:
-        """How much the break takes from a straight line's sum of squares, over what is left."""
+        """Reduction of a straight line's sum of squares by the break, relative to what is left."""
         centred = log_times - log_times.mean(axis=1, keepdims=True)
         straight = (centred**2).sum(axis=1) - ((centred @ self.straight) ** 2).sum(axis=1)
         left = np.maximum(self.solve(log_times).rss, len(self.u) * RESIDUAL_FLOOR**2)

@@ -1,4 +1,4 @@
-"""What a training iteration asks of the network: equation 3.1 of the thesis and its relatives for other collectives."""
+"""Network demand of a training iteration: equation 3.1 of the thesis, and its relatives for other collectives."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _exponent(solution: Solution) -> list[str]:
 
 
 def _grows(noise: Noise, residual: Array, log_time: Array, parameters: int) -> bool:
-    """Whether the model beats a constant time, by the F test at 5 %; the t test of B where n is given."""
+    """True if the model beats a constant time, by the F test at 5 %; the t test of B where n is given."""
     if float(np.sum((log_time - log_time.mean()) ** 2)) <= len(log_time) * RESIDUAL_FLOOR**2:
         return False
     level = log_time - np.average(log_time, weights=noise.weight)

@@ -1,4 +1,4 @@
-"""What a fit of the general model (thesis, equation 3.7) comes to."""
+"""Results of a fit of the general model (thesis, equation 3.7)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class FitResult:
 
     @property
     def name(self) -> str:
-        """How reports call the model: ``n = 1/2``, ``n = 1``, ``n = 2`` or ``n free``."""
+        """Name of the model in reports: ``n = 1/2``, ``n = 1``, ``n = 2`` or ``n free``."""
         return "n free" if self.free else f"n = {'1/2' if self.n == 0.5 else f'{self.n:g}'}"
 
     def predict(self, bandwidth_gbps: Values) -> Array:

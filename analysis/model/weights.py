@@ -1,4 +1,4 @@
-"""How far measured points may lie from a curve, and so how much each of them counts."""
+"""Weights of measured points: the expected scatter of each around a curve."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Noise:
     between: float | None = None
 
     def share(self, residual: Array) -> Array:
-        """What is left of each point's weight at this residual: 1 near the curve, less for outliers."""
+        """Share of each point's weight that is left at this residual: 1 near the curve, less for outliers."""
         if self.cut is None:
             return np.ones_like(residual)
         result: Array = 1 / np.sqrt(1 + self.weight * (residual / self.cut) ** 2)
@@ -117,7 +117,7 @@ _TRIED = (0.5, 1.0, 2.0)
 
 
 def weigh(load: Array, log_time: Array, capacity: float, n: Exponent, error: Array | None, robust: bool) -> Noise:
-    """What is known of the points' scatter around the curve.
+    """Estimate the points' scatter around the curve.
 
     Args:
         load: loads, shape (points,).

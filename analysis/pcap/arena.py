@@ -73,7 +73,7 @@ class Room:
         return int(self.state[number])
 
     def is_full(self, word: int) -> bool:
-        """Whether the buffer that a word of the state points into may not hold what the next packet makes."""
+        """True if the buffer that a word of the state points into may not hold what the next packet makes."""
         itemsize = CELL.itemsize if word == ks.CELLS_AT else PACKET.itemsize
         return self.word(word) + ks.ROOM * itemsize > self.word(word + 1)
 

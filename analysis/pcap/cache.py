@@ -1,4 +1,4 @@
-"""What a scan of a capture found, kept beside the capture, so that the second look is instant.
+"""Results of a scan, kept beside the capture so that it need not be scanned again.
 
 A cache is a hidden file: the cells, the other two tables, a JSON object that says what it was made from, and a trailer
 with the lengths. Numbers are little-endian. It holds for one capture as it was (size, time of change, inode), one width
@@ -32,12 +32,12 @@ _LEAST_CAPTURE_BYTES = 1 << 20  # smaller ones are read in an instant
 
 
 def is_kept(about: os.stat_result) -> bool:
-    """Whether a capture is large enough for a cache."""
+    """True if a capture is large enough for a cache."""
     return about.st_size >= _LEAST_CAPTURE_BYTES
 
 
 def places(path: Path) -> tuple[Path, Path]:
-    """Where a capture's cache may lie: beside it, and in the user's cache folder.
+    """Possible places of a capture's cache: beside it, and in the user's cache folder.
 
     The name holds no ``.pcap`` and begins with a dot, so that no usual pattern takes it for a capture.
     """
@@ -62,7 +62,7 @@ def _key(path: Path, about: os.stat_result, bin_ns: int) -> dict[str, Any]:
 
 
 def load(path: Path, about: os.stat_result, bin_ns: int) -> Scanned | None:
-    """What is known of a capture; None if nothing is.
+    """Cached results for a capture; None if there are none.
 
     Args:
         path: of the capture.

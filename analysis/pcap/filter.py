@@ -55,7 +55,7 @@ _DEEPEST = 200
 
 @dataclass(frozen=True)
 class Flows:
-    """What a filter looks at: one row a direction of a conversation.
+    """The flows that a filter decides on: one row per direction of a conversation.
 
     Attributes:
         protocol: of the IP header, shape (flows,).
@@ -93,7 +93,7 @@ class Flows:
 
 @dataclass(frozen=True)
 class _Judged:
-    """What a part of a filter says of each flow, read from left to right as far as it decides.
+    """The verdict of a part of a filter on each flow, read from left to right as far as it decides.
 
     As in tcpdump, a packet is refused by the whole filter, even within ``not``, where the filter comes to look at bytes
     that the capture cut off.
@@ -108,7 +108,7 @@ class _Judged:
 
     @classmethod
     def of(cls, takes: Mask) -> _Judged:
-        """What needs no bytes that may have been cut off."""
+        """Verdict on what needs no bytes that may have been cut off."""
         return cls(np.asarray(takes), np.zeros(len(takes), bool))
 
     def __and__(self, other: _Judged) -> _Judged:
@@ -123,7 +123,7 @@ class _Judged:
 
 
 def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
-    """Which flows a filter takes.
+    """Mask of the flows that a filter accepts.
 
     Args:
         words: the filter; it may begin with ``vxlan and`` to look at what is inside of tunnels.
@@ -205,7 +205,7 @@ class _Parser:
         return found, head
 
     def _is_value(self) -> bool:
-        """Whether what follows is a name or number, maybe in parentheses or negated."""
+        """True if what follows is a name or number, maybe in parentheses or negated."""
         ahead = 0
         while self._peek(ahead) in ("(", *_NOTS):
             ahead += 1
@@ -392,7 +392,7 @@ class _Parser:
         return source if side == "src" else destination
 
     def _networks(self, head: _Head, token: str) -> list[tuple[int, int, int]]:
-        """What an address, a network or a name stands for: family, address and mask, both of 128 bit."""
+        """Networks that an address, a network or a name stands for: family, address and mask, both of 128 bit."""
         text, slash, length = token.partition("/")
         if slash and head.type != "net":
             self._wrong(f"has a mask in {token!r}: write net before it")

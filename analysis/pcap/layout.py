@@ -103,6 +103,6 @@ def is_ip(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 
 def offsets(dtype: np.dtype[Any], *names: str) -> tuple[int, ...]:
-    """Where fields begin in a row, in bytes."""
+    """Offsets of fields in a row, in bytes."""
     assert dtype.fields is not None
     return tuple(dtype.fields[name][1] for name in names)

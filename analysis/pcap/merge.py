@@ -72,7 +72,7 @@ def _best_flows(traffics: Sequence[Traffic]) -> list[_Mask]:
 
 
 def _keys(rows: npt.NDArray[Any], flows: npt.NDArray[np.int64]) -> tuple[list[bytes], list[bytes]]:
-    """What tells flows apart in every capture, and their sources."""
+    """Keys that distinguish flows in every capture, and their sources."""
     mine, back = rows[flows // 2], flows % 2 == 1
     ends = np.empty(len(flows), [("s", "V16"), ("d", "V16"), ("p", "u2"), ("q", "u2"), ("r", "V3")])
     for name, (there, other) in {

@@ -20,7 +20,7 @@ _TOGETHER = 1 << 18  # cells of the bins that are worked on together, about
 
 @dataclass(frozen=True)
 class Groups:
-    """What rates are asked for.
+    """The groups that rates are asked for.
 
     Attributes:
         keys: columns that name the groups.

@@ -160,7 +160,7 @@ class _Reading:
         self._error: BaseException | None = None
 
     def run(self, progress: Progress) -> list[Scanned]:
-        """What each file holds, in their order."""
+        """Results of each file, in order."""
         for number, path in enumerate(self._files):
             if self._cache and path is not None and self._sizes[number] is not None:
                 about = path.stat()

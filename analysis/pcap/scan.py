@@ -29,7 +29,7 @@ _USUAL_MOST_KEPT = 262_144  # what tools take for "no limit"
 
 @dataclass(frozen=True)
 class Scanned:
-    """What a capture holds.
+    """The contents of a capture.
 
     Attributes:
         conversations: rows of ``layout.CONVERSATION``, in the order of their first packets.

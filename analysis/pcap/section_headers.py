@@ -29,7 +29,7 @@ _IF_NAME, _IF_TSRESOL, _IF_TSOFFSET = 2, 9, 14
 
 
 class Interface(NamedTuple):
-    """Where packets were captured.
+    """The interface that packets were captured on.
 
     Attributes:
         name: as the capture says; empty where it does not.
@@ -48,7 +48,7 @@ class Interface(NamedTuple):
     offset_ns: int = 0
 
     def described(self) -> dict[str, Any]:
-        """What users want to know of it."""
+        """Description of the interface for users."""
         return {
             "name": self.name,
             "linktype": self.linktype,
@@ -57,7 +57,7 @@ class Interface(NamedTuple):
 
 
 def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
-    """Whether a pcap file is big-endian, and its interface; None if it is no such file."""
+    """Byte order of a pcap file (True for big-endian) and its interface; None if it is no pcap file."""
     if head[:4] not in _MAGICS or len(head) < PCAP_HEADER_BYTES:
         return None
     order, tick_ns = _MAGICS[head[:4]]
@@ -66,7 +66,7 @@ def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
 
 
 def section_header(block: bytes) -> tuple[bool, int] | None:
-    """Whether a section is big-endian, and the length of its header block; None if it is none.
+    """Byte order of a section (True for big-endian) and the length of its header block; None if it is no section.
 
     Args:
         block: its first 12 bytes.

@@ -1,4 +1,4 @@
-"""Where captures come from: files, several of them, pipes; plain, gzip or zstd; as blocks of bytes.
+"""Sources of captures: files, several of them, pipes; plain, gzip or zstd; as blocks of bytes.
 
 Formats: gzip (RFC 1952), Zstandard (RFC 8878).
 """
@@ -222,7 +222,7 @@ def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Ite
 
 
 def _until_damage(machine: zlib._Decompress, data: bytes | memoryview) -> Iterator[bytes]:
-    """What can be unpacked before damage, byte by byte: the call that meets it gives nothing back."""
+    """Unpack byte by byte up to the damage: a call that meets it returns nothing."""
     with contextlib.suppress(zlib.error):
         for at in range(len(data)):
             yield machine.decompress(data[at : at + 1])

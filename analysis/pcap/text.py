@@ -1,4 +1,4 @@
-"""What a capture holds, in words: one table of sentences for what was unusual, and the text for a terminal."""
+"""Text about captures: one table of sentences for what was unusual, and the summary for a terminal."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _PLURAL = {"ends": "end", "is": "are", "goes": "go", "was": "were", "came": "cam
 
 
 def notes(traffic: Traffic) -> list[str]:
-    """What was unusual in the captures, and what that means for the numbers."""
+    """Notes on what was unusual in the captures, and what that means for the numbers."""
     counts = traffic.counts
     untimed = "counted at that of the packet before, or of the first that has one, and not timed"
     if not traffic.bins:

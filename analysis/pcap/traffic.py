@@ -35,7 +35,7 @@ _MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_by
 
 
 class Traffic:
-    """What captures hold, or the part of it that a filter takes.
+    """The traffic of captures, or the part of it that a filter accepts.
 
     A **conversation** is a pair of endpoints and a protocol; ``a`` is the one whose packet came first. A **flow** is
     one direction of it: flow ``2 * row`` goes from ``a`` to ``b``, flow ``2 * row + 1`` back. Conversations inside of
@@ -160,7 +160,7 @@ class Traffic:
         )
 
     def binned(self, flows: Sequence[int] | Integers | None = None, what: str = "payload") -> Integers:
-        """What flows carried together in each bin.
+        """Sum of the bytes of flows in each bin.
 
         Args:
             flows: their numbers; None: all that count, outside of tunnels.
@@ -296,7 +296,7 @@ class Traffic:
         return np.asarray((total[last] - total[first]) / (last - first), np.float64)
 
     def host_pairs(self, what: str = "payload") -> dict[tuple[str, str], int]:
-        """What went from each source address to each destination address, most first.
+        """Traffic from each source address to each destination address, most first.
 
         Args:
             what: ``bytes``, ``payload``, ``packets`` or another sum of a flow.

@@ -1,4 +1,4 @@
-"""How each congestion point was found, in the manner of the thesis's figure A-1."""
+"""Figures of how each congestion point was found, in the manner of the thesis's figure A-1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every figure is drawn on: an empty sheet in the project's style, its legend, its marks, and its files."""
+"""The canvas of every figure: an empty sheet in the project's style, its legend, its marks, and its files."""
 
 from __future__ import annotations
 

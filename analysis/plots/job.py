@@ -158,7 +158,7 @@ def _rates(job: Job) -> Drawn | None:
 
 
 def _pairs(job: Job) -> Drawn | None:
-    """Who sends to whom, as far as flows are those of ranks."""
+    """Pairs of ranks that send to each other, as far as flows are those of ranks."""
     flows = job.flows
     between = flows[(flows["class"] == "training") & flows["from_rank"].notna() & flows["to_rank"].notna()]
     if not len(between):

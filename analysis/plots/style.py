@@ -1,4 +1,4 @@
-"""How figures look: one colour a model, one marker and line a traffic kind, the same in every figure."""
+"""Style of figures: one colour per model, one marker and line per traffic kind, the same in every figure."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def looks(series: Sequence[Key]) -> dict[Key, Look]:
 
 
 def title_of(kind: str) -> str:
-    """How figures and tables call a traffic kind."""
+    """Name of a traffic kind in figures and tables."""
     return TITLES.get(kind, kind)
 
 

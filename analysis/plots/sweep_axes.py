@@ -1,4 +1,4 @@
-"""What the figures of a sweep have in common: axes, points with their tails, curves, and the numbers behind them."""
+"""Common parts of a sweep's figures: axes, points with their tails, curves, and the numbers behind them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Place = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """What all figures of a sweep share.
+    """Settings that all figures of a sweep share.
 
     Attributes:
         capacity_gbps: full-size capacity.
@@ -102,7 +102,7 @@ def time_range(series: Sequence[Series]) -> tuple[float, float]:
 
 
 def words(series: Series, point: Point) -> str:
-    """What a point says where it is pointed at, one fact a line."""
+    """Text shown when a point is pointed at, one fact per line."""
     lines = [
         name_of(series),
         f"{point.cross_gbps or 0.0:.2f} Gbit/s cross traffic",

@@ -151,7 +151,7 @@ def _axes(axes: Axes, points: Sequence[Point], share: float) -> None:
 
 
 def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting: Setting) -> Drawn | None:
-    """How much iterations spread at a light and a heavy load, and how many times as long they take at the heavy one."""
+    """Draw the spread of iterations at a light and a heavy load, and the growth of their time between the two."""
     kept = [(one, tail) for one, tail in zip(series, found, strict=True) if tail.heavy is not None]
     if not kept:
         return None

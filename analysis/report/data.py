@@ -86,7 +86,7 @@ def _link(link: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing(series: Sequence[Series]) -> list[dict[str, str]]:
-    """What single points lack, in the form of run.json's own list."""
+    """Missing parts of single points, in the form of run.json's own list."""
     found: dict[tuple[str, str], int] = {}
     for one in series:
         for point in one.points:

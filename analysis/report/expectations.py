@@ -1,4 +1,4 @@
-"""Where a sweep departs from what the thesis leads one to expect; the report says each departure plainly."""
+"""Departures of a sweep from what the thesis leads one to expect; the report names each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep found, in plain words, and how sure each statement is."""
+"""Findings of a sweep in plain words, each with its certainty."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
 
 
 def _effect(pair: Pair) -> float:
-    """How far apart two kinds are, in the middle or in the tail."""
+    """Difference between two kinds, in the middle or in the tail."""
     return max(abs(math.log(ratio.value)) for ratio in (pair.result.median_ratio, pair.result.p99_ratio))
 
 

@@ -1,4 +1,4 @@
-"""What a report is made from: a sweep's run directory, or a table of iteration times."""
+"""Inputs of a report: a sweep's run directory, or a table of iteration times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOPBACK = "lo"
 
 
 def environment(sweep: SweepRun) -> dict[str, Any]:
-    """What is known of the machines; plain values, absent ones left out or None.
+    """Facts about the machines as plain values; absent ones are left out or None.
 
     Returns:
         ``machines``: one item a node with ``node``, ``host``, ``kernel``, ``architecture``, ``python``, ``processors``,

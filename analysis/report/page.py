@@ -119,7 +119,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Written:
-    """What a report left behind.
+    """Files that a report consists of.
 
     Attributes:
         summary: the outcome in a few lines.

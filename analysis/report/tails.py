@@ -52,7 +52,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Tails:
-    """What load does to a series.
+    """Effects of load on a series.
 
     Attributes:
         light: at about 30 % of capacity; None without a point near it.

@@ -35,7 +35,7 @@ class CounterLog:
         return len(self._records) > 0 and column in self._widths
 
     def grown(self, column: str, start_ns: int, end_ns: int) -> float | str:
-        """What a counter grew by between two times on CLOCK_REALTIME, in its unit, or what is wrong with it.
+        """Growth of a counter between two times on CLOCK_REALTIME, in its unit, or the reason that it is unknown.
 
         Linear between the samples around each edge; narrow counters may wrap once between two samples.
         """

@@ -53,7 +53,7 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 
 
 def is_fresh(folder: Path, sources: dict[str, Any]) -> bool:
-    """Whether a folder's tables were made from exactly these sources, by this version."""
+    """True if a folder's tables were made from exactly these sources, by this version."""
     try:
         known = load_json(folder / SOURCES)
         expected = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}

@@ -42,7 +42,7 @@ class Borders:
 
 
 def shares(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> tuple[Integers, Integers, Numbers]:
-    """How spans of time fall into bins.
+    """Shares of spans of time in bins.
 
     Args:
         begin_ns: begin of each span.
@@ -90,7 +90,7 @@ def unwrapped_growth(values: npt.NDArray[Any], width_bits: int) -> Numbers:
 
 
 def growth(t_ns: Integers, steps: Numbers, borders: Borders) -> Numbers:
-    """What a counter grew in each bin, linear between samples; NaN for bins that the samples do not cover.
+    """Growth of a counter in each bin, linear between samples; NaN for bins that the samples do not cover.
 
     Args:
         t_ns: times of the samples, ascending.

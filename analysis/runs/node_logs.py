@@ -168,7 +168,7 @@ class NodeLogs:
 
     @cached_property
     def recorded_ns(self) -> tuple[int, int]:
-        """When the first and the last sample of any collector was taken, by the node's clock; (0, 0) without any.
+        """Times of the first and the last sample of any collector, by the node's clock; (0, 0) without any.
 
         A log to which only changes are written may end long before its collector did.
         """
@@ -210,7 +210,7 @@ class NodeLogs:
         return ranks | own
 
     def covers(self, relative: str, borders: Borders) -> npt.NDArray[np.bool_]:
-        """Which bins a log covers to which only changes are written; ``borders`` by the node's clock.
+        """Mask of the bins that a log of changes covers; ``borders`` are by the node's clock.
 
         Its collector was at work as long as the others were, unless it is known to have failed.
         """
@@ -222,7 +222,7 @@ class NodeLogs:
 
     @property
     def done(self) -> bool:
-        """Whether the agent wrote everything."""
+        """True if the agent wrote everything."""
         return (self.path / "DONE").exists()
 
     @cached_property
@@ -234,7 +234,7 @@ class NodeLogs:
 
     @cached_property
     def collectors(self) -> dict[str, dict[str, Any]]:
-        """What node.json says of the collectors, by name."""
+        """The collectors' entries in node.json, by name."""
         return self.info.get("collectors") or {}
 
 

@@ -142,7 +142,7 @@ class JobRun:
 
     @cached_property
     def ranks(self) -> int:
-        """How many ranks left steps."""
+        """Number of ranks that left steps."""
         return int(self.steps["rank"].nunique())
 
     @cached_property

@@ -38,7 +38,7 @@ _MAPPED = b"\0" * 10 + b"\xff\xff"
 
 @dataclass(frozen=True)
 class Growth:
-    """What the sockets of one chunk of records grew by.
+    """Growth of the sockets in one chunk of records.
 
     Attributes:
         end: for each growth the number of its socket, as in `SocketLog.sockets`.
@@ -91,7 +91,7 @@ class SocketLog:
 
     @cached_property
     def _seen(self) -> tuple[dict[str, npt.NDArray[Any]], Records]:
-        """What the records say of each socket that was ever connected, by cookie, and the first record of each."""
+        """The records of each socket that was ever connected, by cookie, and the first record of each."""
         parts, first = [], [np.asarray(self._records[:0])]
         for chunk in self._chunks():
             part, places = _by_cookie(chunk)
@@ -173,7 +173,7 @@ class SocketLog:
 
 
 def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
-    """What records say of each socket, by cookie, and where each one's first record is."""
+    """The records of each socket, by cookie, and the position of each one's first record."""
     cookies, places, socket_of = np.unique(np.asarray(chunk["cookie"]), return_index=True, return_inverse=True)
     order = np.argsort(socket_of, kind="stable")
     begins = np.searchsorted(socket_of[order], np.arange(len(cookies)))
@@ -236,7 +236,7 @@ class _Samples:
 
 
 def _addresses(rows: Records) -> dict[str, Any]:
-    """Who a socket connects, as text."""
+    """Addresses that a socket connects, as text."""
     family = np.asarray(rows["family"])
     table: dict[str, Any] = {"cookie": np.asarray(rows["cookie"]), "family": family}
     for side, address, port in (("local", "source", "sport"), ("remote", "destination", "dport")):
@@ -271,7 +271,7 @@ def socket_log(logs: NodeLogs) -> SocketLog | None:
 
 
 def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
-    """When samples were taken: the interfaces' log has a record of each, if its period is the same."""
+    """Times of the samples: the interfaces' log has a record of each, if its period is the same."""
     counters, every_s = logs.wide("nic/nic.rec"), file.about.get("every_s")
     if counters is None or every_s is None or counters.file.about.get("every_s") != every_s:
         return None

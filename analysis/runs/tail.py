@@ -222,7 +222,7 @@ class TextTail:
 
 
 def _shown(line: bytes) -> str:
-    """What a terminal shows of a line that a progress bar may have redrawn."""
+    """Text that a terminal shows of a line that a progress bar may have redrawn."""
     parts = [part for part in line.decode(errors="replace").split("\r") if part]
     return _ESCAPES.sub("", parts[-1]).expandtabs() if parts else ""
 

@@ -1,4 +1,4 @@
-"""How much a series of iteration times says: its effective number of independent values, and resampling in blocks."""
+"""The effective number of independent values in a series of iteration times, and resampling in blocks."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How sample b differs from sample a.
+    """Differences of sample b from sample a.
 
     Attributes:
         names: names of a and b.
@@ -359,7 +359,7 @@ def _distance_p(distance: float, first: int, second: int) -> float:
 
 
 def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
-    """Whether the longest iterations of both together come from one of them (quantile test, Johnson et al. 1987)."""
+    """Test that the longest iterations of both come from one of them (quantile test, Johnson et al. 1987)."""
     border = np.quantile(np.concatenate((a, b)), 1 - TAIL_SHARE)
     longest = [int(np.sum(one > border)) for one in (a, b)]
     if sum(longest) == 0:

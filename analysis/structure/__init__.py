@@ -1,4 +1,4 @@
-"""What the packets of a training job tell of its structure.
+"""The structure of a training job, from its packets.
 
 ``read_structure`` gives a `Structure`; it is imported when it is asked for.
 """

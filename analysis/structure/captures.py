@@ -1,4 +1,4 @@
-"""Where the streams come from: capture files, or a run directory's packets with its clocks, addresses and step logs."""
+"""Sources of streams: capture files, or a run directory's packets with its clocks, addresses and step logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
 @dataclass(frozen=True)
 class _Place:
-    """Where packets were captured: a file, or a node of a run with its clock and addresses."""
+    """The place of a capture: a file, or a node of a run with its clock and addresses."""
 
     name: str
     files: Sequence[Path]

@@ -1,4 +1,4 @@
-"""Which streams are a training job's, and where its iterations begin."""
+"""Detection of a training job's streams, and of the beginnings of its iterations."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _groups(rhythms: dict[Stream, Rhythm]) -> list[list[Stream]]:
 
 
 def _together(a: Integers, b: Integers) -> bool:
-    """Whether two sequences of starts pair up, one to one, at a lag that stays the same."""
+    """True if two sequences of starts pair up, one to one, at a lag that stays the same."""
     if min(len(a), len(b)) < _MATCHED * max(len(a), len(b)):
         return False
     begin, end = max(a[0], b[0]), min(a[-1], b[-1])
@@ -163,7 +163,7 @@ def nearest(values: Integers, to: Integers) -> Integers:
 
 
 def _exchanges(streams: Sequence[Stream]) -> bool:
-    """Whether a host both sends and receives gradients: traffic that goes one way is no collective."""
+    """True if a host both sends and receives gradients: traffic that goes one way is no collective."""
     return bool({stream.source for stream in streams} & {stream.destination for stream in streams})
 
 
@@ -198,7 +198,7 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
 def _common_starts(
     reference: Rhythm, of_streams: Sequence[Rhythm], period: float
 ) -> tuple[Integers, npt.NDArray[np.bool_], slice]:
-    """Where the first stream of each iteration begins; streams that are far from the others do not count.
+    """Beginning of the first stream of each iteration; streams that are far from the others do not count.
 
     Returns:
         Starts near those of the reference, whether any stream had a silence there, and which of them are shared: not
@@ -262,7 +262,7 @@ def _kinds(
 
 
 def describe(stream: Stream, rhythm: Rhythm | None, streams: Streams) -> str:
-    """What a stream that is no training looks like, in a few words."""
+    """Describe a stream that is not training, in a few words."""
     if stream.flows > 1:
         return counted(stream.flows, "connection")
     if rhythm is not None and rhythm.confidence >= 0.999 and rhythm.found_share > 0.9 and len(rhythm.starts) >= 10:
@@ -280,7 +280,7 @@ def _repeats(stream: Stream, rhythms: Mapping[Stream, Rhythm], streams: Streams)
 
 
 def _why_none(streams: Streams, rhythms: dict[Stream, Rhythm | None], clear: dict[Stream, Rhythm]) -> str:
-    """What there was instead of training."""
+    """Describe what there was instead of training."""
     seconds = format_duration(streams.bins * streams.bin_ns / 1e9)
     top = streams.streams[0]
     share = f"{top.total / streams.total:.0%}"

@@ -183,7 +183,7 @@ def iterations_figure(found: Structure) -> Drawn:
 
 
 def matrix_figure(found: Structure) -> Drawn:
-    """Who sends how much to whom in an iteration."""
+    """Draw the bytes that each host sends to each other in an iteration."""
     table = found.matrix
     values = table.to_numpy() / 1e6
     with styled():
@@ -213,7 +213,7 @@ def _matrix_text(axes: Axes, values: np.ndarray) -> None:
 
 
 def bursts_figure(found: Structure) -> Drawn:
-    """How long bursts are, and how far peaks exceed the mean at several time scales."""
+    """Draw the lengths of bursts, and the ratio of peak to mean at several time scales."""
     with styled():
         figure = new_figure(7.0, 3.4)
         left, right = figure.subplots(1, 2)

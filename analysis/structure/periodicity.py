@@ -81,7 +81,7 @@ class Silences:
 
 @dataclass(frozen=True)
 class Rhythm:
-    """What repeats in a stream.
+    """The repeating pattern of a stream.
 
     Chance is what silences of the same lengths would give were they anywhere in the stream: a step of one volume meets
     one with the share of the stream's bytes that lies within the tolerance of such a silence.
@@ -111,7 +111,7 @@ class Rhythm:
 
 
 def is_loud(payload: Integers) -> npt.NDArray[np.bool_]:
-    """Whether there is more in a bin than a library's own small messages.
+    """Mask of the bins with more than a library's own small messages.
 
     Args:
         payload: bytes in bins with payload.
@@ -213,7 +213,7 @@ def _middle(silences: Silences) -> slice:
 
 
 def _score(silences: Silences, volume: float) -> tuple[float, int, float]:
-    """How long the silences at multiples of a volume usually are (lower quartile).
+    """Usual length of the silences at multiples of a volume (lower quartile).
 
     Returns:
         This length, the silence that is best to start at, and the probability of as much by chance.
@@ -310,7 +310,7 @@ def _steps(silences: Silences, step: float, anchor: int, most: int, enough: floa
 
 
 def _multiple(silences: Silences, path: Integers) -> int:
-    """How many steps make one iteration: the smallest number of which one in as many has the longest silence; else 1.
+    """Steps per iteration: the smallest number of which one in as many has the longest silence; else 1.
 
     Evenly spaced buckets of one size have a rhythm of their own; every so many, the silence is a little longer.
     """

@@ -87,7 +87,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """How texts call it."""
+        """Name of it in texts."""
         return f"{self.source} > {self.destination} {self.protocol} {self.ports}"
 
 
@@ -180,7 +180,7 @@ def _flows(place: int, vantage: Vantage) -> pd.DataFrame:
 
 
 def _stream_numbers(flows: pd.DataFrame) -> pd.Series[int]:
-    """Which stream each flow belongs to; also sets ``ports``."""
+    """Stream number of each flow; also sets ``ports``."""
     key = flows.groupby(_FLOW, sort=False)
     most = key["payload"].transform("max")
     total = float(key["payload"].max().sum())

@@ -24,7 +24,7 @@ from ringtap.errors import MeasurementError
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """What the packets of a training job tell.
+    """The structure of a training job, from its packets.
 
     Times ending in ``_ns`` are CLOCK_REALTIME of the common clock.
 

@@ -129,7 +129,7 @@ def _equal(values: Iterable[float]) -> bool:
 
 
 def _halves(edges: Edges, out: Mapping[str, list[str]], hosts: tuple[str, ...]) -> bool:
-    """Whether each host has log2(N) partners, each with half the bytes of the one before."""
+    """True if each host has log2(N) partners, each with half the bytes of the one before."""
     steps = len(hosts).bit_length() - 1
     if len(hosts) != 1 << steps:
         return False
@@ -142,7 +142,7 @@ def _halves(edges: Edges, out: Mapping[str, list[str]], hosts: tuple[str, ...]) 
 
 
 def _from_one_host(edges: Edges, host: str, spread: float | None) -> Shape:
-    """What one host's own packets tell."""
+    """Topology as one host's own packets show it."""
     sends = sorted(b for a, b in edges if a == host)
     receives = sorted(a for a, b in edges if b == host)
     hosts = (host, *sorted({*sends, *receives} - {host}))

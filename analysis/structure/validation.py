@@ -1,4 +1,4 @@
-"""What the packets say of iterations against the step logs of the same run."""
+"""Comparison of iterations found in packets with the step logs of the same run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
 
 
 def _communication_begins(job: Job) -> tuple[Integers, Integers]:
-    """When the first rank began to communicate, by DDP's own log: numbers of iterations, and times."""
+    """Beginning of the first rank's communication, by DDP's own log: numbers of iterations, and times."""
     rows = job.work.rank_iterations[["iteration", "node", "end_ns"]]
     found = [np.empty((0, 2), np.int64)]
     for node, logs in job.nodes.items():

@@ -25,7 +25,7 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True)
 class Volume:
-    """What a worker sends in an iteration, and what that says of the model.
+    """The bytes that a worker sends in an iteration, and the size of the model that follows.
 
     Attributes:
         worker_bytes: payload that a worker sends in an iteration: median over iterations, mean over workers.
@@ -50,7 +50,7 @@ class Volume:
 
 
 def volume_of(shape: Shape, worker_bytes: float) -> Volume:
-    """What the bytes of an iteration say of the model.
+    """Infer the model from the bytes of an iteration.
 
     Args:
         shape: the pattern of exchange.

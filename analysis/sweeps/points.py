@@ -150,7 +150,7 @@ def table(points: Sequence[Point]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Times:
-    """What iteration times come to; fields as those of `Point`."""
+    """Statistics of iteration times; fields as those of `Point`."""
 
     mean_s: float | None = None
     median_s: float | None = None

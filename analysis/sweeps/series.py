@@ -1,4 +1,4 @@
-"""What each series of a sweep comes to: demand, congestion point, fits, and the bandwidth that training left unused.
+"""Results of each series of a sweep: demand, congestion point, fits, and the bandwidth that training left unused.
 
 Everything here is in full-size units: Gbit/s and MB.
 """
@@ -138,7 +138,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a series was measured on.
+    """The setting that a series was measured in.
 
     Attributes:
         title: model as reports call it.

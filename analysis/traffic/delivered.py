@@ -1,4 +1,4 @@
-"""How many payload bytes had gone by at any time: from a capture, from an interface's counters, from a sender's log."""
+"""Payload bytes delivered up to any time: from a capture, from an interface's counters, or from a sender's log."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _READ = {*_COLUMNS, "destination"}
 
 @dataclass(frozen=True)
 class Sent:
-    """What senders logged; the arrays have one entry a record, in no order.
+    """Logs of senders; the arrays have one entry per record, in no order.
 
     Times count from the launch of the record's own sender; a time of what never happened lies before -10^18.
 
@@ -73,12 +73,12 @@ class Sent:
 
     @property
     def started(self) -> Flags:
-        """Which flows the launcher acted on."""
+        """Mask of the flows that the launcher acted on."""
         return _happened(self.start_ns)
 
     @property
     def moved(self) -> Flags:
-        """Which flows the kernel took a byte of."""
+        """Mask of the flows of which the kernel took a byte."""
         return _happened(self.first_byte_ns)
 
     @property

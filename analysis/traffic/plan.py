@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        """What the plan calls itself."""
+        """Kind of the plan, by its header."""
         return str(self.header.get("kind", "plan"))
 
     @property
@@ -179,7 +179,7 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 
 def burst_windows(plan: Plan) -> Windows | None:
-    """Where a burst plan's bursts and quiet parts lie (Algorithm 2); None for a plan without bursts.
+    """Windows of a burst plan's bursts and quiet parts (Algorithm 2); None for a plan without bursts.
 
     A burst opens each period. A last period that the plan's end cuts short is a smaller one of the same shape.
     """

@@ -76,5 +76,5 @@ def histogram_edges(samples: list[Rates]) -> Numbers:
 
 
 def counts(samples: Rates, edges_bps: Numbers) -> Integers:
-    """How many samples lie in each bin; those in which nothing passed or more than the last edge lie in none."""
+    """Number of samples in each bin; samples in which nothing passed, or more than the last edge, are in none."""
     return np.histogram(samples.values_bps[samples.values_bps > 0], edges_bps)[0].astype(np.int64)

@@ -105,7 +105,7 @@ def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict
 
 
 def _due(plan: Plan, sent: Sent) -> Integers:
-    """When each flow of the plan was due: by the log where it is there, because some flows wait for others."""
+    """Due time of each flow of the plan: by the log if there is one, because some flows wait for others."""
     due = plan.start_ns.copy()
     known = (sent.flow >= 0) & (sent.flow < len(due)) & (sent.intended_start_ns >= 0)
     due[sent.flow[known]] = sent.intended_start_ns[known]
@@ -124,7 +124,7 @@ def _over(part: float, whole: float) -> float | None:
 
 
 def lateness(sent: Sent) -> dict[str, Any]:
-    """How much later than due flows were launched, in microseconds."""
+    """Lateness of each flow's launch, in microseconds."""
     late = sent.lateness_ns[sent.started] / 1e3
     if not len(late):
         return {"launched": 0, "missed_slots": 0}
@@ -220,7 +220,7 @@ _OFFSET_US = 100
 
 @dataclass(frozen=True)
 class Asked:
-    """What to compare.
+    """The inputs of a comparison.
 
     Attributes:
         plan: the flow plan.

@@ -1,4 +1,4 @@
-"""What the traffic commands print and read in common."""
+"""Output and options that the traffic commands share."""
 
 from __future__ import annotations
 

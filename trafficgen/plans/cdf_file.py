@@ -15,10 +15,10 @@ _EMPIRICAL_POINTS = 1000
 
 
 def read_cdf(path: Path) -> SizeDistribution:
-    """Read a CDF file; probabilities may count to 1 or to 100. Empty lines and those that begin with # are skipped.
+    """Read a CDF file; probabilities may rise to 1 or to 100. Empty lines and those that begin with # are skipped.
 
     Raises:
-        UsageError: it cannot be read or is no CDF that rises to 1; the message names file and line.
+        UsageError: the file cannot be read or is not a CDF that rises to 1; the message names file and line.
     """
     try:
         with path.open("rb") as file:
@@ -52,7 +52,7 @@ def read_cdf(path: Path) -> SizeDistribution:
 
 
 def write_cdf(points: Iterable[tuple[float, float]], path: Path, force: bool = False) -> None:
-    """Write points of a CDF in bytes and probabilities up to 1, each number in the digits that read back the same.
+    """Write points of a CDF in bytes and probabilities up to 1; each number reads back as the same float.
 
     Raises:
         UsageError: the file exists and ``force`` is not set, or it cannot be written.
@@ -68,7 +68,11 @@ def write_cdf(points: Iterable[tuple[float, float]], path: Path, force: bool = F
 
 
 def empirical_points(sizes: Iterable[int]) -> list[tuple[float, float]]:
-    """Points of the CDF of given sizes, up to 1000 steps; 45 bytes of memory a size."""
+    """Return points of the CDF of given sizes, up to 1000 steps; takes 45 bytes of memory per size.
+
+    Raises:
+        UsageError: there are no sizes.
+    """
     ordered: Sequence[int] = sorted(array("q", sizes))
     if not ordered:
         raise UsageError("there are no flows with a size: a CDF needs some")
@@ -76,7 +80,7 @@ def empirical_points(sizes: Iterable[int]) -> list[tuple[float, float]]:
     points = [(float(ordered[0]), 0.0)]
     for step in range(1, steps + 1):
         point = (float(ordered[len(ordered) * step // steps - 1]), step / steps)
-        # Of points above each other only the ends count
+        # Of points with the same size, only the first and the last matter
         if len(points) > 1 and points[-1][0] == points[-2][0] == point[0]:
             points[-1] = point
         else:

@@ -1,4 +1,4 @@
-"""What plans of every kind share: the load and its bytes, checks of addresses, the header."""
+"""Common parts of all plan kinds: the load and its bytes, checks of addresses, the header."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _LEAST_MTU, _LARGEST_MTU = 576, 65_535
 
 @dataclass(frozen=True)
 class Load:
-    """Bits per second asked for.
+    """The requested load.
 
     Attributes:
-        bps: the rate.
-        counts: of ``payload``, or of ``wire``: full-size packets with headers, preamble, checksum and gap.
+        bps: rate in bits per second.
+        counts: what the rate counts: ``payload``, or ``wire`` (full-size packets with headers, preamble, checksum and
+            gap).
         mtu: bytes of an IP packet, for ``wire``.
         ipv6: packets have IPv6 headers.
     """
@@ -36,10 +37,10 @@ class Load:
     ipv6: bool = False
 
     def check(self) -> None:
-        """See that it is usable.
+        """Check that the load is usable.
 
         Raises:
-            UsageError: it is not.
+            UsageError: the load is not usable.
         """
         if not 0 < self.bps < 1e15:
             raise UsageError(f"load {self.bps} bit/s is not usable: it must be above 0 and below 1 Pbit/s")
@@ -47,17 +48,17 @@ class Load:
             raise UsageError(f"--mtu {self.mtu} is not usable: it must be from {_LEAST_MTU} to {_LARGEST_MTU}")
 
     def payload_of_wire(self) -> Fraction:
-        """Payload for each bit on the wire, for packets of full size."""
+        """Return the payload bits per bit on the wire, for packets of full size."""
         headers = (_IPV6_BYTES if self.ipv6 else _IPV4_BYTES) + _TCP_BYTES
         return Fraction(self.mtu - headers, self.mtu + _WIRE_BYTES)
 
     def payload_bps(self) -> Fraction:
-        """Payload bits per second, exactly."""
+        """Return the exact payload rate in bits per second."""
         return Fraction(self.bps) * (self.payload_of_wire() if self.counts == "wire" else 1)
 
     def bytes_until(self, until_ns: int) -> int:
-        """Payload bytes from the launch to ``until_ns``, in exact arithmetic and rounded once."""
-        # Half to even, as round() does with the Fraction but ten times as fast
+        """Return the payload bytes from the launch to ``until_ns``, computed exactly and rounded once."""
+        # Rounds half to even, as round() does with the Fraction, but ten times as fast
         rate = self._bytes_per_ns
         whole, rest = divmod(rate.numerator * until_ns, rate.denominator)
         above = 2 * rest - rate.denominator
@@ -68,7 +69,7 @@ class Load:
         return self.payload_bps() / (8 * NS)
 
     def header(self) -> dict[str, Any]:
-        """What a plan's header says of it."""
+        """Return the keys that describe the load in a plan's header."""
         said: dict[str, Any] = {"load_bps": self.bps, "load_counts": self.counts}
         if self.counts == "wire":
             said |= {"mtu": self.mtu, "wire_bits_per_payload_bit": float(1 / self.payload_of_wire())}
@@ -77,14 +78,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Frame:
-    """What a plan of any kind says beside its flows.
+    """The contents of a plan of any kind, apart from its flows.
 
     Attributes:
         duration_ns: length of the plan.
         destinations: ``host:port`` of the receivers.
         sources: addresses that the flows' sockets bind to; none: unbound.
         seed: seed of everything random, 0 or more.
-        transport: what senders set on their sockets; keys as in the plan's header.
+        transport: socket options that senders set; keys as in the plan's header.
     """
 
     duration_ns: int
@@ -94,10 +95,10 @@ class Frame:
     transport: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """See that a plan can be made of it.
+        """Check that a plan can be made from these values.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: a value is not usable.
         """
         if not 0 < self.duration_ns <= MOST // 4:
             raise UsageError(f"duration {self.duration_ns} ns is not usable: it must be above 0 and below 70 years")
@@ -108,10 +109,10 @@ class Frame:
         check_names(self.destinations, self.sources)
 
     def header(self, kind: str, flows: int, total_bytes: int, **more: Any) -> dict[str, Any]:
-        """The plan's first line.
+        """Return the plan's first line.
 
         Raises:
-            UsageError: it holds more flows or bytes than a plan can.
+            UsageError: there are more flows or bytes than a plan can hold.
         """
         if flows > MOST_FLOWS:
             raise UsageError(f"a plan of {flows} flows is too long: at most {MOST_FLOWS}")
@@ -124,15 +125,15 @@ class Frame:
         return said | more
 
     def ipv6(self) -> bool:
-        """All destinations are IPv6 addresses."""
+        """Return True if all destinations are IPv6 addresses."""
         return all(":" in parse_address(destination)[0] for destination in self.destinations)
 
 
 def check_names(destinations: Sequence[str], sources: Sequence[str]) -> None:
-    """See that plans can name these destinations and sources.
+    """Check that plans can name these destinations and sources.
 
     Raises:
-        UsageError: one is no address or is named twice.
+        UsageError: one is not an address or is named twice.
     """
     for destination in destinations:
         if parse_address(destination)[1] == 0:

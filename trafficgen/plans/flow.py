@@ -1,4 +1,4 @@
-"""One flow of a plan, and what the plan format is called."""
+"""One flow of a plan, and the name and version of the plan format."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Flow(NamedTuple):
 
     Attributes:
         start_ns: nanoseconds after the sender's launch; a flow that waits for another one starts no earlier.
-        source: address that the sending socket binds to; empty: whoever sends the plan, unbound.
+        source: address that the sending socket binds to; empty: any host that sends the plan, unbound.
         destination: ``host:port``.
         size_bytes: payload; 0: until the plan's end.
-        after: number (from 0) of an earlier flow that must have been received first; -1: none.
-        delay_ns: from that flow's arrival to this one's start.
+        after: number (from 0) of an earlier flow that must be received first; -1: none.
+        delay_ns: nanoseconds from that flow's completion to this one's start.
     """
 
     start_ns: int

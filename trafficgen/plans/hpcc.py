@@ -1,4 +1,4 @@
-"""Flow lists as HPCC's traffic_gen writes them: a count, then ``src dst 3 dport bytes start_s`` a line."""
+"""Flow lists as HPCC's traffic_gen writes them: a count, then one line ``src dst 3 dport bytes start_s`` per flow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = ("src", "dst", "priority", "dport", "bytes", "start_s")
 
 
 class FlowListPlan:
-    """The flows of an HPCC list; node number n is the n-th node. Read as a stream, so of any length.
+    """The flows of an HPCC list, in which node number n is the n-th node; the list is streamed and may have any length.
 
     Args:
         path: the list.
@@ -33,7 +33,7 @@ class FlowListPlan:
         nodes: ``host:port`` by node number; each one also sends from its host.
 
     Attributes:
-        header: what the first line of its file says.
+        header: the plan's first line.
 
     Raises:
         UsageError: the list cannot be read or a line is wrong (the message names it).
@@ -55,7 +55,7 @@ class FlowListPlan:
         self.header = frame.header("list", flows, total, **about)
 
     def flows(self) -> Iterator[Flow]:
-        """The flows in order of their starts, up to the duration."""
+        """Yield the flows in order of their starts, up to the duration."""
         latest_ns = number = 0
         try:
             with self._path.open("r", encoding="ascii") as file:
@@ -101,7 +101,7 @@ class FlowListPlan:
         return Flow(self._start(columns[5], number), self._hosts[source], self._nodes[destination], size_bytes)
 
     def _start(self, text: str, number: int) -> int:
-        """Nanoseconds, in decimal arithmetic: what a list says to 9 digits is kept exactly."""
+        """Return the start in ns; decimal arithmetic keeps 9 digits after the point exactly."""
         if not _SECONDS.fullmatch(text):
             raise self._wrong(number, f"start_s {text[:40]!r} is not a number of seconds of 0 or more")
         start_ns = Decimal(text) * NS
@@ -114,9 +114,9 @@ class FlowListPlan:
 
 
 def write_list(plan: Plan, path: Path, force: bool = False) -> dict[str, int]:
-    """Write a plan's flows as an HPCC list, with starts to the nanosecond; returns the addresses' node numbers.
+    """Write a plan's flows as an HPCC list, with starts to the nanosecond; return the node number of each address.
 
-    A plan made of nodes keeps their order. Otherwise sources come first (one number for all that are unbound), then
+    A plan that lists nodes keeps their order. Otherwise sources come first (one number for all unbound ones), then
     destinations.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Plans of flows that belong together: incast and all-to-all, round by round, and ring all-reduce with its waiting."""
+"""Plans of traffic patterns: incast, all-to-all, ring all-reduce, long-lived flows and an on-off source."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _MOST_PAIRS = 100_000
 
 
 class RoundsPlan:
-    """Every pair of a list gets a flow, all at the same instant, round after round.
+    """Rounds of flows: in each round, every pair of a list gets one flow, and all start at the same instant.
 
     Args:
-        kind: what the header calls it: ``incast`` or ``all-to-all``.
+        kind: the plan's kind in the header: ``incast`` or ``all-to-all``.
         frame: duration, destinations and so on.
         pairs: (source, destination) of a round's flows.
         period_ns: time from one round to the next.
-        demand: size of each flow in bytes; or the load, of which each round has its part in equal flows.
+        demand: size of each flow in bytes; or the load, whose bytes in a round are divided into equal flows.
         about: further header keys.
 
     Attributes:
-        header: what the first line of its file says.
+        header: the plan's first line.
 
     Raises:
-        UsageError: the asked plan makes no sense or cannot be made exact.
+        UsageError: the requested plan is inconsistent or cannot be made exact.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RoundsPlan:
                 )
 
     def flows(self) -> Iterator[Flow]:
-        """The flows in order of their starts."""
+        """Yield the flows in order of their starts."""
         count = len(self._pairs)
         for number, start_ns in enumerate(range(0, self._frame.duration_ns, self._period_ns)):
             budget = self._budget(number)
@@ -83,7 +83,7 @@ class RoundsPlan:
                 yield Flow(start_ns, source, destination, size_bytes)
 
     def _budget(self, number: int) -> int:
-        """Bytes of a round; a last one that does not fit has its part of the load."""
+        """Return the bytes of a round; a last round that is cut short gets its part of the load."""
         if not isinstance(self._demand, Load):
             return self._demand * len(self._pairs)
         start_ns, until = number * self._period_ns, self._load.bytes_until
@@ -91,23 +91,23 @@ class RoundsPlan:
 
 
 class RingPlan:
-    """Ring all-reduce: 2(N-1) steps, in each of which every node sends the next one a chunk that it has just received.
+    """Ring all-reduce: 2(N-1) steps, in each of which every node sends the next one the chunk that it just received.
 
-    A step's chunk waits for the step before it at the same node; an iteration's first one waits for the last one of
-    the iteration before it and then for the compute time.
+    Each chunk waits until the node has received the chunk of the previous step; the first chunk of an iteration waits
+    for the last one of the previous iteration and then for the compute time.
 
     Args:
         frame: duration, and the nodes as sources and destinations.
         nodes: ``host:port`` of the nodes in the ring's order; each one also sends from its host.
-        size_bytes: what is reduced; chunks are a node's part of it.
-        compute_ns: time from an iteration's last chunk to the next one's first.
-        iterations: how many.
+        size_bytes: size of the reduced data; it is divided into one chunk per node.
+        compute_ns: time from an iteration's last chunk to the next iteration's first.
+        iterations: number of iterations.
 
     Attributes:
-        header: what the first line of its file says.
+        header: the plan's first line.
 
     Raises:
-        UsageError: the asked plan makes no sense.
+        UsageError: the requested plan is inconsistent.
     """
 
     def __init__(self, frame: Frame, nodes: Sequence[str], size_bytes: int, compute_ns: int, iterations: int) -> None:
@@ -135,14 +135,14 @@ class RingPlan:
         self.header = frame.header("ring", iterations * steps * count, total, **about)
 
     def flows(self) -> Iterator[Flow]:
-        """The flows; their starts are the earliest possible ones, with a network that takes no time."""
+        """Yield the flows; their starts are the earliest possible ones, on a network without delay."""
         count = len(self._nodes)
         steps = 2 * (count - 1)
         for row in range(self._iterations * steps):
             iteration, step = divmod(row, steps)
             delay_ns = self._compute_ns if step == 0 and iteration else 0
             for node in range(count):
-                # What brought this node its chunk is the row above, from its left
+                # The flow that brought this chunk: one step earlier, from the left neighbour
                 after = (row - 1) * count + (node - 1) % count if row else -1
                 source, destination = self._hosts[node], self._nodes[(node + 1) % count]
                 size_bytes = self._chunks[(node - step) % count]
@@ -150,23 +150,23 @@ class RingPlan:
 
 
 _MOST_FLOWS = 100_000
-# On times are drawn as weights of so many units for the mean, so that shares keep their shape as integers
+# On times are drawn as integer weights with a mean of this many units, so that rounding does not change their shares
 _UNITS = 2.0**32
 
 
 class LongLivedPlan:
-    """Flows that all start at once and send until the plan's end; the n-th has the n-th destination and source in turn.
+    """Flows that all start at once and send until the plan's end; destinations and sources are used in turn.
 
     Args:
         frame: duration, destinations and so on.
-        count: how many flows.
-        load: what they send together, each paced to its part; None: as much as the network gives.
+        count: number of flows.
+        load: total load, to which each flow is paced in equal parts; None: as much as the network gives.
 
     Attributes:
-        header: what the first line of its file says.
+        header: the plan's first line.
 
     Raises:
-        UsageError: the asked plan makes no sense.
+        UsageError: the requested plan is inconsistent.
     """
 
     def __init__(self, frame: Frame, count: int, load: Load | None = None) -> None:
@@ -180,16 +180,16 @@ class LongLivedPlan:
         self.header = frame.header("long-lived", count, 0, **more)
 
     def flows(self) -> Iterator[Flow]:
-        """The flows in order of their starts."""
+        """Yield the flows in order of their starts."""
         to, by = self._frame.destinations, self._frame.sources or ("",)
         for number in range(self._count):
             yield Flow(0, by[number % len(by)], to[number % len(to)], 0)
 
 
 class OnOffPlan:
-    """A source that is on and off in turn, each for an exponential time; an on period is one flow, paced at the peak.
+    """A source that alternates between on and off for exponential times; an on period is one flow, paced at the peak.
 
-    On times are fitted to their share of the duration and off times to the rest, so the load is exact and the peak
+    On times are scaled to their share of the duration and off times to the rest, so the load is exact and the peak
     is load x (on + off) / on.
 
     Args:
@@ -199,10 +199,10 @@ class OnOffPlan:
         off_ns: mean of the off times.
 
     Attributes:
-        header: what the first line of its file says.
+        header: the plan's first line.
 
     Raises:
-        UsageError: the asked plan makes no sense or cannot be made exact.
+        UsageError: the requested plan is inconsistent or cannot be made exact.
     """
 
     def __init__(self, frame: Frame, load: Load, on_ns: int, off_ns: int) -> None:
@@ -223,7 +223,7 @@ class OnOffPlan:
         self.header = frame.header("on-off", self._count, self._bytes, **more)
 
     def flows(self) -> Iterator[Flow]:
-        """The flows in order of their starts."""
+        """Yield the flows in order of their starts."""
         seed, frame, count = self._frame.seed, self._frame, self._count
         sizes, gaps = stream(seed, "sizes"), stream(seed, "gaps")
         place, source = stream(seed, "destinations").random, stream(seed, "sources").random
@@ -232,14 +232,14 @@ class OnOffPlan:
         off_before = chain([0] if on_first else [], _fitted(gaps, count, frame.duration_ns - self._on_ns))
         draw, sent = exponentials(sizes), 0
         for size_bytes in shares_of(sizes, lambda: draw() * _UNITS, count, self._bytes):
-            # What of the bytes came before is also what of the on time came before
+            # The share of the bytes sent before equals the share of the on time passed before
             start_ns = next(off_before) + self._on_ns * sent // self._bytes
             sent += size_bytes
             yield Flow(start_ns, by[int(source() * len(by))], to[int(place() * len(to))], size_bytes)
 
 
 def paced(frame: Frame, load: Load, factor: Fraction) -> tuple[Frame, Load, dict[str, Any]]:
-    """The frame with each flow paced to ``factor`` of the load, the load as counted there, and their header keys.
+    """Return the frame with each flow paced to ``factor`` of the load, the load with its IP version, and header keys.
 
     Raises:
         UsageError: the load is not usable, or the frame has a pacing rate of its own.
@@ -253,7 +253,7 @@ def paced(frame: Frame, load: Load, factor: Fraction) -> tuple[Frame, Load, dict
 
 
 def _fitted(rng: random.Random, count: int, total_ns: int) -> Iterator[int]:
-    """Ends of ``count`` exponential times one after the other, fitted so that the last is at ``total_ns``."""
+    """Yield the ends of ``count`` consecutive exponential times, scaled so that the last is at ``total_ns``."""
     times = again(rng, exponentials(rng), count)
     # fsum: the built-in sum rounds differently from Python 3.12 on
     drawn, passed = math.fsum(times()), 0.0

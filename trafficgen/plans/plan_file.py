@@ -1,4 +1,7 @@
-"""Flow plan files: a line of JSON, then a flow a line; written and read as a stream (docs/commands/traffic-plans.md)."""
+"""Flow plan files: a line of JSON, then one line per flow; read and written as streams.
+
+docs/commands/traffic-plans.md describes the format.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,21 @@ _PLAIN = {
 
 
 class PlanLines:
-    """Reads the lines of one file in order.
+    """Reader of the lines of one file, in order.
 
     Args:
         path: the file, for messages.
         version: its format version, 1 or 2.
         duration_ns: the plan's end, before which every flow starts.
-        sources: what the source column may name beside ``-``.
-        destinations: what the destination column may name.
+        sources: valid names of the source column, apart from ``-``.
+        destinations: valid names of the destination column.
     """
 
     def __init__(
         self, path: Path, version: int, duration_ns: int, sources: Sequence[str], destinations: Sequence[str]
     ) -> None:
         self._path, self._version, self._duration_ns = path, version, duration_ns
-        # One string a name however many lines have it; version 1 has no source column and matches nothing
+        # One string object per name, for any number of lines; version 1 has no source column, so it matches ""
         self.sources = {"-": "", "": ""} | {name: name for name in sources}
         self.destinations = {name: name for name in destinations}
         self._plain = _PLAIN[version].fullmatch
@@ -45,14 +48,14 @@ class PlanLines:
         self._endless: set[int] = set()
 
     def read(self, line: str, number: int) -> Flow:
-        """One line as a flow.
+        """Parse one line into a flow.
 
         Args:
             line: the text with its newline.
             number: its number in the file; flow 0 is on line 2.
 
         Raises:
-            UsageError: it is wrong; the message names file and line.
+            UsageError: the line is wrong; the message names file and line.
         """
         match = self._plain(line)
         if match is None:
@@ -73,7 +76,7 @@ class PlanLines:
         return flow
 
     def wrong(self, number: int, why: str) -> UsageError:
-        """The error for a line."""
+        """Return the error for a line."""
         return UsageError(f"{self._path} line {number}: {why}")
 
     def _check(self, flow: Flow, number: int) -> None:
@@ -99,7 +102,7 @@ class PlanLines:
             raise self.wrong(number, f"after {flow.after} names a flow of size 0, which never arrives whole")
 
     def _explain(self, line: str, number: int) -> UsageError:
-        """Why a line is not what the pattern asks for."""
+        """Return an error that says why a line does not match the pattern."""
         columns = line.rstrip("\n").split("\t")
         names = _COLUMNS[self._version].split(", ")
         if len(columns) != len(names) or not line.endswith("\n"):
@@ -123,18 +126,18 @@ _LARGEST_DSCP = 63
 
 
 class Plan(Protocol):
-    """What can be written as a plan file: a header that counts the flows, and the flows, walked any number of times."""
+    """A plan that can be written to a file: a header that counts the flows, and flows to iterate repeatedly."""
 
     @property
     def header(self) -> dict[str, Any]:
         """The file's first line."""
 
     def flows(self) -> Iterator[Flow]:
-        """The flows in order of their starts."""
+        """Yield the flows in order of their starts."""
 
 
 def write_plan(plan: Plan, path: Path, force: bool = False) -> None:
-    """Write a plan's file, under a temporary name until it is whole.
+    """Write a plan's file, under a temporary name until it is complete.
 
     Raises:
         UsageError: the file exists and ``force`` is not set, or it cannot be written.
@@ -156,7 +159,7 @@ def write_plan(plan: Plan, path: Path, force: bool = False) -> None:
 
 
 class PlanFile:
-    """A flow plan on disk. Its header is read and checked at once, its flows by ``check`` and ``flows``.
+    """A flow plan on disk; the constructor reads and checks its header, ``check`` and ``flows`` read its flows.
 
     Attributes:
         path: the file.
@@ -164,10 +167,10 @@ class PlanFile:
         version: its format version, 1 or 2.
         duration_ns: length of the plan.
         sources: every address that flows are bound to; flow logs refer to them by index.
-        destinations: ``host:port`` of every destination, likewise.
+        destinations: ``host:port`` of every destination; flow logs refer to them by index.
 
     Raises:
-        UsageError: it cannot be read, is no flow plan, or is one of a newer version.
+        UsageError: the file cannot be read, is not a flow plan, or has a newer version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -180,10 +183,10 @@ class PlanFile:
         self._check_transport()
 
     def check(self) -> PlanNeeds:
-        """Read every line once, so that a bad one is found before the first flow is sent.
+        """Read every line once, so that a wrong line is found before the first flow is sent.
 
         Raises:
-            UsageError: a line is wrong (the message names it), or the file does not hold what its header says.
+            UsageError: a line is wrong (the message names it), or the flows do not match the header's counts.
         """
         lines, number = self._lines(), 1
         needs = NeedsTally(self.header.get("transport", {}).get("pacing_bps", 0), self.duration_ns)
@@ -199,7 +202,7 @@ class PlanFile:
         return needs.needs()
 
     def flows(self) -> Iterator[Flow]:
-        """The flows in order of their starts, fast: only what could mislead a sender is looked at again.
+        """Yield the flows in order of their starts; for speed, only values that could mislead a sender are rechecked.
 
         Raises:
             UsageError: a line is wrong; the message names file and line.
@@ -231,7 +234,7 @@ class PlanFile:
         return PlanLines(self.path, self.version, self.duration_ns, self.sources, self.destinations)
 
     def _text(self) -> Iterator[tuple[int, str]]:
-        """The lines below the header with their numbers; bytes that are not UTF-8 make a line wrong, not the file."""
+        """Yield the lines below the header with their numbers; bytes that are not UTF-8 do not end the reading."""
         try:
             with self.path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                 file.readline(_LONGEST_HEADER)

@@ -1,4 +1,4 @@
-"""From the options of ``ringtap traffic plan``, read into numbers, to the plan of the asked kind."""
+"""Construction of plans of every kind from the parsed options of ``ringtap traffic plan``."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TRANSPORT = {
 
 
 def make_plan(kind: str, given: dict[str, Any]) -> Plan:
-    """The plan that was asked for.
+    """Make the requested plan.
 
     Args:
         kind: one of the kinds of ``ringtap traffic plan``.
         given: option values by the option's name with underscores; rates in bit/s, sizes in bytes, times in ns.
 
     Raises:
-        UsageError: it makes no sense, or a file that it is made of is wrong.
+        UsageError: the options are inconsistent, or an input file is wrong.
     """
     makers: dict[str, Callable[[dict[str, Any], Frame], Plan]] = {
         "long-lived": _long_lived,
@@ -60,7 +60,7 @@ def make_plan(kind: str, given: dict[str, Any]) -> Plan:
 
 
 def size_points(plan: Plan, given: dict[str, Any]) -> Sequence[tuple[float, float]]:
-    """Points of the CDF of a plan's sizes: those of the distribution that they were drawn from, or their own."""
+    """Return points of the CDF of a plan's sizes: of the sampled distribution, or of the sizes themselves."""
     if isinstance(plan, FlowPlan):
         sizes = plan.spec.sizes.scaled(1 / given.get("scale", 1.0))
         if isinstance(sizes, SizeDistribution):
@@ -138,7 +138,7 @@ def _all_to_all(given: dict[str, Any], frame: Frame) -> Plan:
     count = len(nodes)
     if count < 2:
         raise UsageError("all-to-all needs two nodes or more: give --node ADDRESS:PORT for each")
-    # Shifted rounds, so that no receiver comes first for every sender
+    # In shifted order, so that no receiver comes first for every sender
     pairs = [(hosts[node], nodes[(node + shift) % count]) for shift in range(1, count) for node in range(count)]
     period_ns = given.get("period", _PERIOD_NS)
     return RoundsPlan("all-to-all", frame, pairs, period_ns, _demand(given), {"nodes": list(nodes)})
@@ -173,7 +173,7 @@ def _replay(given: dict[str, Any], frame: Frame) -> Plan:
         )
     gap_ns = given.get("gap", _GAP_NS)
     about = {"replay": path.name, "gap_ns": gap_ns}
-    # Nor can sockets here be bound to the capture's sources
+    # Sockets of this host cannot bind to the capture's sources either
     frame = replace(frame, sources=frame.sources or [""])
     return ReplayPlan("replay", read_capture(path, gap_ns), frame, given.get("scale", 1.0), about)
 

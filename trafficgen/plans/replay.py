@@ -1,4 +1,4 @@
-"""Plans of flows that were seen: in an earlier run's log, in a packet capture, or in a list."""
+"""Plans that replay observed flows, from an earlier run's log or from a packet capture."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MS = 1_000_000
 
 
 class SeenFlows:
-    """Flows in memory, 24 bytes each: start, size, and numbers for source and destination.
+    """Observed flows in memory, 24 bytes each: start, size, and numbers for source and destination.
 
     Attributes:
-        sources: names of the sources in order of their numbers; empty: unbound.
-        destinations: likewise.
-        span_ns: from the first flow's time origin to the end of the last flow, as far as it is known.
+        sources: number of each source by name, in order of the numbers; an empty name: unbound.
+        destinations: number of each destination by name, in order of the numbers.
+        span_ns: from the time origin to the end of the last flow, as far as it is known.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class SeenFlows:
         return len(self._starts_ns)
 
     def numbers(self, source: str, destination: str) -> tuple[int, int]:
-        """The numbers of two names, new ones for names not seen before."""
+        """Return the numbers of two names; a new name gets a new number."""
         by = self.sources.setdefault(source, len(self.sources))
         return by, self.destinations.setdefault(destination, len(self.destinations))
 
     def add(self, start_ns: int, by: int, to: int, size_bytes: int) -> None:
-        """Keep one flow; its source and destination by their numbers."""
+        """Add one flow; its source and destination are given by number."""
         self._starts_ns.append(start_ns)
         self._sizes.append(size_bytes)
         self._by.append(by)
@@ -50,26 +50,27 @@ class SeenFlows:
         self.span_ns = max(self.span_ns, start_ns + 1)
 
     def ordered(self) -> Iterator[tuple[int, int, int, int]]:
-        """Start, source number, destination number and size of each, in order of their starts."""
+        """Yield start, source number, destination number and size of each flow, in order of the starts."""
         for place in sorted(range(len(self)), key=self._starts_ns.__getitem__):
             yield self._starts_ns[place], self._by[place], self._to[place], self._sizes[place]
 
 
 class ReplayPlan:
-    """The flows that were seen, from other sources and to other destinations.
+    """Observed flows, sent from other sources and to other destinations.
 
     Args:
+        kind: the plan's kind in the header.
         seen: the flows.
-        frame: the destinations and sources that take the place of those seen, one after the other and again from the
-            first when there are fewer; none: those seen. A duration of 0: as long as what was seen.
-        scale: sizes are divided by it, to 1 byte at least.
+        frame: the destinations and sources that replace the observed ones, in order, and from the first again if there
+            are fewer; none: the observed ones. A duration of 0: as long as the observation.
+        scale: divisor of the sizes; a size is at least 1 byte.
         about: further header keys.
 
     Attributes:
-        header: what the first line of its file says.
+        header: the plan's first line.
 
     Raises:
-        UsageError: nothing was seen in the asked time, or a plan cannot name it.
+        UsageError: no flow was observed in the requested time, or a plan cannot name its addresses.
     """
 
     def __init__(self, kind: str, seen: SeenFlows, frame: Frame, scale: float, about: dict[str, Any]) -> None:
@@ -78,7 +79,7 @@ class ReplayPlan:
         self._to = list(frame.destinations) or list(seen.destinations)
         self._by = list(frame.sources) or list(seen.sources)
         duration_ns = frame.duration_ns or -(-seen.span_ns // _MS) * _MS
-        # Only names that occur, each once
+        # Each name that occurs, once
         to = list(dict.fromkeys(self._to[number % len(self._to)] for number in seen.destinations.values()))
         by = list(dict.fromkeys(self._by[number % len(self._by)] for number in seen.sources.values()))
         frame = replace(frame, duration_ns=duration_ns, destinations=to, sources=[name for name in by if name])
@@ -92,7 +93,7 @@ class ReplayPlan:
         self.header = frame.header(kind, flows, total, scale=scale, **about)
 
     def flows(self) -> Iterator[Flow]:
-        """The flows in order of their starts, up to the duration."""
+        """Yield the flows in order of their starts, up to the duration."""
         to, by, scale = self._to, self._by, self._scale
         for start_ns, source, destination, size_bytes in self._seen.ordered():
             if start_ns >= self._duration_ns:
@@ -102,12 +103,12 @@ class ReplayPlan:
 
 
 def read_sent_log(path: Path) -> SeenFlows:
-    """Flows of a sender's log, each where its sender really started it; those that never started are left out.
+    """Read the flows of a sender's log, each with its actual start time; flows that never started are left out.
 
-    Open-ended flows come as large as they became.
+    Open-ended flows get the size that they reached.
 
     Raises:
-        UsageError: it is no sender's log.
+        UsageError: the file cannot be read, is not a sender's log, or is damaged.
     """
     try:
         log = open_records(path)
@@ -137,18 +138,18 @@ def read_sent_log(path: Path) -> SeenFlows:
 
 
 def read_capture(path: Path, gap_ns: int) -> SeenFlows:
-    """Flows of a packet capture: one direction of a TCP connection, cut where it sends nothing for long.
+    """Read the flows of a packet capture: each direction of a TCP connection, split where it pauses for long.
 
-    Retransmitted bytes count again: the capture's segments are what the network carried. Sources and destinations are
-    addresses without ports, which on one side are different for every connection.
+    Retransmitted bytes count again, since the network carried them. Sources and destinations are addresses without
+    ports, because the port of one side differs for every connection.
 
     Args:
         path: pcap file.
         gap_ns: a pause of more than this ends a flow.
 
     Raises:
-        UsageError: it is no capture.
-        MeasurementError: it ends within a packet.
+        UsageError: the file is not a capture.
+        MeasurementError: the capture ends within a packet.
     """
     seen, origin_ns = SeenFlows(), None
     open_flows = _OpenFlows(seen, gap_ns)
@@ -156,7 +157,7 @@ def read_capture(path: Path, gap_ns: int) -> SeenFlows:
         if segment.payload_bytes < 1:
             continue
         origin_ns = segment.time_ns if origin_ns is None else origin_ns
-        # Cores that capture side by side put some packets a little out of order
+        # Cores that capture in parallel put some packets slightly out of order
         time_ns = max(0, segment.time_ns - origin_ns)
         open_flows.add(segment, time_ns)
         seen.span_ns = max(seen.span_ns, time_ns + 1)
@@ -165,14 +166,14 @@ def read_capture(path: Path, gap_ns: int) -> SeenFlows:
 
 
 class _OpenFlows:
-    """The flows that may go on: start, last time, bytes, and the numbers of source and destination."""
+    """The flows that may continue: start, last time, bytes, and the numbers of source and destination."""
 
     def __init__(self, seen: SeenFlows, gap_ns: int) -> None:
         self._seen, self._gap_ns = seen, gap_ns
         self._open: dict[tuple[str, int, str, int], list[int]] = {}
 
     def add(self, segment: Segment, time_ns: int) -> None:
-        """Count a segment to the flow that is open on its way, or begin one."""
+        """Add a segment to the open flow of its direction, or begin a new flow."""
         way = (segment.source, segment.source_port, segment.destination, segment.destination_port)
         flow = self._open.get(way)
         if flow is not None and time_ns - flow[1] <= self._gap_ns:

@@ -1,4 +1,4 @@
-"""What a plan will ask of the host that sends it, gathered in one walk over its flows."""
+"""Requirements of a plan on the host that sends it, gathered in one pass over its flows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _FIRST, _FOLLOWED, _DEPENDENT = range(3)
 
 @dataclass(frozen=True)
 class PlanNeeds:
-    """What sending a plan takes.
+    """The requirements of sending a plan.
 
     Attributes:
-        flows: how many.
-        bytes: payload of all; open-ended flows count nothing.
-        most_at_once: for each (source, destination), the most flows that start within any 1 ms, plus the open-ended
-            ones before, plus as many waiting flows as there can be chains of them.
-        dependent: some flow waits for another one.
+        flows: number of flows.
+        bytes: payload of all flows; open-ended flows count as 0.
+        most_at_once: for each (source, destination), the most flows that start within any 1 ms, plus the earlier
+            open-ended ones, plus one waiting flow for each possible chain of them.
+        dependent: True if some flow waits for another one.
         busiest_bps: highest planned payload rate over the plan's 100 ms bins, each flow counted where it starts; with
-            a pacing rate: the most flows under way at one time by it. Flows that wait for others count nothing: they
-            follow the network.
+            a pacing rate: that rate times the most flows in progress at once. Flows that wait for others are not
+            counted, since the network sets their pace.
     """
 
     flows: int
@@ -35,10 +35,10 @@ class PlanNeeds:
 
 
 class NeedsTally:
-    """Gathers a plan's needs, flow by flow in order; holds the flows of 1 ms and a byte for each flow.
+    """Accumulator of a plan's requirements, flow by flow in order; keeps the flows of 1 ms, and one byte per flow.
 
     Args:
-        pacing_bps: rate that each flow is held to, 0 when none is.
+        pacing_bps: pacing rate of each flow, 0: none.
         until_ns: the plan's end.
     """
 
@@ -50,7 +50,7 @@ class NeedsTally:
         self._busiest = _PacedRate(pacing_bps, until_ns) if pacing_bps else _BinRate()
 
     def add(self, start_ns: int, source: str, destination: str, size_bytes: int, after: int) -> None:
-        """Count one flow."""
+        """Add one flow."""
         self.flows += 1
         self.bytes += size_bytes
         pair = self._pairs.get((source, destination))
@@ -68,7 +68,7 @@ class NeedsTally:
         pair.waiting += 1
 
     def needs(self) -> PlanNeeds:
-        """The sums so far."""
+        """Return the requirements of the flows so far."""
         at_once = {names: pair.most + min(pair.waiting, self._chains) for names, pair in self._pairs.items()}
         return PlanNeeds(self.flows, self.bytes, at_once, self._chains > 0, self._busiest.most_bps())
 
@@ -94,7 +94,7 @@ class _Pair:
 
 
 class _BinRate:
-    """The fullest bin."""
+    """The rate of the bin with the most bytes."""
 
     def __init__(self) -> None:
         self._end_ns = self._bytes = self._most = 0
@@ -110,7 +110,7 @@ class _BinRate:
 
 
 class _PacedRate:
-    """The most flows under way, each at the same rate."""
+    """The rate of the most flows in progress at once, each at the pacing rate."""
 
     def __init__(self, pacing_bps: float, until_ns: int) -> None:
         self._pacing_bps, self._until_ns = pacing_bps, until_ns

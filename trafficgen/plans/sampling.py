@@ -1,8 +1,8 @@
-"""The random draws that plans need, and sums that come out to the byte.
+"""Random sampling for plans, and sizes whose sum is exact to the byte.
 
-Every draw is an inverse transform of ``random.Random.random()``, the one method whose sequence Python promises to
-keep for a seed, so a seed gives the same plan on every Python version. What needs the sum of many draws walks the same
-draws twice instead of keeping them, so a plan of any length takes no memory.
+Every sample is an inverse transform of ``random.Random.random()``, the one method whose sequence Python promises to
+keep for a seed, so a seed gives the same plan on every Python version. Functions that need the sum of many samples
+generate them twice instead of keeping them, so memory does not grow with the plan's length.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 Draw = Callable[[], float]
-# Weights are draws in 1/256, so that small sizes keep their shape in integer arithmetic
+# Weights are samples in units of 1/256, so that small sizes keep their proportions in integer arithmetic
 _WEIGHT = 256
-# Up to so many draws are kept; below that, remembering the generator's state would cost more than the draws
+# Up to this many samples are kept, because saving the generator's state would cost more
 _KEPT = 512
 _PURPOSES = ("gaps", "sizes", "destinations", "sources")
 
 
 def stream(seed: int, purpose: Literal["gaps", "sizes", "destinations", "sources"]) -> random.Random:
-    """A generator for each purpose, so that more destinations leave sizes and starts as they are."""
+    """Return the generator for a purpose; with one each, a further destination does not change sizes and starts."""
     return random.Random(len(_PURPOSES) * seed + _PURPOSES.index(purpose))
 
 
@@ -31,13 +31,13 @@ def exponential(rng: random.Random) -> float:
 
 
 def exponentials(rng: random.Random) -> Draw:
-    """What draws from the exponential distribution with mean 1."""
+    """Return a function that draws from the exponential distribution with mean 1."""
     uniform, log1p = rng.random, math.log1p
     return lambda: -log1p(-uniform())
 
 
 def normal_share(rng: random.Random, mean: float, deviation: float) -> float:
-    """Draw from a normal distribution restricted to the open interval (0, 1), by Box-Muller and drawing again."""
+    """Draw from a normal distribution restricted to the open interval (0, 1), by Box-Muller and rejection."""
     while True:
         radius = math.sqrt(2.0 * exponential(rng))
         share = mean + deviation * radius * math.cos(2.0 * math.pi * rng.random())
@@ -46,9 +46,9 @@ def normal_share(rng: random.Random, mean: float, deviation: float) -> float:
 
 
 def again(rng: random.Random, draw: Draw, count: int) -> Callable[[], Iterator[float]]:
-    """The next ``count`` draws, from the first one whenever the result is called.
+    """Return a function that iterates over the next ``count`` samples, from the first one on every call.
 
-    Nothing else may draw from ``rng`` until they have been walked for the last time.
+    Nothing else may draw from ``rng`` until the last iteration has ended.
     """
     if count <= _KEPT:
         kept = [draw() for _ in range(count)]
@@ -63,14 +63,14 @@ def again(rng: random.Random, draw: Draw, count: int) -> Callable[[], Iterator[f
 
 
 def arrivals(rng: random.Random, start_ns: int, length_ns: int, count: int) -> Iterator[int]:
-    """Starts of a Poisson process given its number of arrivals: exponential gaps, fitted to a stretch of time.
+    """Yield the starts of a Poisson process given its number of arrivals: exponential gaps, scaled to an interval.
 
     One gap more than flows is drawn, and all are divided by their sum: the n starts are then distributed as those of
-    a Poisson process that had n arrivals in the stretch.
+    a Poisson process that had n arrivals in the interval.
 
     Args:
-        rng: where the draws come from.
-        start_ns: begin of the stretch.
+        rng: the random generator.
+        start_ns: start of the interval.
         length_ns: its length.
         count: number of starts.
     """
@@ -86,11 +86,11 @@ def arrivals(rng: random.Random, start_ns: int, length_ns: int, count: int) -> I
 
 
 def shares_of(rng: random.Random, draw: Draw, count: int, size_bytes: int) -> Iterator[int]:
-    """Sizes in proportion to draws, at least 1 byte each, with exactly the sum asked for.
+    """Yield sizes in proportion to samples, at least 1 byte each, with exactly the requested sum.
 
     Args:
-        rng: where ``draw`` draws from.
-        draw: gives a size of 0 or more.
+        rng: generator that ``draw`` uses.
+        draw: returns a size of 0 or more.
         count: number of sizes.
         size_bytes: their sum, at least ``count``.
     """

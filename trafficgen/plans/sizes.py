@@ -17,7 +17,7 @@ from ringtap.trafficgen.plans.sampling import Draw
 from ringtap.units import parse_size_bytes
 
 _LARGEST_BYTES = 10**15
-_LEAST_SHARE = 2.0**-54  # half the finest step of random(), for the inverse of what has no smallest value
+_LEAST_SHARE = 2.0**-54  # half the finest step of random(), for inverse CDFs without a smallest value
 
 # (bytes, cumulative probability); where each comes from is in docs/commands/traffic-plans.md
 _WEB_SEARCH = (
@@ -81,7 +81,7 @@ _ALI_STORAGE = (
 
 
 def point_fault(low: tuple[float, float], high: tuple[float, float]) -> str:
-    """Why one point of a CDF cannot follow another; empty when it can."""
+    """Return the reason why one point of a CDF cannot follow another; empty if it can."""
     if not (math.isfinite(high[0]) and high[0] >= low[0]):
         return f"size {high[0]:.15g} is smaller than {low[0]:.15g} before it"
     if not low[1] <= high[1] <= 1.0:
@@ -95,7 +95,7 @@ class Sizes(Protocol):
     """A distribution of flow sizes.
 
     Attributes:
-        name: what plans and reports call it.
+        name: its name in plans and reports.
         mean_bytes: its exact mean.
     """
 
@@ -103,24 +103,24 @@ class Sizes(Protocol):
     mean_bytes: float
 
     def quantile_bytes(self, share: float) -> float:
-        """The size that ``share`` (0 to 1) of the flows do not exceed (inverse CDF), in bytes."""
+        """Return the size that ``share`` (0 to 1) of the flows do not exceed (inverse CDF), in bytes."""
 
     def sampler(self, rng: random.Random) -> Draw:
-        """What draws one size in bytes, not rounded, from ``rng``."""
+        """Return a function that draws one size in bytes, not rounded, from ``rng``."""
 
     def scaled(self, factor: float) -> Sizes:
-        """The same shape with every size multiplied by ``factor``."""
+        """Return the same distribution with every size multiplied by ``factor``."""
 
 
 class SizeDistribution:
     """A distribution of flow sizes given by points of its CDF, linear between them.
 
-    Two points of the same size are a step: that size itself has a probability.
+    Two points of the same size form a step: that size itself has a probability.
 
     Args:
-        name: what plans and reports call it.
-        points: (size in bytes, cumulative probability), both rising, ending at probability 1. Before a first point
-            with a probability the CDF rises from 0 at size 0.
+        name: its name in plans and reports.
+        points: (size in bytes, cumulative probability), both rising, ending at probability 1. If the first point has
+            a probability above 0, the CDF rises to it from 0 at size 0.
 
     Attributes:
         points: the points, beginning at probability 0.
@@ -151,15 +151,15 @@ class SizeDistribution:
         self.mean_bytes = float(mean)
 
     def quantile_bytes(self, share: float) -> float:
-        """The size that ``share`` (0 to 1) of the flows do not exceed (inverse CDF), in bytes."""
+        """Return the size that ``share`` (0 to 1) of the flows do not exceed (inverse CDF), in bytes."""
         _check_share(share)
         (low_size, low_share), (high_size, high_share) = self._around(share)
         return low_size + (high_size - low_size) * (share - low_share) / (high_share - low_share)
 
     def sampler(self, rng: random.Random) -> Draw:
-        """What draws one size in bytes, not rounded, from ``rng``."""
+        """Return a function that draws one size in bytes, not rounded, from ``rng``."""
         uniform, shares = rng.random, self._shares
-        # The piece that ends at each point: where it begins and how far it goes
+        # The piece that ends at each point: its start and its extent, in size and in probability
         pieces = [(0.0, 0.0, 0.0, 1.0)]
         pieces += [(low[0], high[0] - low[0], low[1], high[1] - low[1]) for low, high in pairwise(self.points)]
 
@@ -171,7 +171,7 @@ class SizeDistribution:
         return draw
 
     def scaled(self, factor: float) -> SizeDistribution:
-        """The same shape with every size multiplied by ``factor``."""
+        """Return the same distribution with every size multiplied by ``factor``."""
         return SizeDistribution(self.name, [(size * factor, share) for size, share in self.points])
 
     def _around(self, share: float) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -183,7 +183,7 @@ class LogNormal:
     """Sizes whose logarithm is normal.
 
     Args:
-        name: what plans and reports call it.
+        name: its name in plans and reports.
         mean_bytes: mean size.
         sigma: standard deviation of the natural logarithm.
     """
@@ -194,29 +194,29 @@ class LogNormal:
         self._normal = NormalDist(math.log(mean_bytes) - sigma * sigma / 2, sigma)
 
     def quantile_bytes(self, share: float) -> float:
-        """The size that ``share`` (0 to 1) of the flows do not exceed, in bytes; without end at 1."""
+        """Return the size that ``share`` (0 to 1) of the flows do not exceed, in bytes; infinite at 1."""
         _check_share(share)
         if share == 1.0:
             return math.inf
         return math.exp(self._normal.inv_cdf(share)) if share else 0.0
 
     def sampler(self, rng: random.Random) -> Draw:
-        """What draws one size in bytes, not rounded, from ``rng``."""
+        """Return a function that draws one size in bytes, not rounded, from ``rng``."""
         uniform, quantile = rng.random, self._normal.inv_cdf
         return lambda: math.exp(quantile(uniform() or _LEAST_SHARE))
 
     def scaled(self, factor: float) -> LogNormal:
-        """The same shape with every size multiplied by ``factor``."""
+        """Return the same distribution with every size multiplied by ``factor``."""
         return LogNormal(self.name, self.mean_bytes * factor, self._sigma)
 
 
 class Pareto:
-    """Sizes from a smallest one up without bound, P(size > x) = (smallest / x)^shape.
+    """Pareto-distributed sizes, P(size > x) = (smallest / x)^shape from the smallest size on.
 
     Args:
-        name: what plans and reports call it.
+        name: its name in plans and reports.
         mean_bytes: mean size.
-        shape: above 1, so that there is a mean; up to 2 the variance is infinite.
+        shape: above 1, so that the mean is finite; up to 2 the variance is infinite.
     """
 
     def __init__(self, name: str, mean_bytes: float, shape: float) -> None:
@@ -225,17 +225,17 @@ class Pareto:
         self._least_bytes = mean_bytes * (shape - 1) / shape
 
     def quantile_bytes(self, share: float) -> float:
-        """The size that ``share`` (0 to 1) of the flows do not exceed, in bytes; without end at 1."""
+        """Return the size that ``share`` (0 to 1) of the flows do not exceed, in bytes; infinite at 1."""
         _check_share(share)
         return math.inf if share == 1.0 else self._least_bytes * (1.0 - share) ** (-1.0 / self._shape)
 
     def sampler(self, rng: random.Random) -> Draw:
-        """What draws one size in bytes, not rounded, from ``rng``."""
+        """Return a function that draws one size in bytes, not rounded, from ``rng``."""
         uniform, least, power = rng.random, self._least_bytes, -1.0 / self._shape
         return lambda: float(least * (1.0 - uniform()) ** power)
 
     def scaled(self, factor: float) -> Pareto:
-        """The same shape with every size multiplied by ``factor``."""
+        """Return the same distribution with every size multiplied by ``factor``."""
         return Pareto(self.name, self.mean_bytes * factor, self._shape)
 
 
@@ -249,13 +249,13 @@ FORMULAS = ("fixed:SIZE", "uniform:LOW:HIGH", "lognormal:MEAN:SIGMA", "pareto:ME
 
 
 def parse_sizes(text: str) -> Sizes:
-    """The distribution that ``--sizes`` names.
+    """Return the distribution that ``--sizes`` names.
 
     Args:
         text: a workload's name or one of ``FORMULAS``.
 
     Raises:
-        UsageError: it names none, its numbers make no sense, or the file is no CDF.
+        UsageError: the text names no distribution, its numbers are not usable, or the file is not a CDF.
     """
     if text in WORKLOADS:
         return WORKLOADS[text]

@@ -1,8 +1,8 @@
 """Flow plans of web-like traffic: the thesis's Algorithms 1 (consistent) and 2 (burst), made exact.
 
-A plan holds exactly the bytes asked for. Sizes are drawn from the distribution and then multiplied by one factor a
-stretch (the whole plan, or a burst, or the quiet part of a period); starts are a Poisson process given its number of
-arrivals. docs/commands/traffic-plans.md explains both.
+A plan holds exactly the requested bytes. Sizes are drawn from the distribution and then multiplied by one factor per
+interval (the whole plan, or the quiet part of a period); a burst is two flows that divide its bytes at random. Starts
+are a Poisson process given its number of arrivals. docs/commands/traffic-plans.md explains both.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes
 KINDS = ("consistent", "burst")
 _BURST_FLOWS = 2
 _LEAST_QUIET_FLOWS = 8
-# A burst's first flow takes this share of it: normal, three deviations from the middle to either end
+# Share of a burst in its first flow: normal, with three standard deviations from the middle to either end
 _SPLIT_MEAN, _SPLIT_DEVIATION = 0.5, 1 / 6
 
 
 @dataclass(frozen=True)
 class PlanSpec:
-    """What a plan is asked to be.
+    """The parameters of a plan of web-like traffic.
 
     Attributes:
         kind: ``consistent`` (Algorithm 1) or ``burst`` (Algorithm 2).
         load_bps: bits per second, mean over the duration.
         duration_ns: length of the plan.
-        destinations: ``host:port`` of the receivers; each flow goes to one of them, drawn evenly.
+        destinations: ``host:port`` of the receivers; each flow goes to one of them, drawn uniformly.
         seed: seed of everything random, 0 or more.
         scale: flow sizes of the distribution are divided by it (a testbed at 1:100 has 100).
         burst_height: rate in a burst as a multiple of the load.
         burst_length_ns: length of a burst.
         burst_period_ns: time from one burst to the next.
         sizes: distribution of flow sizes.
-        sources: addresses that flows are sent from, drawn evenly; none: unbound.
-        load_counts: whether ``load_bps`` is of payload or of what the wire carries.
+        sources: addresses that flows are sent from, drawn uniformly; none: unbound.
+        load_counts: unit of ``load_bps``: payload, or all bits on the wire.
         mtu: bytes of an IP packet, for ``wire``.
-        transport: what senders set on their sockets.
+        transport: socket options that senders set.
     """
 
     kind: Literal["consistent", "burst"]
@@ -65,7 +65,7 @@ class PlanSpec:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """A piece of time with a byte budget of its own; its flows start in the first ``starts_ns`` of it."""
+    """An interval with a byte budget of its own; its flows start in the first ``starts_ns`` of it."""
 
     start_ns: int
     length_ns: int
@@ -76,14 +76,14 @@ class _Stretch:
 
 
 class FlowPlan:
-    """A plan that can be walked any number of times; nothing of its flows is kept in memory.
+    """A plan of web-like traffic that can be iterated repeatedly; its flows are not kept in memory.
 
     Attributes:
-        spec: what it was asked to be.
-        header: what the first line of its file says.
+        spec: its parameters.
+        header: the plan's first line.
 
     Raises:
-        UsageError: the asked plan makes no sense or cannot be made exact.
+        UsageError: the requested plan is inconsistent or cannot be made exact.
     """
 
     def __init__(self, spec: PlanSpec) -> None:
@@ -100,7 +100,7 @@ class FlowPlan:
         self.header = self._describe()
 
     def flows(self) -> Iterator[Flow]:
-        """The flows in order of their starts."""
+        """Yield the flows in order of their starts."""
         spec = self.spec
         to, place = list(spec.destinations), stream(spec.seed, "destinations").random
         by, source = list(spec.sources) or [""], stream(spec.seed, "sources").random
@@ -128,12 +128,12 @@ class FlowPlan:
             return
         burst_share = Fraction(repr(float(spec.burst_height))) * spec.burst_length_ns / spec.burst_period_ns
         for start_ns in range(0, spec.duration_ns, spec.burst_period_ns):
-            # A last period that does not fit is a smaller one of the same shape
+            # A last period that does not fit is shortened with the same proportions
             length_ns = min(spec.burst_period_ns, spec.duration_ns - start_ns)
             budget = until(start_ns + length_ns) - until(start_ns)
             in_burst = round(budget * burst_share)
             burst_ns = spec.burst_length_ns * length_ns // spec.burst_period_ns
-            # What is to cross the link within a stretch must start some time before its end
+            # Flows that are to cross the link within an interval must start some time before its end
             half_ns, quiet_ns = burst_ns // 2, length_ns - burst_ns
             yield _Stretch(start_ns, burst_ns, half_ns, in_burst, _BURST_FLOWS, burst=True)
             quiet = self._count(budget - in_burst, _LEAST_QUIET_FLOWS)

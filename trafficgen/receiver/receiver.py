@@ -30,7 +30,7 @@ _LAST_WORDS_S = 10.0
 
 @dataclass(frozen=True)
 class ReceiveOptions:
-    """How flows are received.
+    """Options of the receiver.
 
     Attributes:
         bind: HOST:PORT to listen on; port 0 takes a free one.

@@ -31,7 +31,7 @@ _YOUNG_TICKS = 2  # a busy sender opens thousands of connections before it write
 
 @dataclass
 class ReceiverCounts:
-    """What a receiver saw.
+    """Counts of a receiver.
 
     Attributes:
         connections: connections that gave a right hello.

@@ -1,4 +1,4 @@
-"""What has arrived on this host, from its receivers to its sender: for plans in which flows wait for others'.
+"""Completion notices from local receivers to the sender, for plans with dependent flows.
 
 The sender binds a Unix datagram socket to a path; receivers that were given the path send each finished flow there.
 While no sender listens, arrivals concern nobody and are dropped; while one is behind, they are kept.

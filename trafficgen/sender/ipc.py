@@ -1,4 +1,4 @@
-"""How the launcher and the carriers talk: small messages and open sockets over a pair of Unix sockets.
+"""Messages between the launcher and the sender workers: small messages and open sockets over Unix socket pairs.
 
 Neither side ever waits for the other: what does not fit is kept and goes with the next flush.
 """
@@ -186,5 +186,5 @@ class Slots:
         _SLOT.pack_into(self._memory, slot * SLOT_BYTES, number, size_bytes, due_ns, start_ns)
 
     def load(self, slot: int) -> Load:
-        """What a connection carries, or carried last."""
+        """Flow that a connection carries, or carried last."""
         return Load._make(_SLOT.unpack_from(self._memory, slot * SLOT_BYTES))

@@ -1,4 +1,4 @@
-"""How a plan is sent."""
+"""Options for sending a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class SendOptions:
-    """How a plan is sent.
+    """Options for sending a plan.
 
     Attributes:
         log_path: per-flow record file to create, or None.

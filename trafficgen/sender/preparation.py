@@ -1,4 +1,4 @@
-"""What sending a plan from this host takes: routes, addresses, socket options; all that can be refused beforehand."""
+"""Preparation for sending a plan from this host: routes, addresses, socket options, and all checks."""
 
 from __future__ import annotations
 

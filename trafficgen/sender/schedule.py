@@ -1,4 +1,4 @@
-"""Which flow comes next: a plan's lines in order, and the flows that had to wait for others to arrive."""
+"""The order of flows: a plan's lines, and the flows that waited for others to arrive."""
 
 from __future__ import annotations
 

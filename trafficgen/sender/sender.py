@@ -36,7 +36,7 @@ _PROGRESS_S = 1.0
 
 
 class _Line(NamedTuple):
-    """What joins a carrier to the launcher."""
+    """The connection between a sender worker and the launcher."""
 
     launchers: Any
     carriers: Any

@@ -30,7 +30,7 @@ _MOST_EVENTS = 256
 
 
 class Place(NamedTuple):
-    """Where a route leads: source address, address family, address, name, indexes in the plan."""
+    """The destination of a route: source address, address family, address, name, indexes in the plan."""
 
     source: str
     family: int

@@ -1,4 +1,4 @@
-"""What runs inside a job's processes: records steps and communication of training that knows nothing of it.
+"""The part of ringtap that runs inside a job's processes and records steps and communication of unedited training.
 
 Standard library only and valid for Python 3.8: the job's interpreter is not ringtap's, and torch is looked at only
 where the job has imported it. Nothing in here lets an exception out to the job: what fails is written to

@@ -110,7 +110,7 @@ class Watcher:
 
 
 class _Module:
-    """What is remembered of a DDP module.
+    """The state kept for a DDP module.
 
     Attributes:
         module: weak reference to it.
@@ -132,7 +132,7 @@ class _Module:
         self._rebuilt: int | None = None
 
     def has_news(self, values: dict[str, int]) -> bool:
-        """Whether the buckets were rebuilt since the last call; true at the first."""
+        """True if the buckets were rebuilt since the last call; true at the first."""
         rebuilt = values.get("has_rebuilt_buckets", 0)
         if rebuilt == self._rebuilt:
             return False
@@ -164,7 +164,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
 
 def _is_free(module: Any) -> bool:
-    """Whether taking the times costs the job nothing that it would notice.
+    """True if taking the times costs the job nothing that it would notice.
 
     On an accelerator each sample makes it wait for the device, and breaks the capture of CUDA graphs. With
     TORCH_DISTRIBUTED_DEBUG=DETAIL DDP prints each.

@@ -105,7 +105,7 @@ class ProcessFile:
             raise
 
     def _is_open(self) -> bool:
-        """Whether the file is still open; the job may have closed it, and its number be one of the job's own by now."""
+        """True if the file is still open; the job may have closed it, and its number be one of the job's own by now."""
         try:
             found = os.fstat(self._fd)
         except OSError:

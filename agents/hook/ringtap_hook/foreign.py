@@ -43,7 +43,7 @@ def attach(_module: ModuleType | None, settings: Settings) -> None:
 
 
 def _log(settings: Settings) -> str:
-    """Where the words of the start go, should it fail: among those of the agent."""
+    """Path of the log for the agent's start, in case it fails; it lies among the agent's logs."""
     folder = os.path.join(settings.node_folder, "log")
     try:
         os.makedirs(folder, exist_ok=True)

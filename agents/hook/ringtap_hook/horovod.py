@@ -84,7 +84,7 @@ def _before(settings: Settings, has_arguments: bool) -> dict[str, Any]:
 
 
 def _why_not(has_arguments: bool) -> str:
-    """What is known at once to forbid a timeline, in every rank alike; empty: nothing."""
+    """Return the reason that rules out a timeline in every rank alike; empty if there is none."""
     if _rounds > 1:
         return (
             "hvd.init() was called again, and the server that ranks agree through still has the keys of the first time"
@@ -101,7 +101,7 @@ def _why_not(has_arguments: bool) -> str:
 
 
 def _agree(reason: str) -> str:
-    """What all ranks agree on: empty for a timeline, else why there is none. ``reason`` is rank 0's own."""
+    """Return what all ranks agree on: empty for a timeline, else the reason against it. ``reason`` is rank 0's own."""
     from . import rendezvous
 
     return rendezvous.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)

@@ -18,7 +18,7 @@ _POLL_S_PER_RANK = 0.002
 
 
 def agree(rank: int, size: int, veto: str) -> str:
-    """Whether all ranks of the job are recorded. To be called once a job: the keys stay.
+    """Agree with all ranks that each of them is recorded. Call this once per job: the keys stay.
 
     Args:
         rank: of this process.
@@ -93,7 +93,7 @@ class _Store:
         return value if status == _FOUND else None
 
     def has(self, scope: str, key: str) -> bool:
-        """Whether the key is there."""
+        """True if the key is there."""
         return self.get(scope, key) is not None
 
     def _ask(self, method: str, scope: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:

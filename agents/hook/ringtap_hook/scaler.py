@@ -38,6 +38,6 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
 
 def _is_torch_optimizer(optimizer: Any) -> bool:
-    """Whether its step would have been seen; of any other nothing is known."""
+    """True if its step would have been seen; of any other nothing is known."""
     module = sys.modules.get("torch.optim.optimizer")
     return module is not None and isinstance(optimizer, module.Optimizer)

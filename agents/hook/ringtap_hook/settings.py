@@ -1,4 +1,4 @@
-"""What this process was asked to record, and who it is in its job; all of it from environment variables."""
+"""Settings of the recording in this process, and its rank in the job, all from environment variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Settings:
-    """What is recorded and where.
+    """Settings of the recording: its parts and its destination.
 
     Attributes:
         run: the run directory, absolute.
@@ -34,7 +34,7 @@ class Settings:
         self._wanted = wanted
 
     def wants(self, *recorders: str) -> bool:
-        """Whether any of these recorders (``steps``, ``ddp``, ``horovod``, ``nccl``) was asked for."""
+        """True if any of these recorders (``steps``, ``ddp``, ``horovod``, ``nccl``) was asked for."""
         return self._wanted is None or not self._wanted.isdisjoint(recorders)
 
 
@@ -70,12 +70,12 @@ def note_loaded(settings: Settings) -> None:
 
 
 def is_foreign() -> bool:
-    """Whether this host is not the one whose supervisor started the job."""
+    """True if this host is not the one whose supervisor started the job."""
     return os.environ.get("RINGTAP_HOST", "") not in ("", os.uname().nodename)
 
 
 def is_rank() -> bool:
-    """Whether a launcher has made this process a rank (a job without a launcher has no such process)."""
+    """True if a launcher has made this process a rank (a job without a launcher has no such process)."""
     return _number(_RANK) is not None
 
 
@@ -100,7 +100,7 @@ def _age_ns() -> int:
 
 
 def identity() -> dict[str, Any]:
-    """Who this process is in its job: from torch.distributed where the job uses it, else from the environment."""
+    """Rank and world size of this process: from torch.distributed where the job uses it, else from the environment."""
     rank, world_size = _number(_RANK), _number(_WORLD_SIZE)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -163,7 +163,7 @@ class Recorder:
 
 
 def _is_running(frame: FrameType, top: FrameType | None) -> bool:
-    """Whether ``frame`` is on the stack below ``top``."""
+    """True if ``frame`` is on the stack below ``top``."""
     while top is not None:
         if top is frame:
             return True
@@ -172,7 +172,7 @@ def _is_running(frame: FrameType, top: FrameType | None) -> bool:
 
 
 def _skips_within(optimizer: Any) -> bool:
-    """Whether an optimizer that skips for itself has just done so.
+    """True if an optimizer that skips for itself has just done so.
 
     A loss scaler hands such a one (the fused kernels) its findings as ``found_inf`` and calls ``step`` all the same.
     On an accelerator the answer would make the job wait for the device; it is not asked there.
@@ -187,7 +187,7 @@ _RECORDER: Recorder | None = None
 
 
 def is_made() -> bool:
-    """Whether this process has its recorder already."""
+    """True if this process has its recorder already."""
     return _RECORDER is not None
 
 

@@ -64,7 +64,7 @@ def _is_packet(kind: int) -> bool:
 
 @inlined
 def block_stops(state: int, block: int, size: int) -> int:
-    """Why the walk cannot go on with a block of which at least 12 bytes are there; MORE if it can.
+    """Reason that the walk cannot go on with a block of which at least 12 bytes are there; MORE if it can.
 
     Blocks that are no packets are counted here.
     """
@@ -148,7 +148,7 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
 
 @kernel
 def is_block(state: int, block: int, size: int) -> int:
-    """Whether two sound blocks begin at an address: 1 yes, -1 no, 0 that NEEDED bytes would tell."""
+    """Check that two sound blocks begin at an address: 1 yes, -1 no, 0 if NEEDED bytes would tell."""
     place, known = 0, 1
     for _ in range(2):
         if place and place == size and get(state, IS_END):

@@ -28,7 +28,7 @@ _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, 
 
 
 def cache_folder() -> Path:
-    """Where ringtap keeps what can be made again: ``$XDG_CACHE_HOME/ringtap``, else ``~/.cache/ringtap``."""
+    """Folder for files that can be made again: ``$XDG_CACHE_HOME/ringtap``, else ``~/.cache/ringtap``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "ringtap"
 

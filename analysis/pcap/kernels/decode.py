@@ -178,7 +178,7 @@ def _network(
     ethertype: int,
     layer: int,
 ) -> int:
-    """What has an ethertype, behind tags of any number."""
+    """Decode the packet behind an ethertype and any number of tags."""
     while ethertype in (0x8100, 0x88A8, 0x9100, 0x9200):
         if kept < offset + 4:
             count(state, N_CUT)

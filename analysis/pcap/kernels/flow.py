@@ -96,7 +96,7 @@ def spread(state: int, addresses: int, rest: int) -> int:
 
 @inlined
 def key6(state: int, source: int, destination: int) -> int:
-    """What stands for two IPv6 addresses in a key; who finds it compares the addresses themselves."""
+    """Stand-in for two IPv6 addresses in a key; a match compares the addresses themselves."""
     half = _paired(state, load64(source), load64(source + 8))
     return times(half, 3) ^ _paired(state, load64(destination), load64(destination + 8))
 
@@ -114,7 +114,7 @@ def rest_of(ports: int, protocol: int, kind: int, layer: int, family: int) -> in
 
 @inlined
 def same16(a: int, b: int) -> bool:
-    """Whether 16 bytes at two addresses are alike."""
+    """True if 16 bytes at two addresses are alike."""
     return load64(a) == load64(b) and load64(a + 8) == load64(b + 8)
 
 

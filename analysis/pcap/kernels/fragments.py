@@ -30,7 +30,7 @@ def _mixed(one: int, two: int) -> int:
 
 @inlined
 def between(addresses: int, family: int) -> int:
-    """What stands here for the addresses of a packet, which lie one behind the other."""
+    """Stand-in for the addresses of a packet, which lie one behind the other."""
     if family == 4:
         return load64(addresses)
     source = _mixed(load64(addresses), load64(addresses + 8))

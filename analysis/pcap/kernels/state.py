@@ -1,4 +1,4 @@
-"""Where the kernels and their caller keep the state of a scan: words of one int64 array, and blocks of memory.
+"""The state of a scan, shared by the kernels and their caller: words of one int64 array, and blocks of memory.
 
 Words are named by their index. Offsets into the blocks are in bytes.
 """

@@ -96,7 +96,7 @@ def _udp_payload(state: int, header: int, kept: int, size: int) -> tuple[int, in
 
 @kernel
 def _is_tunnel(header: int, kept: int) -> bool:
-    """Whether VXLAN (RFC 7348) follows, with an Ethernet header in it."""
+    """True if VXLAN (RFC 7348) follows, with an Ethernet header in it."""
     return kept >= 30 and swapped16(header + 2) == _VXLAN_PORT and load8(header + 8) & 8 != 0
 
 

@@ -12,8 +12,8 @@ from ringtap.terminal import shell_word
 from ringtap.units import counted
 
 if TYPE_CHECKING:
-    from ringtap.agents.job.location import Place
-    from ringtap.agents.node.settings import Settings
+    from ringtap.agents.job.location import RunLocation
+    from ringtap.agents.node.settings import RunSettings
     from ringtap.plan import SweepPlan
 
 
@@ -90,7 +90,7 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=_sweep)
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _settings(options: argparse.Namespace) -> RunSettings:
     from ringtap.agents.node.settings import parse_settings
     from ringtap.units import parse_size_bytes
 
@@ -112,7 +112,7 @@ def _check_live(live: bool) -> None:
         raise UsageError(f"--live needs {missing}, not installed here: {install_command('tui')}")
 
 
-def _say_place(place: Place, settings: Settings, verbose: bool) -> None:
+def _say_place(place: RunLocation, settings: RunSettings, verbose: bool) -> None:
     from ringtap.agents.job.supervisor import tell
 
     if place.created:

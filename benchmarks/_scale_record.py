@@ -14,8 +14,8 @@ from pathlib import Path
 
 from _checkout import ROOT
 
-from ringtap.agents.testbed.topology import LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import RingtapError
 
 _HOSTS = ("S0", "S1")
@@ -31,7 +31,7 @@ def main() -> int:
     launch |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
     launch |= {"TMPDIR": str(Path(run).resolve().parent)}  # torch leaves folders there
     try:
-        with Lab(LabSpec(name=name, hosts=_HOSTS, rate_bps=2_000_000_000), verify=False):
+        with RunningTestbed(TestbedSpec(name=name, hosts=_HOSTS, rate_bps=2_000_000_000), verify=False):
             jobs = []
             for rank, host in enumerate(_HOSTS):
                 ringtap = [sys.executable, "-m", "ringtap.cli"]

@@ -12,7 +12,7 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES
 from ringtap.plan_cluster import OWN_VARIABLES, Cluster, read_cluster
-from ringtap.toml_tables import PlanTables, Table
+from ringtap.toml_tables import PlanTables, TomlTable
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
@@ -199,7 +199,7 @@ def load_plan(path: Path) -> SweepPlan:
     return plan
 
 
-def _loads(sweep: Table) -> tuple[float, ...]:
+def _loads(sweep: TomlTable) -> tuple[float, ...]:
     rule = "a list of shares of the capacity"
     loads = sweep.take("loads", list, ..., lambda value: bool(value) and all(_is_number(one) for one in value), rule)
     for load in loads:
@@ -208,7 +208,7 @@ def _loads(sweep: Table) -> tuple[float, ...]:
     return tuple(float(load) for load in loads)
 
 
-def _traffic(sweep: Table) -> tuple[str, ...]:
+def _traffic(sweep: TomlTable) -> tuple[str, ...]:
     traffic = sweep.texts("traffic", ["iperf", "consistent"])
     for kind in traffic:
         if kind not in TRAFFIC_KINDS:
@@ -222,7 +222,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _model(table: Table) -> Model:
+def _model(table: TomlTable) -> Model:
     name = table.text("name", ...)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
         table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
@@ -253,7 +253,7 @@ def _model(table: Table) -> Model:
     return model
 
 
-def _check_command(table: Table, model: Model) -> None:
+def _check_command(table: TomlTable, model: Model) -> None:
     """Refuse what only a command of the user's own can have, and placeholders that there are not."""
     for key in ("launch", "directory"):
         if table.has(key) and not model.command:
@@ -271,7 +271,7 @@ def _check_command(table: Table, model: Model) -> None:
         table.fail("directory", "holds a zero byte")
 
 
-def _testbed(table: Table) -> Testbed:
+def _testbed(table: TomlTable) -> Testbed:
     testbed = Testbed(
         configuration=table.text("configuration", "B", ("A", "B", "custom")),
         hosts=table.texts("hosts", []),
@@ -308,7 +308,7 @@ def _testbed(table: Table) -> Testbed:
     return testbed
 
 
-def _window(table: Table) -> Window:
+def _window(table: TomlTable) -> Window:
     window = Window(
         warmup_iterations=table.integer("warmup_iterations", 5, 0, 10_000),
         settle_s=table.quantity("settle", "3s", parse_duration_s),
@@ -324,7 +324,7 @@ def _window(table: Table) -> Window:
     return window
 
 
-def _burst(table: Table) -> Burst:
+def _burst(table: TomlTable) -> Burst:
     burst = Burst(
         height=table.number("height", 3.0, 1.0, 1000.0),
         length_s=table.quantity("length", "1ms", parse_duration_s),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ringtap.toml_tables import Table
+from ringtap.toml_tables import TomlTable
 from ringtap.units import format_rate, parse_rate_bps
 
 REACHES = ("ssh", "slurm", "local")
@@ -89,7 +89,7 @@ class Cluster:
         return asdict(self) | {"hosts": names, "machines": [asdict(host) for host in self.hosts]}
 
 
-def read_cluster(table: Table, hosts: Sequence[Table], asked_bps: int) -> Cluster:
+def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -> Cluster:
     """Take [cluster] and [[hosts]] apart.
 
     Args:
@@ -135,7 +135,7 @@ def read_cluster(table: Table, hosts: Sequence[Table], asked_bps: int) -> Cluste
     return Cluster(reach, found, workers, cross_from, cross_to, may_load, most_load_bps, ports, environment)
 
 
-def _ports(table: Table) -> tuple[int, int] | None:
+def _ports(table: TomlTable) -> tuple[int, int] | None:
     text = table.text("ports", "")
     if not text:
         return None
@@ -145,7 +145,7 @@ def _ports(table: Table) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def _check_cross_traffic(table: Table, pair: tuple[str, str], may_load: bool, rates_bps: tuple[int, int]) -> None:
+def _check_cross_traffic(table: TomlTable, pair: tuple[str, str], may_load: bool, rates_bps: tuple[int, int]) -> None:
     """Refuse cross traffic that nobody has allowed, or more of it than was allowed."""
     most_bps, asked_bps = rates_bps
     if not may_load:
@@ -169,7 +169,7 @@ def _check_cross_traffic(table: Table, pair: tuple[str, str], may_load: bool, ra
         table.fail("cross_to", "is the sender of the cross traffic itself")
 
 
-def _host(table: Table, reach: str) -> ClusterHost:
+def _host(table: TomlTable, reach: str) -> ClusterHost:
     name = table.text("name", ...)
     if not _NAME.fullmatch(name):
         table.fail("name", f"= {name!r} is not a plain name (letters, digits, dot, dash)")
@@ -212,7 +212,7 @@ def _is_gpu(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _address(table: Table, key: str) -> str:
+def _address(table: TomlTable, key: str) -> str:
     text = table.text(key, "")
     try:
         return str(ipaddress.IPv4Address(text)) if text else ""

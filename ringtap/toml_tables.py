@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 
-class Table:
+class TomlTable:
     """One table of the plan file, taken apart key by key; knows the line of each key for its errors."""
 
     def __init__(self, path: Path, name: str, items: dict[str, Any], first_line: int, lines: list[str]) -> None:
@@ -159,7 +159,7 @@ class PlanTables:
         """True if the plan has a table."""
         return name in self._root
 
-    def one(self, name: str, *, needed: bool = False) -> Table:
+    def one(self, name: str, *, needed: bool = False) -> TomlTable:
         """A table that comes once, empty where the plan has none.
 
         Raises:
@@ -169,7 +169,7 @@ class PlanTables:
             raise UsageError(f"{self._path}: [{name}] is missing")
         return self._table(name, self._root.get(name, {}), 0)
 
-    def each(self, name: str, *, needed: bool = False) -> list[Table]:
+    def each(self, name: str, *, needed: bool = False) -> list[TomlTable]:
         """The tables of a name, in order.
 
         Raises:
@@ -179,6 +179,6 @@ class PlanTables:
             raise UsageError(f"{self._path}: [[{name}]] is missing")
         return [self._table(name, items, count) for count, items in enumerate(self._root.get(name, []))]
 
-    def _table(self, name: str, items: dict[str, Any], count: int) -> Table:
+    def _table(self, name: str, items: dict[str, Any], count: int) -> TomlTable:
         heads = [n for n, one in enumerate(self._lines, 1) if re.match(rf"\s*\[+\s*{name}\s*\]", one)]
-        return Table(self._path, name, items, heads[count] if count < len(heads) else 1, self._lines)
+        return TomlTable(self._path, name, items, heads[count] if count < len(heads) else 1, self._lines)

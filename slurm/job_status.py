@@ -21,7 +21,7 @@ _REQUEST: Shape = {"jobs?": [{"id": Text(r"\w[\w.+-]{0,63}", "a job's id")}], "t
 
 
 @dataclass(frozen=True)
-class Account:
+class JobReport:
     """A job's own account, as its script has written it.
 
     Attributes:
@@ -66,9 +66,9 @@ def read_request(paths: SubmitPaths) -> dict[str, Any]:
     return item
 
 
-def read_account(paths: SubmitPaths, job: str) -> Account:
+def read_account(paths: SubmitPaths, job: str) -> JobReport:
     """Read a job's own account; one that has not begun has none."""
-    account = Account(job)
+    account = JobReport(job)
     try:
         text = paths.state(job).read_text(errors="replace")
     except OSError:
@@ -76,11 +76,11 @@ def read_account(paths: SubmitPaths, job: str) -> Account:
     for line in text.splitlines():
         seconds, word, rest = (*line.split(" ", 2), "", "")[:3]
         if word == "begun" and seconds.isdigit():  # again, if Slurm had it begin anew
-            account = Account(job, int(seconds), rest.removeprefix("on "))
+            account = JobReport(job, int(seconds), rest.removeprefix("on "))
         elif word == "stopped":
-            account = Account(job, account.begun_s, account.node, account.stopped or rest)
+            account = JobReport(job, account.begun_s, account.node, account.stopped or rest)
         elif word == "ended" and rest.lstrip("-").isdigit():
-            account = Account(job, account.begun_s, account.node, account.stopped, int(rest))
+            account = JobReport(job, account.begun_s, account.node, account.stopped, int(rest))
     return account
 
 

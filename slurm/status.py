@@ -18,7 +18,7 @@ from ringtap.agents.sweep.lock import LOCK_FILE
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, Status, read_points
 from ringtap.slurm.array_parts import Part, read_parts, whole_plan
-from ringtap.slurm.job_status import ALIVE, WAITING, Account, Answer, ask_slurm, read_account, read_request
+from ringtap.slurm.job_status import ALIVE, WAITING, Answer, JobReport, ask_slurm, read_account, read_request
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.run_json import WAITING as NOT_BEGUN
 from ringtap.terminal import one_line, shell_word
@@ -208,7 +208,7 @@ def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[
     return tuple(_job_standing(read_account(paths, job), answers.get(job)) for job in jobs), not_asked
 
 
-def _job_standing(account: Account, answer: Answer | None) -> JobStanding:
+def _job_standing(account: JobReport, answer: Answer | None) -> JobStanding:
     """A job by its own account and Slurm's answer, which counts more: a job that begins anew has said that it ended."""
     state, why = "ended", ""
     slurm = f"Slurm says {answer.state}" + (f" ({answer.reason})" if answer.reason else "") if answer else ""

@@ -1,4 +1,4 @@
-"""Measures what this host can do, over loopback, with the sender and receiver themselves; takes about 10 s."""
+"""Measurement of this host's traffic limits over loopback, with the sender and receiver; takes about 10 s."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ringtap.trafficgen.calibration import Calibration, this_host
 from ringtap.trafficgen.plans.flow import FORMAT, VERSION
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
-from ringtap.trafficgen.processes import Crew
+from ringtap.trafficgen.processes import WorkerProcesses
 from ringtap.trafficgen.receiver.receiver import ReceiveOptions, Receiver
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.sender.sender import Sender
-from ringtap.trafficgen.statistics import Tally
+from ringtap.trafficgen.statistics import LogHistogram
 from ringtap.units import counted
 
 _PATIENCE_S = 5.0
@@ -32,9 +32,9 @@ _STREAM_NS = 700_000_000
 _ROUNDS, CLEARLY = 2, 1.1
 _SMALL_NS = 1_000_000_000
 _FLOW_BYTES = 1000
-_KEPT_OFFERED, _NEW_OFFERED = 40_000, 12_000  # flows a second: more than there will be, and not so many as to choke
+_KEPT_OFFERED, _NEW_OFFERED = 40_000, 12_000  # flows per second: more than will finish, but not enough to choke
 _LATE_RATE, _LATE_BYTES = 500, 10_000
-# Within these the launcher watches the clock: longer would take a processor for little
+# Limits of the time for which the launcher polls the clock: a longer time would use a processor for little gain
 _LEAST_SPIN_NS, _MOST_SPIN_NS = 50_000, 200_000
 
 
@@ -42,12 +42,12 @@ def calibrate(say: Any = lambda _: None) -> Calibration:
     """Measure this host.
 
     Args:
-        say: called with what is being measured, in words.
+        say: called with a description of each measurement.
 
     Raises:
         MeasurementError: flows failed over loopback.
     """
-    with tempfile.TemporaryDirectory() as folder, Crew() as crew:
+    with tempfile.TemporaryDirectory() as folder, WorkerProcesses() as crew:
         crew.start(_serve)
         address = str(crew.listen(_PATIENCE_S))
         bench = _Bench(Path(folder), address, SendOptions())
@@ -57,9 +57,9 @@ def calibrate(say: Any = lambda _: None) -> Calibration:
         for _ in range(_ROUNDS):
             for name, before in methods.items():
                 methods[name] = max(before, bench.stream_bps(name))
-        # The difference has to be more than one moment's luck
+        # The difference must be larger than random variation
         method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > CLEARLY * methods["send"] else "send"
-        sleeps: Tally = crew.listen(_PATIENCE_S)
+        sleeps: LogHistogram = crew.listen(_PATIENCE_S)
         spin_ns = int(min(_MOST_SPIN_NS, max(_LEAST_SPIN_NS, sleeps.quantile(0.99) or 0)))
         bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns))
         say("flows a second")
@@ -86,25 +86,25 @@ def calibrate(say: Any = lambda _: None) -> Calibration:
 
 
 class _Bench:
-    """Plans sent to a receiver on this host."""
+    """Measurements with plans that are sent to a receiver on this host."""
 
     def __init__(self, folder: Path, address: str, options: SendOptions) -> None:
         self._folder, self._address, self._options = folder, address, options
 
     def stream_bps(self, method: Literal["send", "sendfile"]) -> float:
-        """Goodput of one long flow a loop."""
+        """Return the goodput with one long flow per loop."""
         flows = self._options.workers * self._options.threads
         plan = self._made("long-lived", {"duration": _STREAM_NS, "flows": flows})
         return float(self._sent(plan, replace(self._options, method=method))["achieved_bps"])
 
     def flows_per_s(self, connections: Literal["kept", "new"], offered: int) -> float:
-        """Flows of 1 kB that finish in a second when more are offered."""
+        """Return the number of 1 kB flows that finish per second when more are offered."""
         given = {"duration": _SMALL_NS, "load": offered * _FLOW_BYTES * 8, "sizes": f"fixed:{_FLOW_BYTES}B"}
         summary = self._sent(self._made("consistent", given), replace(self._options, connections=connections))
         return float(summary["achieved_bps"] / (8 * _FLOW_BYTES))
 
     def lateness(self, bulk: int) -> dict[str, Any]:
-        """Small flows, beside so many long ones."""
+        """Return the summary of small flows that run beside ``bulk`` long ones."""
         given = {"duration": 2 * _STREAM_NS, "load": _LATE_RATE * _LATE_BYTES * 8, "sizes": f"fixed:{_LATE_BYTES}B"}
         plan = self._made("consistent", given)
         if bulk:
@@ -112,7 +112,7 @@ class _Bench:
         return self._sent(plan, self._options)
 
     def _with_bulk(self, plan: Path, bulk: int) -> Path:
-        """The same plan with open-ended flows from its beginning."""
+        """Write the same plan with open-ended flows added at its beginning; return its path."""
         header, _, flows = plan.read_text().partition("\n")
         about = json.loads(header) | {"format": FORMAT, "version": VERSION}
         about["flows"] += bulk
@@ -139,15 +139,15 @@ class _Bench:
 
 
 def _serve(control: Connection) -> None:
-    """A receiver on a free port, which goes to ``control``."""
+    """Run a receiver on a free port; send its address to ``control``."""
     Receiver(ReceiveOptions(bind="127.0.0.1:0"), control).run()
 
 
 def _sleep(control: Connection) -> None:
-    """Tell ``control`` how late sleeps of 1 ms end, in ns."""
+    """Send to ``control`` the log histogram of how late sleeps of 1 ms end, in ns."""
     with suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1")
-    tally = Tally()
+    tally = LogHistogram()
     never, other = os.pipe()
     for _ in range(_SLEEPS):
         due_ns = time.monotonic_ns() + _SLEEP_NS

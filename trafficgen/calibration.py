@@ -18,17 +18,17 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Calibration:
-    """A host's figures.
+    """The calibrated limits of a host.
 
     Attributes:
-        host: what they hold for: host name, kernel, Python, processors.
-        measured_unix_s: when.
-        method: the send method that won here.
+        host: the host that they are valid for: host name, kernel, Python, processors.
+        measured_unix_s: time of the measurement.
+        method: the faster send method.
         ceiling_bps: payload rate of long flows over loopback, sender and receiver both on this host, by that method.
-        methods_bps: the same by method.
+        methods_bps: the same rate for each method.
         kept_flows_per_s: flows of 1 kB on kept connections.
         new_flows_per_s: flows of 1 kB with a connection each.
-        spin_ns: how long before a flow's time a launcher with a processor of its own stops sleeping.
+        spin_ns: time before a flow is due at which a launcher with a processor of its own stops sleeping.
         sleep_p50_us: how late sleeps end beside long flows, median.
         sleep_p99_us: the same, 99th percentile.
         lateness_p50_us: launch lateness on the idle host, median.
@@ -53,11 +53,11 @@ class Calibration:
     lateness_busy_p99_us: float
 
     def spin_for(self, own_processor: bool) -> int:
-        """Time before a flow from which the launcher watches the clock; less where others want the processor."""
+        """Return for how long the launcher polls the clock before a flow, in ns; less on a shared processor."""
         return self.spin_ns if own_processor else min(self.spin_ns, round(self.sleep_p50_us * 1e3))
 
     def exceeded_by(self, load_bps: float, flows_per_s: float, new_connections: bool) -> str:
-        """Demands of a plan beyond these figures, as text; empty if there are none."""
+        """Return a text that names the first of these limits that a plan exceeds; empty if it exceeds none."""
         if load_bps > self.ceiling_bps:
             return f"{format_rate(load_bps)} is above this host's ceiling of {format_rate(self.ceiling_bps)}"
         most = self.new_flows_per_s if new_connections else self.kept_flows_per_s
@@ -67,7 +67,7 @@ class Calibration:
 
 
 def this_host() -> dict[str, Any]:
-    """The facts about this host that a calibration is valid for."""
+    """Return the properties of this host for which a calibration is valid."""
     return {
         "name": platform.node(),
         "kernel": platform.release(),
@@ -77,16 +77,16 @@ def this_host() -> dict[str, Any]:
 
 
 def usual_path() -> Path:
-    """Path of the calibration: in the user's cache folder, by host name, for homes that hosts share."""
+    """Return the default file: in the user's cache folder, named by host, since hosts may share a home."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "ringtap" / f"calibration-{platform.node()}.json"
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write it, whole or not at all.
+    """Write a calibration atomically.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -101,7 +101,7 @@ _SHAPE = {"version": int, "host": dict, "method": str, "methods_bps": {str: floa
 
 
 def load(path: Path | None = None) -> Calibration | None:
-    """This host's calibration; None without one, or with one for another kernel, Python or set of processors."""
+    """Read this host's calibration; None if there is none, or it is for another host, kernel, Python or CPU count."""
     try:
         found = load_json(path or usual_path(), _SHAPE)
         if found.pop("version") != VERSION or found["host"] != this_host():

@@ -1,4 +1,4 @@
-"""The per-flow logs of sender and receiver: record files, written in batches."""
+"""Per-flow logs of sender and receiver: record files, written in batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RECEIVED_FIELDS = (
 
 
 class FlowLog:
-    """A record file filled in batches: call ``flush`` every ``FLUSH_S``. Without a path it swallows everything.
+    """A record file written in batches: call ``flush`` every ``FLUSH_S``. Without a path, records are discarded.
 
     The processes and threads of one sender or receiver share the file, each with a FlowLog of its own: a batch is one
     write in append mode, so records never mix.
@@ -52,10 +52,10 @@ class FlowLog:
     Args:
         path: file to create, or None.
         fields: its columns.
-        about: what its header says beside them; None: the file is there, another part of this program made it.
+        about: further keys of its header; None: the file exists already, made by another process of this program.
 
     Raises:
-        UsageError: the file exists or cannot be made.
+        UsageError: the file exists or cannot be created.
     """
 
     def __init__(self, path: Path | None, fields: Sequence[Field], about: dict[str, Any] | None) -> None:
@@ -78,10 +78,10 @@ class FlowLog:
             self._batch.append(values)
 
     def flush(self) -> None:
-        """Hand the batch to the kernel.
+        """Write the batch to the file.
 
         Raises:
-            MeasurementError: the file cannot be written (a full disk, say).
+            MeasurementError: the file cannot be written (for example, the disk is full).
         """
         if self._writer is None or not self._batch:
             return
@@ -93,7 +93,7 @@ class FlowLog:
             self._batch.clear()
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush and close the file."""
         try:
             self.flush()
         finally:

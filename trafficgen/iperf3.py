@@ -1,6 +1,6 @@
-"""iperf3 as a driven peer: its command lines, and what its JSON report says.
+"""Driver for iperf3: its command lines and its JSON report.
 
-Nothing is started here: the caller runs the command lines where they belong (a namespace, another host).
+This module starts no process: the caller runs the command lines in the right place (a namespace, another host).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ringtap.json_validation import parse_json
 
 @dataclass(frozen=True)
 class Iperf3Report:
-    """A client's report.
+    """A client's report; values that it lacks are None, or empty texts.
 
     Attributes:
-        sent_bps: mean rate the client sent at; None when the report does not say.
-        received_bps: mean rate the server received at; None unless the two exchanged their results at the end.
-        retransmits: TCP segments sent again; None when the report does not say.
-        duration_s: how long the client sent; None when the report does not say.
-        congestion_control: the sender's, empty when the report does not say.
-        version: for example ``iperf 3.12``, empty when the report does not say.
-        error: what went wrong, empty when nothing did. iperf3 can exit with 0 all the same.
+        sent_bps: mean rate at which the client sent.
+        received_bps: mean rate at which the server received; None unless the two exchanged their results at the end.
+        retransmits: retransmitted TCP segments.
+        duration_s: time for which the client sent.
+        congestion_control: the sender's congestion control.
+        version: for example ``iperf 3.12``.
+        error: the error, empty if there was none; iperf3 may exit with 0 despite an error.
     """
 
     sent_bps: float | None
@@ -38,10 +38,10 @@ class Iperf3Report:
 
 
 def find_iperf3() -> str:
-    """The path of iperf3.
+    """Return the path of iperf3.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: iperf3 is not installed.
     """
     program = shutil.which("iperf3")
     if program is None:
@@ -52,12 +52,12 @@ def find_iperf3() -> str:
 
 
 def server_argv(program: str, port: int, bind: str | None = None) -> list[str]:
-    """The command line of a server; it serves client after client until stopped.
+    """Return the command line of a server, which serves one client after another until it is stopped.
 
     Args:
         program: path of iperf3.
-        port: where it listens.
-        bind: address it listens on; None: all.
+        port: port to listen on.
+        bind: address to listen on; None: all.
     """
     return [program, "--server", "--port", str(port), *(["--bind", bind] if bind else [])]
 
@@ -74,22 +74,22 @@ def client_argv(
     bind: str | None = None,
     block_bytes: int | None = None,
 ) -> list[str]:
-    """The command line of a client that sends ``load_bps`` of payload and reports as JSON.
+    """Return the command line of a client that sends ``load_bps`` of payload and reports as JSON.
 
     Args:
         program: path of iperf3.
         host: the server.
         port: the server's port.
-        load_bps: total over the streams; iperf3 itself takes a rate a stream.
-        duration_s: rounded up to whole seconds, all that iperf3 knows.
+        load_bps: total over the streams; iperf3 itself takes a rate per stream.
+        duration_s: rounded up to whole seconds, the resolution of iperf3.
         streams: parallel connections.
         congestion_control: None: the kernel's choice.
-        bind: source address; None: the routes' choice.
-        block_bytes: bytes a write. iperf3 keeps its rate by pausing between whole blocks, so on a slow link its
+        bind: source address; None: the routing table's choice.
+        block_bytes: bytes per write. iperf3 keeps its rate by pausing between whole blocks, so on a slow link its
             default of 128 KiB makes bursts; None: the default.
 
     Raises:
-        UsageError: a load, duration or number of streams that iperf3 cannot do.
+        UsageError: iperf3 does not support the load, duration or number of streams.
     """
     if streams < 1 or not math.isfinite(load_bps) or round(load_bps / streams) < 1:
         raise UsageError(
@@ -106,7 +106,7 @@ def client_argv(
 
 
 def parse_report(text: str) -> Iperf3Report:
-    """Read what a client with ``--json`` printed, whole, interrupted, cut short or empty; never raises."""
+    """Parse the output of a client with ``--json``: complete, interrupted, cut short or empty; never raises."""
     try:
         report = parse_json(text)
     except ValueError:
@@ -117,7 +117,7 @@ def parse_report(text: str) -> Iperf3Report:
     error = report.get("error", "")
     end = _member(report, "end")
     sent, received = _member(end, "sum_sent"), _member(end, "sum_received")
-    # An interrupted client prints a received rate of 0: it never heard the server's count
+    # An interrupted client prints a received rate of 0: it did not get the server's count
     return Iperf3Report(
         sent_bps=_number(sent.get("bits_per_second")),
         received_bps=None if error else _number(received.get("bits_per_second")),

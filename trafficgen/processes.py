@@ -1,4 +1,4 @@
-"""The processes of a sender or receiver: forked, heard over pipes, and never outliving the process that made them."""
+"""Processes of a sender or receiver: forking, messages over pipes, termination; and their number and file limit."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Crew:
-    """A context manager: signals are turned into ``signalled`` within, and every process has ended after it.
+class WorkerProcesses:
+    """A context manager for forked processes: inside, signals set ``signalled``; on exit, every process has ended.
 
     Args:
-        until: when this pipe ends, it is as if a signal had come: the process at its other end is gone.
+        until: the end of this pipe counts as a signal, because the process at its other end has ended.
 
     Attributes:
-        signalled: name of the first SIGINT or SIGTERM that came, empty while none has.
+        signalled: name of the first SIGINT or SIGTERM received, ``parent`` after the end of ``until``, empty before.
     """
 
     def __init__(self, until: Connection | None = None) -> None:
@@ -42,7 +42,7 @@ class Crew:
         self._processes: list[Any] = []
         self._handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerProcesses:
         self._bell, self._clapper = socket.socketpair()
         self._bell.setblocking(False)
         self._clapper.setblocking(False)
@@ -65,18 +65,18 @@ class Crew:
         self._clapper.close()
 
     def start(self, work: Callable[[Connection], None], foreign: Sequence[_Closable] = ()) -> Connection:
-        """Fork a process that runs ``work`` with its end of a pipe; returns ours.
+        """Fork a process that runs ``work`` with one end of a pipe; return the other end.
 
         Args:
-            work: what it does; it is to end when the pipe does.
-            foreign: what it closes first, so that others notice when the owners are gone.
+            work: function that the process runs; it must return when the pipe ends.
+            foreign: objects that the process closes first, so that other processes notice when their owners end.
         """
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         not_its_own = [*foreign, *self._ears, ours, self._bell, self._clapper]
 
         def child() -> None:
-            for number in _SIGNALS:  # a terminal's Ctrl-C reaches the whole group; the parent says what is to be done
+            for number in _SIGNALS:  # a terminal's Ctrl-C reaches the whole group; only the parent acts on it
                 signal.signal(number, signal.SIG_IGN)
             for thing in not_its_own:
                 thing.close()
@@ -91,10 +91,10 @@ class Crew:
         return ours
 
     def listen(self, longest_s: float | None) -> Any:
-        """The next word of a process; None after so long (None: for ever), or when a signal has come.
+        """Return the next message of a process; None on timeout (``longest_s`` None: no timeout) or after a signal.
 
         Raises:
-            MeasurementError: a process died.
+            MeasurementError: a process ended with an error.
         """
         limit_s = None if longest_s is None else time.monotonic() + longest_s
         while True:
@@ -138,12 +138,12 @@ def _exit_words(code: int) -> str:
     return f"exit code {code}"
 
 
-_PROCESSORS_A_LOOP = 4  # a launcher, the kernel's own work and the job beside us want theirs
+_PROCESSORS_A_LOOP = 4  # the launcher, the kernel's own work and the measured job need processors too
 _MOST_LOOPS = 4
 
 
 def raise_file_limit(wanted: int) -> int:
-    """Raise the soft limit of open files towards ``wanted``; returns the limit then in force."""
+    """Raise the soft limit of open files towards ``wanted``; return the resulting limit, at most ``wanted``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return wanted
@@ -156,8 +156,8 @@ def raise_file_limit(wanted: int) -> int:
     return soft
 
 
-def usual_crew() -> tuple[int, int]:
-    """Processes, and threads in each, that suit this host: threads where the interpreter has no global lock."""
+def usual_workers() -> tuple[int, int]:
+    """Return the default numbers of processes and of threads in each; threads only if the interpreter has no GIL."""
     loops = max(1, min(_MOST_LOOPS, len(os.sched_getaffinity(0)) // _PROCESSORS_A_LOOP))
     locked = getattr(sys, "_is_gil_enabled", lambda: True)()
     return (loops, 1) if locked else (1, loops)

@@ -1,9 +1,9 @@
 """The protocol between sender and receiver on a connection.
 
 The sender opens with a hello (magic, version, SHA-256 of the token, its own number) and the receiver answers with a
-notice. Then, a flow after the other: the sender's flow header (number, size), the payload, and the receiver's notice
-(number, time at which it had everything). Two flags share the size's word: an OPEN_ENDED flow goes on until the sender
-shuts its side down, and after the LAST one the receiver closes, so that it is the receiver's port that stays in
+notice. Then, for one flow after the other: the sender's flow header (number, size), the payload, and the receiver's
+notice (number, time of complete reception). Two flags share the integer of the size: an OPEN_ENDED flow continues
+until the sender shuts its side down, and after the LAST one the receiver closes, so that the receiver's port stays in
 TIME_WAIT and not one of the sender's few. Integers are big-endian.
 """
 
@@ -30,7 +30,7 @@ VERDICTS = {
     WRONG_VERSION: "it speaks another version of the protocol: use the same ringtap on both sides",
     FULL: "it has as many connections as it takes",
 }
-# Why a connection broke, where it is neither a verdict nor an errno; all below 0 (``failure_words``)
+# Reasons for a broken connection that are neither a verdict nor an errno; all below 0 (``failure_words``)
 CLOSED, NO_RECEIVER = -101, -102
 LAST = 2**63
 OPEN_ENDED = 2**62
@@ -38,17 +38,17 @@ LARGEST_FLOW_BYTES = 2**62 - 1
 
 
 def hello(token: str, sender: int) -> bytes:
-    """The sender's first bytes on a connection; ``sender`` is the number that the receiver's log knows it by."""
+    """Return the sender's first bytes on a connection; ``sender`` is its number in the receiver's log."""
     return HELLO.pack(MAGIC, VERSION, token_digest(token), sender)
 
 
 def token_digest(token: str) -> bytes:
-    """Digest of the token that goes over the wire; it keeps strangers' flows apart, but stops no attack."""
+    """Return the digest that is sent for a token; it keeps unrelated flows apart, but stops no attack."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def failure_words(code: int) -> str:
-    """Text for a flow's failure code: an errno, or below 0 a reason of this module or a verdict; 0 is silence."""
+    """Return the text of a failure code: an errno, below 0 a reason of this module or a verdict; 0 is silence."""
     if code == 0:
         return "it has gone silent"
     if code > 0:
@@ -61,7 +61,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Split ``HOST:PORT`` (``[::1]:5001`` for IPv6).
 
     Raises:
-        UsageError: no host, or no port from 0 to 65535.
+        UsageError: the text has no host, or no port from 0 to 65535.
     """
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -72,10 +72,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def resolve(text: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Look up ``HOST:PORT``; returns the first TCP address.
+    """Look up ``HOST:PORT``; return the first TCP address.
 
     Raises:
-        UsageError: not an address, or the host is not known.
+        UsageError: the text is not an address, or the host is not known.
     """
     host, port = parse_address(text)
     try:
@@ -86,5 +86,5 @@ def resolve(text: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
 
 
 def format_address(host: str, port: int) -> str:
-    """``HOST:PORT``, with brackets around an IPv6 host."""
+    """Return ``HOST:PORT``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

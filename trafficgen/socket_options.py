@@ -1,4 +1,4 @@
-"""Outgoing sockets: the options a plan may ask for, what the kernel made of them, and what it says of a connection."""
+"""Outgoing sockets: the options that a plan may request, their values in the kernel, and the state of a connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtap.errors import UsageError
 
 _BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT: lets connections to different receivers share a port
 _MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE; TCP paces by itself where the link has no fq qdisc
-_QUEUED_BYTES = 0x5411  # SIOCOUTQ: bytes that TCP has not had acknowledged
+_QUEUED_BYTES = 0x5411  # SIOCOUTQ: bytes that are not yet acknowledged
 _TCP_INFO_BYTES = 152
 _RTT_AT, _RETRANSMITS_AT, _LEAST_RTT_AT = 68, 100, 148  # offsets in struct tcp_info of linux/tcp.h
 _WORD = struct.Struct("=I")
@@ -26,7 +26,7 @@ class Transport:
     Attributes:
         congestion_control: TCP_CONGESTION, by name.
         dscp: differentiated services code point, 0 to 63.
-        send_buffer_bytes: SO_SNDBUF asked for; the kernel doubles it for its own book-keeping.
+        send_buffer_bytes: requested SO_SNDBUF; the kernel doubles it for its own bookkeeping.
         pacing_bps: SO_MAX_PACING_RATE of each connection, in bit/s.
         interface: SO_BINDTODEVICE.
     """
@@ -47,11 +47,11 @@ class TcpState(NamedTuple):
 
 
 def outgoing_socket(family: int, transport: Transport, source: str = "") -> socket.socket:
-    """A non-blocking TCP socket, not yet connected.
+    """Return a non-blocking TCP socket that is not yet connected.
 
     Raises:
         UsageError: the kernel refuses an option or the source address.
-        OSError: no socket is to be had.
+        OSError: the kernel provides no socket.
     """
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -66,7 +66,7 @@ def outgoing_socket(family: int, transport: Transport, source: str = "") -> sock
 
 
 def in_force(sock: socket.socket) -> dict[str, Any]:
-    """The options as the kernel has them."""
+    """Return the options of a socket as the kernel reports them."""
     sixth = sock.family == socket.AF_INET6
     level, name = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if sixth else (socket.IPPROTO_IP, socket.IP_TOS)
     pacing = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, 8), "little")
@@ -81,7 +81,7 @@ def in_force(sock: socket.socket) -> dict[str, Any]:
 
 
 def tcp_state(sock: socket.socket) -> TcpState:
-    """Ask the kernel how a connection is doing; zeros where it is gone."""
+    """Read the state of a connection from the kernel; all zeros if that fails."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
@@ -96,12 +96,12 @@ def tcp_state(sock: socket.socket) -> TcpState:
 
 
 def unacked_bytes(sock: socket.socket) -> int:
-    """Bytes that the kernel took but the peer's kernel has not acknowledged."""
+    """Return the bytes that the kernel accepted and the peer's kernel has not acknowledged."""
     return int(struct.unpack("i", fcntl.ioctl(sock, _QUEUED_BYTES, b"\0\0\0\0"))[0])
 
 
 def errno_words(code: int | None) -> str:
-    """An error number in words: ``connection refused``."""
+    """Return the text of an error number, for example ``connection refused``."""
     return os.strerror(code or 0).lower()
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a plan's flows: counts and distributions, kept by the launcher and each worker and then merged."""
+"""Flow statistics: log histograms, the counts of launcher and sender workers, and the congestion impact factor."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.records import open_records
 from ringtap.trafficgen.flow_log import NO_SOURCE, STATES, FlowLog
-from ringtap.trafficgen.sender.ipc import Load
+from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.socket_options import TcpState
 
-# Neighbouring classes are 1 % apart, which is therefore the error of a quantile
+# Adjacent bins are 1 % apart, which is therefore the error of a quantile
 _STEP = math.log(1.01)
 
 
-class Tally:
-    """Mean, greatest and quantiles of values of 0 or more; quantiles are right to 1 %.
+class LogHistogram:
+    """A log histogram of values of 0 or more: mean, maximum, and quantiles with an error of at most 1 %.
 
     Attributes:
-        count: values seen.
-        greatest: the largest of them, 0 when there is none.
+        count: number of values.
+        greatest: the largest value, 0 if there are none.
     """
 
     def __init__(self) -> None:
@@ -33,26 +33,26 @@ class Tally:
         self._classes: Counter[int] = Counter()
 
     def add(self, value: int) -> None:
-        """Count one value; a negative one counts as 0."""
+        """Add one value; a negative one counts as 0."""
         value = max(0, value)
         self.count += 1
         self._sum += value
         self.greatest = max(self.greatest, value)
         self._classes[int(math.log(value) / _STEP) + 1 if value else 0] += 1
 
-    def merge(self, other: Tally) -> None:
-        """Count what another tally has counted."""
+    def merge(self, other: LogHistogram) -> None:
+        """Add the values of another log histogram."""
         self.count += other.count
         self.greatest = max(self.greatest, other.greatest)
         self._sum += other._sum
         self._classes.update(other._classes)
 
     def mean(self) -> float | None:
-        """The mean, or None without values."""
+        """Return the mean, or None without values."""
         return self._sum / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """The value that ``share`` of the values do not exceed, or None without values."""
+        """Return the value that ``share`` of the values do not exceed, or None without values."""
         wanted, seen = share * self.count, 0
         for number in sorted(self._classes):
             seen += self._classes[number]
@@ -63,7 +63,7 @@ class Tally:
 
 BIN_NS = 100_000_000
 MISSED_NS = 1_000_000
-# Upper ends of the size classes that the field reports completion times for (pFabric and its successors)
+# Upper ends of the usual size classes for completion times (pFabric and its successors)
 CLASS_BYTES = (100_000, 10_000_000, None)
 _THOUSANDTHS = 1000
 
@@ -74,10 +74,10 @@ class Ending:
 
     Attributes:
         state: a key of ``STATES``.
-        first_byte_ns: CLOCK_MONOTONIC when the kernel took its first byte, 0: never.
+        first_byte_ns: CLOCK_MONOTONIC when the kernel accepted its first byte, 0: never.
         finish_ns: CLOCK_MONOTONIC when the receiver's notice was read, 0: never.
-        received_ns: the receiver's CLOCK_REALTIME when it had everything, 0: unknown.
-        sent_bytes: payload that the kernel took.
+        received_ns: the receiver's CLOCK_REALTIME when it had received everything, 0: unknown.
+        sent_bytes: payload that the kernel accepted.
         acked_bytes: payload that the receiver's kernel acknowledged.
     """
 
@@ -89,14 +89,14 @@ class Ending:
     acked_bytes: int = 0
 
 
-class Outcome:
-    """Counts flows as they are launched and as they end, and logs the latter.
+class FlowStatistics:
+    """Flow statistics: counts flows as they are launched and as they end, and logs each flow at its end.
 
     Args:
         line_rate_bps: rate of an empty link, for the ideal completion time; 0: unknown.
 
     Attributes:
-        first_failure: why the first flow that failed did, empty while none has.
+        first_failure: reason of the first failed flow, empty if none failed.
     """
 
     def __init__(self, line_rate_bps: float = 0.0) -> None:
@@ -104,8 +104,8 @@ class Outcome:
         self.connections = 0
         self.launched_bytes = 0
         self.counts = dict.fromkeys(STATES, 0)
-        self.lateness, self.completion = Tally(), Tally()
-        self.by_size = [(Tally(), Tally()) for _ in CLASS_BYTES]
+        self.lateness, self.completion = LogHistogram(), LogHistogram()
+        self.by_size = [(LogHistogram(), LogHistogram()) for _ in CLASS_BYTES]
         self.acked_bytes = self.retransmits = self.missed = self.last_finish_ns = 0
         self.offered: Counter[int] = Counter()
         self.sent: Counter[int] = Counter()
@@ -114,25 +114,25 @@ class Outcome:
         self._origin_ns = self._shift_ns = 0
 
     def begin(self, log: FlowLog, origin_ns: int, origin_real_ns: int) -> None:
-        """Fix the origin (CLOCK_MONOTONIC and CLOCK_REALTIME of the launch) and where flows are logged."""
+        """Set the log of flows and the origin of times (CLOCK_MONOTONIC and CLOCK_REALTIME of the launch)."""
         self._log, self._origin_ns, self._shift_ns = log, origin_ns, origin_real_ns - origin_ns
 
     def due(self, size_bytes: int, due_ns: int) -> None:
-        """A flow's time has come."""
+        """Count a flow as due."""
         self.launched_bytes += size_bytes
         self.offered[(due_ns - self._origin_ns) // BIN_NS] += size_bytes
 
     def launched(self, lateness_ns: int) -> None:
-        """It was launched."""
+        """Count a flow as launched."""
         self.lateness.add(lateness_ns)
         self.missed += lateness_ns > MISSED_NS
 
     def moved(self, now_ns: int, size_bytes: int) -> None:
-        """The kernel took bytes of it."""
+        """Count bytes of a flow that the kernel accepted."""
         self.sent[(now_ns - self._origin_ns) // BIN_NS] += size_bytes
 
-    def ended(self, load: Load, end: Ending, tcp: TcpState, source: int, destination: int) -> None:
-        """It ended one way or the other; without a start it never had a connection."""
+    def ended(self, load: FlowState, end: Ending, tcp: TcpState, source: int, destination: int) -> None:
+        """Count and log the end of a flow; one without a start time never had a connection."""
         self.counts[end.state] += 1
         self.acked_bytes += end.acked_bytes
         self.retransmits += tcp.retransmits
@@ -160,20 +160,20 @@ class Outcome:
         )
 
     def flush(self) -> None:
-        """Hand what was logged to the kernel.
+        """Write the logged records to the file.
 
         Raises:
             MeasurementError: the log cannot be written.
         """
         self._log.flush()
 
-    def without_log(self) -> Outcome:
-        """Itself, fit to be sent to another process."""
+    def without_log(self) -> FlowStatistics:
+        """Drop the log, so that the statistics can be sent to another process; return ``self``."""
         self._log = FlowLog(None, (), {})
         return self
 
-    def merge(self, other: Outcome) -> None:
-        """Add what another one has counted."""
+    def merge(self, other: FlowStatistics) -> None:
+        """Add the counts of other flow statistics."""
         self.first_failure = self.first_failure or other.first_failure
         for state, count in other.counts.items():
             self.counts[state] += count
@@ -189,7 +189,7 @@ class Outcome:
         self.sent.update(other.sent)
 
     def summary(self, origin_ns: int, launched_s: float) -> dict[str, Any]:
-        """Everything in figures; ``launched_s`` is how long flows were launched, in seconds."""
+        """Return the summary; ``launched_s`` is the time during which flows were launched, in seconds."""
         elapsed_s = max(launched_s, (self.last_finish_ns - origin_ns) / 1e9)
         late = self.lateness
         figures: dict[str, Any] = {"flows": sum(self.counts.values()), **self.counts}
@@ -226,7 +226,7 @@ class Outcome:
         }
 
 
-def _quantiles(name: str, tally: Tally, unit: float) -> dict[str, float | None]:
+def _quantiles(name: str, tally: LogHistogram, unit: float) -> dict[str, float | None]:
     ending = "_s" if unit == 1e9 else ""
     return {
         f"{name}_mean{ending}": _over(tally.mean(), unit),
@@ -245,23 +245,23 @@ def _over(value: float | None, divisor: float) -> float | None:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Completion times without congestion, in seconds."""
+    """Flow completion times without congestion, in seconds."""
 
     fct_mean_s: float
     fct_p99_s: float
 
     def of(self, summary: dict[str, Any]) -> dict[str, float] | None:
-        """The factors of a run by its summary; None when none of its flows finished."""
+        """Return the congestion impact factors of a run from its summary; None if none of its flows finished."""
         if summary["fct_mean_s"] is None:
             return None
         return {"mean": summary["fct_mean_s"] / self.fct_mean_s, "p99": summary["fct_p99_s"] / self.fct_p99_s}
 
 
 def congestion_impact(baseline: Path) -> Baseline:
-    """Read the baseline from a sender's log.
+    """Read the baseline of the congestion impact factor from a sender's log.
 
     Raises:
-        UsageError: it is no sender's log, or none of its flows finished.
+        UsageError: the file cannot be read or is not a sender's log, or none of its flows finished.
     """
     try:
         records = open_records(baseline)
@@ -273,7 +273,7 @@ def congestion_impact(baseline: Path) -> Baseline:
         names.index("intended_start_ns")
     except ValueError as error:
         raise UsageError(f"{baseline} is no sender's log: name one that 'ringtap traffic send --log' wrote") from error
-    times = Tally()
+    times = LogHistogram()
     for record in records.walk():
         if record[state] == STATES["finished"] and record[size]:  # an open-ended flow takes as long as the plan
             times.add(record[finish] - record[start])

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.clock.log import Account
+from ringtap.agents.clock.log import ClockLog
 from ringtap.agents.clock.protocol import LAST, PING, Ping, pings
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
 from ringtap.errors import RingtapError
@@ -30,7 +30,7 @@ _LAST_BURST_S = 0.6
 _SOON_FOR_S = 20.0
 
 
-class Asker:
+class ClockClient:
     """Pings the reference and accounts for what comes back.
 
     Args:
@@ -40,7 +40,7 @@ class Asker:
         period_s: seconds between bursts.
     """
 
-    def __init__(self, run: Path, account: Account, clock: Clock, period_s: float) -> None:
+    def __init__(self, run: Path, account: ClockLog, clock: Clock, period_s: float) -> None:
         self._server_path = run / "nodes" / account.reference / "clock" / "server.json"
         self.account, self._clock, self._period_s = account, clock, period_s
         self._watch = StepWatch(clock)
@@ -86,8 +86,10 @@ class Asker:
             account.reason = f"the reference answers no ping at {where}, UDP port {self._server['port']}"
             account.remedy = "let UDP pass between the nodes, or run a time daemon (chrony) on them"
         else:
-            why = self._server.get("why") or "it asks for none, or the run directory is not on a shared file system"
-            account.reason = f"no word from the reference {account.reference}: {why}"
+            why = (
+                self._server.get("why") or "it has not started one, or the run directory is not on a shared file system"
+            )
+            account.reason = f"no clock server found on {account.reference}: {why}"
             account.remedy = "put the run directory on a file system that all nodes share"
 
     def _find(self) -> None:

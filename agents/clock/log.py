@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.agents.clock import fit as clock_fit
 from ringtap.agents.clock.fit import Break, Fit, Measurement
-from ringtap.agents.clock.system_clock import Clock, Step, adjtimex, boot_id, file_system
+from ringtap.agents.clock.system_clock import Clock, ClockStep, adjtimex, boot_id, file_system
 from ringtap.errors import RingtapError
 from ringtap.records import Field, RecordFile, RecordWriter, cut_torn_record
 from ringtap.rundir import CLOCK, read_json, write_json
@@ -33,7 +33,7 @@ _BURST = [field.name for field in _FIELDS].index("burst")
 _NTP_GROWTH = 500e-6
 
 
-class Account:
+class ClockLog:
     """A node's clock as the run directory shows it.
 
     Args:
@@ -47,7 +47,7 @@ class Account:
         self._run, self._node, self.reference, self._clock = run, node, reference, clock
         self.folder = run / "nodes" / node / "clock"
         self.measurements: list[Measurement] = []
-        self.steps: list[Step] = []
+        self.steps: list[ClockStep] = []
         self.breaks: list[Break] = []  # where the reference's clock was set, by its own account in the answers
         self.reason, self.remedy = "", ""
         self.facts: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class Account:
         with suppress(RingtapError, KeyError, TypeError):
             item = read_json(self.folder / "clock.json", CLOCK)
             if item["boot_id"] == boot_id() and item["reference"] == self.reference:
-                steps = [Step(**step) for step in item["steps"]]
+                steps = [ClockStep(**step) for step in item["steps"]]
                 self.measurements = [Measurement(**one) for one in item["measurements"]]
                 self.steps = steps
                 begins = [part["from_mono_ns"] for part in item["segments"]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ringtap.agents.clock.log import Account
+from ringtap.agents.clock.log import ClockLog
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def addresses() -> list[str]:
     return [str(address) for address in found]
 
 
-class Reference:
+class ClockServer:
     """Answers the other nodes' pings; opens a socket only when one of them asks.
 
     Args:
@@ -52,7 +52,7 @@ class Reference:
         period_s: seconds between the bursts of one other node.
     """
 
-    def __init__(self, run: Path, node: str, account: Account, clock: Clock, period_s: float) -> None:
+    def __init__(self, run: Path, node: str, account: ClockLog, clock: Clock, period_s: float) -> None:
         self._nodes, self._node, self.account, self._clock = run / "nodes", node, account, clock
         self._period_ms = int(period_s * 1000)
         self._watch = StepWatch(clock)

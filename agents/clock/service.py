@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ringtap.agents.clock.log import Account
-from ringtap.agents.clock.server import Reference
+from ringtap.agents.clock.log import ClockLog
+from ringtap.agents.clock.server import ClockServer
 from ringtap.agents.clock.system_clock import Clock
 from ringtap.errors import words_of
 from ringtap.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from ringtap.agents.clock.client import Asker
+    from ringtap.agents.clock.client import ClockClient
 
 PERIOD_S = 10.0
 _STOP_S = 3.0
@@ -44,7 +44,7 @@ def reference_of(run: RunDirectory, node: str) -> str:
     return node
 
 
-class ClockKeeper:
+class ClockService:
     """Measures this node's clock against the reference's on a thread of its own, from `start` to `stop`.
 
     The reference answers, once another node asks by its log of pings in the run directory; a run of one node opens no
@@ -71,7 +71,7 @@ class ClockKeeper:
     ) -> None:
         self._run, self._node, self._reference = run, node, reference
         self._clock, self._period_s, self._say = clock or Clock(), period_s, say
-        self._role: Reference | Asker | None = None
+        self._role: ClockServer | ClockClient | None = None
         self._thread: threading.Thread | None = None
         self._failure = ""
         self._lock, self._ended = threading.Lock(), False
@@ -81,13 +81,13 @@ class ClockKeeper:
         """Begin; never raises."""
         try:
             reference = self._reference or reference_of(self._run, self._node)
-            account = Account(self._run.path, self._node, reference, self._clock)
+            account = ClockLog(self._run.path, self._node, reference, self._clock)
             if reference == self._node:
-                self._role = Reference(self._run.path, self._node, account, self._clock, self._period_s)
+                self._role = ClockServer(self._run.path, self._node, account, self._clock, self._period_s)
             else:
-                from ringtap.agents.clock.client import Asker
+                from ringtap.agents.clock.client import ClockClient
 
-                self._role = Asker(self._run.path, account, self._clock, self._period_s)
+                self._role = ClockClient(self._run.path, account, self._clock, self._period_s)
             thread = threading.Thread(target=self._work, args=(self._role,), name="clock", daemon=True)
             with self._lock:
                 if not self._ended:  # the run may be over before the reference is known
@@ -96,7 +96,7 @@ class ClockKeeper:
         except Exception as error:
             self._fail(error)
 
-    def _work(self, role: Reference | Asker) -> None:
+    def _work(self, role: ClockServer | ClockClient) -> None:
         try:
             self._summary = role.work()
         except Exception as error:  # the job goes on, and so do the other recordings

@@ -65,7 +65,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Step:
+class ClockStep:
     """CLOCK_REALTIME was set.
 
     Attributes:
@@ -88,14 +88,14 @@ class StepWatch:
         self._clock = clock
         self._gap_ns, self._mono_ns = clock.gap_ns(), clock.mono_ns()
 
-    def look(self) -> Step | None:
+    def look(self) -> ClockStep | None:
         """The step since the last look, if there was one."""
         gap_ns, mono_ns = self._clock.gap_ns(), self._clock.mono_ns()
         moved_ns, before_ns = gap_ns - self._gap_ns, self._mono_ns
         self._gap_ns, self._mono_ns = gap_ns, mono_ns
         if abs(moved_ns) < STEP_NS:
             return None
-        return Step(mono_ns + gap_ns, mono_ns, before_ns, moved_ns)
+        return ClockStep(mono_ns + gap_ns, mono_ns, before_ns, moved_ns)
 
 
 class _Timex(ctypes.Structure):

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.doctor.checks import Question
-from ringtap.agents.hosts import Hosts, LabHosts
+from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.sweep.cluster import reached
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.lock import lease_problem
-from ringtap.agents.sweep.preflight import Answer, call_roll, cluster_stage, needs_iperf3
+from ringtap.agents.sweep.preflight import Answer, ask_hosts, cluster_roles, needs_iperf3
 from ringtap.agents.sweep.tcp_paths import check_ways
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import check, parse_json
 from ringtap.plan import SweepPlan, load_plan
@@ -57,7 +57,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
     with termination_as_interrupt(), _hosts_of(plan) as hosts:
         if isinstance(plan.topology, Cluster):
             say(f"calling {', '.join(hosts.names)}")
-            answers = call_roll(plan, hosts)
+            answers = ask_hosts(plan, hosts)
             problems = [problem for answer in answers for problem in answer.problems]
             with suppress(AttributeError):  # a host may say anything
                 users = lease_problem({answer.host: answer.facts.get("lease", {}) for answer in answers})
@@ -94,7 +94,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
 def _ways(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]:
     """Return the obstacles between hosts that are each ready by themselves."""
     try:
-        return check_ways(cluster_stage(plan, answers), hosts)
+        return check_ways(cluster_roles(plan, answers), hosts)
     except (UsageError, MeasurementError) as error:
         return [str(error)]
 
@@ -113,7 +113,7 @@ def _hosts_of(plan: SweepPlan) -> Iterator[Hosts]:
             yield hosts
         return
     spec = replace(layout(plan)[0], name=f"dr{os.getpid() % 10**8:08d}")
-    with Lab(spec, verify=False), closing(LabHosts(spec)) as hosts:
+    with RunningTestbed(spec, verify=False), closing(TestbedHosts(spec)) as hosts:
         yield hosts
 
 

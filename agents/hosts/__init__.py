@@ -8,17 +8,17 @@ from ringtap.agents.hosts.base import HostProcess, Hosts, understood
 
 if TYPE_CHECKING:
     from ringtap.agents.hosts.local import LocalHosts
-    from ringtap.agents.hosts.testbed import LabHosts
+    from ringtap.agents.hosts.testbed import TestbedHosts
 
-__all__ = ["HostProcess", "Hosts", "LabHosts", "LocalHosts", "understood"]
+__all__ = ["HostProcess", "Hosts", "LocalHosts", "TestbedHosts", "understood"]
 
 
 def __getattr__(name: str) -> Any:
     """Load what the servant on a host has no use for when it is asked for."""
-    if name == "LabHosts":
-        from ringtap.agents.hosts.testbed import LabHosts
+    if name == "TestbedHosts":
+        from ringtap.agents.hosts.testbed import TestbedHosts
 
-        return LabHosts
+        return TestbedHosts
     if name == "LocalHosts":
         from ringtap.agents.hosts.local import LocalHosts
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from ringtap.agents.hosts.remote import SERVANT, ServedHosts
+from ringtap.agents.hosts.remote import SERVANT, RemoteHosts
 
 
-class LocalHosts(ServedHosts):
+class LocalHosts(RemoteHosts):
     """This machine, under one name or several.
 
     Args:

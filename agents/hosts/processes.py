@@ -90,7 +90,7 @@ class Child:
         self.log.close()
 
 
-class Children:
+class HostProcesses:
     """The commands of one controller by its numbers for them."""
 
     def __init__(self) -> None:

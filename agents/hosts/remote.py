@@ -229,7 +229,7 @@ LOST_CODE = 255  # as ssh says it
 SERVANT = ("-m", "ringtap.agents.hosts.worker")
 
 
-class ServedProcess:
+class RemoteProcess:
     """A command that a servant has started."""
 
     def __init__(self, name: str, log: Path, channel: Channel, item: Answer) -> None:
@@ -285,7 +285,7 @@ class ServedProcess:
         return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:] if line.strip()) or "no output"
 
 
-class ServedHosts:
+class RemoteHosts:
     """Hosts that share the files of this machine.
 
     Args:
@@ -298,7 +298,7 @@ class ServedHosts:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._channels: dict[str, Channel] = {}
-        self._processes: list[ServedProcess] = []
+        self._processes: list[RemoteProcess] = []
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._beats: threading.Thread | None = None
         self._lost: dict[str, str] = {}
@@ -360,7 +360,7 @@ class ServedHosts:
         *,
         environment: Mapping[str, str] | None = None,
         report: Path | None = None,
-    ) -> ServedProcess:
+    ) -> RemoteProcess:
         """Start a command on a host; what it says is appended to log, its standard output to report where given.
 
         Raises:
@@ -372,7 +372,7 @@ class ServedHosts:
         log.parent.mkdir(parents=True, exist_ok=True)
         item = {"op": "start", "argv": command, "environment": dict(environment or {})}
         item |= {"log": self.log_path(host, log), "report": self.log_path(host, report) if report else ""}
-        process = ServedProcess(f"{name} on {host}", log, channel, item)
+        process = RemoteProcess(f"{name} on {host}", log, channel, item)
         self._processes.append(process)
         return process
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from shutil import which
 
-from ringtap.agents.hosts.remote import SERVANT, ServedHosts
+from ringtap.agents.hosts.remote import SERVANT, RemoteHosts
 from ringtap.errors import UsageError
 
 _ASK_S = 5.0
@@ -55,7 +55,7 @@ def allocated_nodes() -> list[str]:
     return names
 
 
-class SlurmHosts(ServedHosts):
+class SlurmHosts(RemoteHosts):
     """Nodes of the allocation that this process runs in.
 
     Args:

@@ -21,7 +21,7 @@ from shutil import which
 
 import ringtap
 from ringtap.agents.hosts import frames
-from ringtap.agents.hosts.remote import LOST_CODE, SERVANT, Answer, ServedHosts
+from ringtap.agents.hosts.remote import LOST_CODE, SERVANT, Answer, RemoteHosts
 from ringtap.agents.hosts.sync import Receiver
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
@@ -148,7 +148,7 @@ class Leftover:
     run: str
 
 
-class SshHosts(ServedHosts):
+class SshHosts(RemoteHosts):
     """Servers, each over one connection; what they write below a run directory comes here while it grows.
 
     Args:

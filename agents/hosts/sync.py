@@ -68,7 +68,7 @@ class _Tracked:
         return item, data
 
 
-class Mirror:
+class FolderSync:
     """The folders and files of a host that the controller wants to have."""
 
     def __init__(self) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from ringtap.agents.hosts.remote import SERVANT, ServedHosts
-from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.hosts.remote import SERVANT, RemoteHosts
+from ringtap.agents.testbed.topology import TestbedSpec
 
 
-class LabHosts(ServedHosts):
+class TestbedHosts(RemoteHosts):
     """The hosts of a testbed as places to run things; its switch is one, too.
 
     Args:
         spec: the testbed, which stands.
     """
 
-    def __init__(self, spec: LabSpec) -> None:
+    def __init__(self, spec: TestbedSpec) -> None:
         super().__init__(spec.hosts)
         self.spec = spec
 

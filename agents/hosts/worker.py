@@ -25,8 +25,8 @@ import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.frames import Frame
 from ringtap.agents.hosts.lease import Lease
-from ringtap.agents.hosts.processes import Children
-from ringtap.agents.hosts.sync import Mirror
+from ringtap.agents.hosts.processes import HostProcesses
+from ringtap.agents.hosts.sync import FolderSync
 from ringtap.agents.node import agent_socket
 
 _ROUND_S = 0.5
@@ -36,11 +36,11 @@ _WAITING_BYTES = 1 << 20
 _MARK = ".ringtap"  # in each folder of a run, held by flock for as long as its servant lives
 
 
-class Servant:
+class HostWorker:
     """Serves one controller."""
 
     def __init__(self) -> None:
-        self._children, self._mirror, self._lease = Children(), Mirror(), Lease()
+        self._children, self._mirror, self._lease = HostProcesses(), FolderSync(), Lease()
         self._unpacker = frames.Unpacker()
         self._out = bytearray()
         self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # last words of commands, and news of their end
@@ -345,7 +345,7 @@ def main() -> int:
         if not Path(folder, "ringtap").exists():
             with contextlib.suppress(OSError):  # a home that is not there
                 os.chdir(folder)
-    Servant().serve()
+    HostWorker().serve()
     return 0
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.agent_socket import Connection, Rendezvous
+from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.node_json import say
-from ringtap.agents.node.settings import Settings
+from ringtap.agents.node.settings import RunSettings
 from ringtap.errors import UsageError
 from ringtap.masking import mask_words
 from ringtap.rundir import NODE, RunDirectory, UnwritableError, read_json, write_json
@@ -23,7 +23,7 @@ RECORDED = 200
 _BROKEN = 199
 
 
-def start_agent(run: RunDirectory, node: str, settings: Settings) -> int:
+def start_agent(run: RunDirectory, node: str, settings: RunSettings) -> int:
     """Start the agent unless there is one; returns the exit status of the process between, at once.
 
     With status 0 the agent, this one or another, can be connected to or is about to be. Otherwise the status is an
@@ -44,10 +44,10 @@ def start_agent(run: RunDirectory, node: str, settings: Settings) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _between(run: RunDirectory, node: str, settings: Settings) -> int:
+def _between(run: RunDirectory, node: str, settings: RunSettings) -> int:
     """In the process between: leave the session, take the lock, fork the agent."""
     os.setsid()
-    rendezvous = Rendezvous(run.path, node)
+    rendezvous = AgentSocket(run.path, node)
     lock = rendezvous.take()
     if lock is None:
         return 0
@@ -66,7 +66,7 @@ _CONNECT_S = 10.0
 _SLICE_S = 0.05
 
 
-class AgentLink:
+class AgentClient:
     """Starts or joins the agent of this node.
 
     Args:
@@ -79,12 +79,12 @@ class AgentLink:
         is_ready: whether the collectors have taken their first samples.
     """
 
-    def __init__(self, run: RunDirectory, node: str, settings: Settings) -> None:
+    def __init__(self, run: RunDirectory, node: str, settings: RunSettings) -> None:
         self._run, self._node, self._settings = run, node, settings
         self.why = ""
         self.is_ready = False
         self._connection: Connection | None = None
-        self._rendezvous: Rendezvous | None = None
+        self._rendezvous: AgentSocket | None = None
         self._session = self._agent_pid = 0
         self._pidfd = -1
         self._deadline_s = 0.0
@@ -105,7 +105,7 @@ class AgentLink:
         """Start the agent unless there is one, and tell it of a job as soon as it listens."""
         self._greeting, self._deadline_s = greeting, time.monotonic() + _CONNECT_S
         try:
-            self._rendezvous = Rendezvous(self._run.path, self._node)
+            self._rendezvous = AgentSocket(self._run.path, self._node)
             code = start_agent(self._run, self._node, self._settings)
         except (OSError, UnwritableError) as error:
             self._give_up(f"the agent could not be started: {getattr(error, 'strerror', None) or error}")

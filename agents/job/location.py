@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.agents.job.environment import run_key
-from ringtap.agents.node.settings import Settings
+from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory, new_name, shared_name
@@ -19,7 +19,7 @@ _JOIN_S = 60.0
 _LONGEST_NAME = 200
 
 
-class Place(NamedTuple):
+class RunLocation(NamedTuple):
     """The destination of a recording.
 
     Attributes:
@@ -53,8 +53,8 @@ def node_name(given: str | None) -> str:
 
 
 def find_place(
-    slug: str, output: Path | None, join: Path | None, node: str, settings: Settings, access: str = "private"
-) -> Place:
+    slug: str, output: Path | None, join: Path | None, node: str, settings: RunSettings, access: str = "private"
+) -> RunLocation:
     """Make, or join, the run directory.
 
     Args:
@@ -72,19 +72,19 @@ def find_place(
     if join is not None:
         if output is not None:
             raise UsageError("-o makes a run directory and --join joins one: give one of them")
-        return Place(RunDirectory.wait_for(join.absolute(), _JOIN_S), node, created=False)
+        return RunLocation(RunDirectory.wait_for(join.absolute(), _JOIN_S), node, created=False)
     key = run_key(os.environ)
     extra: dict[str, Any] = {"settings": settings.to_json(), "reference": node, "access": access}
     if not key:
         path = (output or Path("runs") / new_name(slug)).absolute()
-        return Place(RunDirectory.create(path, "job", sys.argv, 0, **extra), node, created=True)
+        return RunLocation(RunDirectory.create(path, "job", sys.argv, 0, **extra), node, created=True)
     rank = rank_in(os.environ)
     for number in count(1):
         suffix = f"-{number}" if number > 1 else ""
         path = (output or Path("runs") / f"{shared_name(slug, key)}{suffix}").absolute()
         joined = RunDirectory.create_or_join(path, sys.argv, key=key, rank=str(rank or 0), **extra)
         if joined:
-            return Place(joined[0], node, created=joined[1])
+            return RunLocation(joined[0], node, created=joined[1])
         if output is not None:
             raise UsageError(f"{output} holds a run of this rank already: name another folder with -o")
     raise AssertionError

@@ -93,7 +93,7 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     os._exit(code)
 
 
-class Relay:
+class SignalRelay:
     """Waits for a spawned command and passes on the signals that reach this process alone.
 
     Args:
@@ -261,7 +261,7 @@ def _start_waker(job: int) -> int:
 
 def relay(pid: int) -> int:
     """Wait for a spawned command, passing signals on; returns its exit code (128 + signal where one ended it)."""
-    status = Relay(pid).wait()
+    status = SignalRelay(pid).wait()
     code = os.waitstatus_to_exitcode(status or 0)
     return code if code >= 0 else 128 - code
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.agents.job import signals
 from ringtap.agents.job.environment import job_environment, local_size
-from ringtap.agents.job.location import Place
-from ringtap.agents.node.settings import Settings
+from ringtap.agents.job.location import RunLocation
+from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
 from ringtap.terminal import shell_word
 
 if TYPE_CHECKING:
-    from ringtap.agents.job.agent_client import AgentLink
+    from ringtap.agents.job.agent_client import AgentClient
     from ringtap.agents.job.live import LiveView
 
 _TICK_S = 1.0
@@ -37,7 +37,7 @@ def run_unrecorded(command: list[str], why: str) -> int:
     signals.become(command, os.environ)
 
 
-def run_job(place: Place, settings: Settings, command: list[str], live: bool = False) -> int:
+def run_job(place: RunLocation, settings: RunSettings, command: list[str], live: bool = False) -> int:
     """Record a job; returns its exit code, or ends by the signal that ended it.
 
     Args:
@@ -63,7 +63,7 @@ def run_job(place: Place, settings: Settings, command: list[str], live: bool = F
         tell(f"ringtap: no process for the supervisor ({error.strerror}): the job runs without being recorded")
         signals.become(command, os.environ)
     # From here on nothing may come between the job and its end.
-    passing = signals.Relay(pid)
+    passing = signals.SignalRelay(pid)
     try:
         greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": began_ns}
         _record(place, settings, passing, greeting, live)
@@ -74,16 +74,18 @@ def run_job(place: Place, settings: Settings, command: list[str], live: bool = F
     return signals.end_as(status)
 
 
-def _record(place: Place, settings: Settings, passing: signals.Relay, greeting: dict[str, Any], live: bool) -> None:
+def _record(
+    place: RunLocation, settings: RunSettings, passing: signals.SignalRelay, greeting: dict[str, Any], live: bool
+) -> None:
     """Everything beside a job that runs already, up to its end and that of the recording."""
-    from ringtap.agents.job.agent_client import AgentLink
+    from ringtap.agents.job.agent_client import AgentClient
     from ringtap.agents.job.live import LiveView
     from ringtap.agents.job.signals import GroupWatch  # modules that the job need not wait for
 
     watch = GroupWatch()
     try:
         passing.ask(watch.reached_group, watch.forget)
-        link = AgentLink(place.run, place.node, settings)
+        link = AgentClient(place.run, place.node, settings)
         link.start(greeting | {"creator": place.created, "expected": local_size(os.environ)})
         view = LiveView(place.run.path) if live else None
         told = _attend(passing, link, view)
@@ -94,7 +96,7 @@ def _record(place: Place, settings: Settings, passing: signals.Relay, greeting: 
         watch.close()
 
 
-def _attend(passing: signals.Relay, link: AgentLink, view: LiveView | None) -> str:
+def _attend(passing: signals.SignalRelay, link: AgentClient, view: LiveView | None) -> str:
     """Wait for the job's end and keep an eye on the agent; returns what the user has been told of it."""
     told = ""
     while passing.wait(_TICK_S if link.is_settled else _QUICK_TICK_S) is None:
@@ -108,7 +110,7 @@ def _attend(passing: signals.Relay, link: AgentLink, view: LiveView | None) -> s
 
 
 def _finish(
-    place: Place, link: AgentLink, passing: signals.Relay, status: int, view: LiveView | None, told: str
+    place: RunLocation, link: AgentClient, passing: signals.SignalRelay, status: int, view: LiveView | None, told: str
 ) -> None:
     """After the job: the agent's end, the run's end, and a word on where it all is."""
     from ringtap.agents.node.run_end import conclude, no_steps

@@ -17,12 +17,12 @@ from typing import Any
 
 import ringtap
 from ringtap.agents.job.signals import state_of
-from ringtap.agents.node.agent_socket import Connection, Rendezvous
+from ringtap.agents.node.agent_socket import AgentSocket, Connection
 from ringtap.agents.node.facts import FactsChild
 from ringtap.agents.node.jobs import Job, descendants, hook_obstacle, unhooked
-from ringtap.agents.node.node_json import NodeRecord, hook_entry
+from ringtap.agents.node.node_json import NodeJson, hook_entry
 from ringtap.agents.node.sampling import Recorders
-from ringtap.agents.node.settings import Settings
+from ringtap.agents.node.settings import RunSettings
 from ringtap.errors import FILE_LIMIT
 from ringtap.masking import mask_words
 from ringtap.rundir import RunDirectory
@@ -71,7 +71,7 @@ class Agent:
     """
 
     def __init__(
-        self, run: RunDirectory, node: str, settings: Settings, rendezvous: Rendezvous, listener: socket.socket
+        self, run: RunDirectory, node: str, settings: RunSettings, rendezvous: AgentSocket, listener: socket.socket
     ) -> None:
         self._run, self._node, self._settings = run, node, settings
         self._rendezvous, self._listener = rendezvous, listener
@@ -94,7 +94,7 @@ class Agent:
             "before": None,
             "after": None,
         }
-        self._record = NodeRecord(run.node(node), item)
+        self._record = NodeJson(run.node(node), item)
         self._recorders = Recorders(run, node, settings, self._pids, self._record.say)
         self._clock_mono_ns = time.monotonic_ns()
         self._clock_gap_ns = time.time_ns() - self._clock_mono_ns
@@ -356,7 +356,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def run_agent(
-    run: RunDirectory, node: str, settings: Settings, rendezvous: Rendezvous, listener: socket.socket, lock_fd: int
+    run: RunDirectory, node: str, settings: RunSettings, rendezvous: AgentSocket, listener: socket.socket, lock_fd: int
 ) -> None:
     """Become the agent; the caller has forked for it and holds the lock. Returns when it has ended."""
     _let_go_of_everything({listener.fileno(), lock_fd}, run.path / "nodes" / node / "log" / "agent.log")

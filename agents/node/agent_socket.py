@@ -129,7 +129,7 @@ def is_private(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
-class Rendezvous:
+class AgentSocket:
     """The meeting point of one run on one node.
 
     Args:

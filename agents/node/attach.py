@@ -13,10 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-from ringtap.agents.job.agent_client import AgentLink
+from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.job.environment import local_size
 from ringtap.agents.node.jobs import start_time
-from ringtap.agents.node.settings import Settings
+from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
@@ -39,7 +39,7 @@ def attach(path: Path, node: str, pid: int) -> None:
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         command = [word.decode(errors="replace") for word in words]
-    link = AgentLink(run, node, Settings.from_json(run.info.get("settings") or {}))
+    link = AgentClient(run, node, RunSettings.from_json(run.info.get("settings") or {}))
     greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": time.time_ns()}
     link.start(greeting | {"attached": True, "expected": local_size(os.environ)})
     deadline_s = time.monotonic() + _LONGEST_S

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 
 from ringtap.agents.job import signals
-from ringtap.agents.job.agent_client import AgentLink
+from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.job.live import LiveView
-from ringtap.agents.job.location import Place
+from ringtap.agents.job.location import RunLocation
 from ringtap.agents.job.supervisor import FINISH_S
 from ringtap.agents.node.jobs import start_time
 from ringtap.agents.node.run_end import conclude
-from ringtap.agents.node.settings import Settings
+from ringtap.agents.node.settings import RunSettings
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.terminal import shell_word
 
@@ -47,7 +47,9 @@ def check_pids(pids: list[int]) -> None:
             raise UsageError(f"there is no process {pid} to capture")
 
 
-def capture(place: Place, settings: Settings, seconds: float | None, pids: list[int], live: bool = False) -> int:
+def capture(
+    place: RunLocation, settings: RunSettings, seconds: float | None, pids: list[int], live: bool = False
+) -> int:
     """Record until a signal comes, so many seconds are over, or the processes have ended; returns the exit code.
 
     Args:
@@ -62,7 +64,7 @@ def capture(place: Place, settings: Settings, seconds: float | None, pids: list[
     """
     signals.block_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOPS)  # Ctrl-Z stops this command; the recording goes on
-    link = AgentLink(place.run, place.node, settings)
+    link = AgentClient(place.run, place.node, settings)
     link.start({"watch": pids, "holds": False, "creator": place.created})
     signalled = _wait(lambda: link.is_ready or bool(link.why), link, None)
     view, children = (LiveView(place.run.path) if live and link.is_up else None), _Children()
@@ -89,7 +91,7 @@ def capture(place: Place, settings: Settings, seconds: float | None, pids: list[
     return 0
 
 
-def _wait(is_over: Callable[[], bool], link: AgentLink, seconds: float | None) -> bool:
+def _wait(is_over: Callable[[], bool], link: AgentClient, seconds: float | None) -> bool:
     """Wait for one of the ending signals, whose coming is returned, for something else, or so many seconds."""
     deadline_s = None if seconds is None else time.monotonic() + seconds
     while True:

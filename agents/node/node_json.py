@@ -25,7 +25,7 @@ _LET_LOAD = (
 )
 
 
-class NodeRecord:
+class NodeJson:
     """node.json of a node that is being recorded; whatever cannot be written is left out, and the job goes on.
 
     Args:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ringtap.agents.node.settings import Settings
+from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.base import Collector, Context
 from ringtap.collectors.registry import collector_class
 from ringtap.errors import words_of
@@ -159,7 +159,7 @@ class Recorders:
         self,
         run: RunDirectory,
         node: str,
-        settings: Settings,
+        settings: RunSettings,
         pids: Callable[[], list[int]],
         say: Callable[[str], None],
     ) -> None:
@@ -197,9 +197,9 @@ class Recorders:
 
     def _start_clock(self) -> None:
         try:
-            from ringtap.agents.clock.service import ClockKeeper
+            from ringtap.agents.clock.service import ClockService
 
-            self._clock = ClockKeeper(self._run, self._node)
+            self._clock = ClockService(self._run, self._node)
             self._clock.start()
         except Exception as error:
             self._clock = None

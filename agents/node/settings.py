@@ -15,7 +15,7 @@ JOB_SIDE_DEFAULT = ("steps", "ddp", "nccl")
 LEAST_EVERY_S, MOST_EVERY_S = 0.001, 60.0
 
 
-class Settings(NamedTuple):  # no dataclass: its module takes 10 ms to import, and a job waits for this one
+class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import, and a job waits for this one
     """Settings of a recording: its sources and their periods.
 
     Attributes:
@@ -35,7 +35,7 @@ class Settings(NamedTuple):  # no dataclass: its module takes 10 ms to import, a
         return self._asdict()
 
     @classmethod
-    def from_json(cls, item: Mapping[str, Any]) -> Settings:
+    def from_json(cls, item: Mapping[str, Any]) -> RunSettings:
         """From run.json; what an older run does not say is at its default."""
         return cls(
             tuple(item["collectors"] if "collectors" in item else _default()),
@@ -81,7 +81,7 @@ def parse_collect(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(name for name in ORDER if name in wanted), tuple(name for name in JOB_SIDE if name in wanted)
 
 
-def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) -> Settings:
+def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) -> RunSettings:
     """The settings of a command line.
 
     Args:
@@ -107,7 +107,7 @@ def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) 
         raise UsageError("--interface, --filter and --snap are for packets: add --collect default,packets")
     if given:
         options["packets"] = options.get("packets", {}) | given
-    return Settings(collectors, recorders, every_s, options)
+    return RunSettings(collectors, recorders, every_s, options)
 
 
 def _period_s(text: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from ringtap.agents.hosts import Hosts, LabHosts, LocalHosts
+from ringtap.agents.hosts import Hosts, LocalHosts, TestbedHosts
 from ringtap.agents.hosts.slurm import SlurmHosts, allocated_nodes
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
 from ringtap.errors import MeasurementError, UsageError
@@ -75,7 +75,7 @@ def losses_named(hosts: Hosts) -> Iterator[None]:
 
 def _silent(hosts: Hosts) -> dict[str, str]:
     """The hosts that give no answer now; this machine and its testbeds are not asked."""
-    if isinstance(hosts, LocalHosts | LabHosts):
+    if isinstance(hosts, LocalHosts | TestbedHosts):
         return {}
 
     def why(host: str) -> str:

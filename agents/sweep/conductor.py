@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.agents.hosts import Hosts, LabHosts
+from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.interrupt import termination_as_interrupt
 from ringtap.agents.sweep.cluster import LostHostError, check_lost, losses_named, reached
@@ -25,12 +25,12 @@ from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.plan_changes import plan_changes
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
-from ringtap.agents.sweep.preflight import call_roll, cluster_stage, needs_iperf3
+from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3
 from ringtap.agents.sweep.progress import Progress
-from ringtap.agents.sweep.roles import Stage, lab_stage
+from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
 from ringtap.agents.sweep.series import Series, Step
 from ringtap.agents.sweep.tcp_paths import check_ways
-from ringtap.agents.testbed.up import Lab, rate_warnings
+from ringtap.agents.testbed.up import RunningTestbed, rate_warnings
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
@@ -55,14 +55,14 @@ _NOT_ON_A_TESTBED = {
 }
 
 
-class Ground(NamedTuple):
+class SweepSetup(NamedTuple):
     """Hosts and roles of a sweep."""
 
     hosts: Hosts
-    stage: Stage
+    stage: SweepRoles
 
 
-class _Todo(NamedTuple):
+class PendingSeries(NamedTuple):
     """A series and the steps of it that are to be measured."""
 
     model: Model
@@ -71,6 +71,7 @@ class _Todo(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Name of the series: model and kind of traffic."""
         return f"{self.model.name}-{self.kind}"
 
 
@@ -86,12 +87,12 @@ class Conductor:
     """
 
     def __init__(
-        self, plan: SweepPlan, run: RunDirectory, ground: Ground | None, only: str = "", *, force: bool = False
+        self, plan: SweepPlan, run: RunDirectory, ground: SweepSetup | None, only: str = "", *, force: bool = False
     ) -> None:
         self._plan, self._run, self._ground, self._only, self._force = plan, run, ground, only, force
         self._points = run.path / "points.jsonl"
 
-    def _todo(self) -> list[_Todo]:
+    def _todo(self) -> list[PendingSeries]:
         """The points that are not there yet, by series."""
         done = {(item["series"], item.get("step")) for item in read_points(self._points)[0]}
         found = []
@@ -100,7 +101,7 @@ class Conductor:
                 steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
                 if self._plan.random_order:
                     random.Random(f"{self._plan.seed} {model.name} {kind}").shuffle(steps)
-                one = _Todo(model, kind, steps)
+                one = PendingSeries(model, kind, steps)
                 left = [step for step in steps if (one.name, step.index) not in done]
                 if left and self._only in ("", one.name):
                     found.append(one._replace(steps=left))
@@ -117,7 +118,9 @@ class Conductor:
             return
         expected_s = {(point["series"], point["load"]): point["duration_s"] for point in estimate(self._plan)}
         progress = Progress(sum(expected_s[one.name, step.load] for one in todo for step in one.steps))
-        set_up: AbstractContextManager[Ground] = nullcontext(self._ground) if self._ground else self._testbed(progress)
+        set_up: AbstractContextManager[SweepSetup] = (
+            nullcontext(self._ground) if self._ground else self._testbed(progress)
+        )
         try:
             with set_up as ground, losses_named(ground.hosts):
                 self._run.info["bottleneck"] = ground.stage.bottleneck
@@ -133,20 +136,20 @@ class Conductor:
             progress.close()
 
     @contextmanager
-    def _testbed(self, progress: Progress) -> Iterator[Ground]:
+    def _testbed(self, progress: Progress) -> Iterator[SweepSetup]:
         spec, roles = layout(self._plan)
         spec = replace(spec, name=f"sw{os.getpid() % 10**8:08d}")
-        with Lab(spec) as lab:
+        with RunningTestbed(spec) as lab:
             links = lab.state.links
             self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
             least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
             progress.say(f"Testbed up: {counted(len(links), 'link direction')}: {least:.1f} to {most:.1f} Mbit/s")
             for warning in rate_warnings(links):
                 progress.say(f"warning: {warning} (is this machine busy?)")
-            with closing(LabHosts(spec)) as hosts:
-                yield Ground(hosts, lab_stage(spec, roles, shutil.which("iperf3") or ""))
+            with closing(TestbedHosts(spec)) as hosts:
+                yield SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""))
 
-    def _look_first(self, ground: Ground, progress: Progress) -> None:
+    def _look_first(self, ground: SweepSetup, progress: Progress) -> None:
         """See that nobody else uses the links; what was found is kept in run.json.
 
         Raises:
@@ -165,7 +168,7 @@ class Conductor:
             )
         progress.say(f"warning: others use the links: {words}")
 
-    def _precheck(self, ground: Ground, kind: str, progress: Progress) -> None:
+    def _precheck(self, ground: SweepSetup, kind: str, progress: Progress) -> None:
         """See that a generator alone can load the bottleneck; the result is kept in run.json."""
         for _ in range(PRECHECK_TRIES):
             result = check_generator(self._plan, kind, ground.hosts, ground.stage, self._attempt("precheck", kind))
@@ -195,7 +198,7 @@ class Conductor:
         return path
 
     def _series(
-        self, ground: Ground, todo: _Todo, expected_s: dict[tuple[str, float], float], progress: Progress
+        self, ground: SweepSetup, todo: PendingSeries, expected_s: dict[tuple[str, float], float], progress: Progress
     ) -> None:
         name, (hosts, stage) = todo.name, ground
         path = self._attempt(todo.model.name, todo.kind)
@@ -286,14 +289,14 @@ def _check_space(plan: SweepPlan, path: Path) -> None:
             raise UsageError(f"{problem}: free some, or name another folder with -o")
 
 
-def _checked_stage(plan: SweepPlan, hosts: Hosts) -> Stage:
+def _checked_roles(plan: SweepPlan, hosts: Hosts) -> SweepRoles:
     """A cluster's stage, once its hosts have what the sweep needs and reach each other.
 
     Raises:
         UsageError: they have not, or do not.
         MeasurementError: a host gives no answer.
     """
-    stage = cluster_stage(plan, call_roll(plan, hosts))
+    stage = cluster_roles(plan, ask_hosts(plan, hosts))
     if problems := check_ways(stage, hosts):
         raise UsageError("; ".join(problems))
     return stage
@@ -371,7 +374,7 @@ def run_sweep(
             take_leases(hosts, me, say)
             if resume and isinstance(hosts, SshHosts):
                 hosts.clean(path)
-            ground = Ground(hosts, _checked_stage(plan, hosts))
+            ground = SweepSetup(hosts, _checked_roles(plan, hosts))
             say(f"{counted(len(hosts.names), 'host')} by {plan.topology.reach}: {', '.join(hosts.names)}")
         else:
             _check_machine(plan)

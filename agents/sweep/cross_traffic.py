@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from ringtap.agents.hosts import HostProcess, Hosts, understood
-from ringtap.agents.sweep.roles import Stage
+from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
 from ringtap.trafficgen import iperf3
@@ -35,7 +35,7 @@ class CrossTraffic:
         port: TCP port that the receiver listens on; 0 before it does.
     """
 
-    def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, run: Path) -> None:
+    def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, stage: SweepRoles, run: Path) -> None:
         self._plan, self.kind, self._hosts, self._stage = plan, kind, hosts, stage
         self._from, self._to = stage.roles.cross_from, stage.roles.cross_to
         self._sent = run / "nodes" / self._from / "sent"

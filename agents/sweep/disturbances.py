@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtap.agents.sweep.roles import Attachment, Stage
+from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES, frame_bytes
 from ringtap.records import RecordFile, read_json_lines
@@ -30,7 +30,7 @@ _SPARE_ROWS = 500
 _SEGMENTS = 1 << 32  # tcp_info counts them in 32 bits
 
 
-class Moved(NamedTuple):
+class PortBytes(NamedTuple):
     """Payload bytes and segments of any kind that one or several connections moved."""
 
     received_bytes: int = 0
@@ -49,7 +49,7 @@ class _Connection(NamedTuple):
     is_cross: bool
     inode: int
     header_bytes: int
-    moved: Moved
+    moved: PortBytes
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class SocketCounts:
         records = open_log(path)
         at = {field.name: number for number, field in enumerate(records.fields)}
         first_ns = last_ns = 0
-        before: dict[int, Moved] | None = None
+        before: dict[int, PortBytes] | None = None
         for row in records.tail(self._rows):
             t_ns = row[at["t_ns"]]
             if t_ns > end_ns:
@@ -141,13 +141,13 @@ class SocketCounts:
             acknowledged * 8 / seconds,
         )
 
-    def _own_bytes(self, before: dict[int, Moved]) -> tuple[float, float, float]:
+    def _own_bytes(self, before: dict[int, PortBytes]) -> tuple[float, float, float]:
         """Bytes received and sent by the sweep's connections, and the acknowledged part of the cross traffic."""
         owned = {item["inode"] for item in read_json_lines(self._folder / "sockets" / "owners.jsonl", OWNER)[0]}
         into = out = acknowledged = 0.0
         for cookie, one in self._now.items():
             if one.is_cross or one.inode in owned:
-                grown = _grown(before.get(cookie, Moved()), one.moved)
+                grown = _grown(before.get(cookie, PortBytes()), one.moved)
                 into += grown.received_bytes + one.header_bytes * grown.segments_in
                 out += grown.sent_bytes + one.header_bytes * grown.segments_out
                 if one.is_cross and grown.sent_bytes:
@@ -167,13 +167,13 @@ class SocketCounts:
             is_cross=is_cross,
             inode=row[at["inode"]] or (known.inode if known else 0),
             header_bytes=HEADER_BYTES + (0 if "." in source else _IPV6_MORE_BYTES),
-            moved=Moved(*(row[at[name]] for name in _MOVED)),
+            moved=PortBytes(*(row[at[name]] for name in _MOVED)),
         )
 
 
-def _grown(before: Moved, after: Moved) -> Moved:
+def _grown(before: PortBytes, after: PortBytes) -> PortBytes:
     """Differences of counters; those of segments wrap."""
-    return Moved(
+    return PortBytes(
         after.received_bytes - before.received_bytes,
         (after.segments_in - before.segments_in) % _SEGMENTS,
         after.sent_bytes - before.sent_bytes,
@@ -258,7 +258,7 @@ class Watch:
         cross_port: TCP port of the cross traffic's receiver; 0 where there is none.
     """
 
-    def __init__(self, run: Path, stage: Stage, capacity_bps: int, cross_port: int) -> None:
+    def __init__(self, run: Path, stage: SweepRoles, capacity_bps: int, cross_port: int) -> None:
         self._run, self._stage, self._capacity_bps = run, stage, capacity_bps
         self._mtu = int(stage.bottleneck["mtu"])
         total = stage.bottleneck["total"][0]

@@ -6,7 +6,7 @@ import itertools
 import json
 from typing import Any
 
-from ringtap.agents.testbed.topology import LabSpec, Roles, thesis_roles
+from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
@@ -26,7 +26,7 @@ LEAST_ROOM_BYTES = 16_000_000
 _HEADER_SHARE = 1448 / 1514
 
 
-def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
+def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
     """The testbed and the roles that a plan asks for.
 
     Raises:
@@ -38,7 +38,7 @@ def layout(plan: SweepPlan) -> tuple[LabSpec, Roles]:
         hosts, roles = testbed.hosts, Roles("custom", testbed.workers, testbed.cross_from, testbed.cross_to)
     else:
         hosts, roles = thesis_roles(testbed.configuration)
-    spec = LabSpec(
+    spec = TestbedSpec(
         name="sweep",
         hosts=hosts,
         rate_bps=plan.capacity_bps,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ringtap.agents.hosts import Hosts
-from ringtap.agents.sweep.roles import Stage
+from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.plan import PLACEHOLDERS, Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 
@@ -51,7 +51,7 @@ def own_environment(plan: SweepPlan, model: Model, host: str) -> dict[str, str]:
     return {**plan.topology.environment, **model.environment, **machine.environment, **gpus}
 
 
-def processes(plan: SweepPlan, model: Model, stage: Stage, hosts: Hosts, port: int) -> list[Process]:
+def processes(plan: SweepPlan, model: Model, stage: SweepRoles, hosts: Hosts, port: int) -> list[Process]:
     """The processes of a model's job, rank 0 first.
 
     Args:

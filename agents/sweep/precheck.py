@@ -18,7 +18,7 @@ from ringtap.agents.sweep.calibration import calibrated
 from ringtap.agents.sweep.cluster import check_lost
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.disturbances import MOST_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
-from ringtap.agents.sweep.roles import Stage
+from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.ethernet import frame_bytes
 from ringtap.plan import SweepPlan
@@ -87,7 +87,7 @@ def most_bps(plan: SweepPlan) -> float:
     return float(plan.capacity_bps)
 
 
-def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: Stage, path: Path) -> dict[str, Any]:
+def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: SweepRoles, path: Path) -> dict[str, Any]:
     """Count what the links of a cluster carry while the sweep does not use them.
 
     Args:
@@ -161,7 +161,7 @@ def _counted_window(hosts: Hosts) -> tuple[int, int]:
     return start_ns, end_ns
 
 
-def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: Stage, path: Path) -> dict[str, Any]:
+def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: SweepRoles, path: Path) -> dict[str, Any]:
     """Send one kind of cross traffic at the highest rate, without a job, and count what comes through.
 
     The generator is judged by what its receiver has acknowledged; what the links carry beside that is other traffic.

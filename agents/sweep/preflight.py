@@ -13,7 +13,7 @@ from typing import Any
 from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.estimate import room_bytes
 from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
-from ringtap.agents.sweep.roles import Attachment, Stage
+from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.masking import mask_variables, mask_words
@@ -43,7 +43,7 @@ class Answer:
     problems: tuple[str, ...]
 
 
-def call_roll(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
+def ask_hosts(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
     """Ask every host of a plan's cluster, some at a time; in the plan's order."""
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
@@ -185,7 +185,7 @@ def _interface_of(address: str, facts: dict[str, Any]) -> str:
     return next((name for name, nic in facts["interfaces"].items() if address in nic["addresses"]), "")
 
 
-def cluster_stage(plan: SweepPlan, answers: Sequence[Answer]) -> Stage:
+def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
     """The stage that a cluster is, from what its hosts answered.
 
     Raises:
@@ -203,7 +203,7 @@ def cluster_stage(plan: SweepPlan, answers: Sequence[Answer]) -> Stage:
     used = {name: nics for name in places if (nics := _used_nics(name, roles, places[name]))}
     at = counters["total"][0]
     mtu = int(facts[at["node"]]["interfaces"][at["nic"]]["mtu"])
-    return Stage(
+    return SweepRoles(
         roles=roles,
         recorded=tuple(host.name for host in cluster.hosts),
         training={name: place.training for name, place in places.items()},

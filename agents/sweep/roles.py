@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, LabSpec, Roles
+from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, Roles, TestbedSpec
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Attachment:
 
 
 @dataclass(frozen=True)
-class Stage:
+class SweepRoles:
     """The hosts of a sweep as they stand.
 
     Attributes:
@@ -68,9 +68,9 @@ class Stage:
         return {"one_clock": True} if self.one_clock else {"reference": self.roles.workers[0]}
 
 
-def lab_stage(spec: LabSpec, roles: Roles, iperf3: str) -> Stage:
+def testbed_roles(spec: TestbedSpec, roles: Roles, iperf3: str) -> SweepRoles:
     """The stage that a testbed is."""
-    return Stage(
+    return SweepRoles(
         roles=roles,
         recorded=(SWITCH, *spec.hosts),
         training={host: spec.training_ip(host) for host in spec.hosts},

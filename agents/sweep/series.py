@@ -19,7 +19,7 @@ from ringtap.agents.sweep.cross_traffic import CrossTraffic, free_port
 from ringtap.agents.sweep.disturbances import MOST_LATE_SHARE, SOCKETS_EVERY, Watch, late_share
 from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.preflight import room_problem
-from ringtap.agents.sweep.roles import Stage
+from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.sweep.tcp_paths import check_ways
 from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Testbed, Window
@@ -205,7 +205,7 @@ class Series:
         plan: SweepPlan,
         model: Model,
         hosts: Hosts,
-        stage: Stage,
+        stage: SweepRoles,
         run: RunDirectory,
         cross: CrossTraffic,
         *,

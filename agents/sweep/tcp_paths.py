@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts, understood
-from ringtap.agents.sweep.roles import Stage
+from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError
 
 # what handshakes get through and full packets do not, where the MTUs along the way differ
@@ -29,7 +29,7 @@ _ANSWER_S = 60.0
 _AT_ONCE = 16
 
 
-class Way(NamedTuple):
+class TcpPath(NamedTuple):
     """A connection that the sweep will make.
 
     Attributes:
@@ -47,25 +47,25 @@ class Way(NamedTuple):
     use: str
 
 
-def ways(stage: Stage) -> list[Way]:
+def ways(stage: SweepRoles) -> list[TcpPath]:
     """Every connection that a sweep will make, by pairs of hosts."""
     roles, training = stage.roles, stage.training
     first = roles.workers[0]
     found = [
-        Way(one, training[one], other, training[other], "training")
+        TcpPath(one, training[one], other, training[other], "training")
         for one in roles.workers
         for other in roles.workers
         if one != other
     ]
     if stage.ports:
-        found += [Way(one, training[one], first, training[first], "rendezvous") for one in roles.workers[1:]]
+        found += [TcpPath(one, training[one], first, training[first], "rendezvous") for one in roles.workers[1:]]
     if roles.cross_to:
         ends = (roles.cross_from, roles.cross_to)
-        found.append(Way(ends[0], stage.cross[ends[0]], ends[1], stage.cross[ends[1]], "cross traffic"))
+        found.append(TcpPath(ends[0], stage.cross[ends[0]], ends[1], stage.cross[ends[1]], "cross traffic"))
     return found
 
 
-def check_ways(stage: Stage, hosts: Hosts) -> list[str]:
+def check_ways(stage: SweepRoles, hosts: Hosts) -> list[str]:
     """Try every connection that a sweep will make.
 
     Returns:
@@ -90,7 +90,7 @@ def check_ways(stage: Stage, hosts: Hosts) -> list[str]:
             own = [way for way in planned if way.source == host]
             calls = [[way.source_address, way.target_address, at[way]] for way in own]
             trying[host] = own, pool.submit(_ask, hosts, host, "try", {"calls": calls})
-        failed: dict[Way, str] = {}
+        failed: dict[TcpPath, str] = {}
         for own, answer in trying.values():
             with understood(own[0].source):
                 failed |= {way: str(why) for way, why in zip(own, answer.result()["failed"], strict=True) if why}
@@ -103,7 +103,7 @@ def check_ways(stage: Stage, hosts: Hosts) -> list[str]:
     return _sentences(stage, failed, at)
 
 
-def _ports(stage: Stage, way: Way) -> tuple[int, int] | None:
+def _ports(stage: SweepRoles, way: TcpPath) -> tuple[int, int] | None:
     """The plan's ports, except for training: gloo and NCCL listen where the kernel lets them."""
     return None if way.use == "training" else stage.ports
 
@@ -124,9 +124,9 @@ def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[s
         return dict(json.loads(done.stdout or "{}"))
 
 
-def _sentences(stage: Stage, failed: dict[Way, str], at: dict[Way, int]) -> list[str]:
+def _sentences(stage: SweepRoles, failed: dict[TcpPath, str], at: dict[TcpPath, int]) -> list[str]:
     """The words for connections that failed: those that fail alike in one, and what to open in the last."""
-    callers: dict[tuple[str, str, str, tuple[int, int] | None], list[Way]] = {}
+    callers: dict[tuple[str, str, str, tuple[int, int] | None], list[TcpPath]] = {}
     for way, why in failed.items():
         callers.setdefault((way.target, way.target_address, why, _ports(stage, way)), []).append(way)
     places: dict[tuple[str, str, str], list[str]] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from pyroute2 import NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
 
-from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, LabSpec
+from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, TestbedSpec
 from ringtap.errors import UsageError
 
 HOSTS_FILE = "/run/ringtap-hosts"
@@ -28,7 +28,7 @@ _SYSCTLS = {
 _NO_PREFIX_ROUTE = 0x200
 
 
-def build(spec: LabSpec) -> None:
+def build(spec: TestbedSpec) -> None:
     """Build the whole testbed in the current mount namespace.
 
     Raises:
@@ -46,14 +46,14 @@ def build(spec: LabSpec) -> None:
             _add_host(spec, host, switch, bridge)
 
 
-def _write_hosts_file(spec: LabSpec) -> None:
+def _write_hosts_file(spec: TestbedSpec) -> None:
     lines = ["127.0.0.1 localhost"]
     lines += [f"{spec.training_ip(host)} {host}" for host in spec.hosts]
     lines += [f"{spec.cross_ip(host)} {host}-cross" for host in spec.hosts]
     Path(HOSTS_FILE).write_text("\n".join(lines) + "\n")
 
 
-def _add_host(spec: LabSpec, host: str, switch: NetNS, bridge: int) -> None:
+def _add_host(spec: TestbedSpec, host: str, switch: NetNS, bridge: int) -> None:
     port = spec.port(host)
     peer = {"ifname": TRAINING_NIC, "net_ns_fd": host}
     _need("veth", lambda: switch.link("add", ifname=port, kind="veth", peer=peer))
@@ -86,7 +86,7 @@ def _need(kind: str, action: Callable[[], object]) -> None:
         raise
 
 
-def _limit(spec: LabSpec, netlink: NetNS, index: int) -> None:
+def _limit(spec: TestbedSpec, netlink: NetNS, index: int) -> None:
     # the filter's own minimum MTU guards against frames that could never pass; the bucket holds at least one
     rate = spec.rate_bps // 8
     _need(
@@ -95,7 +95,7 @@ def _limit(spec: LabSpec, netlink: NetNS, index: int) -> None:
     )
 
 
-def _address(spec: LabSpec, netlink: NetNS, index: int, address: str, network: str) -> None:
+def _address(spec: TestbedSpec, netlink: NetNS, index: int, address: str, network: str) -> None:
     netlink.addr("add", index=index, address=address, prefixlen=24, flags=_NO_PREFIX_ROUTE)
     metrics = {"cc_algo": spec.congestion_control}
     try:

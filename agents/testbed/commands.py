@@ -48,13 +48,13 @@ def _register_up(verbs: Any) -> None:
 
 
 def _up(options: argparse.Namespace) -> int:
-    from ringtap.agents.testbed.topology import LabSpec
-    from ringtap.agents.testbed.up import Lab, rate_warnings
+    from ringtap.agents.testbed.topology import TestbedSpec
+    from ringtap.agents.testbed.up import RunningTestbed, rate_warnings
     from ringtap.units import parse_rate_bps, parse_size_bytes
 
     count = int(options.hosts) if options.hosts.isdigit() else 0
     hosts = tuple(f"S{number}" for number in range(count)) if count else tuple(options.hosts.split(","))
-    spec = LabSpec(
+    spec = TestbedSpec(
         options.name,
         hosts,
         parse_rate_bps(options.rate),
@@ -66,7 +66,7 @@ def _up(options: argparse.Namespace) -> int:
     )
     if options.verbose:
         print(" ".join(f"{key}={value}" for key, value in spec.to_json().items()), file=sys.stderr)
-    lab = Lab(spec)
+    lab = RunningTestbed(spec)
     lab.stay()
     warnings = rate_warnings(lab.state.links)
     if options.json:

@@ -18,7 +18,7 @@ from ringtap.errors import UsageError
 from ringtap.terminal import as_command
 
 
-def _join_namespaces(lab: registry.LabState, host: str) -> None:
+def _join_namespaces(lab: registry.TestbedState, host: str) -> None:
     """Enter the host's namespaces; the PID namespace takes effect on the next fork."""
     base = Path(f"/proc/{lab.pid}")
     folder = Path.cwd()
@@ -41,7 +41,7 @@ def _join_namespaces(lab: registry.LabState, host: str) -> None:
         os.chdir(folder)
 
 
-def enter(lab: registry.LabState, host: str, command: list[str]) -> int:
+def enter(lab: registry.TestbedState, host: str, command: list[str]) -> int:
     """Run a command on a host (or the switch) and return its exit code.
 
     Raises:

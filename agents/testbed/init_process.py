@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from ringtap.agents.testbed import namespaces
-from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import RingtapError, UsageError
 from ringtap.standard_streams import fill_standard_descriptors
 
@@ -35,7 +35,7 @@ def _furnish() -> None:
         ) from error
 
 
-def _hold(spec: LabSpec) -> None:
+def _hold(spec: TestbedSpec) -> None:
     """Build, verify, then live until told or cut off."""
     from ringtap.agents.testbed import build, link_check
 
@@ -71,7 +71,7 @@ def _hold(spec: LabSpec) -> None:
 def main() -> int:
     """Isolate, fork the keeper proper, tell its pid, and leave."""
     fill_standard_descriptors()
-    spec = LabSpec.from_json(json.loads(sys.argv[1]))
+    spec = TestbedSpec.from_json(json.loads(sys.argv[1]))
     try:
         namespaces.isolate(namespaces.NEWNS | namespaces.NEWNET | namespaces.NEWPID | namespaces.NEWUTS)
     except RingtapError as error:

@@ -15,7 +15,7 @@ from typing import Any
 from pyroute2 import NetNS
 
 from ringtap.agents.testbed import namespaces
-from ringtap.agents.testbed.topology import SWITCH, TRAINING_NIC, LabSpec
+from ringtap.agents.testbed.topology import SWITCH, TRAINING_NIC, TestbedSpec
 from ringtap.errors import MeasurementError
 
 _WARM_UP_S = 0.5
@@ -53,7 +53,7 @@ def _discard(sock: socket.socket) -> None:
             pass
 
 
-def _connect_ring(spec: LabSpec) -> tuple[list[socket.socket], list[socket.socket]]:
+def _connect_ring(spec: TestbedSpec) -> tuple[list[socket.socket], list[socket.socket]]:
     senders, receivers = [], []
     for index, host in enumerate(spec.hosts):
         peer = spec.hosts[(index + 1) % len(spec.hosts)]
@@ -81,7 +81,7 @@ def _sent_bytes(netlink: NetNS, nic: str) -> tuple[float, int]:
     raise MeasurementError(f"{nic} has lost its rate limit")
 
 
-def measure_links(spec: LabSpec) -> list[dict[str, Any]]:
+def measure_links(spec: TestbedSpec) -> list[dict[str, Any]]:
     """Measure every link in both directions at once.
 
     Returns:

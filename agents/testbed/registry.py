@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node import agent_socket
-from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import read_json, write_json
 
@@ -58,7 +58,7 @@ def state_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class LabState:
+class TestbedState:
     """A testbed on record.
 
     Attributes:
@@ -70,7 +70,7 @@ class LabState:
         folder: the folder that its state file is in.
     """
 
-    spec: LabSpec
+    spec: TestbedSpec
     pid: int
     start_ticks: int
     owner_pid: int
@@ -127,12 +127,12 @@ def locked() -> Iterator[None]:
         os.close(fd)
 
 
-def all_labs() -> list[LabState]:
+def all_testbeds() -> list[TestbedState]:
     """Every testbed on record, by name."""
     return read_records()[0]
 
 
-def read_records() -> tuple[list[LabState], list[str]]:
+def read_records() -> tuple[list[TestbedState], list[str]]:
     """Every testbed on record, by name, and a sentence for each file that should be a record and is none."""
     labs, problems = [], []
     for folder in _places():
@@ -151,7 +151,7 @@ class _NoRecordError(Exception):
     """A file that is not a record of a testbed, with the reason."""
 
 
-def _read_record(path: Path) -> LabState:
+def _read_record(path: Path) -> TestbedState:
     """Read a state file, which may hold anything.
 
     Raises:
@@ -162,7 +162,7 @@ def _read_record(path: Path) -> LabState:
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST_RECORD:
             raise _NoRecordError("it is no small file")
         item = read_json(path)
-        spec = LabSpec.from_json(item["spec"])
+        spec = TestbedSpec.from_json(item["spec"])
         numbers = (item["pid"], item["start_ticks"], item.get("owner_pid", 0))
         links = item.get("links", [])
     except UsageError as error:
@@ -175,16 +175,16 @@ def _read_record(path: Path) -> LabState:
         raise _NoRecordError("it names no process")
     if spec.name != path.stem or not isinstance(links, list):
         raise _NoRecordError("it describes another testbed" if isinstance(links, list) else "its links are no list")
-    return LabState(spec, *numbers, links, path.parent)
+    return TestbedState(spec, *numbers, links, path.parent)
 
 
-def find(name: str | None) -> LabState:
+def find(name: str | None) -> TestbedState:
     """The named testbed, or the only one that stands.
 
     Raises:
         UsageError: there is none, or several and no name was given.
     """
-    labs = [lab for lab in all_labs() if (name is None or lab.spec.name == name) and lab.alive()]
+    labs = [lab for lab in all_testbeds() if (name is None or lab.spec.name == name) and lab.alive()]
     if len(labs) == 1:
         return labs[0]
     if labs:
@@ -192,7 +192,7 @@ def find(name: str | None) -> LabState:
     raise UsageError(f"no testbed {name or ''} stands: build one with ringtap lab up".replace("  ", " "))
 
 
-def remove(lab: LabState) -> bool:
+def remove(lab: TestbedState) -> bool:
     """End a testbed's keeper, and so all of it; returns whether it was still standing.
 
     Raises:

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,9}")
 
 
 @dataclass(frozen=True)
-class LabSpec:
+class TestbedSpec:
     """A testbed to build.
 
     Attributes:
@@ -81,7 +81,7 @@ class LabSpec:
         return asdict(self) | {"hosts": list(self.hosts)}
 
     @classmethod
-    def from_json(cls, item: dict[str, Any]) -> LabSpec:
+    def from_json(cls, item: dict[str, Any]) -> TestbedSpec:
         """From plain data.
 
         What another version wrote beside it is left out, so that its testbeds can still be removed.
@@ -114,9 +114,9 @@ class Roles:
         """
         cross = [{"node": self.cross_to, "nic": CROSS_NIC, "direction": "rx"}]
         if self.cross_from in self.workers:
-            total = {"node": SWITCH, "nic": LabSpec.port(self.cross_from), "direction": "rx"}
+            total = {"node": SWITCH, "nic": TestbedSpec.port(self.cross_from), "direction": "rx"}
         else:
-            total = {"node": SWITCH, "nic": LabSpec.port(self.cross_to), "direction": "tx"}
+            total = {"node": SWITCH, "nic": TestbedSpec.port(self.cross_to), "direction": "tx"}
         return {"cross": cross, "total": [total]}
 
 

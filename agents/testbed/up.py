@@ -10,20 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from ringtap.agents.testbed import registry
-from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 
 RATE_TOLERANCE = 0.05
 VERIFY_TRIES = 4
 
 
-class Lab:
+class RunningTestbed:
     """A standing testbed, as its maker holds it; used as a context manager it ends with the block.
 
     The testbed ends with this process too, unless `stay` is called: its keeper sees its standard input closed.
     """
 
-    def __init__(self, spec: LabSpec, *, verify: bool = True) -> None:
+    def __init__(self, spec: TestbedSpec, *, verify: bool = True) -> None:
         self._keeper = self._start(spec)
         try:
             self.state = self._record(spec)
@@ -38,25 +38,25 @@ class Lab:
             raise
 
     @staticmethod
-    def _start(spec: LabSpec) -> subprocess.Popen[str]:
+    def _start(spec: TestbedSpec) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "ringtap.agents.testbed.init_process", json.dumps(spec.to_json())]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def _record(self, spec: LabSpec) -> registry.LabState:
+    def _record(self, spec: TestbedSpec) -> registry.TestbedState:
         pid = int(self._expect("pid")["pid"])
         self._keeper.wait()
         ticks = registry.start_ticks(pid)
         if ticks is None:
             raise MeasurementError("the testbed's keeper ended at once")
         with registry.locked():
-            for lab in registry.all_labs():
+            for lab in registry.all_testbeds():
                 if lab.spec.name == spec.name and lab.alive():
                     raise UsageError(
                         f"testbed {spec.name} stands already: ringtap lab down {spec.name}, or --name another"
                     )
-            entry = registry.LabState(spec, pid, ticks, os.getpid(), [])
+            entry = registry.TestbedState(spec, pid, ticks, os.getpid(), [])
             entry.save()
         return entry
 
@@ -108,7 +108,7 @@ class Lab:
         self._keeper.stdout.close()
         self._keeper.wait()
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> RunningTestbed:
         return self
 
     def __exit__(self, *_: object) -> None:

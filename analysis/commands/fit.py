@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from ringtap.analysis.model.breakpoint import BreakResult, Placed, compared, find_break
+from ringtap.analysis.model.breakpoint import BreakCandidate, BreakResult, compared, find_break
 from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
 from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.sweeps.points_csv import Points, read_points_csv
@@ -187,5 +187,5 @@ def fit(model: CongestionModel, points: Points, robust: bool, samples: int) -> F
     return Found(found, find_congestion_point(loads, times, capacity), find_break(loads, times, capacity))
 
 
-def _between(number: Placed, unit: str) -> str:
+def _between(number: BreakCandidate, unit: str) -> str:
     return f"{number.value:.4g} ({number.low:.4g} to {number.high:.4g}) {unit}"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTraffic, Traffic
+from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTraffic, SocketTraffic
 from ringtap.analysis.job.packets import Packets, own_addresses
 from ringtap.analysis.runs.intervals import Borders, Integers, Numbers
-from ringtap.analysis.runs.node_logs import NodeLogs, Wide
+from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.ethernet import HEADER_BYTES
 
 LOOPBACK, NETWORK = "loopback", "network"
@@ -25,7 +25,7 @@ COLUMNS = ("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "pac
 
 
 @dataclass(frozen=True)
-class Wire:
+class ByteAccount:
     """One direction of a node's interfaces, or its loopback.
 
     Attributes:
@@ -44,7 +44,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Wires:
+class ByteAccounts:
     """All of it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Wires:
         packets: the captures by node.
     """
 
-    wires: list[Wire]
+    wires: list[ByteAccount]
     by_class: dict[str, Numbers]
     packets: dict[str, Packets]
 
@@ -92,9 +92,9 @@ def measure(
     nodes: Mapping[str, NodeLogs],
     counted: Mapping[str, Counted | None],
     captured: Mapping[str, Packets],
-    traffic: Traffic,
+    traffic: SocketTraffic,
     bins: int,
-) -> Wires:
+) -> ByteAccounts:
     """Count every node's bytes from all sides there are.
 
     Args:
@@ -123,12 +123,12 @@ def measure(
                     amounts["packet_bytes"] = captured[name].amounts["frame_bytes"][rows].sum(axis=0)
             if any(amount is not None and np.nansum(amount) > 0 for amount in amounts.values()):
                 interfaces = counters.interfaces[path] if counters is not None else ()
-                wires.append(Wire(name, path, direction, interfaces, amounts))
+                wires.append(ByteAccount(name, path, direction, interfaces, amounts))
     by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured else {}
-    return Wires(wires, by_class, dict(captured))
+    return ByteAccounts(wires, by_class, dict(captured))
 
 
-def _interfaces(counters: Wide, node: NodeLogs) -> list[str]:
+def _interfaces(counters: WideLog, node: NodeLogs) -> list[str]:
     """The interfaces that carry bytes for the first time: not those that stand on others of the same node."""
     names = dict.fromkeys(column.rpartition(".")[0] for column in counters.columns)
     above = stacked(node)
@@ -144,7 +144,7 @@ def stacked(node: NodeLogs) -> set[str]:
 class _Ways:
     """The ways that a run's flows took, by node."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: SocketTraffic) -> None:
         self._traffic = traffic
         groups = traffic.groups
         local = groups["local"].to_numpy(bool)
@@ -165,7 +165,7 @@ class _Ways:
         return np.where(self._traffic.covered[node], total, np.nan)
 
 
-def _header_bytes(traffic: Traffic) -> dict[str, int]:
+def _header_bytes(traffic: SocketTraffic) -> dict[str, int]:
     """Bytes of a packet's headers on each node: of the address family that moved most."""
     flows = traffic.flows
     six, moved = flows["from"].str.contains(":").to_numpy(bool), flows["payload_bytes"].fillna(0).to_numpy(np.float64)
@@ -176,7 +176,7 @@ def _header_bytes(traffic: Traffic) -> dict[str, int]:
     return {str(node): HEADER_BYTES + (_IPV6_MORE_BYTES if total > 0 else 0) for node, total in by_node.items()}
 
 
-def _rows(captured: Packets, node: str, traffic: Traffic, path: str, direction: str) -> Integers:
+def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direction: str) -> Integers:
     """Rows of the capture's flows that went this way."""
     flows = traffic.flows
     known = {*flows.loc[flows["from_node"] == node, "from"], *flows.loc[flows["to_node"] == node, "to"]}
@@ -188,7 +188,9 @@ def _rows(captured: Packets, node: str, traffic: Traffic, path: str, direction: 
     return np.flatnonzero(~local & table["from" if direction == "tx" else "to"].isin(own))
 
 
-def _by_class(captured: Mapping[str, Packets], traffic: Traffic, cross: CrossTraffic, bins: int) -> dict[str, Numbers]:
+def _by_class(
+    captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic, bins: int
+) -> dict[str, Numbers]:
     """Payload of each class of flows; a flow that several nodes captured counts where it was sent, else once."""
     ends = ["from", "from_port", "to", "to_port"]
     known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "class", "from_node"]]

@@ -62,7 +62,7 @@ def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:
 
 
 @dataclass(frozen=True)
-class Moved:
+class SocketBytes:
     """Bytes that the sockets of a node sent and received.
 
     Attributes:
@@ -78,7 +78,7 @@ class Moved:
     covered: npt.NDArray[np.bool_]
 
 
-def moved_on(node: NodeLogs, borders: Borders, out_of: Integers, into: Integers) -> Moved:
+def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: Integers) -> SocketBytes:
     """Sum the bytes of a node's sockets; ``out_of`` and ``into`` are the groups that they send to and receive from, or
     -1.
     """
@@ -108,7 +108,7 @@ def moved_on(node: NodeLogs, borders: Borders, out_of: Integers, into: Integers)
         keep = takes[end] >= 0
         values = part["bytes_received"][keep]
         amounts["payload_bytes"] += add_up(takes[end][keep], place[keep], values, len(groups), bins)
-    return Moved(groups, amounts, sums, node.covers("sockets/sockets.rec", borders))
+    return SocketBytes(groups, amounts, sums, node.covers("sockets/sockets.rec", borders))
 
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
@@ -131,7 +131,7 @@ _FLOW_COLUMNS = [
 
 
 @dataclass(frozen=True)
-class Traffic:
+class SocketTraffic:
     """Bytes that the sockets sent and received.
 
     Attributes:
@@ -169,7 +169,7 @@ class Traffic:
 
 def measure(
     nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], bins: int, workers: Workers = ALONE
-) -> Traffic:
+) -> SocketTraffic:
     """Find the flows of a run and what each moved.
 
     Args:
@@ -190,7 +190,7 @@ def measure(
     every_s = max((known.every_s for known in found.values()), default=None)
     all_every_s = max((known.all_every_s for known in found.values()), default=None)
     flows = flows.reindex(columns=_FLOW_COLUMNS)
-    return Traffic(flows, groups, amounts, every_s, all_every_s, sorted(found), covered)
+    return SocketTraffic(flows, groups, amounts, every_s, all_every_s, sorted(found), covered)
 
 
 def _ends(parts: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -329,7 +329,7 @@ def _spread(
     sides = [side.reindex(ends.index, fill_value=-1).to_numpy(np.int64) for side in (sent, received)]
     out_of, into = ([side[at:to] for at, to in pairwise([*begins, len(ends)])] for side in sides)
     covered = {}
-    found = each_node(workers, logged, moved_on, [borders[name] for name in logged], out_of, into)
+    found = each_node(workers, logged, socket_bytes_of, [borders[name] for name in logged], out_of, into)
     for begin, (name, moved) in zip(begins, found, strict=True):
         covered[name] = moved.covered
         for counter, grown in moved.sums.items():

@@ -13,7 +13,7 @@ import pandas as pd
 from ringtap.analysis.job import byte_accounting
 from ringtap.analysis.job.packets import Packets, read_packets
 from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, add_up, largest_in, shares, unwrapped_growth
-from ringtap.analysis.runs.node_logs import NodeLogs, Wide
+from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile
 
@@ -77,7 +77,7 @@ def node_table(node: NodeLogs, borders: Borders) -> pd.DataFrame:
     return pd.DataFrame({name: table.get(name, missing) for name in COLUMNS})
 
 
-def _grown(log: Wide, borders: Borders, chosen: Callable[[str], bool]) -> Numbers | None:
+def _grown(log: WideLog, borders: Borders, chosen: Callable[[str], bool]) -> Numbers | None:
     """Growth of several counters together; None where there is none of them."""
     columns = [name for name in log.columns if chosen(name)]
     if not columns:
@@ -221,7 +221,7 @@ def _infiniband(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
     return _kept(**{name: _together(found) for name, found in parts.items()})
 
 
-def _octets(log: Wide, column: str) -> int:
+def _octets(log: WideLog, column: str) -> int:
     """Octets per count of a data counter: 4 on InfiniBand, 8 on Omni-Path, 1 otherwise."""
     unit = _OCTETS.match(next((field.unit for field in log.file.fields if field.name == column), ""))
     return int(unit[1]) if unit else 1

@@ -84,7 +84,7 @@ class Job:
         }
 
     @cached_property
-    def traffic(self) -> flows.Traffic:
+    def traffic(self) -> flows.SocketTraffic:
         """Bytes that the sockets sent and received."""
         return flows.measure(self.nodes, self.borders_at, self.borders.bins, self._workers)
 
@@ -94,7 +94,7 @@ class Job:
         return dict(each_node(self._workers, self.nodes, node_counters.look, self.borders_at.values()))
 
     @cached_property
-    def counted(self) -> byte_accounting.Wires:
+    def counted(self) -> byte_accounting.ByteAccounts:
         """Counts of interfaces and captures, beside the sockets."""
         counted = {name: seen.counted for name, seen in self._seen.items()}
         captured = {name: seen.packets for name, seen in self._seen.items() if seen.packets is not None}

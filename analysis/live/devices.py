@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ringtap.analysis.live.recent_counters import Wide
+from ringtap.analysis.live.recent_counters import RecentWideLog
 from ringtap.analysis.live.run_state import NodeLog
 from ringtap.analysis.live.snapshot import Gpu, Nic
 
@@ -23,7 +23,7 @@ _PORT_MARKS = ("hw.np_ecn_marked_roce_packets",)
 
 def nics_of(node: NodeLog) -> Iterator[Nic]:
     """The node's network interfaces, loopback last."""
-    home: dict[str, Wide] = {}
+    home: dict[str, RecentWideLog] = {}
     files = sorted((file for (name, _), file in node.wide.items() if name == "nic"), key=lambda file: file.mono_ns)
     newest = files[-1].mono_ns if files else 0
     for file in files:
@@ -33,7 +33,7 @@ def nics_of(node: NodeLog) -> Iterator[Nic]:
         yield _nic(node, name, home[name])
 
 
-def _nic(node: NodeLog, name: str, file: Wide) -> Nic:
+def _nic(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
     ethtool = node.wide.get(("ethtool", name))
     pauses = marks = None
     if ethtool is not None:
@@ -83,7 +83,7 @@ def ports_of(node: NodeLog) -> Iterator[Nic]:
         )
 
 
-def _bits(file: Wide, name: str) -> float | None:
+def _bits(file: RecentWideLog, name: str) -> float | None:
     """A data counter's rate in bits: its unit says of how many octets it counts."""
     rate = file.rate(name)
     if rate is None:
@@ -92,7 +92,7 @@ def _bits(file: Wide, name: str) -> float | None:
     return rate * 8 * (int(octets[1]) if octets else 1)
 
 
-def _speed_bps(file: Wide) -> float | None:
+def _speed_bps(file: RecentWideLog) -> float | None:
     match = _LINK_RATE.match(str(file.about.get("rate") or ""))
     return float(match[1]) * 1e9 if match else None
 
@@ -114,7 +114,7 @@ def gpus_of(node: NodeLog) -> Iterator[Gpu]:
         )
 
 
-def _bytes_per_s(file: Wide, counter: str) -> float | None:
+def _bytes_per_s(file: RecentWideLog, counter: str) -> float | None:
     """A counter's rate; older drivers give a gauge of the rate instead."""
     rate = file.rate(counter)
     return file.value(f"{counter}_per_s") if rate is None else rate

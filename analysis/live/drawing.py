@@ -35,7 +35,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TextRow:
     """A row: what is shown, and by what it is sorted.
 
     Attributes:
@@ -51,21 +51,25 @@ class Row:
     style: str = ""
 
 
-def order(rows: Sequence[Row], column: int, descending: bool) -> list[Row]:
+def order(rows: Sequence[TextRow], column: int, descending: bool) -> list[TextRow]:
     """Rows by one of their keys; those without a value come last either way."""
     known = [row for row in rows if row.keys[column] is not None]
     known.sort(key=lambda row: row.keys[column], reverse=descending)
     return known + [row for row in rows if row.keys[column] is None]
 
 
-def matching(rows: Sequence[Row], words: str) -> list[Row]:
+def matching(rows: Sequence[TextRow], words: str) -> list[TextRow]:
     """Rows that have every one of the words in some cell, whatever the case."""
     wanted = words.lower().split()
     return [row for row in rows if all(word in " ".join(row.cells).lower() for word in wanted)]
 
 
 def table(
-    columns: Sequence[Column], rows: Sequence[Row], width: int, sorted_by: int | None = None, descending: bool = True
+    columns: Sequence[Column],
+    rows: Sequence[TextRow],
+    width: int,
+    sorted_by: int | None = None,
+    descending: bool = True,
 ) -> list[Text]:
     """Lay out a table; its first line is the head. Columns that find no room are left out, texts are cut."""
     titles = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtap.analysis.live import drawing
-from ringtap.analysis.live.drawing import BAD, DIM, WARNING, Column, Row, count, gbps, milliseconds, percent
+from ringtap.analysis.live.drawing import BAD, DIM, WARNING, Column, TextRow, count, gbps, milliseconds, percent
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.units import format_duration, format_size
 
@@ -17,7 +17,7 @@ _FULL = 0.95
 
 
 @dataclass(frozen=True)
-class Table:
+class Page:
     """A page of the view.
 
     Attributes:
@@ -31,7 +31,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    rows: Callable[[Snapshot], Iterable[Row]]
+    rows: Callable[[Snapshot], Iterable[TextRow]]
     sort: int | None = None
     descending: bool = True
     collector: str = ""
@@ -44,9 +44,9 @@ class Table:
         return f"Nothing yet ({self.collector})." if self.collector else "Nothing yet."
 
 
-def _row(node: str, pairs: Iterable[tuple[str, Any]], style: str = "") -> Row:
+def _row(node: str, pairs: Iterable[tuple[str, Any]], style: str = "") -> TextRow:
     cells, keys = zip(*pairs, strict=True)
-    return Row(node, cells, keys, style)
+    return TextRow(node, cells, keys, style)
 
 
 def _of(value: Any, show: Callable[[Any], str]) -> tuple[str, Any]:
@@ -65,7 +65,7 @@ def _microseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e6:.1f}"
 
 
-def _flows(snapshot: Snapshot) -> Iterable[Row]:
+def _flows(snapshot: Snapshot) -> Iterable[TextRow]:
     for flow in snapshot.flows:
         lossy = bool(flow.retransmissions_per_s)
         yield _row(
@@ -87,7 +87,7 @@ def _flows(snapshot: Snapshot) -> Iterable[Row]:
         )
 
 
-def _nics(snapshot: Snapshot) -> Iterable[Row]:
+def _nics(snapshot: Snapshot) -> Iterable[TextRow]:
     for nic in snapshot.nics:
         rates = [rate for rate in (nic.tx_bps, nic.rx_bps) if rate is not None]
         load = max(rates) / nic.speed_bps if rates and nic.speed_bps else None
@@ -112,7 +112,7 @@ def _nics(snapshot: Snapshot) -> Iterable[Row]:
         )
 
 
-def _queues(snapshot: Snapshot) -> Iterable[Row]:
+def _queues(snapshot: Snapshot) -> Iterable[TextRow]:
     for queue in snapshot.queues:
         yield _row(
             queue.node,
@@ -132,7 +132,7 @@ def _queues(snapshot: Snapshot) -> Iterable[Row]:
         )
 
 
-def _ranks(snapshot: Snapshot) -> Iterable[Row]:
+def _ranks(snapshot: Snapshot) -> Iterable[TextRow]:
     slowest = snapshot.iterations.slowest_rank
     for rank in snapshot.ranks:
         yield _row(
@@ -154,7 +154,7 @@ def _ranks(snapshot: Snapshot) -> Iterable[Row]:
         )
 
 
-def _nodes(snapshot: Snapshot) -> Iterable[Row]:
+def _nodes(snapshot: Snapshot) -> Iterable[TextRow]:
     hosts = {host.node: host for host in snapshot.hosts}
     for node in snapshot.nodes:
         host = hosts.get(node.name)
@@ -179,7 +179,7 @@ def _nodes(snapshot: Snapshot) -> Iterable[Row]:
         )
 
 
-def _processes(snapshot: Snapshot) -> Iterable[Row]:
+def _processes(snapshot: Snapshot) -> Iterable[TextRow]:
     for process in snapshot.processes:
         yield _row(
             process.node,
@@ -195,7 +195,7 @@ def _processes(snapshot: Snapshot) -> Iterable[Row]:
         )
 
 
-def _gpus(snapshot: Snapshot) -> Iterable[Row]:
+def _gpus(snapshot: Snapshot) -> Iterable[TextRow]:
     for gpu in snapshot.gpus:
         yield _row(
             gpu.node,
@@ -213,7 +213,7 @@ def _gpus(snapshot: Snapshot) -> Iterable[Row]:
         )
 
 
-def _collectors(snapshot: Snapshot) -> Iterable[Row]:
+def _collectors(snapshot: Snapshot) -> Iterable[TextRow]:
     for item in snapshot.collectors:
         yield _row(
             item.node,
@@ -232,7 +232,7 @@ def _collectors(snapshot: Snapshot) -> Iterable[Row]:
         )
 
 
-FLOWS = Table(
+FLOWS = Page(
     "Flows",
     (
         Column("traffic"),
@@ -251,7 +251,7 @@ FLOWS = Table(
     3,
     collector="sockets",
 )
-NICS = Table(
+NICS = Page(
     "NICs",
     (
         Column("node", least=4),
@@ -270,7 +270,7 @@ NICS = Table(
     _nics,
     collector="nic",
 )
-QUEUES = Table(
+QUEUES = Page(
     "Queues",
     (
         Column("node", least=4),
@@ -287,7 +287,7 @@ QUEUES = Table(
     _queues,
     collector="qdisc",
 )
-RANKS = Table(
+RANKS = Page(
     "Ranks",
     (
         Column("rank", True),
@@ -307,7 +307,7 @@ RANKS = Table(
     False,
     collector="steps",
 )
-NODES = Table(
+NODES = Page(
     "Nodes",
     (
         Column("node", least=4),
@@ -324,7 +324,7 @@ NODES = Table(
     ),
     _nodes,
 )
-PROCESSES = Table(
+PROCESSES = Page(
     "Procs",
     (
         Column("node", least=4),
@@ -339,7 +339,7 @@ PROCESSES = Table(
     3,
     collector="host",
 )
-GPUS = Table(
+GPUS = Page(
     "GPUs",
     (
         Column("node", least=4),
@@ -355,7 +355,7 @@ GPUS = Table(
     _gpus,
     collector="gpu",
 )
-COLLECTORS = Table(
+COLLECTORS = Page(
     "State",
     (
         Column("node", least=4),

@@ -39,7 +39,7 @@ class Layout:
         return moved + 2.0**width if 0 < width < 64 else 0.0
 
 
-class Wide:
+class RecentWideLog:
     """A record file with one record a sample: each source's values side by side.
 
     Attributes:

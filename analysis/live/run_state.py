@@ -10,7 +10,7 @@ from typing import Any
 
 from ringtap.analysis.live.flows import Owners
 from ringtap.analysis.live.iterations import MOST_KEPT, STEP_FILE, RankSteps, ddp_times, number_generations
-from ringtap.analysis.live.recent_counters import Keyed, Layout, Wide
+from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
 from ringtap.records import RecordFile
 from ringtap.rundir import CLOCK, MARK, NODE, OWNER, PACKETS, PROCESS, RUN, process_age_ns
@@ -39,7 +39,7 @@ class NodeLog:
 
     def __init__(self, path: Path) -> None:
         self.name, self.path = path.name, path
-        self.wide: dict[tuple[str, str], Wide] = {}
+        self.wide: dict[tuple[str, str], RecentWideLog] = {}
         self.keyed = {
             ("sockets", "sockets"): Keyed(("cookie",), gone=("state", 0)),
             ("qdisc", "qdisc"): Keyed(("interface", "handle", "parent"), peaks=("backlog_bytes", "backlog_packets")),
@@ -75,7 +75,7 @@ class NodeLog:
         steps = (steps.last_end_ns for steps in self.ranks.values())
         return max([0, *steps, *(file.t_ns for file in self._series())])
 
-    def _series(self) -> list[Wide | Keyed]:
+    def _series(self) -> list[RecentWideLog | Keyed]:
         return [*self.wide.values(), *self.keyed.values()]
 
     def to_reference(self, t_ns: int) -> int:
@@ -145,7 +145,7 @@ class NodeLog:
         elif (series := self._keyed(path)) is not None:
             series.begin(file)
         else:
-            self.wide[key] = Wide(file, tail.first)
+            self.wide[key] = RecentWideLog(file, tail.first)
 
     def _keyed(self, path: Path) -> Keyed | None:
         """The series a file belongs to; `sockets-2.rec` goes on where `sockets.rec` ended."""

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from ringtap.analysis.live import drawing, pages
-from ringtap.analysis.live.drawing import BAD, DIM, HEADER, WARNING, Row, count
+from ringtap.analysis.live.drawing import BAD, DIM, HEADER, WARNING, TextRow, count
 from ringtap.analysis.live.iterations import Iteration
 from ringtap.analysis.live.snapshot import Collector, Mark, Snapshot
 from ringtap.units import counted
@@ -49,7 +49,7 @@ def overview(snapshot: Snapshot, words: str, width: int, height: int) -> list[Te
     return (lines + state)[: max(0, height)]
 
 
-def _rows(page: pages.Table, snapshot: Snapshot, words: str) -> list[Row]:
+def _rows(page: pages.Page, snapshot: Snapshot, words: str) -> list[TextRow]:
     rows = drawing.matching(list(page.rows(snapshot)), words)
     if page is pages.NICS:  # the busiest first, loopback at the end
         rows.sort(key=lambda row: (row.keys[1] == "lo", -max(row.keys[2] or 0, row.keys[3] or 0)))
@@ -94,7 +94,7 @@ def _words(name: str, items: Sequence[Collector]) -> tuple[str, str]:
     return f"{name} {word}{' (' + ', '.join(losses) + ')' if losses else ''}", BAD if worst.health == "bad" else calm
 
 
-_TABLES: tuple[pages.Table | None, ...] = (
+_TABLES: tuple[pages.Page | None, ...] = (
     None,
     pages.FLOWS,
     pages.NICS,
@@ -156,7 +156,7 @@ class ViewState:
     _sort: dict[int, tuple[int | None, bool]] = field(default_factory=dict)
 
     @property
-    def table(self) -> pages.Table | None:
+    def table(self) -> pages.Page | None:
         """The table shown; None on a page that is none."""
         return _TABLES[self.page]
 

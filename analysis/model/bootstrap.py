@@ -16,7 +16,7 @@ from ringtap.analysis.model.regression import (
     reduced_load,
     solve_many,
 )  # fmt: skip
-from ringtap.analysis.model.weights import RESIDUAL_FLOOR, Noise
+from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise
 
 Interval = tuple[float, float]
 _LEAST_SCATTER = 0.05  # of the points' own: a resampled set with less of it would count without bounds

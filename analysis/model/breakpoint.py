@@ -18,7 +18,7 @@ import numpy as np
 from ringtap.analysis.model.congestion_point import MERGE_SHARE, MIN_ELASTICITY
 from ringtap.analysis.model.fit import FitResult, corrected_akaike
 from ringtap.analysis.model.regression import Array
-from ringtap.analysis.model.weights import RESIDUAL_FLOOR
+from ringtap.analysis.model.scatter import RESIDUAL_FLOOR
 from ringtap.analysis.statistics.autocorrelation import Values, block_means, sample
 from ringtap.errors import UsageError
 
@@ -32,7 +32,7 @@ _LEAST_SHARE = 0.0025  # of the points' own squares: a resampled set with fewer 
 
 
 @dataclass(frozen=True)
-class Placed:
+class BreakCandidate:
     """A number of the break with the ends of its bootstrap interval."""
 
     value: float
@@ -59,9 +59,9 @@ class BreakPoint:
         warnings: what to know before using the numbers, one sentence each.
     """
 
-    bandwidth_gbps: Placed
-    iteration_s: Placed
-    data_mb: Placed
+    bandwidth_gbps: BreakCandidate
+    iteration_s: BreakCandidate
+    data_mb: BreakCandidate
     elasticity: tuple[float, float]
     p: float
     aicc: float | None
@@ -272,7 +272,7 @@ def _point(
         return float(np.exp(value[0])), float(first), float(last)
 
     left, last, first = placed(*log_left, *most)
-    at = Placed(capacity - left, capacity - first, capacity - last)
+    at = BreakCandidate(capacity - left, capacity - first, capacity - last)
     volume = [one + lines.level + math.log(125) for one, lines in zip(log_left, (found, many), strict=True)]
     warnings = []
     if at.high - at.low > WIDE_SHARE * (load[-1] - load[0]):
@@ -281,8 +281,8 @@ def _point(
         )
     return BreakPoint(
         bandwidth_gbps=at,
-        iteration_s=Placed(*placed(found.level, many.level)),
-        data_mb=Placed(*placed(volume[0], volume[1])),
+        iteration_s=BreakCandidate(*placed(found.level, many.level)),
+        data_mb=BreakCandidate(*placed(volume[0], volume[1])),
         elasticity=(float(found.before[0]), float(found.after[0])),
         p=p,
         aicc=corrected_akaike(points * math.log(rss / points), points, 5),

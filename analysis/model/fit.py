@@ -15,7 +15,8 @@ from ringtap.analysis.model import regression
 from ringtap.analysis.model.bootstrap import parameter_intervals
 from ringtap.analysis.model.fit_result import LEVEL, FitResult, Terms
 from ringtap.analysis.model.regression import FREE_BOUNDS, Array, Exponent, Solution, log_predict
-from ringtap.analysis.model.weights import RESIDUAL_FLOOR, Noise, weigh
+from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise
+from ringtap.analysis.model.weights import weigh
 from ringtap.errors import UsageError
 from ringtap.units import counted
 

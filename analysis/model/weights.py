@@ -1,114 +1,14 @@
-"""Weights of measured points: the expected scatter of each around a curve."""
+"""Weights of the points of a fit: by their own errors, and less for outliers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, stats
 
-from ringtap.analysis.model.regression import Exponent, log_predict, reduced_load, solve_log
-
-Array = npt.NDArray[np.float64]
-
-# Iteration times are read from clocks that resolve about a microsecond in a second: smaller residuals say nothing.
-RESIDUAL_FLOOR = 1e-8
-_WORST_CONDITION = 1e7
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Scatter of the points around a curve, in ln t.
-
-    Attributes:
-        weight: what each point counts, shape (points,): 1 where nothing is known, else one over its variance.
-        known: whether the weights are variances' inverses, and not shares alone.
-        cut: residual, times the root of the weight, past which a point counts for less (scipy's ``soft_l1`` with this
-            ``f_scale``); None for least squares.
-        between: standard deviation that the points scatter by beyond their own errors; None where these are unknown.
-    """
-
-    weight: Array
-    known: bool = False
-    cut: float | None = None
-    between: float | None = None
-
-    def share(self, residual: Array) -> Array:
-        """Share of each point's weight that is left at this residual: 1 near the curve, less for outliers."""
-        if self.cut is None:
-            return np.ones_like(residual)
-        result: Array = 1 / np.sqrt(1 + self.weight * (residual / self.cut) ** 2)
-        return result
-
-    def cost(self, residual: Array) -> Array:
-        """Sum over the points, along the last axis, of weighted squares or of soft_l1's rho."""
-        squares = self.weight * residual**2
-        if self.cut is not None:
-            squares = 2 * self.cut**2 * (np.sqrt(1 + squares / self.cut**2) - 1)
-        result: Array = squares.sum(axis=-1)
-        return result
-
-    def covariance(self, jacobian: Array, residual: Array) -> Array | None:
-        """Covariance of the parameters; None where they cannot be told apart or no residual is left.
-
-        With outliers held down it is Huber's (Robust Statistics, 1981, equation 7.6.8).
-        """
-        points, parameters = jacobian.shape
-        weighted = jacobian * np.sqrt(self.weight)[:, None]
-        length = np.linalg.norm(weighted, axis=0)
-        if points <= parameters or not np.all(length > 0):
-            return None
-        scaled = weighted / length
-        if np.linalg.cond(scaled) > _WORST_CONDITION:
-            return None
-        result: Array = np.linalg.inv(scaled.T @ scaled) / np.outer(length, length)
-        return result * self._unit(residual, points, parameters)
-
-    def _unit(self, residual: Array, points: int, parameters: int) -> float:
-        """Variance of a point of weight 1."""
-        if self.cut is None:
-            return 1.0 if self.known else float(self.cost(residual)) / (points - parameters)
-        share = self.share(residual)
-        influence = self.weight * (share * residual) ** 2
-        steepness = share**3
-        mean = float(steepness.mean())
-        correction = 1 + parameters / points * float(steepness.var()) / mean**2
-        return float(correction**2 * influence.sum() / (points - parameters) / mean**2)
-
-    def scatter(self, residual: Array, parameters: int) -> float:
-        """Standard deviation of ln t of one point around the curve, its own error included."""
-        if self.known:
-            return float(np.sqrt(np.mean(1 / self.weight)))
-        return float(np.sqrt(self._unit(residual, len(residual), parameters)))
-
-    def deviance(self, residual: Array, error: Array | None) -> float:
-        """-2 ln likelihood of the residuals but for constants, at the likeliest scatter.
-
-        Without errors of the points it is m ln(cost / m). Outliers held down enter with soft_l1's rho.
-        """
-        points = len(residual)
-        if error is None:
-            return points * math.log(max(float(self.cost(residual)) / points, RESIDUAL_FLOOR**2))
-        if self.cut is not None:
-            return float(self.cost(residual) - np.log(self.weight).sum()) - points
-
-        def at(between: float) -> float:
-            variance = np.maximum(error**2 + between**2, RESIDUAL_FLOOR**2)
-            return float(np.sum(np.log(variance) + residual**2 / variance)) - points
-
-        most = float(np.abs(residual).max()) + RESIDUAL_FLOOR
-        found = optimize.minimize_scalar(at, bounds=(0.0, most), method="bounded", options={"xatol": 1e-9 * most})
-        return min(at(0.0), float(found.fun))
-
-
-def from_errors(error: Array, between: float, cut: float | None = None) -> Noise:
-    """Points with errors of their own, and a scatter ``between`` them that the errors do not explain."""
-    variance = np.maximum(error**2 + between**2, RESIDUAL_FLOOR**2)
-    return Noise(1 / variance, True, cut, between)
-
+from ringtap.analysis.model.regression import Array, Exponent, log_predict, reduced_load, solve_log
+from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise, from_errors
 
 # Huber's constant: about 95 % of the efficiency of least squares where there are no outliers
 CUT = 1.345

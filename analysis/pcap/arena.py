@@ -24,7 +24,7 @@ _CELLS_IN_MEMORY = (96 << 20) // CELL.itemsize
 _PACKETS_IN_MEMORY = 2**22
 
 
-class Room:
+class Arena:
     """State and tables of one scan.
 
     Args:

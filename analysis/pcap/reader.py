@@ -19,7 +19,7 @@ from ringtap.analysis.pcap import cache as caches
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.layout import CELL
 from ringtap.analysis.pcap.scan import Scan, Scanned
-from ringtap.analysis.pcap.sources import Stream, expand
+from ringtap.analysis.pcap.sources import CaptureStream, expand
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import MeasurementError, UsageError
@@ -122,14 +122,14 @@ def scan_packets(path: Path) -> Scanned:
         UsageError: it cannot be read, or is no capture.
     """
     compile.entries(_say)
-    stream = Stream(path)
+    stream = CaptureStream(path)
     try:
         return _feed(stream, Scan(packets=True), threading.Event())
     finally:
         stream.close()
 
 
-def _feed(stream: Stream, scan: Scan, stop: threading.Event) -> Scanned:
+def _feed(stream: CaptureStream, scan: Scan, stop: threading.Event) -> Scanned:
     for block in stream.blocks():
         with _naming(stream.name):
             scan.feed(block)
@@ -152,7 +152,7 @@ class _Reading:
         self._files, self._bin_ns, self._cache = files, bin_ns, cache
         self._found: list[Scanned | None] = [None] * len(files)
         self._sizes = [_size(path) for path in files]
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, CaptureStream] = {}
         self._finished_bytes = 0
         self._todo: list[int] = []
         self._lock = threading.Lock()
@@ -236,7 +236,7 @@ class _Reading:
 
     def _scan(self, number: int) -> Scanned:
         path = self._files[number]
-        stream = Stream(path)
+        stream = CaptureStream(path)
         with self._lock:
             self._streams[number] = stream
         pending = None

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.arena import MOST_CONVERSATIONS, Room
+from ringtap.analysis.pcap.arena import MOST_CONVERSATIONS, Arena
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.layout import PACKET
@@ -77,7 +77,7 @@ class Scan:
     ) -> None:
         self._entries = compile.entries()
         self._bin_ns = bin_ns
-        self._room = Room(bin_ns, cells, packets)
+        self._room = Arena(bin_ns, cells, packets)
         self._walk, self._resume = self._entries["walk"], self._entries["resume"]
         self._started = self._lost = self._big_endian = False
         self._torn = b""  # the begin of what is not there whole

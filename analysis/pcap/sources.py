@@ -101,7 +101,7 @@ def _is_capture(file: Path) -> bool:
     return head in _CAPTURES or head[:2] == _GZIP or head == _ZSTD
 
 
-class Stream:
+class CaptureStream:
     """The bytes of one capture.
 
     Args:

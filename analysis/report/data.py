@@ -13,7 +13,7 @@ from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.report.comparisons import compare_kinds
 from ringtap.analysis.report.expectations import check
 from ringtap.analysis.report.findings import findings, paragraph
-from ringtap.analysis.report.inputs import Measured
+from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.tails import Tails, mean_interval
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted, format_rate
@@ -21,7 +21,7 @@ from ringtap.units import counted, format_rate
 REPORT_SCHEMA = 2
 
 
-def collect(measured: Measured, tails: Sequence[Tails]) -> dict[str, Any]:
+def collect(measured: ReportInputs, tails: Sequence[Tails]) -> dict[str, Any]:
     """All numbers of the report; plain values, None where there is none.
 
     Args:

@@ -87,7 +87,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ReportInputs:
     """Series of measurements and what is known of how they were made.
 
     Attributes:
@@ -119,7 +119,7 @@ class Measured:
     rejected: int = 0
 
 
-def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> Measured:
+def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> ReportInputs:
     """Measure the points of a sweep and analyse them; ``workers`` read its jobs.
 
     Raises:
@@ -127,7 +127,7 @@ def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> Measured:
     """
     series, plan, name = analyse(sweep, workers), sweep.plan, sweep.path.resolve().name
     around = environment(sweep)
-    return Measured(
+    return ReportInputs(
         name=str(plan.get("name") or name),
         source=name,
         folder=sweep.path / "report",
@@ -143,7 +143,7 @@ def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> Measured:
     )
 
 
-def of_table(path: Path, capacity_gbps: float, workers: int | None) -> Measured:
+def of_table(path: Path, capacity_gbps: float, workers: int | None) -> ReportInputs:
     """Read a table of iteration times and analyse it.
 
     Raises:
@@ -163,7 +163,7 @@ def of_table(path: Path, capacity_gbps: float, workers: int | None) -> Measured:
         )
     if table.ignored:
         absent.append({"what": f"columns {', '.join(table.ignored)}", "why": "they say nothing to this report"})
-    return Measured(
+    return ReportInputs(
         name=path.stem,
         source=path.name,
         folder=Path(f"{path.stem}-report"),

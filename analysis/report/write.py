@@ -15,7 +15,7 @@ from ringtap.analysis.plots.style import plain
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.report import data as report_data
-from ringtap.analysis.report.inputs import Measured
+from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.page import Written, publish, render
 from ringtap.analysis.report.tails import Tails, tails
 from ringtap.analysis.sweeps import points
@@ -69,7 +69,7 @@ def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, fol
 _TABLE = "points.csv"
 
 
-def write_report(measured: Measured, folder: Path | None = None) -> Written:
+def write_report(measured: ReportInputs, folder: Path | None = None) -> Written:
     """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
 
     Args:

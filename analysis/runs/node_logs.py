@@ -24,7 +24,7 @@ _MOST_TOLD = 5  # damaged lines of one file that are told one by one
 SAMPLED = ("nic/nic.rec", "host/host.rec", "sockets/sockets.rec", "qdisc/qdisc.rec", "host/processes.rec")
 
 
-class Wide:
+class WideLog:
     """A log with one record a sample: counters and gauges of a node.
 
     Attributes:
@@ -150,12 +150,12 @@ class NodeLogs:
 
         return self._tolerant(relative, read, None)
 
-    def wide(self, relative: str) -> Wide | None:
+    def wide(self, relative: str) -> WideLog | None:
         """A log with one record a sample; None where it is missing, empty or damaged."""
         found = self.records(relative)
         if found is None or not len(found[1]):
             return None
-        return self._tolerant(relative, lambda _: Wide(*found), None)
+        return self._tolerant(relative, lambda _: WideLog(*found), None)
 
     def names(self, pattern: str) -> list[str]:
         """Files that match a pattern, relative to the folder, in order."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.structure.periodicity import Integers, Rhythm, find_rhythm
-from ringtap.analysis.structure.streams import Stream, Streams
+from ringtap.analysis.structure.periodicity import Integers, Periodicity, find_periodicity
+from ringtap.analysis.structure.streams import PayloadStream, Streams
 from ringtap.units import counted, format_duration, format_size
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
@@ -42,8 +42,8 @@ class Member:
         major: whether it carries gradients; False: control traffic.
     """
 
-    stream: Stream
-    rhythm: Rhythm | None
+    stream: PayloadStream
+    rhythm: Periodicity | None
     volume: float
     major: bool
 
@@ -92,11 +92,11 @@ class Sorted:
 def sort_out(streams: Streams) -> Sorted:
     """Tell the training job's streams from all others."""
     looked_at = [one for one in streams.streams[:_MOST_STREAMS] if one.total >= _LEAST_SHARE * streams.total]
-    rhythms: dict[Stream, Rhythm | None] = {}
-    clear: dict[Stream, Rhythm] = {}
+    rhythms: dict[PayloadStream, Periodicity | None] = {}
+    clear: dict[PayloadStream, Periodicity] = {}
     for stream in looked_at:
         known = sorted({round(rhythm.volume) for rhythm in clear.values()})
-        rhythm = rhythms[stream] = find_rhythm(stream.bins, stream.payload, known)
+        rhythm = rhythms[stream] = find_periodicity(stream.bins, stream.payload, known)
         if rhythm is not None and rhythm.confidence >= LEAST_CONFIDENCE:
             clear[stream] = rhythm
     found = [_training(streams, {stream: clear[stream] for stream in group}) for group in _groups(clear)]
@@ -127,9 +127,9 @@ def _weight(training: Training) -> tuple[int, int, bool, int]:
     return min(len(hosts), 3), payload, stands_out, len(training.starts)
 
 
-def _groups(rhythms: dict[Stream, Rhythm]) -> list[list[Stream]]:
+def _groups(rhythms: dict[PayloadStream, Periodicity]) -> list[list[PayloadStream]]:
     """Streams whose iterations begin together."""
-    groups: list[list[Stream]] = []
+    groups: list[list[PayloadStream]] = []
     for stream in sorted(rhythms, key=lambda one: -one.total):
         for group in groups:
             if _together(rhythms[group[0]].starts, rhythms[stream].starts):
@@ -162,12 +162,12 @@ def nearest(values: Integers, to: Integers) -> Integers:
     return np.where(to - below <= above - to, below, above)
 
 
-def _exchanges(streams: Sequence[Stream]) -> bool:
+def _exchanges(streams: Sequence[PayloadStream]) -> bool:
     """True if a host both sends and receives gradients: traffic that goes one way is no collective."""
     return bool({stream.source for stream in streams} & {stream.destination for stream in streams})
 
 
-def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
+def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Training:
     """The job that some streams with one rhythm make, with those that share its iterations."""
     largest = max(rhythm.volume for rhythm in rhythms.values())
     major = [stream for stream, rhythm in rhythms.items() if rhythm.volume >= MAJOR_SHARE * largest]
@@ -196,7 +196,7 @@ def _training(streams: Streams, rhythms: dict[Stream, Rhythm]) -> Training:
 
 
 def _common_starts(
-    reference: Rhythm, of_streams: Sequence[Rhythm], period: float
+    reference: Periodicity, of_streams: Sequence[Periodicity], period: float
 ) -> tuple[Integers, npt.NDArray[np.bool_], slice]:
     """Beginning of the first stream of each iteration; streams that are far from the others do not count.
 
@@ -218,7 +218,7 @@ def _common_starts(
     return np.where(found, first, at), found, slice(int(most[0]), int(most[-1]) + 1)
 
 
-def _shared_volume(stream: Stream, starts: Integers, rhythm: Rhythm) -> float | None:
+def _shared_volume(stream: PayloadStream, starts: Integers, rhythm: Periodicity) -> float | None:
     """Bytes an iteration of a stream that moves the same in each, and nothing in the silences; else None."""
     # the silence before a start is not part of the iteration that it begins
     edges = starts - max(int(rhythm.silence_bins) // 2, 1)
@@ -240,7 +240,7 @@ def _shared_volume(stream: Stream, starts: Integers, rhythm: Rhythm) -> float | 
 
 
 def _kinds(
-    streams: Streams, training: Training | None, rhythms: dict[Stream, Rhythm | None]
+    streams: Streams, training: Training | None, rhythms: dict[PayloadStream, Periodicity | None]
 ) -> tuple[tuple[str, str], ...]:
     members = {} if training is None else {member.stream: member for member in training.members}
     between: dict[tuple[str, str], int] = {}
@@ -261,7 +261,7 @@ def _kinds(
     return tuple(result)
 
 
-def describe(stream: Stream, rhythm: Rhythm | None, streams: Streams) -> str:
+def describe(stream: PayloadStream, rhythm: Periodicity | None, streams: Streams) -> str:
     """Describe a stream that is not training, in a few words."""
     if stream.flows > 1:
         return counted(stream.flows, "connection")
@@ -274,12 +274,14 @@ def describe(stream: Stream, rhythm: Rhythm | None, streams: Streams) -> str:
     return "no rhythm"
 
 
-def _repeats(stream: Stream, rhythms: Mapping[Stream, Rhythm], streams: Streams) -> str:
+def _repeats(stream: PayloadStream, rhythms: Mapping[PayloadStream, Periodicity], streams: Streams) -> str:
     each_s = float(np.median(np.diff(rhythms[stream].starts))) * streams.bin_ns / 1e9
     return f"{stream.name} repeats every {format_duration(each_s)}"
 
 
-def _why_none(streams: Streams, rhythms: dict[Stream, Rhythm | None], clear: dict[Stream, Rhythm]) -> str:
+def _why_none(
+    streams: Streams, rhythms: dict[PayloadStream, Periodicity | None], clear: dict[PayloadStream, Periodicity]
+) -> str:
     """Describe what there was instead of training."""
     seconds = format_duration(streams.bins * streams.bin_ns / 1e9)
     top = streams.streams[0]

@@ -13,15 +13,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from scipy.special import bdtrc
-
-from ringtap.analysis.structure.autocorrelation import Likeness
-from ringtap.analysis.structure.detection import Training
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -80,7 +75,7 @@ class Silences:
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class Periodicity:
     """The repeating pattern of a stream.
 
     Chance is what silences of the same lengths would give were they anywhere in the stream: a step of one volume meets
@@ -143,7 +138,7 @@ def silences_of(bins: Integers, payload: Integers) -> Silences:
     return Silences(position, np.append(longest, length[keep]), end, total)
 
 
-def find_rhythm(bins: Integers, payload: Integers, known: Sequence[float] = ()) -> Rhythm | None:
+def find_periodicity(bins: Integers, payload: Integers, known: Sequence[float] = ()) -> Periodicity | None:
     """The rhythm of a stream; None where no volume recurs, at least `LEAST_ITERATIONS` times, beyond chance.
 
     Args:
@@ -326,7 +321,7 @@ def _multiple(silences: Silences, path: Integers) -> int:
     return 1
 
 
-def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integers) -> Rhythm | None:
+def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integers) -> Periodicity | None:
     lengths = _lengths(silences, path)
     if len(path) < LEAST_ITERATIONS or not (path >= 0).any():
         return None
@@ -347,7 +342,7 @@ def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integer
     starts[found] = silences.end[path[found]]
     confidence = 1.0 - _by_chance(silences, volume, lengths, usual)
     long = float(np.quantile(lengths, 0.9))
-    return Rhythm(volume, starts, found, usual, long, _longest_between(silences, path), confidence)
+    return Periodicity(volume, starts, found, usual, long, _longest_between(silences, path), confidence)
 
 
 def _longest_between(silences: Silences, path: Integers) -> float:
@@ -355,103 +350,3 @@ def _longest_between(silences: Silences, path: Integers) -> float:
     pairs = [(a, b) for a, b in itertools.pairwise(path) if a >= 0 and b >= 0]
     longest = [int(silences.length[a + 1 : b].max(initial=0)) for a, b in pairs]
     return _lower_quartile(np.array(longest, np.float64)) if longest else 0.0
-
-
-SURE, LIKELY, DOUBTFUL = "sure", "likely", "doubtful"
-
-_RESAMPLES = 2000
-_FEW_ITERATIONS = 16
-
-
-@dataclass(frozen=True)
-class Period:
-    """Iteration time.
-
-    Attributes:
-        iterations: whole iterations captured.
-        mean_s: their mean.
-        low_s: lower end of the mean's 95 % interval, by bootstrap over iterations.
-        high_s: upper end.
-        median_s: their median.
-        p99_s: their 99th percentile.
-        verdict: ``sure``, ``likely`` or ``doubtful``.
-        confidence: 1 less the probability that chance gives as many silences at the boundaries.
-        found_share: share of the boundaries at which there was a silence.
-        silence_s: usual silence before a boundary.
-        other_silence_s: the longest silence within an iteration, usually.
-        autocorrelation: of the training rate at the period of its own peak; None: it has none there.
-        autocorrelation_s: that peak's period; None likewise.
-        reasons: what speaks against the period, a sentence each.
-    """
-
-    iterations: int
-    mean_s: float
-    low_s: float
-    high_s: float
-    median_s: float
-    p99_s: float
-    verdict: str
-    confidence: float
-    found_share: float
-    silence_s: float
-    other_silence_s: float
-    autocorrelation: float | None
-    autocorrelation_s: float | None
-    reasons: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return vars(self) | {"reasons": list(self.reasons)}
-
-
-def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin_ns: int) -> Period:
-    """Sum up the iterations and judge them.
-
-    Args:
-        training: the job.
-        iterations: as `bursts.iterations_of`.
-        alike: autocorrelation of the training payload.
-        bin_ns: width of a bin.
-    """
-    rhythm = training.reference.rhythm
-    assert rhythm is not None  # the reference is a stream with a rhythm
-    times = iterations["iteration_s"].to_numpy(np.float64)
-    draws = np.random.default_rng(1).integers(0, len(times), (_RESAMPLES, len(times)))
-    low, high = np.quantile(times[draws].mean(axis=1), (0.025, 0.975))
-    # a boundary lies anywhere in its bin
-    grain_s = bin_ns / 1e9 / len(times)
-    reasons = []
-    contrast = rhythm.silence_bins / rhythm.other_bins if rhythm.other_bins else np.inf
-    if len(times) < 8:
-        reasons.append(f"only {len(times)} whole iterations were captured")
-    if rhythm.found_share < 0.9:
-        reasons.append(f"{1 - rhythm.found_share:.0%} of the boundaries have no silence")
-    if contrast < 1.5:
-        reasons.append("a silence within the iterations is nearly as long as those between them")
-    long = rhythm.long_bins > 2 * rhythm.silence_bins
-    if long:
-        reasons.append("some silences are far longer than usual, so that several bursts may be one iteration")
-    if rhythm.silence_bins < 4:
-        reasons.append("silences are only a few bins long: --bin with a smaller one shows them better")
-    near = alike.period_bins is not None and abs(alike.period_bins * bin_ns / 1e9 / np.median(times) - 1) < 0.1
-    if not near and float(np.std(times)) < 0.1 * float(times.mean()):
-        reasons.append("the rate's autocorrelation has no peak at this period")
-    # of a few silences, one that is longer by far may be the only one between iterations
-    several = long and len(times) < _FEW_ITERATIONS
-    verdict = SURE if not reasons else LIKELY if len(reasons) == 1 and not several else DOUBTFUL
-    return Period(
-        len(times),
-        float(times.mean()),
-        float(low) - grain_s,
-        float(high) + grain_s,
-        float(np.median(times)),
-        float(np.quantile(times, 0.99)),
-        verdict,
-        rhythm.confidence,
-        rhythm.found_share,
-        rhythm.silence_bins * bin_ns / 1e9,
-        rhythm.other_bins * bin_ns / 1e9,
-        alike.at_period if near else None,
-        alike.period_bins * bin_ns / 1e9 if near and alike.period_bins is not None else None,
-        tuple(reasons),
-    )

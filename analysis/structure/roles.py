@@ -9,7 +9,7 @@ import pandas as pd
 
 from ringtap.analysis.structure.detection import CROSS, Sorted
 from ringtap.analysis.structure.periodicity import Integers
-from ringtap.analysis.structure.streams import Stream, Streams
+from ringtap.analysis.structure.streams import PayloadStream, Streams
 
 ONLY, SHARED, CROSSING = "training only", "training beside cross traffic", "cross traffic"
 
@@ -28,7 +28,7 @@ class Role:
     role: str
     source: str
     destination: str
-    streams: tuple[Stream, ...]
+    streams: tuple[PayloadStream, ...]
 
 
 def roles_of(streams: Streams, found: Sorted) -> tuple[tuple[Role, ...], str]:
@@ -39,11 +39,11 @@ def roles_of(streams: Streams, found: Sorted) -> tuple[tuple[Role, ...], str]:
     """
     if found.training is None:
         return (), found.why
-    pairs: dict[tuple[str, str], list[Stream]] = {}
+    pairs: dict[tuple[str, str], list[PayloadStream]] = {}
     for member in found.training.major:
         pairs.setdefault((member.stream.source, member.stream.destination), []).append(member.stream)
     training = sorted(pairs, key=lambda pair: (-sum(one.total for one in pairs[pair]), pair))
-    crossing: dict[tuple[str, str], list[Stream]] = {}
+    crossing: dict[tuple[str, str], list[PayloadStream]] = {}
     for stream, (kind, _) in zip(streams.streams, found.kinds, strict=True):
         if kind == CROSS:
             crossing.setdefault((stream.source, stream.destination), []).append(stream)

@@ -51,7 +51,7 @@ class Vantage:
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
+class PayloadStream:
     """Payload from one host to another.
 
     Attributes:
@@ -106,7 +106,7 @@ class Streams:
     start_ns: int
     bin_ns: int
     bins: int
-    streams: tuple[Stream, ...]
+    streams: tuple[PayloadStream, ...]
     places: tuple[str, ...] = field(default=())
 
     @property
@@ -114,7 +114,7 @@ class Streams:
         """Payload bytes of all."""
         return sum(stream.total for stream in self.streams)
 
-    def dense(self, members: Sequence[Stream]) -> Integers:
+    def dense(self, members: Sequence[PayloadStream]) -> Integers:
         """Payload of some streams together in every bin, shape (bins,)."""
         result = np.zeros(self.bins, np.int64)
         for stream in members:
@@ -271,11 +271,11 @@ def _most_frequent(vantage: Vantage) -> frozenset[str]:
     return frozenset([str(counts.idxmax())])
 
 
-def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage], copies: int) -> Stream:
+def _stream(part: pd.DataFrame, mine: pd.DataFrame, vantages: Sequence[Vantage], copies: int) -> PayloadStream:
     row = mine.iloc[0]
     by_bin = part.groupby("bin")["payload"].sum()
     used = mine[mine["place"].isin(part["place"].unique())]
-    return Stream(
+    return PayloadStream(
         str(row["protocol"]),
         str(row["source"]),
         str(row["destination"]),

@@ -13,10 +13,11 @@ import pandas as pd
 from ringtap.analysis.structure import bursts
 from ringtap.analysis.structure.autocorrelation import Likeness, likeness
 from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
-from ringtap.analysis.structure.periodicity import Integers, Period, period_of
+from ringtap.analysis.structure.iteration_time import Period, period_of
+from ringtap.analysis.structure.periodicity import Integers
 from ringtap.analysis.structure.roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.streams import Streams
-from ringtap.analysis.structure.topology import STAR, Shape, shape_of
+from ringtap.analysis.structure.topology import STAR, Topology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
 from ringtap.analysis.structure.volume import Volume, volume_of
 from ringtap.errors import MeasurementError
@@ -50,7 +51,7 @@ class Structure:
     iterations: pd.DataFrame
     alike: Likeness
     period: Period
-    shape: Shape
+    shape: Topology
     volume: Volume
     roles: tuple[Role, ...]
     roles_missing: str
@@ -236,7 +237,7 @@ def only_host(training: Training) -> str | None:
     return sorted(common)[0]
 
 
-def worker_bytes(shape: Shape, edges: Mapping[tuple[str, str], float]) -> float:
+def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> float:
     """Bytes that a worker sends in an iteration, mean over the workers whose packets are there."""
     sent: dict[str, float] = {}
     for (source, _), volume in edges.items():

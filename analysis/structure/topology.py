@@ -17,7 +17,7 @@ Edges = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
-class Shape:
+class Topology:
     """A pattern of exchange.
 
     Attributes:
@@ -39,7 +39,7 @@ class Shape:
     spread: float | None
 
 
-def shape_of(edges: Edges, only_host: str | None = None) -> Shape:
+def shape_of(edges: Edges, only_host: str | None = None) -> Topology:
     """Name the pattern of some exchanges.
 
     Args:
@@ -51,13 +51,13 @@ def shape_of(edges: Edges, only_host: str | None = None) -> Shape:
     spread = (max(values) - min(values)) / max(values) if len(values) > 1 else None
     if len(hosts) == 1:
         text = "all ranks share one address, so who sends to whom is not to be seen"
-        return Shape(ONE_HOST, hosts, None, False, None, text, spread)
+        return Topology(ONE_HOST, hosts, None, False, None, text, spread)
     if only_host is not None and len(hosts) > 1:
         return _from_one_host(edges, only_host, spread)
     name, order, hub, text = _name(edges, hosts)
     # the server of a star is none of its workers
     workers = len(hosts) - 1 if name == STAR else len(hosts)
-    return Shape(name, order, hub, True, None if name == IRREGULAR else workers, text, spread)
+    return Topology(name, order, hub, True, None if name == IRREGULAR else workers, text, spread)
 
 
 def _hosts(edges: Edges) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def _halves(edges: Edges, out: Mapping[str, list[str]], hosts: tuple[str, ...]) 
     return True
 
 
-def _from_one_host(edges: Edges, host: str, spread: float | None) -> Shape:
+def _from_one_host(edges: Edges, host: str, spread: float | None) -> Topology:
     """Topology as one host's own packets show it."""
     sends = sorted(b for a, b in edges if a == host)
     receives = sorted(a for a, b in edges if b == host)
@@ -150,25 +150,25 @@ def _from_one_host(edges: Edges, host: str, spread: float | None) -> Shape:
     if not sends or not receives:
         side = f"sends to {_and(sends)}" if sends else f"receives from {_and(receives)}"
         text = f"{elsewhere}, and of these one direction: {host} {side}; the rest of the pattern is not to be seen"
-        return Shape(ONE_DIRECTION, hosts, None, False, None, text, spread)
+        return Topology(ONE_DIRECTION, hosts, None, False, None, text, spread)
     if len(sends) == 1 == len(receives) and sends != receives:
         before, after = receives[0], sends[0]
         text = (
             f"{elsewhere}: {before} sends to {host} and {host} to {after}, as in a ring of three or more; how many "
             "hosts lie between the neighbours, and in what order, is not to be seen"
         )
-        return Shape(RING_MEMBER, (before, host, after), None, False, None, text, spread)
+        return Topology(RING_MEMBER, (before, host, after), None, False, None, text, spread)
     if sends == receives and len(sends) == 1:
         text = (
             f"{elsewhere}: it exchanges with {sends[0]} alone. A pair, a worker of a parameter server and a leaf of a "
             "tree look the same from here"
         )
-        return Shape(ONE_PEER, hosts, None, False, None, text, spread)
+        return Topology(ONE_PEER, hosts, None, False, None, text, spread)
     text = (
         f"{elsewhere}: it exchanges with {_and(hosts[1:])}. The middle of a star, an inner node of a tree, all to all"
         f"{' and a ring in both directions' if len(hosts) == 3 else ''} look the same from here"
     )
-    return Shape(SEVERAL_PEERS, hosts, None, False, None, text, spread)
+    return Topology(SEVERAL_PEERS, hosts, None, False, None, text, spread)
 
 
 def _and(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ringtap.analysis.model.demand import GRADIENT_BYTES, demand
 from ringtap.analysis.structure import topology as shapes
-from ringtap.analysis.structure.topology import Shape
+from ringtap.analysis.structure.topology import Topology
 
 # messages' headers of the libraries: gloo 48 bytes a message, 0.2 to 0.6 % of the volume in scale models
 HEADER_SHARE = 0.02
@@ -49,7 +49,7 @@ class Volume:
         return vars(self).copy()
 
 
-def volume_of(shape: Shape, worker_bytes: float) -> Volume:
+def volume_of(shape: Topology, worker_bytes: float) -> Volume:
     """Infer the model from the bytes of an iteration.
 
     Args:

@@ -30,7 +30,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Row:
+class PointRow:
     """One line of a CSV file, with the words that find it again in a message."""
 
     cells: dict[str, str | None]
@@ -107,7 +107,7 @@ def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None)
     return Points(loads, times, None if errors is None else spreads)
 
 
-def read_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
+def read_rows(path: Path, needed: tuple[str, ...]) -> Iterator[PointRow]:
     """The lines below the header of a CSV file that has the columns needed.
 
     Raises:
@@ -126,6 +126,6 @@ def read_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
             if column not in header:
                 raise UsageError(f"{path} line 1 has no column {column}: the columns needed are {', '.join(needed)}")
         for cells in reader:
-            yield Row(cells, f"{path} line {reader.line_num}")
+            yield PointRow(cells, f"{path} line {reader.line_num}")
     except csv.Error as error:
         raise UsageError(f"{path} line {reader.line_num} is not CSV: {error}") from error

@@ -27,7 +27,7 @@ _KNOWN_TRAFFIC = ("iperf", "consistent", "burst")
 
 
 @dataclass(frozen=True)
-class Table:
+class SweepTable:
     """A table of measurements.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Row:
     p99_s: float | None
 
 
-def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> Table:
+def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> SweepTable:
     """Read a table of iteration times and analyse each series.
 
     Args:
@@ -84,7 +84,7 @@ def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> 
     by_iteration = repeated and not per_point
     series = [_series(path, group, by_iteration, capacity_gbps, workers) for group in groups.values()]
     ignored = tuple(name for name in header if name and name not in columns)
-    return Table(series, len(rows), by_iteration, ignored)
+    return SweepTable(series, len(rows), by_iteration, ignored)
 
 
 def _lines(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:

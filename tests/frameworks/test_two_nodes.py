@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.testbed.topology import LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.records import RecordFile, open_records
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -38,7 +38,7 @@ def by_rank(run: Path, host: str, suffix: str) -> dict[int, RecordFile]:
 
 def test_two_nodes_with_two_ranks_each(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with Lab(LabSpec(name="pairs", hosts=HOSTS, rate_bps=500_000_000), verify=False):
+    with RunningTestbed(TestbedSpec(name="pairs", hosts=HOSTS, rate_bps=500_000_000), verify=False):
         jobs = [start("S0", tmp_path, "-o", str(run)), start("S1", tmp_path, "--join", str(run))]
         said = [job.communicate(timeout=200) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said

@@ -18,7 +18,7 @@ import pytest
 
 from ringtap.agents.hosts.ssh import SshHost
 from ringtap.agents.node.jobs import descendants
-from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.topology import TestbedSpec
 
 BASHRC = """\
 echo "Welcome to a busy server; {"
@@ -56,7 +56,7 @@ class SshServers:
         spec: the testbed.
     """
 
-    def __init__(self, folder: Path, spec: LabSpec) -> None:
+    def __init__(self, folder: Path, spec: TestbedSpec) -> None:
         self.folder, self._spec = folder, spec
         self.names = spec.hosts[1:]
         self.config = folder / "ssh_config"

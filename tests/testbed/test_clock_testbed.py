@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ringtap.agents.hosts import LabHosts
-from ringtap.agents.testbed.topology import LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.hosts import TestbedHosts
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.rundir import RunDirectory, read_json
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -67,14 +67,14 @@ def judge(run: RunDirectory, node: str) -> dict[str, Any]:
     return dict(item)
 
 
-def keep(hosts: LabHosts, run: RunDirectory, node: str) -> Any:
+def keep(hosts: TestbedHosts, run: RunDirectory, node: str) -> Any:
     return hosts.start(node, "keeper", python(KEEPER, str(run.path), node), run.path / f"{node}.log")
 
 
 def test_three_hosts_agree_within_the_published_error_idle_and_with_a_queue_on_one_way(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", "job", [], 0)
-    with Lab(LabSpec(name="clocks", **SPEC), verify=False) as lab:  # type: ignore[arg-type]
-        hosts = LabHosts(lab.state.spec)
+    with RunningTestbed(TestbedSpec(name="clocks", **SPEC), verify=False) as lab:  # type: ignore[arg-type]
+        hosts = TestbedHosts(lab.state.spec)
         try:
             keepers = {node: keep(hosts, run, node) for node in ("S0", "S1", "S2")}
             for node in ("S1", "S2"):
@@ -103,8 +103,8 @@ def test_three_hosts_agree_within_the_published_error_idle_and_with_a_queue_on_o
 
 def test_a_host_alone_listens_nowhere(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", "job", [], 0)
-    with Lab(LabSpec(name="alone", **SPEC), verify=False) as lab:  # type: ignore[arg-type]
-        hosts = LabHosts(lab.state.spec)
+    with RunningTestbed(TestbedSpec(name="alone", **SPEC), verify=False) as lab:  # type: ignore[arg-type]
+        hosts = TestbedHosts(lab.state.spec)
         try:
             keeper = keep(hosts, run, "S0")
             time.sleep(2)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.testbed.topology import LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.ethernet import frame_bytes
 from ringtap.records import open_records
 
@@ -40,8 +40,8 @@ def test_cross_traffic_is_counted_as_a_capture_counts_it(tmp_path: Path, monkeyp
     monkeypatch.setenv("RINGTAP_TOKEN", "t")  # a receiver beyond loopback asks for one
     """Within 1 %: flows of 17 kB begin and end in a short segment, each of which hides up to one header of 66 bytes."""
     run = tmp_path / "run"
-    spec = LabSpec("counted", ("S0", "S1"), 50_000_000)
-    with Lab(spec, verify=False):
+    spec = TestbedSpec("counted", ("S0", "S1"), 50_000_000)
+    with RunningTestbed(spec, verify=False):
         enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", "counted"]
         started = []
 

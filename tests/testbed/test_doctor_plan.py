@@ -35,7 +35,7 @@ def test_every_host_of_a_plan_answers_for_itself() -> None:
         assert found["nic"]["state"] == "ok"
         assert "eth0" in found["network"]["reason"]
         assert "cross0" in found["network"]["reason"], "the host's own interfaces, not this machine's"
-    assert name_of(process) not in [lab.spec.name for lab in registry.all_labs()]
+    assert name_of(process) not in [lab.spec.name for lab in registry.all_testbeds()]
 
 
 def test_a_plan_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_interrupted_it_leaves_no_testbed(number: signal.Signals) -> None:
     process.stderr.close()
     name = name_of(process)
     end_s = time.monotonic() + 10
-    while any(lab.spec.name == name and lab.alive() for lab in registry.all_labs()) and time.monotonic() < end_s:
+    while any(lab.spec.name == name and lab.alive() for lab in registry.all_testbeds()) and time.monotonic() < end_s:
         time.sleep(0.05)
-    left = [lab for lab in registry.all_labs() if lab.spec.name == name]
+    left = [lab for lab in registry.all_testbeds() if lab.spec.name == name]
     for lab in left:
         registry.remove(lab)
     assert left == []

@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ringtap.agents.testbed.topology import LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -90,8 +90,8 @@ def check_packets_iteration_by_iteration(run: Path) -> None:
 def test_three_ranks_on_three_hosts_under_cross_traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGTAP_TOKEN", "t")  # a receiver beyond loopback asks for one
     run = tmp_path / "run"
-    spec = LabSpec("joined", ("S0", "S1", "S2"), 250_000_000)
-    with Lab(spec, verify=False):
+    spec = TestbedSpec("joined", ("S0", "S1", "S2"), 250_000_000)
+    with RunningTestbed(spec, verify=False):
         started: list[subprocess.Popen[str]] = []
 
         def start(host: str, *command: str, **more: str) -> "subprocess.Popen[str]":
@@ -128,7 +128,7 @@ def test_three_ranks_on_three_hosts_under_cross_traffic(tmp_path: Path, monkeypa
     assert not any(flow["local"] for flow in between)
 
 
-def start_rank(start: Any, spec: LabSpec, rank: int, run: Path) -> "subprocess.Popen[str]":
+def start_rank(start: Any, spec: TestbedSpec, rank: int, run: Path) -> "subprocess.Popen[str]":
     """One rank as a launcher would start it: its environment says who it is."""
     host = spec.hosts[rank]
     job = [sys.executable, SCALE_MODEL, "--parameters", str(PARAMETERS), "--iterations", str(ITERATIONS)]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.testbed import registry
-from ringtap.agents.testbed.topology import LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -33,15 +33,15 @@ def ringtap(*arguments: str, prefix: list[str] | None = None) -> subprocess.Comp
     )
 
 
-def spec(name: str, **changes: object) -> LabSpec:
+def spec(name: str, **changes: object) -> TestbedSpec:
     settings: dict[str, object] = {"name": name, "hosts": HOSTS, "rate_bps": 100_000_000} | changes
-    return LabSpec(**settings)  # type: ignore[arg-type]
+    return TestbedSpec(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.alone
 def test_every_link_gives_its_rate_in_both_directions() -> None:
     """Within 5 %: a token bucket loses what it may not keep while a busy machine does not serve its timer."""
-    with Lab(spec("rates")) as lab:
+    with RunningTestbed(spec("rates")) as lab:
         links = lab.state.links
     assert [(link["host"], link["direction"]) for link in links] == [
         (host, way) for host in HOSTS for way in ("down", "up")
@@ -52,7 +52,7 @@ def test_every_link_gives_its_rate_in_both_directions() -> None:
 
 
 def test_commands_pass_through() -> None:
-    with Lab(spec("through"), verify=False):
+    with RunningTestbed(spec("through"), verify=False):
         script = "read line; echo got $line on $(hostname); echo oops >&2; pwd; getent hosts S1 S1-cross; exit 7"
         done = subprocess.run(
             [*RINGTAP, "lab", "exec", "--lab", "through", "S0", "--", "sh", "-c", script],
@@ -72,7 +72,7 @@ def test_commands_pass_through() -> None:
 
 
 def test_a_signal_reaches_the_command_and_its_end_comes_back() -> None:
-    with Lab(spec("signals"), verify=False):
+    with RunningTestbed(spec("signals"), verify=False):
         script = (
             "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(9)); "
             "print('up', flush=True); time.sleep(60)"
@@ -87,7 +87,7 @@ def test_a_signal_reaches_the_command_and_its_end_comes_back() -> None:
 
 
 def test_two_testbeds_stand_at_once_and_know_nothing_of_each_other() -> None:
-    with Lab(spec("one"), verify=False), Lab(spec("two", rate_bps=50_000_000), verify=False):
+    with RunningTestbed(spec("one"), verify=False), RunningTestbed(spec("two", rate_bps=50_000_000), verify=False):
         for name in ("one", "two"):
             command = [*RINGTAP, "lab", "exec", "--lab", name, "S0", "--", "tc", "qdisc", "show", "dev", "eth0"]
             shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -96,7 +96,7 @@ def test_two_testbeds_stand_at_once_and_know_nothing_of_each_other() -> None:
         listed = json.loads(ringtap("lab", "status", "--json").stdout)
         assert {lab["name"] for lab in listed if lab["standing"]} >= {"one", "two"}
         with pytest.raises(UsageError, match="stands already"):
-            Lab(spec("one"), verify=False)
+            RunningTestbed(spec("one"), verify=False)
 
 
 def test_what_was_asked_is_what_is_built() -> None:
@@ -104,7 +104,7 @@ def test_what_was_asked_is_what_is_built() -> None:
     wanted = spec(
         "asked", hosts=("a", "b"), mtu=1400, queue_bytes=123_000, congestion_control="reno", offload_segments=1
     )
-    with Lab(wanted, verify=False):
+    with RunningTestbed(wanted, verify=False):
         script = "ip -d link show eth0; ip route; cat /proc/sys/net/ipv4/ip_local_port_range; tc -r qdisc show dev eth0"
         shown = ringtap("lab", "exec", "--lab", "asked", "b", "--", "sh", "-c", script).stdout
     for words in ("mtu 1400", "congctl reno", "gso_max_segs 1 ", "10000\t65000"):
@@ -114,7 +114,7 @@ def test_what_was_asked_is_what_is_built() -> None:
 
 def test_a_congestion_control_the_kernel_lacks_is_named() -> None:
     with pytest.raises(UsageError, match="no congestion control 'warp'"):
-        Lab(spec("warp", congestion_control="warp"), verify=False)
+        RunningTestbed(spec("warp", congestion_control="warp"), verify=False)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> Non
 def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> None:
     code = (
         "import subprocess, sys, time\n"
-        "from ringtap.agents.testbed.up import Lab\nfrom ringtap.agents.testbed.topology import LabSpec\n"
-        "lab = Lab(LabSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
+        "from ringtap.agents.testbed.up import Lab\nfrom ringtap.agents.testbed.topology import TestbedSpec\n"
+        "lab = Lab(TestbedSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
         "enter = [sys.executable, '-m', 'ringtap.agents.testbed.enter', 'orphan', 'a', 'sleep', '1000']\n"
         "subprocess.Popen(enter, start_new_session=True)\n"
         "time.sleep(1)\nprint(lab.state.pid, flush=True)\ntime.sleep(1000)\n"
@@ -193,16 +193,16 @@ def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> N
     while registry.start_ticks(keeper) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert registry.start_ticks(keeper) is None
-    (orphan,) = [lab for lab in registry.all_labs() if lab.spec.name == "orphan"]
+    (orphan,) = [lab for lab in registry.all_testbeds() if lab.spec.name == "orphan"]
     assert not registry.remove(orphan)  # it was gone
-    assert "orphan" not in {lab.spec.name for lab in registry.all_labs()}
+    assert "orphan" not in {lab.spec.name for lab in registry.all_testbeds()}
     time.sleep(0.5)  # the entering process outside sees its command's end
 
 
 def test_removing_never_ends_a_process_that_took_a_dead_keepers_pid() -> None:
-    with Lab(spec("mine"), verify=False) as lab:
+    with RunningTestbed(spec("mine"), verify=False) as lab:
         stranger = subprocess.Popen(["sleep", "60"])
-        forged = registry.LabState(spec("forged"), stranger.pid, lab.state.start_ticks, 0, [])
+        forged = registry.TestbedState(spec("forged"), stranger.pid, lab.state.start_ticks, 0, [])
         forged.save()
         try:
             assert not registry.remove(forged)
@@ -225,13 +225,13 @@ def test_a_standing_testbed_outlives_its_maker_and_goes_down() -> None:
 def test_a_host_that_cannot_be_reached_is_named() -> None:
     tool = shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
     assert tool
-    with Lab(spec("cut"), verify=False):
+    with RunningTestbed(spec("cut"), verify=False):
         cut = ringtap("lab", "exec", "--lab", "cut", "switch", "--", tool, "link", "set", "to-S2", "down")
         assert cut.returncode == 0
         code = (
-            "from ringtap.agents.testbed import link_check\nfrom ringtap.agents.testbed.topology import LabSpec\n"
+            "from ringtap.agents.testbed import link_check\nfrom ringtap.agents.testbed.topology import TestbedSpec\n"
             "from ringtap.errors import MeasurementError\n"
-            "try:\n    link_check.measure_links(LabSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
+            "try:\n    link_check.measure_links(TestbedSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
             "except MeasurementError as error:\n    print(error)\n"
         )
         said = ringtap("lab", "exec", "--lab", "cut", "switch", "--", sys.executable, "-c", code).stdout

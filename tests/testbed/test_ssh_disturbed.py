@@ -14,7 +14,7 @@ import pytest
 
 import ringtap
 from ringtap.agents.testbed.topology import SWITCH
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.records import read_json_lines
 from tests.testbed.sshd import SshServers
 from tests.testbed.sweeps import one_sentence, status, wait_for
@@ -29,7 +29,7 @@ LONGER = {"loads = [0, 0.7]": "loads = [0.1]", 'min_time = "2500ms"': 'min_time 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("desk")
-    with Lab(SPEC, verify=False), SshServers(folder / "servers", SPEC) as servers:
+    with RunningTestbed(SPEC, verify=False), SshServers(folder / "servers", SPEC) as servers:
         yield Desk(folder, servers)
 
 

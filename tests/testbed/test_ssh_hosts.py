@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
-from ringtap.agents.testbed.topology import SWITCH, LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.topology import SWITCH, TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, read_json
 from tests.testbed.sshd import SshServers
@@ -31,8 +31,8 @@ COUNT = (
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServers]:
-    spec = LabSpec(name="sshhosts", hosts=("C0", "S0", "S1", "S2"), rate_bps=1_000_000_000)
-    with Lab(spec, verify=False), SshServers(tmp_path_factory.mktemp("sshd") / "all", spec) as servers:
+    spec = TestbedSpec(name="sshhosts", hosts=("C0", "S0", "S1", "S2"), rate_bps=1_000_000_000)
+    with RunningTestbed(spec, verify=False), SshServers(tmp_path_factory.mktemp("sshd") / "all", spec) as servers:
         yield servers
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import ringtap
-from ringtap.agents.testbed.topology import LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.records import open_records, read_json_lines
 from ringtap.trafficgen.calibration import Calibration, save, this_host
 from tests.testbed import sweeps
@@ -23,7 +23,7 @@ from tests.testbed.sweeps import SMALL, one_sentence, status, wait_for
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 NAMES = ("S0", "S1", "S2", "S3")
-SPEC = LabSpec(name=f"sshs{os.getpid() % 10**6}", hosts=("desk", *NAMES), rate_bps=250_000_000)
+SPEC = TestbedSpec(name=f"sshs{os.getpid() % 10**6}", hosts=("desk", *NAMES), rate_bps=250_000_000)
 # the cluster of the example, with the names and addresses of these servers
 EXAMPLE = (Path(__file__).resolve().parents[2] / "examples" / "lab-servers.toml").read_text()
 CLUSTER = EXAMPLE[EXAMPLE.index("[cluster]") : EXAMPLE.index("[[models]]")].replace("21gbit", "200mbit")
@@ -108,7 +108,7 @@ class Desk:
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("desk")
-    with Lab(SPEC, verify=False), SshServers(folder / "servers", SPEC) as servers:
+    with RunningTestbed(SPEC, verify=False), SshServers(folder / "servers", SPEC) as servers:
         yield Desk(folder, servers)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ringtap.agents.testbed.topology import LabSpec
-from ringtap.agents.testbed.up import Lab
+from ringtap.agents.testbed.topology import TestbedSpec
+from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.analysis.model.demand import demand
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
@@ -21,7 +21,7 @@ RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 SCALE_MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "scale_model.py")
 PARAMETERS = 276_715  # VGG-16 over 500
 HOSTS = ("S0", "S1", "S2", "S3", "S4")
-SPEC = LabSpec("structure", HOSTS, 250_000_000)
+SPEC = TestbedSpec("structure", HOSTS, 250_000_000)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Processes:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    with Lab(SPEC, verify=False):
+    with RunningTestbed(SPEC, verify=False):
         running = Processes(tmp_path)
         try:
             yield running

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringtap.analysis.structure.streams import Stream, Streams
+from ringtap.analysis.structure.streams import PayloadStream, Streams
 
 START_NS = 1_700_000_000_000_000_000
 BIN_NS = 1_000_000
@@ -43,7 +43,7 @@ class Job:
 class Made:
     """Streams and the truth about them."""
 
-    streams: list[Stream]
+    streams: list[PayloadStream]
     starts_s: list[float]
 
     @property
@@ -84,7 +84,7 @@ def make(job: Job, seed: int = 0, lead_s: float = 0.5) -> Made:
 
 def to_stream(
     source: str, destination: str, parts: Sequence[tuple[float, float, int]], ports: str = "4000 > 4001", flows: int = 1
-) -> Stream:
+) -> PayloadStream:
     """A stream of parts (begin in s, length in s, bytes), each sent evenly."""
     last = max(begin + length for begin, length, _ in parts)
     amounts = np.zeros(int(last * 1e9 / BIN_NS) + 2)
@@ -94,12 +94,12 @@ def to_stream(
     whole = np.diff(np.floor(np.concatenate(([0.0], np.cumsum(amounts))))).astype(np.int64)
     bins = np.flatnonzero(whole)
     seen = frozenset(["capture"])
-    return Stream("tcp", source, destination, ports, flows, bins, whole[bins], 0, True, seen)
+    return PayloadStream("tcp", source, destination, ports, flows, bins, whole[bins], 0, True, seen)
 
 
 def web_search(
     source: str, destination: str, rate_bps: float, seconds: float, seed: int = 1, flows: int = 4
-) -> list[Stream]:
+) -> list[PayloadStream]:
     """Flows of very different sizes at exponential gaps, over a few kept connections."""
     random = np.random.default_rng(seed)
     parts: list[list[tuple[float, float, int]]] = [[] for _ in range(flows)]
@@ -115,13 +115,13 @@ def web_search(
     return [to_stream(source, destination, some, f"{5000 + n} > 5001") for n, some in enumerate(parts) if some]
 
 
-def limited(source: str, destination: str, rate_bps: float, seconds: float, block: int = 131_072) -> Stream:
+def limited(source: str, destination: str, rate_bps: float, seconds: float, block: int = 131_072) -> PayloadStream:
     """A sender that a timer lets send a block at a time, as iperf3 with --bitrate."""
     gap = block * 8 / rate_bps
     parts = [(number * gap, block * 8 / 900e6, block) for number in range(int(seconds / gap))]
     return to_stream(source, destination, parts, "6000 > 5201")
 
 
-def together(*streams: Stream) -> Streams:
+def together(*streams: PayloadStream) -> Streams:
     ordered = tuple(sorted(streams, key=lambda stream: -stream.total))
     return Streams(START_NS, BIN_NS, max(int(one.bins[-1]) for one in streams) + 1, ordered, ("capture",))

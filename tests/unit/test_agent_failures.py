@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.agents.job.agent_client import AgentLink
+from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.node import agent_socket
 from ringtap.agents.node.agent_socket import Connection
-from ringtap.agents.node.settings import Settings
+from ringtap.agents.node.settings import RunSettings
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory
 from tests.unit.agent_processes import (
@@ -70,9 +70,9 @@ def test_a_killed_agent_is_noted_at_once_and_at_the_end(tmp_path: Path) -> None:
 def test_a_job_that_a_killed_agent_had_not_read_of_is_on_record(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", "job", [], 0)
     (run.node("here") / "node.json").write_text('{"status": "running", "why": "", "jobs": []}')
-    link = AgentLink(run, "here", Settings((), (), 0.1))
+    link = AgentClient(run, "here", RunSettings((), (), 0.1))
     link._greeting = {"pid": 7, "command": ["train", "--token", "hidden"], "rank": None, "began_ns": 1}
-    link._rendezvous = agent_socket.Rendezvous(run.path, "here")
+    link._rendezvous = agent_socket.AgentSocket(run.path, "here")
     link.why = "the agent was killed"
     link._note({"exit_code": 3, "ended_ns": 9})
     item = node_item(run.path)
@@ -187,7 +187,7 @@ def test_file_descriptors_that_run_out_later_take_only_what_needs_them(tmp_path:
         agent = agent_of(run)
         held = []
         for _ in range(60):
-            found = agent_socket.Rendezvous(run, "here").connect()
+            found = agent_socket.AgentSocket(run, "here").connect()
             assert found
             held.append(found[0])
         time.sleep(0.3)
@@ -398,7 +398,7 @@ def test_the_meeting_point_is_private(tmp_path: Path, monkeypatch: pytest.Monkey
     found.rmdir()
     for number in range(2, 8):
         (tmp_path / f"ringtap-{own}-{number}").touch()
-    link = AgentLink(RunDirectory.create(tmp_path / "run", "job", [], 0), "here", Settings((), (), 0.1))
+    link = AgentClient(RunDirectory.create(tmp_path / "run", "job", [], 0), "here", RunSettings((), (), 0.1))
     link.start({"pid": os.getpid()})
     assert link.why == "the agent could not be started: Permission denied"
     assert link.finish({}, 1.0, lambda: False) == {}

@@ -215,7 +215,7 @@ def test_what_killed_agents_leave_is_tidied_up_by_a_later_one(
     request.addfinalizer(lambda: shutil.rmtree(short))
     monkeypatch.setattr(agent_socket, "LOCAL", short)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    old, young, living, own = (agent_socket.Rendezvous(tmp_path / name, "here") for name in ("a", "b", "c", "d"))
+    old, young, living, own = (agent_socket.AgentSocket(tmp_path / name, "here") for name in ("a", "b", "c", "d"))
     for one in (old, young):
         lock = one.take()
         assert lock is not None

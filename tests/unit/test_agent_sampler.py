@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringtap.agents.node.sampling import Entry, Recorders, Sampler
-from ringtap.agents.node.settings import Settings, parse_settings
+from ringtap.agents.node.settings import RunSettings, parse_settings
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import DEFAULT, ORDER
 from ringtap.errors import UsageError
@@ -191,14 +191,14 @@ DEFAULT_SIDE = ("steps", "ddp", "nccl")  # Horovod's timeline costs a core
 def test_what_collect_means(words: str, collectors: tuple[str, ...], recorders: tuple[str, ...]) -> None:
     settings = parse_settings(words, "100ms", {})
     assert (settings.collectors, settings.recorders, settings.every_s) == (collectors, recorders, 0.1)
-    assert Settings.from_json(settings.to_json()) == settings
+    assert RunSettings.from_json(settings.to_json()) == settings
 
 
 def test_a_collector_may_have_a_period_of_its_own(tmp_path: Path) -> None:
     settings = parse_settings("nic,host", "50ms,host=2s", {})
     assert settings.line() == "collect=nic,host every=50ms host.every=2s"
     run = RunDirectory.create(tmp_path / "run", "job", [], 0, one_clock=True)
-    recorders = Recorders(run, "here", Settings.from_json(settings.to_json()), list, print)
+    recorders = Recorders(run, "here", RunSettings.from_json(settings.to_json()), list, print)
     recorders.start()
     while not recorders.are_ready():
         time.sleep(0.01)

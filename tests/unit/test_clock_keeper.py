@@ -15,7 +15,7 @@ import pytest
 
 from ringtap.agents.clock import log as clock_account
 from ringtap.agents.clock import server as clock_reference
-from ringtap.agents.clock.service import ClockKeeper, reference_of
+from ringtap.agents.clock.service import ClockService, reference_of
 from ringtap.agents.clock.system_clock import Clock, StepWatch, adjtimex, boot_id, file_system
 from ringtap.records import open_records
 from ringtap.rundir import RunDirectory
@@ -58,8 +58,8 @@ def two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def keeping(run: RunDirectory, node: str, clock: Clock | None = None, period_s: float = 0.3) -> Iterator[ClockKeeper]:
-    keeper = ClockKeeper(run, node, clock=clock, period_s=period_s)
+def keeping(run: RunDirectory, node: str, clock: Clock | None = None, period_s: float = 0.3) -> Iterator[ClockService]:
+    keeper = ClockService(run, node, clock=clock, period_s=period_s)
     keeper.start()
     try:
         yield keeper
@@ -300,7 +300,7 @@ def test_a_folder_that_cannot_be_written_harms_nothing(run: RunDirectory, monkey
     (run.path / "nodes").mkdir()
     (run.path / "nodes" / "b").write_text("a file where a folder should be")
     said: list[str] = []
-    keeper = ClockKeeper(run, "b", say=said.append)
+    keeper = ClockService(run, "b", say=said.append)
     keeper.start()
     summary = keeper.stop()
     assert summary["state"] == "degraded"
@@ -309,7 +309,7 @@ def test_a_folder_that_cannot_be_written_harms_nothing(run: RunDirectory, monkey
 
 
 def test_a_stop_before_the_start_is_a_stop(run: RunDirectory) -> None:
-    keeper = ClockKeeper(run, "a")
+    keeper = ClockService(run, "a")
     assert keeper.stop()["state"] == "unavailable"
     before = threading.active_count()
     keeper.start()

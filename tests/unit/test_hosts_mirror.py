@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ringtap.agents.hosts.frames import CHUNK_BYTES
-from ringtap.agents.hosts.sync import Mirror, Receiver
+from ringtap.agents.hosts.sync import FolderSync, Receiver
 
 LOGS = ["host/a.rec", "host/weird 'name'\n", "host/deep/er/b.rec", os.fsdecode(b"host/\xff\xfe")]
 ITEMS = ["host/clock.json", "host/deep/x.json"]
@@ -30,7 +30,7 @@ class Mirroring(RuleBasedStateMachine):
         self.there, self.here = base / "there", base / "here"
         (self.there / "nodes").mkdir(parents=True)
         self.here.mkdir()
-        self.mirror, self.receiver = Mirror(), Receiver(nobody)
+        self.mirror, self.receiver = FolderSync(), Receiver(nobody)
         self.mirror.add_folder("run", str(self.there))
         self.receiver.expect("run", self.here)
         self.round = self.mirror.round()
@@ -113,7 +113,7 @@ def test_hidden_files_links_and_what_came_from_here_stay_there(tmp_path: Path) -
         (nodes / name).write_text(name)
     (nodes / "link").symlink_to("/etc/passwd")
     os.mkfifo(nodes / "pipe")
-    mirror = Mirror()
+    mirror = FolderSync()
     mirror.add_folder("run", str(tmp_path))
     mirror.exclude(str(nodes / "given"))
     assert [(item["name"], data) for item, data in mirror.round()] == [("nodes/own", b"own")]

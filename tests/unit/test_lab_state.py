@@ -14,10 +14,10 @@ import pytest
 from ringtap import cli
 from ringtap.agents.node import agent_socket
 from ringtap.agents.testbed import registry
-from ringtap.agents.testbed.topology import LabSpec
+from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import UsageError
 
-SPEC = LabSpec("bad", ("a", "b"), 100_000_000)
+SPEC = TestbedSpec("bad", ("a", "b"), 100_000_000)
 RECORD = {"spec": SPEC.to_json(), "pid": 2**22 + 1, "start_ticks": 1, "owner_pid": 0, "links": []}
 BAD: dict[str, object] = {
     "not JSON": b"{",
@@ -61,10 +61,10 @@ def keeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def record(name: str, process: subprocess.Popen[bytes]) -> registry.LabState:
+def record(name: str, process: subprocess.Popen[bytes]) -> registry.TestbedState:
     ticks = registry.start_ticks(process.pid)
     assert ticks is not None
-    lab = registry.LabState(LabSpec(name, ("a", "b"), 100_000_000), process.pid, ticks, 0, [])
+    lab = registry.TestbedState(TestbedSpec(name, ("a", "b"), 100_000_000), process.pid, ticks, 0, [])
     lab.save()
     return lab
 
@@ -106,7 +106,7 @@ def test_down_clears_the_record_of_a_testbed_that_is_gone_and_spares_who_took_it
 ) -> None:
     ticks = registry.start_ticks(keeper.pid)
     assert ticks
-    gone = registry.LabState(SPEC, keeper.pid, ticks - 1, 0, [])
+    gone = registry.TestbedState(SPEC, keeper.pid, ticks - 1, 0, [])
     gone.save()
     assert gone.folder == folder
     assert cli.main(["lab", "down", "--all"]) == 0
@@ -210,7 +210,7 @@ def test_a_testbed_is_found_after_an_earlier_place_has_come_free(places: Path, k
     assert registry.find("stands").path == lab.path
     with registry.locked():
         assert registry.remove(registry.find(None))
-    assert registry.all_labs() == []
+    assert registry.all_testbeds() == []
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.pcap.reader import read_captures
-from ringtap.analysis.pcap.sources import BLOCK_BYTES, Stream, expand
+from ringtap.analysis.pcap.sources import BLOCK_BYTES, CaptureStream, expand
 from ringtap.errors import UsageError
 from tests.unit.capture_makers import classic, frames, usual
 
@@ -23,7 +23,7 @@ NOISE = bytes(zlib.crc32(number.to_bytes(4, "big")) & 0xFF for number in range(3
 
 
 def read(path):
-    stream = Stream(path)
+    stream = CaptureStream(path)
     try:
         return b"".join(bytes(block) for block in stream.blocks()), stream
     finally:
@@ -96,7 +96,7 @@ def test_bombs_are_read_in_small_pieces(tmp_path):
     for name, packed in (("gz", gzip.compress(bytes(10**8))), ("zst", zstd(bytes(10**8)))):
         path = tmp_path / name
         path.write_bytes(packed)
-        stream = Stream(path)
+        stream = CaptureStream(path)
         sizes = [len(block) for block in stream.blocks()]
         stream.close()
         assert sum(sizes) == 10**8

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringtap.cli import main
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, write_json
-from ringtap.slurm.job_status import Account, Answer, ask_slurm, read_account
+from ringtap.slurm.job_status import Answer, JobReport, ask_slurm, read_account
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.run_json import WAITING
 from ringtap.slurm.status import SeriesStanding, Standing, lines, standing
@@ -63,7 +63,7 @@ def say(run: RunDirectory, job: str, *lines: str) -> None:
 def test_an_account_is_that_of_the_last_beginning(tmp_path: Path) -> None:
     run = submitted(tmp_path / "run")
     paths = SubmitPaths(run.path)
-    assert read_account(paths, "7") == Account("7")
+    assert read_account(paths, "7") == JobReport("7")
     say(
         run,
         "7",
@@ -73,9 +73,9 @@ def test_an_account_is_that_of_the_last_beginning(tmp_path: Path) -> None:
         "151 stopped TERM",
         "160 ended 143",
     )
-    assert read_account(paths, "7") == Account("7", 100, "n0", "USR1", 143)
+    assert read_account(paths, "7") == JobReport("7", 100, "n0", "USR1", 143)
     say(run, "7", "100 begun on n0", "160 ended 143", "200 begun on n1")
-    assert read_account(paths, "7") == Account("7", 200, "n1")
+    assert read_account(paths, "7") == JobReport("7", 200, "n1")
 
 
 @given(st.binary(max_size=200))

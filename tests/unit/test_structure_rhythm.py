@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ringtap.analysis.structure.bursts import bursts_of, iterations_of, peak_to_mean
 from ringtap.analysis.structure.detection import sort_out
-from ringtap.analysis.structure.periodicity import find_rhythm, silences_of
+from ringtap.analysis.structure.periodicity import find_periodicity, silences_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.errors import MeasurementError
 from tests.unit.structure_makers import START_NS, Job, Made, limited, make, ring, together, web_search
@@ -79,7 +79,7 @@ def test_twelve_equal_buckets_are_one_iteration() -> None:
 def test_two_bursts_of_unequal_size_are_one_iteration() -> None:
     made = make(JOB)
     stream = made.streams[0]
-    rhythm = find_rhythm(stream.bins, stream.payload)
+    rhythm = find_periodicity(stream.bins, stream.payload)
     assert rhythm is not None
     assert rhythm.volume == pytest.approx(160_000 + 4 * 48, rel=1e-3)
 

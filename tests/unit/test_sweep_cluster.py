@@ -12,14 +12,14 @@ import pytest
 
 from ringtap import open_run
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.hosts.remote import ServedHosts
+from ringtap.agents.hosts.remote import RemoteHosts
 from ringtap.agents.sweep.cluster import LostHostError, check_alive, check_lost, losses_named
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.cross_traffic import free_port as cross_free_port
 from ringtap.agents.sweep.host_facts import free_port, host_facts
 from ringtap.agents.sweep.precheck import check_host
-from ringtap.agents.sweep.preflight import Answer, _torch_problems, call_roll, cluster_stage
-from ringtap.agents.sweep.tcp_paths import Way, _sentences, check_ways
+from ringtap.agents.sweep.preflight import Answer, _torch_problems, ask_hosts, cluster_roles
+from ringtap.agents.sweep.tcp_paths import TcpPath, _sentences, check_ways
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.rundir import read_json
@@ -79,7 +79,7 @@ def plain(boots: tuple[str, str, str] = ("one", "one", "one")) -> list[Answer]:
 
 
 def test_one_interface_each_the_sender_counts_the_cross_traffic(tmp_path: Path) -> None:
-    stage = cluster_stage(plan_of(tmp_path), plain())
+    stage = cluster_roles(plan_of(tmp_path), plain())
     assert stage.bottleneck["total"] == [counter("a", "ens1", "rx")]
     assert stage.bottleneck["cross"] == [counter("c", "ens1", "tx")]
     assert stage.bottleneck["mtu"] == 9000
@@ -89,8 +89,8 @@ def test_one_interface_each_the_sender_counts_the_cross_traffic(tmp_path: Path) 
 
 
 def test_hosts_of_one_kernel_have_one_clock(tmp_path: Path) -> None:
-    assert cluster_stage(plan_of(tmp_path), plain()).clock() == {"one_clock": True}
-    assert cluster_stage(plan_of(tmp_path), plain(("one", "two", "two"))).clock() == {"reference": "a"}
+    assert cluster_roles(plan_of(tmp_path), plain()).clock() == {"one_clock": True}
+    assert cluster_roles(plan_of(tmp_path), plain(("one", "two", "two"))).clock() == {"reference": "a"}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_interface_of_its_own_counts_the_cross_traffic(
     plan = plan_of(tmp_path, PLAN.replace('"10.0.0.1"', '"10.0.0.1"\ncross = "10.1.0.1"'))
     answers = plain()
     answers[0] = answer("a", ens1=nic("10.0.0.1"), ens2=nic("10.1.0.1", below=below))
-    stage = cluster_stage(plan, answers)
+    stage = cluster_roles(plan, answers)
     assert stage.bottleneck["cross"] == [counter("a", "ens2", "rx")]
     assert stage.bottleneck["total"] == total
     assert stage.cross["a"] == "10.1.0.1"
@@ -114,7 +114,7 @@ def test_an_interface_of_its_own_counts_the_cross_traffic(
 
 def test_a_sender_that_trains_has_the_bottleneck_in_front_of_it(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, PLAN.replace('cross_from = "c"\ncross_to = "a"', 'cross_from = "a"\ncross_to = "c"'))
-    stage = cluster_stage(plan, plain())
+    stage = cluster_roles(plan, plain())
     assert stage.bottleneck["total"] == [counter("a", "ens1", "tx")]
     assert stage.bottleneck["cross"] == [counter("c", "ens1", "rx")]
 
@@ -122,19 +122,19 @@ def test_a_sender_that_trains_has_the_bottleneck_in_front_of_it(tmp_path: Path) 
 def test_two_that_train_by_one_interface_are_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, PLAN.replace('["a", "b"]', '["a", "b", "c"]'))
     with pytest.raises(UsageError, match="c and a both train, and by the interface that carries"):
-        cluster_stage(plan, plain())
+        cluster_roles(plan, plain())
     # the training's own interface stands on the one of the cross traffic, which so counts both
     vlan = PLAN.replace('["a", "b"]', '["a", "b", "c"]').replace('"10.0.0.1"', '"10.0.0.1"\ncross = "10.1.0.1"')
     answers = plain()
     answers[0] = answer("a", ens1=nic("10.0.0.1", below=("ens0",)), ens0=nic("10.1.0.1"))
     with pytest.raises(UsageError, match="both train"):
-        cluster_stage(plan_of(tmp_path, vlan), answers)
+        cluster_roles(plan_of(tmp_path, vlan), answers)
 
 
 def test_every_problem_of_every_host_is_said(tmp_path: Path) -> None:
     answers = [Answer("a", {}, ("a is ill",)), Answer("b", {}, ()), Answer("c", {}, ("c is dead",))]
     with pytest.raises(UsageError, match="a is ill; c is dead"):
-        cluster_stage(plan_of(tmp_path), answers)
+        cluster_roles(plan_of(tmp_path), answers)
 
 
 def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
     text += f'[[hosts]]\nname = "a"\ntraining = "127.0.0.1"\ninterface = "{own}"\n'
     plan = plan_of(tmp_path, text)
     with closing(LocalHosts(["a"])) as hosts:
-        stage = cluster_stage(plan, call_roll(plan, hosts))
+        stage = cluster_roles(plan, ask_hosts(plan, hosts))
     assert stage.interface == {"a": own}
     assert (stage.bottleneck["cross"], stage.one_clock) == ([], True)
 
@@ -161,7 +161,7 @@ def test_addresses_that_a_host_has_not_are_named(tmp_path: Path, host: str, word
     text += '[sweep]\ncapacity = "10gbit"\nloads = [0]\n[cluster]\nreach = "local"\nworkers = ["a"]\n'
     plan = plan_of(tmp_path, text + f'[[hosts]]\nname = "a"\n{host}\n')
     with closing(LocalHosts(["a"])) as hosts, pytest.raises(UsageError, match=words):
-        cluster_stage(plan, call_roll(plan, hosts))
+        cluster_roles(plan, ask_hosts(plan, hosts))
 
 
 def test_free_ports_come_in_a_row() -> None:
@@ -194,7 +194,7 @@ class Recording(LocalHosts):
 @pytest.mark.parametrize(("kind", "cap"), [("iperf", "--fq-rate 2500000000"), ("consistent", "--pacing 5000000000bit")])
 def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str, cap: str) -> None:
     plan, hosts = plan_of(tmp_path), Recording()
-    cross = CrossTraffic(plan, kind, hosts, cluster_stage(plan, plain()), tmp_path / "run")
+    cross = CrossTraffic(plan, kind, hosts, cluster_roles(plan, plain()), tmp_path / "run")
     cross.start_receiver()
     cross.start_sender(4e9, "001", 1.0)
     assert cap in " ".join(hosts.commands[-1])
@@ -210,7 +210,7 @@ def test_the_sender_is_capped_and_never_asked_for_more(tmp_path: Path, kind: str
 
 def test_a_sweeps_token_is_in_no_command_line(tmp_path: Path) -> None:
     plan, hosts = plan_of(tmp_path), Recording()
-    cross = CrossTraffic(plan, "consistent", hosts, cluster_stage(plan, plain()), tmp_path / "run")
+    cross = CrossTraffic(plan, "consistent", hosts, cluster_roles(plan, plain()), tmp_path / "run")
     cross.start_receiver()
     cross.start_sender(4e9, "001", 1.0)
     (token,) = {environment["RINGTAP_TOKEN"] for environment in hosts.environments}
@@ -239,11 +239,11 @@ class Saying(LocalHosts):
 )
 def test_hosts_that_answer_anything_are_named_in_a_sentence(tmp_path: Path, words: str) -> None:
     plan, hosts = plan_of(tmp_path, PLAN.replace("iperf", "consistent")), Saying(words)
-    for one in call_roll(plan, hosts):
+    for one in ask_hosts(plan, hosts):
         assert f"host {one.host} gives an answer that cannot be understood" in " ".join(one.problems)
     for ask in (
         lambda: cross_free_port(hosts, "a", "10.0.0.1"),
-        lambda: check_ways(cluster_stage(plan, plain()), hosts),
+        lambda: check_ways(cluster_roles(plan, plain()), hosts),
         lambda: check_host(plan, False, lambda _: None, hosts),
     ):
         with pytest.raises(MeasurementError, match=r"host [abc] gives an answer that cannot be understood"):
@@ -251,11 +251,11 @@ def test_hosts_that_answer_anything_are_named_in_a_sentence(tmp_path: Path, word
 
 
 def test_connections_that_fail_alike_are_told_together_and_the_remedy_once(tmp_path: Path) -> None:
-    stage = replace(cluster_stage(plan_of(tmp_path), plain()), kernel_ports={"a": ["32768", "60999"]})
+    stage = replace(cluster_roles(plan_of(tmp_path), plain()), kernel_ports={"a": ["32768", "60999"]})
     address = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 
-    def way(one: str, other: str) -> Way:
-        return Way(one, address[one], other, address[other], "training")
+    def way(one: str, other: str) -> TcpPath:
+        return TcpPath(one, address[one], other, address[other], "training")
 
     failed = {way("b", "a"): "No route", way("c", "a"): "No route", way("a", "b"): "slow", way("a", "c"): "slow"}
     at = dict(zip(failed, (7001, 7001, 7002, 7003), strict=True))
@@ -287,13 +287,13 @@ def test_no_question_to_a_host_shows_a_secret_of_the_plan(tmp_path: Path) -> Non
     text = PLAN.replace('command = ["true"]', 'command = ["true", "--token", "pineapple"]\nenvironment = {VARIABLES}')
     plan = plan_of(tmp_path, text.replace("VARIABLES", 'HF_TOKEN = "pineapple", LD_LIBRARY_PATH = "/opt/x"'))
     hosts = Saying("")
-    call_roll(plan, hosts)
+    ask_hosts(plan, hosts)
     questions = [" ".join(command) for command in hosts.asked]
     assert any("/opt/x" in question for question in questions)
     assert not [question for question in questions if "pineapple" in question]
 
 
-class Losing(ServedHosts):
+class Losing(RemoteHosts):
     """Two hosts, one of which no longer answers."""
 
     def __init__(self, known: bool, also: Mapping[str, str] = MappingProxyType({})) -> None:

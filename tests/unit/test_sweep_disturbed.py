@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from ringtap.agents.sweep.disturbances import Watch
-from ringtap.agents.sweep.roles import Stage
+from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import UsageError
 from ringtap.records import JsonLinesWriter
 
 S = 1_000_000_000
-STAGE = Stage(
+STAGE = SweepRoles(
     roles=Roles("custom", ("a",), "", ""),
     recorded=("a",),
     training={},

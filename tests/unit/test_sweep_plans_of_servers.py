@@ -12,12 +12,12 @@ import pytest
 
 from ringtap.agents.doctor.command import verdict
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.hosts.worker import Servant, clean
+from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.sweep.estimate import LEAST_LOADS, LEAST_RISE, MERGE_SHARE, doubts, resolved
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.plan_changes import plan_changes
-from ringtap.agents.sweep.preflight import cluster_stage
+from ringtap.agents.sweep.preflight import cluster_roles
 from ringtap.agents.sweep.series import stalled_s, telling_line, words_of_hosts
 from ringtap.analysis.model import congestion_point, fit
 from ringtap.cli import main
@@ -57,7 +57,7 @@ SERVERS = changed(
 def test_ranks_gpus_variables_and_interpreters_are_each_hosts_own(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, SERVERS)
     hosts = LocalHosts(["a", "b", "c"])
-    found = processes(plan, plan.models[0], cluster_stage(plan, plain()), hosts, 5000)
+    found = processes(plan, plan.models[0], cluster_roles(plan, plain()), hosts, 5000)
     hosts.close()
     assert [(one.host, one.log) for one in found] == [("a", "job.out"), ("a", "job-1.out"), ("b", "job.out")]
     places = [
@@ -76,7 +76,7 @@ def test_ranks_gpus_variables_and_interpreters_are_each_hosts_own(tmp_path: Path
 def test_a_launch_line_of_ones_own_is_started_once_per_host(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, changed(SERVERS, ('directory = "/data/my job"', 'launch = "host"')))
     hosts = LocalHosts(["a", "b", "c"])
-    found = processes(plan, plan.models[0], cluster_stage(plan, plain()), hosts, 5000)
+    found = processes(plan, plan.models[0], cluster_roles(plan, plain()), hosts, 5000)
     hosts.close()
     assert [one.host for one in found] == ["a", "b"]
     assert not {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} & set(found[0].environment)
@@ -358,7 +358,7 @@ def test_a_dry_run_says_when_loads_are_too_few_for_a_congestion_point(
 
 
 def test_only_marked_folders_that_nobody_uses_are_cleaned_away(tmp_path: Path) -> None:
-    servant = Servant()
+    servant = HostWorker()
     workdir = tmp_path / "work"
     for name in ("used", "left", "other"):
         servant._make_private(str(workdir), str(workdir / name), f"desk:/runs/{name}")

@@ -16,11 +16,11 @@ from ringtap.trafficgen.protocol import format_address, parse_address
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.ipc import Channel, pair
 from ringtap.trafficgen.sender.schedule import NEVER, Schedule
-from ringtap.trafficgen.statistics import Tally
+from ringtap.trafficgen.statistics import LogHistogram
 
 
 def test_quantiles_are_right_to_one_per_cent() -> None:
-    rng, tally = random.Random(1), Tally()
+    rng, tally = random.Random(1), LogHistogram()
     values = sorted(int(10 ** (9 * rng.random())) for _ in range(5000))
     for value in values:
         tally.add(value)
@@ -32,11 +32,11 @@ def test_quantiles_are_right_to_one_per_cent() -> None:
 
 
 def test_an_empty_tally_has_no_figures() -> None:
-    assert (Tally().mean(), Tally().quantile(0.5), Tally().greatest) == (None, None, 0)
+    assert (LogHistogram().mean(), LogHistogram().quantile(0.5), LogHistogram().greatest) == (None, None, 0)
 
 
 def test_zero_and_negative_values_count_as_zero() -> None:
-    tally = Tally()
+    tally = LogHistogram()
     tally.add(0)
     tally.add(-5)
     assert (tally.mean(), tally.quantile(0.99)) == (0.0, 0.0)
@@ -74,7 +74,7 @@ def test_a_log_in_a_file_used_as_a_folder_is_one_sentence(tmp_path: Path) -> Non
 def test_a_merged_tally_is_the_tally_of_all(size: int) -> None:
     rng = random.Random(size)
     values = [rng.randrange(10**6) for _ in range(size)]
-    whole, first, second = Tally(), Tally(), Tally()
+    whole, first, second = LogHistogram(), LogHistogram(), LogHistogram()
     for at, value in enumerate(values):
         whole.add(value)
         (first if at % 3 else second).add(value)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans.common import Load
+from ringtap.trafficgen.plans.common import OfferedLoad
 from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import Plan
 from ringtap.trafficgen.plans.registry import make_plan
@@ -73,7 +73,7 @@ def test_incast_starts_all_at_once_each_period() -> None:
     plan = make_plan("incast", LOAD | {"flows": 7, "period": 10 * MS})
     flows = flows_of(plan)
     assert len(flows) == 101 * 7
-    assert plan.header["bytes"] == Load(LOAD["load"]).bytes_until(1_003 * MS)
+    assert plan.header["bytes"] == OfferedLoad(LOAD["load"]).bytes_until(1_003 * MS)
     done = 0
     for number in range(101):
         of_round = flows[number * 7 : number * 7 + 7]
@@ -81,7 +81,7 @@ def test_incast_starts_all_at_once_each_period() -> None:
         sizes = [flow.size_bytes for flow in of_round]
         assert max(sizes) - min(sizes) <= 1
         done += sum(sizes)
-        assert done == Load(LOAD["load"]).bytes_until(min((number + 1) * 10, 1_003) * MS)
+        assert done == OfferedLoad(LOAD["load"]).bytes_until(min((number + 1) * 10, 1_003) * MS)
 
 
 def test_incast_of_a_size_from_named_sources() -> None:

@@ -11,7 +11,7 @@ import pytest
 from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
-from ringtap.trafficgen.plans.requirements import PlanNeeds
+from ringtap.trafficgen.plans.requirements import PlanRequirements
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 HEADER = {"format": "ringtap-flow-plan", "version": 2, "duration_ns": 1000, "flows": 4, "bytes": 37}
@@ -187,7 +187,7 @@ def test_a_header_that_names_a_key_twice_is_refused(tmp_path: Path) -> None:
         PlanFile(path)
 
 
-def needs(folder: Path, *flows: str, **header: Any) -> PlanNeeds:
+def needs(folder: Path, *flows: str, **header: Any) -> PlanRequirements:
     """What a plan of lines needs; the sums in the header are made to fit."""
     total = sum(int(flow.split("\t")[3]) for flow in flows)
     sums = {"duration_ns": 10**9, "flows": len(flows), "bytes": total}

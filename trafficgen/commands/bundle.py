@@ -1,4 +1,4 @@
-"""``ringtap traffic bundle``: the traffic generator as one file, for nodes on which nothing can be installed."""
+"""The ``ringtap traffic bundle`` command: the traffic generator as one file, for nodes without installation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringtap.errors import UsageError
 from ringtap.terminal import shell_word
 from ringtap.units import format_size
 
-# What trafficgen stands on; all of it is standard library alone
+# The modules that trafficgen depends on; they need only the standard library
 _FLOOR = (
     "__init__",
     "cli",

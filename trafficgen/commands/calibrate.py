@@ -1,4 +1,4 @@
-"""``ringtap traffic calibrate``."""
+"""The ``ringtap traffic calibrate`` command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output and options that the traffic commands share."""
+"""Common options, input and output of the traffic commands."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.processes import usual_crew
+from ringtap.trafficgen.processes import usual_workers
 from ringtap.units import format_duration
 
 TOKEN_VARIABLE = "RINGTAP_TOKEN"
 _LONGEST_TOKEN = 4096
 
 
-def add_crew(parser: Any) -> None:
+def add_worker_options(parser: Any) -> None:
     """Add ``--workers`` and ``--threads``."""
-    workers, threads = usual_crew()
+    workers, threads = usual_workers()
     parser.add_argument("--workers", type=int, default=workers, metavar="N", help=f"processes (here {workers})")
     text = f"threads, each with a loop, in each of them (here {threads})"
     parser.add_argument("--threads", type=int, default=threads, metavar="N", help=text)
 
 
 class _RefuseToken(argparse.Action):
-    """Refuses ``--token WORD``: every user of the host could read the word in the list of processes."""
+    """Action that refuses ``--token WORD``: every user of the host could read the token in the list of processes."""
 
     def __call__(
         self, _parser: object, _options: object, _value: str | Sequence[Any] | None, _name: object = ""
@@ -44,7 +44,7 @@ def add_token(parser: Any) -> None:
 
 
 def read_token(options: argparse.Namespace) -> str:
-    """Return the token: the first line of ``--token-file``, else the environment's; empty where there is neither.
+    """Return the token: the first line of ``--token-file``, else the environment's; empty if there is neither.
 
     Raises:
         UsageError: the file cannot be read, or has no first line.
@@ -66,7 +66,7 @@ def at_least(option: str, value: float, least: float) -> None:
     """Refuse a number that is too small.
 
     Raises:
-        UsageError: it is.
+        UsageError: the number is too small.
     """
     if not value >= least:
         raise UsageError(f"{option} {value} is too small: give {least} or more")
@@ -79,5 +79,5 @@ def print_settings(settings: dict[str, Any]) -> None:
 
 
 def seconds_words(seconds: float | None) -> str:
-    """A duration, or a dash."""
+    """Return the text of a duration; a dash for None."""
     return "-" if seconds is None else format_duration(seconds)

@@ -1,4 +1,4 @@
-"""``ringtap traffic plan``: the options of every kind of plan, and what is printed about it."""
+"""The ``ringtap traffic plan`` command: the options of every kind of plan, and the printed summary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _RATE = ("load", "load_counts", "mtu")
 _TRANSPORT = ("congestion_control", "dscp", "send_buffer", "pacing")
 _EVERYWHERE = ("seed", *_TRANSPORT)
-# What each kind needs, and what it takes besides
+# Required and optional options of each kind
 KIND_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "consistent": (("load", "duration"), (*_RATE, "to", "from", "sizes", "scale")),
     "burst": (
@@ -117,10 +117,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that were typed and make the plan, read into numbers.
+    """Return the given options that define the plan, parsed into numbers.
 
     Raises:
-        UsageError: one is missing, not understood, or not one of the kind's.
+        UsageError: an option is missing, cannot be parsed, or does not belong to the kind.
     """
     needed, besides = KIND_OPTIONS[options.kind]
     names = {name for some in KIND_OPTIONS.values() for name in (*some[0], *some[1])} | {*_EVERYWHERE}
@@ -160,11 +160,11 @@ def _export(plan: Plan, given: dict[str, Any], options: argparse.Namespace, stre
 def _print_summary(header: dict[str, Any], as_json: bool) -> None:
     flows, total, duration_s = header["flows"], header["bytes"], header["duration_ns"] / 1e9
     sized = total > 0
-    # Long-lived flows have no size: what they offer is their pacing rate, or whatever the network gives
+    # Long-lived flows have no size: they offer their pacing rate, or as much as the network gives
     offered_bps = total * 8 / duration_s if sized else flows * header["transport"].get("pacing_bps", 0) or None
     summary = {"flows": flows, "bytes": total, "duration_s": duration_s}
     summary |= {"mean_size_bytes": total / flows if sized else None, "offered_bps": offered_bps}
-    # offered_bps is payload; a load that counts the wire is told as well
+    # offered_bps is payload; a load that counts the wire is printed too
     if header.get("load_counts") == "wire" and offered_bps is not None:
         wire_bps = offered_bps * header["wire_bits_per_payload_bit"]
         summary |= {"load_counts": "wire", "wire_bps": wire_bps}

@@ -1,4 +1,4 @@
-"""``ringtap traffic send``."""
+"""The ``ringtap traffic send`` command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.trafficgen.commands.common import add_crew, add_token, at_least, print_settings, read_token, seconds_words
+from ringtap.trafficgen.commands.common import (
+    add_token,
+    add_worker_options,
+    at_least,
+    print_settings,
+    read_token,
+    seconds_words,
+)
 from ringtap.units import counted, format_rate, format_size, parse_duration_s, parse_rate_bps, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ def add_send(verbs: Any) -> None:
     add("--patience", default="5s", metavar="TIME", help="wait so long for what is outstanding (default 5s)")
     add("--max-connections", type=int, metavar="N", help="to each destination (default 1024, or what the plan needs)")
     _add_transport(parser)
-    add_crew(parser)
+    add_worker_options(parser)
     add("--launcher-cpu", type=int, metavar="N", help="processor for the launcher alone (default: any)")
     add("--line-rate", metavar="RATE", help="rate of the empty link, for slowdowns")
     add("--baseline", type=Path, metavar="FILE.rec", help="log of a run without congestion, to compare with")
@@ -87,7 +94,7 @@ def _send(options: argparse.Namespace) -> int:
 
 
 def _shown(asked: SendOptions) -> dict[str, Any]:
-    """The settings for print, one level deep and without the token."""
+    """Return the settings to print, one level deep and without the token."""
     shown = {name: value for name, value in vars(asked).items() if name != "transport"}
     return shown | vars(asked.transport) | {"token": "set" if asked.token else "empty"}
 
@@ -134,7 +141,7 @@ def _asked(options: argparse.Namespace) -> SendOptions:
 
 
 def _check_transport(asked: Transport) -> None:
-    """Refuse what no kernel's field holds."""
+    """Check that the kernel's fields can hold the requested options."""
     if asked.dscp is not None and not 0 <= asked.dscp <= 63:
         raise UsageError(f"--dscp {asked.dscp} is not from 0 to 63")
     if asked.send_buffer_bytes is not None and not 1 <= asked.send_buffer_bytes < 2**31:

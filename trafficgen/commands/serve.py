@@ -1,4 +1,4 @@
-"""``ringtap traffic serve``."""
+"""The ``ringtap traffic serve`` command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ringtap.trafficgen.commands.common import add_crew, add_token, at_least, print_settings, read_token
+from ringtap.trafficgen.commands.common import add_token, add_worker_options, at_least, print_settings, read_token
 from ringtap.units import counted, format_size, parse_duration_s
 
 
@@ -22,7 +22,7 @@ def add_serve(verbs: Any) -> None:
     add("--max-connections", type=int, default=16384, metavar="N", help="further ones are refused (default 16384)")
     add("--idle", default="5min", metavar="TIME", help="drop a connection that is silent so long (default 5min)")
     add("--arrivals", type=Path, metavar="SOCKET", help="tell a sender on this host what arrives (its --arrivals)")
-    add_crew(parser)
+    add_worker_options(parser)
     add("--json", action="store_true", help="print the summary as one JSON object")
     add("-v", "--verbose", action="store_true", help="print the settings first")
     parser.set_defaults(handler=_serve)

@@ -1,4 +1,4 @@
-"""``ringtap traffic``: its sub-verbs."""
+"""The ``ringtap traffic`` command and its sub-verbs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringtap.trafficgen.commands.serve import add_serve
 
 
 def register(subparsers: Any, name: str, summary: str) -> Any:
-    """Add the ``traffic`` verb and its sub-verbs; returns what further ones are added to."""
+    """Add the ``traffic`` verb and its sub-verbs; return the object to which further ones can be added."""
     parser = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     verbs = parser.add_subparsers(dest="traffic_verb", metavar="COMMAND", required=True)
     for add in (add_plan, add_serve, add_send, add_calibrate, add_bundle):

@@ -20,7 +20,7 @@ _LEAST_MTU, _LARGEST_MTU = 576, 65_535
 
 
 @dataclass(frozen=True)
-class Load:
+class OfferedLoad:
     """The requested load.
 
     Attributes:

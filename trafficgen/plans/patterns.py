@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans.common import Frame, Load
+from ringtap.trafficgen.plans.common import Frame, OfferedLoad
 from ringtap.trafficgen.plans.flow import MOST, Flow
 from ringtap.trafficgen.plans.sampling import again, exponentials, shares_of, stream
 from ringtap.trafficgen.protocol import parse_address
@@ -43,7 +43,7 @@ class RoundsPlan:
         frame: Frame,
         pairs: Sequence[tuple[str, str]],
         period_ns: int,
-        demand: int | Load,
+        demand: int | OfferedLoad,
         about: dict[str, Any],
     ) -> None:
         frame.check()
@@ -54,9 +54,9 @@ class RoundsPlan:
         self._frame, self._pairs, self._period_ns = frame, pairs, period_ns
         rounds = -(-frame.duration_ns // period_ns)
         more: dict[str, Any] = {"period_ns": period_ns} | about
-        if isinstance(demand, Load):
+        if isinstance(demand, OfferedLoad):
             demand.check()
-            self._load = Load(demand.bps, demand.counts, demand.mtu, frame.ipv6())
+            self._load = OfferedLoad(demand.bps, demand.counts, demand.mtu, frame.ipv6())
             total = self._load.bytes_until(frame.duration_ns)
             more = self._load.header() | more
         elif demand < 1:
@@ -84,7 +84,7 @@ class RoundsPlan:
 
     def _budget(self, number: int) -> int:
         """Return the bytes of a round; a last round that is cut short gets its part of the load."""
-        if not isinstance(self._demand, Load):
+        if not isinstance(self._demand, OfferedLoad):
             return self._demand * len(self._pairs)
         start_ns, until = number * self._period_ns, self._load.bytes_until
         return until(min(start_ns + self._period_ns, self._frame.duration_ns)) - until(start_ns)
@@ -169,7 +169,7 @@ class LongLivedPlan:
         UsageError: the requested plan is inconsistent.
     """
 
-    def __init__(self, frame: Frame, count: int, load: Load | None = None) -> None:
+    def __init__(self, frame: Frame, count: int, load: OfferedLoad | None = None) -> None:
         frame.check()
         if not 1 <= count <= _MOST_FLOWS:
             raise UsageError(f"--flows {count} is not usable: it must be from 1 to {_MOST_FLOWS}")
@@ -205,7 +205,7 @@ class OnOffPlan:
         UsageError: the requested plan is inconsistent or cannot be made exact.
     """
 
-    def __init__(self, frame: Frame, load: Load, on_ns: int, off_ns: int) -> None:
+    def __init__(self, frame: Frame, load: OfferedLoad, on_ns: int, off_ns: int) -> None:
         frame.check()
         if on_ns < 1 or off_ns < 1:
             raise UsageError("--on and --off must be above 0")
@@ -238,7 +238,7 @@ class OnOffPlan:
             yield Flow(start_ns, by[int(source() * len(by))], to[int(place() * len(to))], size_bytes)
 
 
-def paced(frame: Frame, load: Load, factor: Fraction) -> tuple[Frame, Load, dict[str, Any]]:
+def paced(frame: Frame, load: OfferedLoad, factor: Fraction) -> tuple[Frame, OfferedLoad, dict[str, Any]]:
     """Return the frame with each flow paced to ``factor`` of the load, the load with its IP version, and header keys.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.flow import FORMAT, MOST, VERSION, Flow
-from ringtap.trafficgen.plans.requirements import NeedsTally, PlanNeeds
+from ringtap.trafficgen.plans.requirements import PlanRequirements, RequirementsCounter
 from ringtap.trafficgen.protocol import LARGEST_FLOW_BYTES, parse_address
 from ringtap.units import counted
 
@@ -182,14 +182,14 @@ class PlanFile:
         self.destinations = self._read_destinations()
         self._check_transport()
 
-    def check(self) -> PlanNeeds:
+    def check(self) -> PlanRequirements:
         """Read every line once, so that a wrong line is found before the first flow is sent.
 
         Raises:
             UsageError: a line is wrong (the message names it), or the flows do not match the header's counts.
         """
         lines, number = self._lines(), 1
-        needs = NeedsTally(self.header.get("transport", {}).get("pacing_bps", 0), self.duration_ns)
+        needs = RequirementsCounter(self.header.get("transport", {}).get("pacing_bps", 0), self.duration_ns)
         for number, line in self._text():
             flow = lines.read(line, number)
             needs.add(flow.start_ns, flow.source, flow.destination, flow.size_bytes, flow.after)
@@ -234,7 +234,7 @@ class PlanFile:
         return PlanLines(self.path, self.version, self.duration_ns, self.sources, self.destinations)
 
     def _text(self) -> Iterator[tuple[int, str]]:
-        """Yield the lines below the header with their numbers; bytes that are not UTF-8 do not end the reading."""
+        """Yield the lines below the header with their numbers; bytes that are not UTF-8 invalidate their line only."""
         try:
             with self.path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                 file.readline(_LONGEST_HEADER)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.cdf_file import empirical_points
-from ringtap.trafficgen.plans.common import Frame, Load
+from ringtap.trafficgen.plans.common import Frame, OfferedLoad
 from ringtap.trafficgen.plans.hpcc import FlowListPlan
 from ringtap.trafficgen.plans.patterns import LongLivedPlan, OnOffPlan, RingPlan, RoundsPlan
 from ringtap.trafficgen.plans.plan_file import Plan
@@ -80,14 +80,14 @@ def _transport(given: dict[str, Any]) -> dict[str, Any]:
     return transport
 
 
-def _load(given: dict[str, Any]) -> Load | None:
+def _load(given: dict[str, Any]) -> OfferedLoad | None:
     if "load" not in given:
         if "load_counts" in given or "mtu" in given:
             raise UsageError("--load-counts and --mtu say what --load counts: give --load too")
         return None
     if "mtu" in given and given.get("load_counts") != "wire":
         raise UsageError("--mtu goes with --load-counts wire: payload does not depend on it")
-    return Load(given["load"], given.get("load_counts", "payload"), given.get("mtu", 1500))
+    return OfferedLoad(given["load"], given.get("load_counts", "payload"), given.get("mtu", 1500))
 
 
 def _flow_plan(kind: str, given: dict[str, Any], transport: dict[str, Any]) -> Plan:
@@ -144,7 +144,7 @@ def _all_to_all(given: dict[str, Any], frame: Frame) -> Plan:
     return RoundsPlan("all-to-all", frame, pairs, period_ns, _demand(given), {"nodes": list(nodes)})
 
 
-def _demand(given: dict[str, Any]) -> int | Load:
+def _demand(given: dict[str, Any]) -> int | OfferedLoad:
     load = _load(given)
     if (load is None) == ("size" not in given):
         raise UsageError("give --load for all flows together, or --size for each one")

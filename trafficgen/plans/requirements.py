@@ -13,7 +13,7 @@ _FIRST, _FOLLOWED, _DEPENDENT = range(3)
 
 
 @dataclass(frozen=True)
-class PlanNeeds:
+class PlanRequirements:
     """The requirements of sending a plan.
 
     Attributes:
@@ -34,7 +34,7 @@ class PlanNeeds:
     busiest_bps: float
 
 
-class NeedsTally:
+class RequirementsCounter:
     """Accumulator of a plan's requirements, flow by flow in order; keeps the flows of 1 ms, and one byte per flow.
 
     Args:
@@ -67,10 +67,10 @@ class NeedsTally:
             self._chains += 1
         pair.waiting += 1
 
-    def needs(self) -> PlanNeeds:
+    def needs(self) -> PlanRequirements:
         """Return the requirements of the flows so far."""
         at_once = {names: pair.most + min(pair.waiting, self._chains) for names, pair in self._pairs.items()}
-        return PlanNeeds(self.flows, self.bytes, at_once, self._chains > 0, self._busiest.most_bps())
+        return PlanRequirements(self.flows, self.bytes, at_once, self._chains > 0, self._busiest.most_bps())
 
 
 class _Pair:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans.common import MOST_FLOWS, Frame, Load
+from ringtap.trafficgen.plans.common import MOST_FLOWS, Frame, OfferedLoad
 from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.sampling import arrivals, normal_share, shares_of, stream
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes
@@ -89,9 +89,9 @@ class FlowPlan:
     def __init__(self, spec: PlanSpec) -> None:
         self.spec = spec
         self._frame = Frame(spec.duration_ns, spec.destinations, spec.sources, spec.seed, spec.transport)
-        self._load = Load(spec.load_bps, spec.load_counts, spec.mtu)
+        self._load = OfferedLoad(spec.load_bps, spec.load_counts, spec.mtu)
         _check(spec, self._frame, self._load)
-        self._load = Load(spec.load_bps, spec.load_counts, spec.mtu, self._frame.ipv6())
+        self._load = OfferedLoad(spec.load_bps, spec.load_counts, spec.mtu, self._frame.ipv6())
         if self._load.bytes_until(spec.duration_ns) < 1:
             raise UsageError(
                 f"{spec.load_bps} bit/s for {spec.duration_ns} ns is less than one byte: ask for more load"
@@ -168,7 +168,7 @@ class FlowPlan:
         return total / math.fsum(draw() for _ in range(flows))
 
 
-def _check(spec: PlanSpec, frame: Frame, load: Load) -> None:
+def _check(spec: PlanSpec, frame: Frame, load: OfferedLoad) -> None:
     if spec.kind not in KINDS:
         raise UsageError(f"plan kind {spec.kind!r} is unknown: choose one of {', '.join(KINDS)}")
     load.check()

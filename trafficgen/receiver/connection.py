@@ -1,4 +1,4 @@
-"""One connection in the receiver's hands: a hello, then flows one after the other, counted and thrown away."""
+"""One connection of a receiver worker: a hello, then flows one after the other, counted and discarded."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import STATES
 
 if TYPE_CHECKING:
-    from ringtap.trafficgen.receiver.worker import Taker
+    from ringtap.trafficgen.receiver.worker import ReceiverWorker
 
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
-# From here on the kernel discards what we count (MSG_TRUNC); less is read along with the next flow's header
+# Above this size the kernel discards the payload (MSG_TRUNC); less is read together with the next flow's header
 _SMALL_BYTES = 1 << 16
 _UNREAD_NOTICES_BYTES = 1 << 16
 _ENDLESS = 2**62
 _FINISHED, _UNFINISHED = STATES["finished"], STATES["unfinished"]
 
 
-class Peer:
-    """A connection.
+class ReceiverConnection:
+    """A connection of a receiver worker.
 
     Attributes:
-        tick: the taker's tick when something last came, or before the hello was whole: when it was accepted.
-        welcome: whether it has given a right hello.
+        tick: the worker's tick of the last data; before the hello is complete, the tick when it was accepted.
+        welcome: True after a valid hello.
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class Peer:
         "welcome",
     )
 
-    def __init__(self, taker: Taker, sock: socket.socket) -> None:
+    def __init__(self, taker: ReceiverWorker, sock: socket.socket) -> None:
         self.tick = taker.tick
         self.welcome = False
         self._taker, self._sock = taker, sock
@@ -57,8 +57,8 @@ class Peer:
         self._last = False
 
     def event(self, events: int) -> None:
-        """Epoll says that something can be done."""
-        if self.welcome:  # a hello has its time as a whole, in however small pieces it comes
+        """Handle events that epoll reported."""
+        if self.welcome:  # the time limit of a hello is for the whole of it, even if it comes in small pieces
             self.tick = self._taker.tick
         if events & _OUT:
             self._say(b"")
@@ -80,12 +80,12 @@ class Peer:
             self._left = 0
 
     def malformed(self) -> None:
-        """It does not speak as it should."""
+        """Drop a connection that violates the protocol."""
         self._taker.counts.malformed += 1
         self.drop()
 
     def refuse(self, verdict: int) -> None:
-        """Turn it away."""
+        """Refuse the connection with a verdict."""
         self._taker.counts.refused += 1
         self._last = True
         self._say(protocol.NOTICE.pack(protocol.HELLO_NUMBER, verdict))
@@ -102,7 +102,7 @@ class Peer:
         except OSError:
             taken = 0
             if self._size == _ENDLESS:
-                self.drop()  # a reset is no end
+                self.drop()  # a reset does not end an open-ended flow properly
                 return
         if not taken:
             self._hung_up()
@@ -115,7 +115,7 @@ class Peer:
             self._walk(taken)
 
     def _walk(self, count: int) -> None:
-        """Go through what came: heads are kept together, payload is only counted."""
+        """Process the received bytes: headers are assembled, payload is only counted."""
         taker, at = self._taker, 0
         while at < count:
             if self._left:
@@ -199,7 +199,7 @@ class Peer:
         )
 
     def _say(self, data: bytes) -> None:
-        """Send a notice. Who reads none is not read from either."""
+        """Send a notice; a sender that does not read its notices is not read from either."""
         if self._sock.fileno() < 0:
             return
         waited = bool(self._out)

@@ -1,4 +1,4 @@
-"""The receiver: takes flows on kept connections, discards their data and tells the sender when each was complete."""
+"""The receiver: accepts flows on connections, discards their data and tells the sender when each was complete."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from typing import Any
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
-from ringtap.trafficgen.processes import Crew, raise_file_limit
-from ringtap.trafficgen.receiver.worker import MOST_STRANGERS, ReceiverCounts, Taken, Taker
+from ringtap.trafficgen.processes import WorkerProcesses, raise_file_limit
+from ringtap.trafficgen.receiver.worker import MOST_STRANGERS, AcceptedConnection, ReceiverCounts, ReceiverWorker
 
 _BACKLOG = 4096
 _OTHER_FILES = 64
@@ -36,11 +36,11 @@ class ReceiveOptions:
         bind: HOST:PORT to listen on; port 0 takes a free one.
         token: senders must give the same one; needed to listen beyond loopback.
         log_path: per-flow record file to create, or None.
-        most_connections: further ones are turned away; those without a right hello have room of their own.
-        arrivals: Unix socket of a sender on this host whose flows wait for others to arrive, or None.
-        idle_s: a connection on which nothing comes for so long is dropped.
-        workers: processes; new connections are spread over them by the kernel (SO_REUSEPORT).
-        threads: threads, each with a loop, in each of them.
+        most_connections: limit, beyond which connections are refused; those without a valid hello have another one.
+        arrivals: Unix socket of a sender on this host whose flows wait for others to complete, or None.
+        idle_s: a connection without data for this time is dropped.
+        workers: processes; the kernel spreads new connections over all loops (SO_REUSEPORT).
+        threads: threads in each process, each with a loop.
     """
 
     bind: str = "127.0.0.1:5001"
@@ -54,23 +54,23 @@ class ReceiveOptions:
 
 
 class Receiver:
-    """Serves flows until SIGINT or SIGTERM: ``Receiver(options).run()``.
+    """A receiver of flows, which runs until SIGINT or SIGTERM: ``Receiver(options).run()``.
 
     Args:
-        options: how.
-        until: it also ends when this pipe does; the address goes there once it listens.
+        options: its options.
+        until: pipe whose end also ends the receiver; the listening address is sent there.
     """
 
     def __init__(self, options: ReceiveOptions, until: Connection | None = None) -> None:
         self._options = options
         self._until = until
-        self._crew = Crew(until)
+        self._crew = WorkerProcesses(until)
 
     def run(self) -> dict[str, Any]:
-        """Serve until SIGINT or SIGTERM; returns the summary.
+        """Serve until SIGINT or SIGTERM; return the summary.
 
         Raises:
-            UsageError: the address is in use or not of this host, the token is missing, or the log cannot be made.
+            UsageError: the address is in use or not of this host, the token is missing, or the log cannot be created.
             MeasurementError: the log could not be written to its end, or a process of the receiver died.
         """
         options = self._options
@@ -94,7 +94,7 @@ class Receiver:
             self._announce(address)
             first_word = self._crew.listen(None)
             for control in controls:
-                with suppress(OSError):  # one that could not write its log has ended by itself
+                with suppress(OSError):  # a worker that could not write its log has ended by itself
                     control.send(None)
             for taken in self._last_words(loops, first_word):
                 counts.add(taken.counts)
@@ -111,12 +111,12 @@ class Receiver:
         else:
             self._until.send(address)
 
-    def _last_words(self, loops: int, first_word: object) -> list[Taken]:
-        words = [first_word] if isinstance(first_word, Taken) else []
+    def _last_words(self, loops: int, first_word: object) -> list[AcceptedConnection]:
+        words = [first_word] if isinstance(first_word, AcceptedConnection) else []
         limit_s = time.monotonic() + _LAST_WORDS_S
         while len(words) < loops:
             word = self._crew.listen(max(0.0, limit_s - time.monotonic()))
-            if isinstance(word, Taken):
+            if isinstance(word, AcceptedConnection):
                 words.append(word)
             elif time.monotonic() > limit_s:
                 raise MeasurementError("the receiver's processes do not end; its log may lack the last flows")
@@ -124,7 +124,7 @@ class Receiver:
 
 
 def _shares(options: ReceiveOptions, loops: int) -> tuple[int, int]:
-    """Connections that each loop may have, and beside them those that have given no right hello."""
+    """Return each loop's limits of connections with a valid hello and of those without."""
     most = -(-options.most_connections // loops)
     files = raise_file_limit(options.threads * (most + MOST_STRANGERS) + _OTHER_FILES)
     room = max(2, (files - _OTHER_FILES) // options.threads)
@@ -140,12 +140,12 @@ def _take(
     first: int,
     control: Connection,
 ) -> None:
-    """A process of takers, a thread each where there are several."""
+    """Run the receiver workers of one process, one per thread."""
     lock = threading.Lock()
     digest = protocol.token_digest(options.token)
 
     def work(index: int) -> None:
-        taker = Taker(
+        taker = ReceiverWorker(
             index, len(listeners), digest, options.log_path, most, strangers, options.idle_s, options.arrivals
         )
         asyncio.run(taker.run(listeners[index], control, lock))
@@ -160,7 +160,11 @@ def _take(
 
 
 def _listen(options: ReceiveOptions, loops: int) -> list[socket.socket]:
-    """A listening socket for each loop; the port must be free, shared it is only among them."""
+    """Open a listening socket for each loop; they share the port only among themselves.
+
+    Raises:
+        UsageError: the port is in use, or the token is missing beyond loopback.
+    """
     family, address = protocol.resolve(options.bind)
     if not options.token and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
         raise UsageError(f"others can reach {options.bind}: give --token-file or set RINGTAP_TOKEN, the same for all")

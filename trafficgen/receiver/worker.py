@@ -1,4 +1,4 @@
-"""One loop of the receiver: accepts connections on its own listening socket and serves them in batches."""
+"""A receiver worker: one loop, which accepts connections on its own listening socket and serves them in batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.trafficgen.flow_log import FLUSH_S, RECEIVED_FIELDS, FlowLog
-from ringtap.trafficgen.receiver.connection import Peer
+from ringtap.trafficgen.receiver.connection import ReceiverConnection
 from ringtap.trafficgen.sender.completions import Announcer
 
 _BUFFER_BYTES = 1 << 20
@@ -24,7 +24,7 @@ _MOST_EVENTS = 256
 _MOST_ACCEPTS = 64
 _TICK_S = 1.0
 _RETRY_S = 0.0005
-_HELLO_PATIENCE_S = 10.0  # a congested link may lose a hello several times over: the fifth copy goes after 6 s
+_HELLO_PATIENCE_S = 10.0  # a congested link may lose a hello several times: the fifth copy is sent after 6 s
 MOST_STRANGERS = 512
 _YOUNG_TICKS = 2  # a busy sender opens thousands of connections before it writes the first hello
 
@@ -34,11 +34,11 @@ class ReceiverCounts:
     """Counts of a receiver.
 
     Attributes:
-        connections: connections that gave a right hello.
+        connections: connections with a valid hello.
         refused: connections with a wrong token or version, or beyond the limit.
-        malformed: connections dropped for what they sent, or for sending no hello.
-        idle: connections dropped because nothing came on them for too long.
-        flows: flows received whole.
+        malformed: connections that violated the protocol, or were dropped because they sent no hello.
+        idle: connections dropped because they were idle for too long.
+        flows: flows received completely.
         unfinished: flows whose connection ended before their last byte.
         bytes: payload bytes received.
     """
@@ -52,35 +52,35 @@ class ReceiverCounts:
     bytes: int = 0
 
     def add(self, other: ReceiverCounts) -> None:
-        """Add what another loop saw."""
+        """Add the counts of another loop."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-class Taken(NamedTuple):
-    """A loop's last word: what went wrong with the log, empty for nothing, and its counts."""
+class AcceptedConnection(NamedTuple):
+    """A receiver worker's final message: the error of its log, empty if there was none, and its counts."""
 
     error: str
     counts: ReceiverCounts
 
 
-class Taker:
-    """``asyncio.run(Taker(...).run())`` in a thread or process of its own.
+class ReceiverWorker:
+    """A receiver worker: ``asyncio.run(ReceiverWorker(...).run(...))`` in a thread or process of its own.
 
     Args:
-        index: which of so many loops it is.
-        loops: how many there are.
-        digest: of the token that senders must have.
-        log_path: per-flow record file that the receiver has made, or None.
-        most_connections: further ones are turned away.
-        most_strangers: connections without a right hello; a further one takes the place of the oldest that has been
-            silent for more than a second.
-        idle_s: a connection on which nothing comes for so long is dropped.
-        arrivals: where a sender on this host listens for what has arrived, or None.
+        index: number of this loop, from 0.
+        loops: number of loops.
+        digest: digest of the token that senders must have.
+        log_path: per-flow record file that the receiver has created, or None.
+        most_connections: limit, beyond which connections are refused.
+        most_strangers: limit of connections without a valid hello; a further one replaces the oldest, unless that was
+            accepted in the last second.
+        idle_s: a connection without data for this time is dropped.
+        arrivals: Unix socket on which a sender of this host receives completion notices, or None.
 
     Attributes:
-        buffer: one for all: a connection's bytes are looked at before the next one's are read.
-        tick: seconds that it has run.
+        buffer: one for all connections: a connection's bytes are processed before the next one's are read.
+        tick: seconds since the start.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Taker:
         self._announcer = None if arrivals is None else Announcer(arrivals)
         self._most, self._idle_s = most_connections, idle_s
         self._most_strangers = most_strangers
-        self._peers: dict[int, Peer] = {}
-        self._strangers: dict[int, Peer] = {}  # those of them that have given no right hello, the oldest first
+        self._peers: dict[int, ReceiverConnection] = {}
+        self._strangers: dict[int, ReceiverConnection] = {}  # those of them without a valid hello, the oldest first
         self._ended = asyncio.Event()
         self._error = ""
 
     async def run(self, listener: socket.socket, control: Connection, lock: threading.Lock) -> None:
-        """Serve until ``control`` ends; then report to it."""
+        """Serve until ``control`` is readable or closed; then report to it."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         self._accept_again(listener)
@@ -127,29 +127,29 @@ class Taker:
         if self._announcer is not None:
             self._announcer.close()
         with lock, suppress(OSError):
-            control.send(Taken(self._error, self.counts))
+            control.send(AcceptedConnection(self._error, self.counts))
 
     def arrived(self, flow: int) -> None:
-        """A flow is complete: tell the sender whose flows may wait for it."""
+        """Notify the sender on this host, whose flows may wait for it, of a completed flow."""
         if self._announcer is not None:
             self._announcer.tell(flow, time.monotonic_ns())
             self._announce()
 
     def admit(self, file: int) -> bool:
-        """A connection has given a right hello: take it in, if there is room."""
+        """Admit a connection with a valid hello; return False if the limit is reached."""
         if len(self._peers) - len(self._strangers) >= self._most:
             return False
         del self._strangers[file]
         return True
 
     def forget(self, file: int) -> None:
-        """A connection is being closed."""
+        """Remove a connection that is being closed."""
         del self._peers[file]
         self._strangers.pop(file, None)
         self.epoll.unregister(file)
 
     def connection(self, number: int) -> int:
-        """The number of a loop's connection among those of all loops."""
+        """Return the number of this loop's connection among those of all loops."""
         return (number - 1) * self._loops + self._index + 1
 
     def _announce(self) -> None:
@@ -174,26 +174,26 @@ class Taker:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    # Those who knock wait in the kernel until others have gone
+                    # New connections wait in the kernel until others have been closed
                     self._drop_oldest_stranger()
                     self.epoll.unregister(listener.fileno())
                     asyncio.get_running_loop().call_later(_TICK_S, self._accept_again, listener)
                     return
-                continue  # it went away while it was waiting
+                continue  # it was closed while it was waiting
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             file = sock.fileno()
-            self._peers[file] = self._strangers[file] = Peer(self, sock)
+            self._peers[file] = self._strangers[file] = ReceiverConnection(self, sock)
             self.epoll.register(file, select.EPOLLIN)
             while len(self._strangers) > self._most_strangers and self._drop_oldest_stranger():
                 pass
 
     def _drop_oldest_stranger(self) -> bool:
-        """Make room: strangers that say nothing must not keep a sender out. Returns False if all have just come."""
+        """Drop the oldest connection without a hello, to make room for senders; return False if even it is new."""
         file, oldest = next(iter(self._strangers.items()), (-1, None))
         if oldest is None or self.tick - oldest.tick < _YOUNG_TICKS:
             return False
-        oldest.event(select.EPOLLIN)  # its hello may lie there unread
+        oldest.event(select.EPOLLIN)  # its hello may have arrived unread
         if self._strangers.get(file) is oldest:
             oldest.malformed()
         return True

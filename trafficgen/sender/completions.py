@@ -1,7 +1,7 @@
 """Completion notices from local receivers to the sender, for plans with dependent flows.
 
-The sender binds a Unix datagram socket to a path; receivers that were given the path send each finished flow there.
-While no sender listens, arrivals concern nobody and are dropped; while one is behind, they are kept.
+The sender binds a Unix datagram socket to a path; receivers that were given the path send a notice of each finished
+flow there. While no sender listens, notices are dropped; while the sender is behind, they are kept.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from ringtap.errors import UsageError
 
-_ARRIVAL = struct.Struct("=Qq")  # number of the flow, CLOCK_MONOTONIC of its arrival
+_ARRIVAL = struct.Struct("=Qq")  # number of the flow, CLOCK_MONOTONIC of its completion
 _WAIT = (errno.EAGAIN, errno.ENOBUFS)
 
 
 class Announcer:
-    """The receivers' end; a loop each.
+    """The receivers' end; each receiver worker has one.
 
     Args:
-        path: where the sender listens, if it does.
+        path: socket of the sender, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,11 +35,11 @@ class Announcer:
         self._behind: deque[bytes] = deque()
 
     def tell(self, number: int, at_ns: int) -> None:
-        """A flow has arrived; goes out with ``flush``."""
+        """Queue the notice of a completed flow for the next ``flush``."""
         self._behind.append(_ARRIVAL.pack(number, at_ns))
 
     def flush(self) -> bool:
-        """Send what there is; False when some of it has to wait."""
+        """Send the queued notices; return False if some have to wait."""
         while self._behind:
             try:
                 self._sock.sendto(self._behind[0], self._path)
@@ -50,7 +50,7 @@ class Announcer:
         return True
 
     def close(self) -> None:
-        """Close it."""
+        """Close the socket."""
         self._sock.close()
 
 
@@ -58,7 +58,7 @@ class Listener:
     """The sender's end.
 
     Args:
-        path: where to listen; a socket that an earlier sender left is replaced.
+        path: socket to create; one left by an earlier sender is replaced.
 
     Raises:
         UsageError: the path cannot be used.
@@ -77,18 +77,18 @@ class Listener:
             raise UsageError(f"--arrivals {path} cannot be made: {error.strerror or error}") from error
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the file descriptor, for ``select``."""
         return self._sock.fileno()
 
     def arrivals(self) -> Iterator[tuple[int, int]]:
-        """Number and CLOCK_MONOTONIC time of each flow that has arrived since."""
+        """Yield number and CLOCK_MONOTONIC time of each flow completed since the last call."""
         with suppress(BlockingIOError):
             while True:
                 number, at_ns = _ARRIVAL.unpack(self._sock.recv(_ARRIVAL.size))
                 yield number, at_ns
 
     def close(self) -> None:
-        """Close it, and remove the path where this process made it."""
+        """Close the socket; remove its path if this process created it."""
         self._sock.close()
         if os.getpid() == self._owner:
             self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One connection in a carrier's hands, with a flow at a time on it."""
+"""One connection of a sender worker, with one flow at a time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.sender import ipc
-from ringtap.trafficgen.sender.ipc import Load
+from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.sender.options import PAYLOAD, PAYLOAD_BYTES
 from ringtap.trafficgen.socket_options import TcpState, tcp_state, unacked_bytes
 from ringtap.trafficgen.statistics import Ending
 
 if TYPE_CHECKING:
-    from ringtap.trafficgen.sender.worker import Carrier
+    from ringtap.trafficgen.sender.worker import SenderWorker
 
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _BACK_PRESSURE = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
@@ -28,11 +28,11 @@ _ENDLESS = 2**62
 _NO_FLOW = -1
 
 
-class Carried:
-    """A connection.
+class SenderConnection:
+    """A connection of a sender worker.
 
-    The launcher puts flows on it; what of a flow it has not sent comes here through ``carry_on``. It ends in one of two
-    ways: the launcher drops it (``gone``), or it breaks, which the launcher is told and answers with ``gone``.
+    The launcher starts flows on it; ``carry_on`` sends the rest of a flow. A connection ends in one of two ways: the
+    launcher drops it (``gone``), or it breaks; the launcher is then notified and answers with ``gone``.
     """
 
     __slots__ = (
@@ -57,12 +57,12 @@ class Carried:
         "_writing",
     )
 
-    def __init__(self, carrier: Carrier, sock: socket.socket, slot: int, route: int) -> None:
+    def __init__(self, carrier: SenderWorker, sock: socket.socket, slot: int, route: int) -> None:
         self._carrier, self._sock, self._slot, self._route = carrier, sock, slot, route
         self._file = sock.fileno()
         self._head = carrier.hello
         self._notices = b""
-        self._load: Load | None = None  # of a flow that is carried here, not by the launcher alone
+        self._load: FlowState | None = None  # set for a flow that is sent here, not by the launcher alone
         self._left = self._sent = self._retransmits = 0
         self._first_byte_ns = self._moved_ns = 0
         self._finished = _NO_FLOW
@@ -70,7 +70,7 @@ class Carried:
         self._broken = 0
 
     def connect(self, address: tuple[str, int]) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         code = self._sock.connect_ex(address)
         self._carrier.register(self, self._file, _IN | _OUT)
         self._writing = True
@@ -78,7 +78,7 @@ class Carried:
             self._lose(code)
 
     def start(self, code: int) -> None:
-        """The launcher has begun to connect it, for the one flow it will carry."""
+        """Take over a connection that the launcher has started to connect for its only flow."""
         self._load = self._carrier.slots.load(self._slot)
         size_bytes = self._load.size_bytes
         word = (size_bytes or protocol.OPEN_ENDED) | protocol.LAST
@@ -90,7 +90,7 @@ class Carried:
             self._lose(code)
 
     def carry_on(self, taken: int) -> None:
-        """The launcher has sent the first bytes of a flow and its header; send the others."""
+        """Send the rest of a flow; the launcher has sent the first ``taken`` bytes of header and payload."""
         load = self._load = self._carrier.slots.load(self._slot)
         head = protocol.FLOW.pack(load.number, load.size_bytes or protocol.OPEN_ENDED)
         self._head = head[taken:]
@@ -102,7 +102,7 @@ class Carried:
             self._push()
 
     def event(self, events: int) -> None:
-        """Epoll says that something can be done."""
+        """Handle events that epoll reported."""
         if events & _OUT:
             if self._stands:
                 self._push()
@@ -112,7 +112,7 @@ class Carried:
             self._read()
 
     def finish(self) -> None:
-        """The plan's end: an open-ended flow ends here."""
+        """End an open-ended flow, at the plan's end."""
         if self._load is not None and not self._load.size_bytes and self._left and self._stands:
             self._left = 0
             self._stop_writing()
@@ -122,26 +122,26 @@ class Carried:
                 self._lose(error.errno or errno.EPIPE)
 
     def gone(self, sent: int, silent_ns: int) -> None:
-        """The launcher has dropped it.
+        """Handle the launcher's notice that it has dropped the connection.
 
         Args:
-            sent: bytes of a flow and its header that had gone out there, or -1: no flow.
-            silent_ns: a receiver from which nothing was heard since then counts as gone.
+            sent: bytes of a flow and its header that the launcher had sent, or -1: no flow.
+            silent_ns: CLOCK_MONOTONIC since when a receiver must have answered; otherwise it counts as failed.
         """
         if sent != _NO_FLOW:
             self._account(sent, silent_ns)
         self._dropped = True
         if self._broken or sent != _NO_FLOW or self._finished == _NO_FLOW or not self._carrier.new:
             self.close()
-        # else the receiver closes first, so that the port in TIME_WAIT is its own
+        # Otherwise the receiver closes first, so that its own port stays in TIME_WAIT
 
     def end(self) -> None:
-        """Close, the launcher having told of every flow that was under way."""
+        """Close, after the launcher has reported every flow in progress."""
         if self._slot >= 0:
             self.close()
 
     def close(self) -> None:
-        """Close now."""
+        """Close the connection and release its slot."""
         self._carrier.unregister(self._file)
         self._sock.close()
         if self._slot >= 0:
@@ -157,7 +157,7 @@ class Carried:
         self._push()
 
     def _push(self) -> None:
-        """Hand the kernel what it takes in one call; epoll calls again when it takes more."""
+        """Send as much as the kernel accepts in one call; epoll reports when it accepts more."""
         head, left, now_ns = self._head, self._left, time.monotonic_ns()
         try:
             if head:
@@ -212,14 +212,14 @@ class Carried:
         if self._dropped:
             self.close()
         elif self._finished != _NO_FLOW and self._carrier.new:
-            # The flow is done and the launcher's word on the way: it need not wait for an end that has come
+            # The flow is finished and the launcher's GONE is on its way: that will close this connection at once
             self._carrier.unregister(self._file)
             self._broken = protocol.CLOSED
         else:
             self._lose(protocol.CLOSED)
 
     def _heed(self, number: int, value: int) -> None:
-        """Act on a notice."""
+        """Handle a notice of the receiver."""
         if number == protocol.HELLO_NUMBER and not self._welcome:
             if value != protocol.WELCOME:
                 self._lose(-value if value < -protocol.CLOSED else protocol.NO_RECEIVER)
@@ -239,8 +239,8 @@ class Carried:
             return
         self._complete(load, value)
 
-    def _complete(self, load: Load, received_ns: int) -> None:
-        """The receiver has all of a flow."""
+    def _complete(self, load: FlowState, received_ns: int) -> None:
+        """Account for a flow that the receiver has received completely."""
         now_ns = time.monotonic_ns()
         self._finished = load.number
         self._carrier.heard_ns[self._route] = now_ns
@@ -254,10 +254,10 @@ class Carried:
         self._sent = self._first_byte_ns = self._moved_ns = 0
 
     def _account(self, sent: int, silent_ns: int) -> None:
-        """A flow that did not finish."""
+        """Account for a flow that did not finish."""
         load = self._load or self._carrier.slots.load(self._slot)
         if load.number == self._finished:
-            return  # it did: the launcher's word crossed ours
+            return  # it did finish: the launcher's message crossed ours
         payload = max(self._sent, sent - _HEAD_BYTES, 0)
         acked = 0
         if payload:
@@ -272,13 +272,13 @@ class Carried:
         self._carrier.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
 
     def _tcp(self) -> TcpState:
-        """The connection's state, with the retransmissions since the last flow."""
+        """Return the connection's state, with the retransmissions since the last flow."""
         tcp = tcp_state(self._sock)
         before, self._retransmits = self._retransmits, max(self._retransmits, tcp.retransmits)
         return tcp._replace(retransmits=max(0, tcp.retransmits - before))
 
     def _lose(self, why: int) -> None:
-        """It broke."""
+        """Handle a broken connection: notify the launcher once."""
         if self._broken:
             return
         self._broken = why

@@ -1,6 +1,6 @@
-"""Messages between the launcher and the sender workers: small messages and open sockets over Unix socket pairs.
+"""Communication of launcher and sender workers: messages and open sockets over a Unix socket pair, and shared slots.
 
-Neither side ever waits for the other: what does not fit is kept and goes with the next flush.
+Neither side ever waits for the other: data that does not fit is kept for the next flush.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _MESSAGE = struct.Struct("=IIqq")
-_READ_BYTES = 64 * _MESSAGE.size  # a launch may be due: no more words at a time than are acted on in 100 µs
-_MOST_FILES = 64  # passed at once: few, for each is open twice until it has gone; the kernel takes 253
+_READ_BYTES = 64 * _MESSAGE.size  # a launch may be due: at most as many messages as can be handled in 100 µs
+_MOST_FILES = 64  # passed at once: few, since each is open twice until it is sent; the kernel takes 253
 _BUFFER_BYTES = 1 << 20
 
-# Launcher to carrier
-OPEN = 1  # place: route; first: how many connections to open, or to prepare where each flow has its own
-REST = 2  # place: slot; first: bytes of its flow that the launcher has sent; the carrier sends the others
-START = 3  # place: slot; first: errno of connecting, 0 when under way: a flow with a connection of its own begins
-# place: slot; first: bytes sent of the flow it carried, -1 without one; second: CLOCK_MONOTONIC since when silence is
-# failure: close it
+# Launcher to sender worker; "route" is the number of a connection pool
+OPEN = 1  # place: route; first: how many connections to open, or to prepare if each flow has its own
+REST = 2  # place: slot; first: bytes of its flow that the launcher has sent; the worker sends the rest
+START = 3  # place: slot; first: errno of connecting, 0 if in progress: a flow with a connection of its own begins
+# Close a connection. place: slot; first: bytes sent of its flow, -1 without one; second: CLOCK_MONOTONIC since when
+# silence is failure
 GONE = 4
 BEGIN = 5  # first and second: CLOCK_MONOTONIC and CLOCK_REALTIME of the launch
-FINISH = 6  # end open-ended flows as a plan's end does
+FINISH = 6  # end open-ended flows: the plan has ended
 END = 7  # stop
 
-# Carrier to launcher
+# Sender worker to launcher
 SOCKET = 8  # place: slot; first: route; a file comes with it
-FREE = 9  # place: slot; first: number of the flow that it carried; second: CLOCK_MONOTONIC of its end
-LOST = 10  # place: slot; first: errno or less than 0 for a verdict: its connection broke
-REFUSED = 11  # place: route; first: errno, or less than 0 for a verdict: a connection was not to be had
+FREE = 9  # place: slot; first: number of its finished flow; second: CLOCK_MONOTONIC of the flow's end
+LOST = 10  # place: slot; first: errno, or less than 0 for other reasons: its connection broke
+REFUSED = 11  # place: route; first: errno, or less than 0 for other reasons: a connection could not be made
 
 
 class Message(NamedTuple):
-    """One message; what ``place``, ``first`` and ``second`` are depends on ``what``."""
+    """One message; the meaning of ``place``, ``first`` and ``second`` depends on ``what``."""
 
     what: int
     place: int
@@ -48,14 +48,14 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """One end.
+    """One end of the communication between the launcher and a sender worker.
 
     Args:
         sock: one of a connected pair of stream sockets.
 
     Attributes:
         files: sockets received, in the order of their SOCKET messages.
-        ended: the other side is gone.
+        ended: True if the other side is gone.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -69,7 +69,7 @@ class Channel:
         self.ended = False
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the file descriptor, for ``select``."""
         return self._sock.fileno()
 
     def put(self, what: int, place: int, first: int = 0, second: int = 0) -> None:
@@ -77,10 +77,10 @@ class Channel:
         self._out += _MESSAGE.pack(what, place, first, second)
 
     def put_file(self, place: int, first: int, file: int) -> None:
-        """Add a SOCKET message and its file, of which the channel keeps a duplicate until it has gone.
+        """Add a SOCKET message and its file, of which the channel keeps a duplicate until it is sent.
 
         Raises:
-            OSError: this process has as many files open as it may.
+            OSError: this process has reached its limit of open files.
         """
         data, copy = _MESSAGE.pack(SOCKET, place, first, 0), os.dup(file)
         if self._out:
@@ -95,7 +95,7 @@ class Channel:
             self._behind.append((data, [copy]))
 
     def flush(self) -> bool:
-        """Send what there is; False when some of it has to wait."""
+        """Send the queued messages; return False if some have to wait."""
         if self._out and not self._behind:
             taken = self._send(self._out, [])
             del self._out[:taken]
@@ -108,7 +108,7 @@ class Channel:
             taken = self._send(data, files)
             if not taken:
                 return False
-            for file in files:  # they go with the first byte
+            for file in files:  # they are sent with the first byte
                 os.close(file)
             self._behind[0] = (data[taken:], [])
             if taken == len(data):
@@ -116,7 +116,7 @@ class Channel:
         return True
 
     def messages(self) -> Iterator[Message]:
-        """The messages that have come."""
+        """Yield the messages that have been received."""
         if self._in or not self.ended:
             yield from map(Message._make, _MESSAGE.iter_unpack(self._read()))
 
@@ -131,9 +131,9 @@ class Channel:
         except BlockingIOError:
             return 0
         except OSError as error:
-            if error.errno == errno.ETOOMANYREFS:  # the kernel wants files that are on their way to arrive first
+            if error.errno == errno.ETOOMANYREFS:  # the kernel has too many files in flight
                 return 0
-            # The other side is gone, and nothing is to be told
+            # The other side is gone, so the data is discarded
             self.ended = True
             return len(data)
 
@@ -154,7 +154,7 @@ class Channel:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two sockets of a channel; make them channels on either side of a fork."""
+    """Return the two sockets of a channel; each side of a fork makes a ``Channel`` of one."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
@@ -162,7 +162,7 @@ _SLOT = struct.Struct("=qqqq")
 SLOT_BYTES = _SLOT.size
 
 
-class Load(NamedTuple):
+class FlowState(NamedTuple):
     """A flow on a connection: its number, payload (0: open-ended), CLOCK_MONOTONIC times due and launched."""
 
     number: int
@@ -171,20 +171,20 @@ class Load(NamedTuple):
     start_ns: int
 
 
-class Slots:
-    """Slots of one carrier; make it before the fork.
+class SharedSlots:
+    """Shared slots of one sender worker, one per connection; created before the fork.
 
     Args:
-        count: connections at a time.
+        count: most connections at a time.
     """
 
     def __init__(self, count: int) -> None:
         self._memory = mmap.mmap(-1, max(1, count) * SLOT_BYTES)
 
     def fill(self, slot: int, number: int, size_bytes: int, due_ns: int, start_ns: int) -> None:
-        """Say what a connection carries from now on."""
+        """Set the flow that a connection carries from now on."""
         _SLOT.pack_into(self._memory, slot * SLOT_BYTES, number, size_bytes, due_ns, start_ns)
 
-    def load(self, slot: int) -> Load:
-        """Flow that a connection carries, or carried last."""
-        return Load._make(_SLOT.unpack_from(self._memory, slot * SLOT_BYTES))
+    def load(self, slot: int) -> FlowState:
+        """Return the flow that a connection carries, or carried last."""
+        return FlowState._make(_SLOT.unpack_from(self._memory, slot * SLOT_BYTES))

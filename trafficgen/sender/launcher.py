@@ -1,7 +1,7 @@
-"""The launcher: walks the plan on an absolute schedule and hands each flow's first bytes to the kernel.
+"""The launcher: follows the plan on an absolute schedule and hands each flow's first bytes to the kernel.
 
-It is a process of its own. Connections are opened ahead, and long flows carried on, by the carriers, which are other
-processes: neither a loop's other work nor the interpreter's lock makes a flow late.
+It is a process of its own. The sender workers, which are other processes, open connections ahead and send the rest of
+long flows, so neither other work in a loop nor the interpreter's lock delays a flow.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completions import Listener
-from ringtap.trafficgen.sender.ipc import Load
+from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.sender.options import FIRST_BYTES, PAYLOAD, SendOptions
 from ringtap.trafficgen.sender.pool import Carrying, Link, Route, Waiting
 from ringtap.trafficgen.sender.schedule import Schedule
 from ringtap.trafficgen.socket_options import TcpState, in_force
-from ringtap.trafficgen.statistics import Ending, Outcome
+from ringtap.trafficgen.statistics import Ending, FlowStatistics
 
-_CONNECT_PATIENCE_NS = 3_000_000_000  # since the last connection stood
-_LEAST_SILENCE_NS = 500_000_000  # a congested link is silent for a round trip or two, and that is no failure
+_CONNECT_PATIENCE_NS = 3_000_000_000  # since the last connection was made
+_LEAST_SILENCE_NS = 500_000_000  # a congested link may be silent for a round trip or two without a failure
 _HEED_EVERY = 32  # launches, while there is no time to wait
 _HEAD_BYTES = protocol.FLOW.size
 _PAUSE_S = 0.05
@@ -38,7 +38,7 @@ _NO_TCP = TcpState(0, 0, 0)
 
 
 class Go(NamedTuple):
-    """The sender's word to launch: CLOCK_MONOTONIC and CLOCK_REALTIME of the launch, and until when."""
+    """The sender's command to launch: CLOCK_MONOTONIC and CLOCK_REALTIME of the launch, CLOCK_MONOTONIC of its end."""
 
     origin_ns: int
     origin_real_ns: int
@@ -46,11 +46,11 @@ class Go(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The launcher's word that connections stand.
+    """The launcher's message that connections are established.
 
     Attributes:
-        deaf: for each destination without any, why.
-        in_force: socket options as the kernel has them.
+        deaf: reason for each destination without a connection.
+        in_force: socket options as the kernel reports them.
     """
 
     deaf: dict[str, str]
@@ -58,33 +58,33 @@ class Ready(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The launcher's last word.
+    """The launcher's final message.
 
     Attributes:
-        ended_ns: CLOCK_MONOTONIC until when it launched.
-        error: what went wrong, empty for nothing.
-        real_time: whether it ran ahead of everything else on its processor.
-        outcome: what it counted.
+        ended_ns: CLOCK_MONOTONIC of the end of launching, 0: it launched nothing.
+        error: the error, empty if there was none.
+        real_time: True if it ran with real-time priority on its processor.
+        outcome: its flow statistics.
     """
 
     ended_ns: int
     error: str
     real_time: bool
-    outcome: Outcome
+    outcome: FlowStatistics
 
 
 class Launcher:
-    """Runs in a process of its own until the plan has ended or the sender says stop.
+    """The launcher, which runs in a process of its own until the plan has ended or the sender stops it.
 
     Args:
-        schedule: what to launch.
-        routes: by (source, destination).
-        carriers: where connections come from.
-        options: how.
-        control: to the sender.
-        outcome: counts what is launched here.
-        ahead: connections to open on each route before the launch.
-        arrivals: where receivers of this host say what has arrived, or None.
+        schedule: the flows to launch.
+        routes: connection pools by (source, destination).
+        carriers: the sender workers, which provide connections.
+        options: send options.
+        control: pipe to the sender.
+        outcome: flow statistics of this process.
+        ahead: connections to open in each pool before the launch.
+        arrivals: completion notices from this host's receivers, or None.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Launcher:
         carriers: Sequence[Carrying],
         options: SendOptions,
         control: Connection,
-        outcome: Outcome,
+        outcome: FlowStatistics,
         ahead: dict[tuple[str, str], int],
         arrivals: Listener | None,
     ) -> None:
@@ -115,8 +115,8 @@ class Launcher:
         self._error = ""
 
     def run(self) -> None:
-        """Connect, wait for the word, launch, wait for what is outstanding, account for the rest."""
-        with suppress(OSError):  # sleeps end when they should, not up to 50 µs later
+        """Connect, wait for the command, launch, wait for outstanding flows, account for the rest."""
+        with suppress(OSError):  # sleeps then end on time, not up to 50 µs later
             Path("/proc/self/timerslack_ns").write_text("1")
         self._real_time = self._take_processor()
         gc.freeze()
@@ -136,12 +136,12 @@ class Launcher:
             self._control.send(Done(launched_ns, self._error, self._real_time, self._outcome.without_log()))
 
     def _take_processor(self) -> bool:
-        """Keep to the launcher's own processor, ahead of whatever else the kernel runs there, where that is allowed."""
+        """Pin the launcher to its processor; return True if it also got real-time priority there."""
         if self._options.launcher_cpu is None:
             return False
         alone = len(os.sched_getaffinity(0)) > 1
         os.sched_setaffinity(0, {self._options.launcher_cpu})
-        if not alone:  # the carriers have to run there too
+        if not alone:  # the sender workers have to run there too
             return False
         try:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO)))
@@ -182,7 +182,7 @@ class Launcher:
             carrying.channel.flush()
 
     def _launch_all(self, go: Go) -> None:
-        """The schedule: sleep until shortly before a flow is due, watch the clock, launch."""
+        """Launch the scheduled flows: sleep until shortly before a flow is due, poll the clock, launch."""
         schedule, clock, spin_ns = self._schedule, time.monotonic_ns, self._options.spin_ns
         without_pause = 0
         while not self._stopped:
@@ -219,7 +219,7 @@ class Launcher:
         self._heed(0)
 
     def _start(self, link: Link, flow: Waiting) -> bool:
-        """Put a flow on a connection; False when the connection turns out to be broken."""
+        """Start a flow on a connection; return False if the connection turns out to be broken."""
         number, size_bytes, due_ns = flow
         line = link.carrying.channel
         now_ns = time.monotonic_ns()
@@ -237,7 +237,7 @@ class Launcher:
             except BlockingIOError:
                 taken = 0
             except OSError:
-                return False  # its carrier is about to say so
+                return False  # its sender worker will report it
             if taken < _HEAD_BYTES + size_bytes or not size_bytes:
                 line.put(ipc.REST, link.slot, taken)
                 line.flush()
@@ -248,7 +248,7 @@ class Launcher:
         return True
 
     def _heed(self, longest_s: float) -> None:
-        """Act on what sender and carriers say, waiting for it at most so long."""
+        """Handle messages of the sender and its workers; wait for them at most ``longest_s`` seconds."""
         ready, _, _ = select.select(self._inputs, (), (), longest_s)
         for file in ready:
             carrying = self._by_file.get(file)
@@ -262,7 +262,7 @@ class Launcher:
             for what, place, first, second in carrying.channel.messages():
                 self._told(carrying, what, place, first, second)
             if carrying.channel.ended:
-                self._inputs.remove(file)  # the sender sees its process end, and says what is to be done
+                self._inputs.remove(file)  # the sender notices that the process has ended, and acts on it
             else:
                 carrying.channel.flush()
 
@@ -285,12 +285,12 @@ class Launcher:
             link = Link(route, carrying, place, carrying.channel.files.popleft(), self._new)
             carrying.links[place] = link
             route.joined()
-            if not self._new:  # there nothing has been sent yet
+            if not self._new:  # in ``new`` mode, nothing has been sent yet
                 route.heard_ns = time.monotonic_ns()
             self._idle(link)
         elif what == ipc.LOST:
             link_lost = carrying.links.get(place)
-            if link_lost is not None:  # else it was dropped while this word was on its way
+            if link_lost is not None:  # otherwise it was dropped while this message was on its way
                 self._lost(link_lost, first)
         elif what == ipc.REFUSED:
             self._refused(self._by_index[place], first)
@@ -320,10 +320,10 @@ class Launcher:
         self._drop(link, sent)
         if link.busy:
             self._busy -= 1
-        link.route.open_more(spares=False)  # a receiver that breaks every connection must not be given ever more
+        link.route.open_more(spares=False)  # do not open ever more to a receiver that breaks every connection
 
     def _drop(self, link: Link, sent: int) -> None:
-        """Close our side of a connection and tell its carrier to do so."""
+        """Close the launcher's copy of a connection and tell its sender worker to close it."""
         link.route.left(link)
         del link.carrying.links[link.slot]
         link.sock.close()
@@ -337,7 +337,7 @@ class Launcher:
             self._give_up(route, route.waiting.popleft(), "failed")
 
     def _settle(self) -> None:
-        """End the open-ended flows, and wait for the outstanding ones as long as patience lasts."""
+        """End the open-ended flows, and wait for outstanding flows for at most ``patience_s``."""
         limit_ns = time.monotonic_ns() + int(self._options.patience_s * 1e9)
         for carrying in self._carriers:
             carrying.channel.put(ipc.FINISH, 0)
@@ -367,5 +367,5 @@ class Launcher:
     def _give_up(self, route: Route, flow: Waiting, state: str) -> None:
         if state == "failed" and not self._outcome.first_failure:
             self._outcome.first_failure = f"{route.name}: {protocol.failure_words(route.why)}"
-        load = Load(flow.number, flow.size_bytes, flow.due_ns, 0)
+        load = FlowState(flow.number, flow.size_bytes, flow.due_ns, 0)
         self._outcome.ended(load, Ending(state), _NO_TCP, route.source, route.destination)

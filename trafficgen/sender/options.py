@@ -1,4 +1,4 @@
-"""Options for sending a plan."""
+"""Options for sending a plan, and the payload of its flows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 
 from ringtap.trafficgen.socket_options import Transport
 
-# Noise, so that no link or tunnel compresses it away; as much as one send call is handed at most
+# Noise, so that no link or tunnel can compress it; the most that one send call gets
 PAYLOAD_BYTES = 1 << 19
 PAYLOAD = memoryview(random.Random(0).randbytes(PAYLOAD_BYTES))
-# What of a flow the launcher sends itself: more would make the next flow late
+# The most payload of a flow that the launcher sends itself: more would make the next flow late
 FIRST_BYTES = 1 << 16
 
 
@@ -22,22 +22,23 @@ class SendOptions:
 
     Attributes:
         log_path: per-flow record file to create, or None.
-        duration_s: stop launching then; None: at the plan's end.
+        duration_s: time after which to stop launching; None: at the plan's end.
         token: the receivers' token.
-        transport: options of every connection; what it leaves open, the plan's header may say.
-        source: source address of flows for which the plan names none; empty: the routes' choice.
+        transport: options of every connection; the plan's header may set those that are None.
+        source: source address of flows for which the plan names none; empty: the routing table's choice.
         only_source: send only the plan's flows from this source; empty: all.
         connections: ``kept`` and reused, or a ``new`` one for each flow.
         start_at_ns: CLOCK_REALTIME of the launch; None: as soon as connected.
-        patience_s: how long to wait for outstanding flows after the last launch, and how long a destination with
-            flows outstanding may be silent before they count as failed.
-        most_connections: connections to each destination; None: as many as the plan starts at once, and 1024 at least.
-        workers: carrier processes.
-        threads: threads, each with a loop, in each of them.
-        spin_ns: how long before a flow's time the launcher stops sleeping and watches the clock.
-        launcher_cpu: processor that the launcher keeps to, or None.
-        method: how long flows are handed to the kernel.
-        arrivals: Unix socket on which the receivers of this host say what has arrived, or None.
+        patience_s: time to wait for outstanding flows after the last launch, and for which a destination with
+            outstanding flows may be silent before they count as failed.
+        most_connections: most connections from a source to a destination; None: as many as the plan starts at once,
+            and 1024 at least.
+        workers: sender worker processes.
+        threads: threads in each process, each with a loop.
+        spin_ns: time before a flow is due at which the launcher stops sleeping and polls the clock.
+        launcher_cpu: processor that the launcher is pinned to, or None.
+        method: system call that hands long flows to the kernel.
+        arrivals: Unix socket for completion notices from this host's receivers, or None.
         line_rate_bps: rate of the empty link, for slowdowns; 0: unknown.
     """
 

@@ -1,4 +1,4 @@
-"""The launcher's view of its connections: which are idle, which flows wait for one, and when more are to be opened."""
+"""Connection pools of the launcher: idle connections, flows that wait for one, and the opening of further ones."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ringtap.trafficgen.sender import ipc
-from ringtap.trafficgen.sender.ipc import Channel, Slots
+from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
 
 _LEAST_SPARE = 16
-_BUSY_A_SPARE = 4  # one idle connection for so many busy ones
+_BUSY_A_SPARE = 4  # busy connections per spare one
 _MOST_AT_ONCE = 64
 
 
 class Waiting(NamedTuple):
-    """A flow whose time has come: number, payload (0: open-ended), CLOCK_MONOTONIC time due."""
+    """A flow that is due: number, payload (0: open-ended), CLOCK_MONOTONIC time due."""
 
     number: int
     size_bytes: int
@@ -24,26 +24,26 @@ class Waiting(NamedTuple):
 
 
 class Carrying:
-    """The launcher's side of one carrier.
+    """The launcher's side of one sender worker.
 
     Attributes:
-        channel: to talk to it.
-        slots: what the launcher has put on its connections.
+        channel: channel to the worker.
+        slots: the flows that the launcher has started on its connections.
         links: its connections by slot.
     """
 
-    def __init__(self, channel_: Channel, slots: Slots) -> None:
+    def __init__(self, channel_: Channel, slots: SharedSlots) -> None:
         self.channel = channel_
         self.slots = slots
         self.links: dict[int, Link] = {}
 
 
 class Link:
-    """A connection, or in ``new`` mode a socket that waits to be connected.
+    """A connection, or in ``new`` mode a socket that is not yet connected.
 
     Attributes:
-        busy: carries a flow.
-        once: cannot be used again after its flow.
+        busy: True while it carries a flow.
+        once: True if it cannot be used again after its flow.
         sent: bytes of the flow and its header that the launcher has sent.
     """
 
@@ -57,22 +57,22 @@ class Link:
 
 
 class Route:
-    """All connections from one source to one destination.
+    """A connection pool: all connections from one source to one destination.
 
     Args:
-        index: its number, which the carriers know too.
+        index: its number, which the sender workers use too.
         source: index of the source among the plan's, -1: none.
         destination: index of the destination.
         name: ``host:port`` for messages.
-        carriers: they take turns.
-        most: connections at a time.
-        new: each flow has a connection of its own.
+        carriers: the sender workers, which take turns.
+        most: most connections at a time.
+        new: True if each flow has a connection of its own.
 
     Attributes:
         waiting: flows that found no idle connection.
-        why: reason for which the last connection was not to be had, 0 while none.
-        heard_ns: CLOCK_MONOTONIC of the receiver's last sign of life, 0 without one.
-        joined_any: some connection (in ``new`` mode some socket) was to be had.
+        why: reason of the last failed connection, 0 if there was none.
+        heard_ns: CLOCK_MONOTONIC of the receiver's last message, 0 without one.
+        joined_any: True once a connection (in ``new`` mode a socket) was obtained.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Route:
         self._new = new
 
     def take(self) -> Link | None:
-        """An idle connection, from each carrier in turn, the one used last first: it is the warmest."""
+        """Take an idle connection, from each sender worker in turn: the one used last, which is the warmest."""
         for _ in self._idle:
             self._turn = (self._turn + 1) % len(self._idle)
             if self._idle[self._turn]:
@@ -105,23 +105,23 @@ class Route:
         return None
 
     def give(self, link: Link) -> None:
-        """A connection is idle."""
+        """Add an idle connection."""
         self._idle_count += 1
         self._idle[self._places[id(link.carrying)]].append(link)
 
     def joined(self) -> None:
-        """A connection that was asked for has come."""
+        """Count a requested connection that has been established."""
         self.pending -= 1
         self.joined_any = True
         self._all += 1
 
     def refused(self, why: int) -> None:
-        """A connection that was asked for was not to be had."""
+        """Count a requested connection that could not be made."""
         self.pending -= 1
         self.why = why
 
     def left(self, link: Link) -> None:
-        """A connection is gone."""
+        """Remove a connection that is gone."""
         self._all -= 1
         if not link.busy:
             with_it = self._idle[self._places[id(link.carrying)]]
@@ -130,7 +130,7 @@ class Route:
                 self._idle_count -= 1
 
     def open_ahead(self, count: int) -> None:
-        """Ask the carriers in turn for more connections."""
+        """Request more connections from the sender workers in turn, within the limit."""
         count = min(count, self._most - self._all - self.pending)
         if count <= 0:
             return
@@ -145,7 +145,7 @@ class Route:
                 line.flush()
 
     def open_more(self, spares: bool = True) -> None:
-        """One for every waiting flow, and spare ones: behind a long queue a handshake takes long."""
+        """Request one connection per waiting flow, and spare ones: behind a long queue a handshake takes long."""
         wanted = len(self.waiting) - self.pending
         if not spares:
             self.open_ahead(min(wanted, _MOST_AT_ONCE))
@@ -156,5 +156,5 @@ class Route:
             self.open_ahead(min(max(0, wanted) + max(0, lacking), _MOST_AT_ONCE))
 
     def busy(self) -> int:
-        """Connections that carry a flow."""
+        """Return the number of connections that carry a flow."""
         return self._all - self._idle_count

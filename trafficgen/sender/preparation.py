@@ -1,4 +1,4 @@
-"""Preparation for sending a plan from this host: routes, addresses, socket options, and all checks."""
+"""Preparation for sending a plan from this host: connection pools, addresses, socket options, and all checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringtap.trafficgen import protocol
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.processes import raise_file_limit
 from ringtap.trafficgen.sender.options import SendOptions
-from ringtap.trafficgen.sender.worker import Place
+from ringtap.trafficgen.sender.worker import Destination
 from ringtap.trafficgen.socket_options import Transport, outgoing_socket
 
 _LEAST_AHEAD = 64
@@ -24,21 +24,21 @@ _PROBE_S = 3.0
 
 
 class SendPlan:
-    """A checked plan and the options it is sent with.
+    """A checked plan and the options with which it is sent.
 
     Attributes:
-        needs: what the plan's check found.
-        pairs: (source, destination) of each route.
-        places: where each leads.
-        ahead: connections to open on each before the launch.
-        most: connections on each at a time.
+        needs: requirements of the plan.
+        pairs: (source, destination) of each connection pool.
+        places: endpoints of each pool.
+        ahead: connections to open in each pool before the launch.
+        most: most connections in each pool at a time.
         transport: options of every connection.
-        duration_s: length that is sent.
-        sender: the number that the receivers' logs know it by.
-        deaf: destinations that ``probe`` found without a receiver, and why.
+        duration_ns: length that is sent.
+        sender: the sender's number in the receivers' logs.
+        deaf: destinations that ``probe`` found without a receiver, with reasons.
 
     Raises:
-        UsageError: the plan is wrong or asks for what this host does not have.
+        UsageError: the plan is wrong or requires more than this host has.
     """
 
     def __init__(self, plan: PlanFile, options: SendOptions) -> None:
@@ -70,7 +70,7 @@ class SendPlan:
         self._check_host()
 
     def probe(self) -> None:
-        """Ask each receiver whether it takes our flows, where no connection is opened before the flows' own."""
+        """Ask each receiver whether it accepts this sender, if each flow opens its own connection."""
         if self.options.connections != "new":
             return
         for place in {place.name: place for place in self.places}.values():
@@ -78,7 +78,7 @@ class SendPlan:
             if why:
                 self.deaf[place.name] = why
 
-    def _ask(self, place: Place) -> str:
+    def _ask(self, place: Destination) -> str:
         try:
             with outgoing_socket(place.family, self.transport, place.source) as sock:
                 sock.settimeout(_PROBE_S)
@@ -95,16 +95,16 @@ class SendPlan:
             return "" if number == protocol.HELLO_NUMBER else protocol.failure_words(protocol.NO_RECEIVER)
         return protocol.failure_words(-verdict)
 
-    def _place(self, source: str, destination: str) -> Place:
+    def _place(self, source: str, destination: str) -> Destination:
         family, address = protocol.resolve(destination)
         bound = source or self.options.source
         outgoing_socket(family, self.transport, bound).close()
         sources = list(self.plan.sources)
         index = sources.index(source) if source else -1
-        return Place(bound, family, address, destination, index, self.plan.destinations.index(destination))
+        return Destination(bound, family, address, destination, index, self.plan.destinations.index(destination))
 
     def _check_limits(self, at_once: list[int]) -> None:
-        """Connections that the plan is sure to need against open files and local ports."""
+        """Check that open files and local ports suffice for the connections that the plan is sure to need."""
         carriers = self.options.workers * self.options.threads
         wanted = sum(self.ahead)
         limit = raise_file_limit(sum(self.most) + _OTHER_FILES)
@@ -115,7 +115,7 @@ class SendPlan:
             )
         more = (limit - _OTHER_FILES - wanted) // len(self.pairs)
         self.most = [min(most, ahead + more) for ahead, most in zip(self.ahead, self.most, strict=True)]
-        # Twice: a connection of one flow is not quite gone when the next has its place
+        # Twice as many: a closed connection may still hold its slot when the next one is opened
         self.most_a_carrier = 2 * -(-sum(self.most) // carriers) + 2 * len(self.pairs) + _LEAST_AHEAD
         first, last = _ports()
         for pair, count in zip(self.pairs, at_once, strict=True):
@@ -135,7 +135,7 @@ class SendPlan:
 
 
 def _transport(plan: PlanFile, asked: Transport) -> Transport:
-    """The plan's own options where none was asked for."""
+    """Return the requested options, completed with those of the plan."""
     of_plan: dict[str, Any] = plan.header.get("transport") or {}
     known = {field.name for field in fields(Transport)}
     chosen = {name: value for name, value in of_plan.items() if name in known and getattr(asked, name) is None}

@@ -1,4 +1,4 @@
-"""The order of flows: a plan's lines, and the flows that waited for others to arrive."""
+"""The order of flows: a plan's lines, and the flows that wait for others to complete."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from heapq import heappop, heappush
 from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile
-from ringtap.trafficgen.plans.requirements import PlanNeeds
+from ringtap.trafficgen.plans.requirements import PlanRequirements
 
 NEVER = 2**63 - 1
 
 
 class Schedule:
-    """A plan as a queue by time; times are CLOCK_MONOTONIC.
+    """A plan as a queue ordered by time; times are CLOCK_MONOTONIC.
 
     Args:
-        plan: read as it is needed, a line ahead.
-        needs: what its check found.
+        plan: the plan file, read one line ahead of the launches.
+        needs: requirements that the plan's check found.
         only_source: leave out flows of other sources; empty: none.
 
     Attributes:
-        next_ns: when the next flow is due, NEVER when none is.
+        next_ns: time at which the next flow is due, NEVER if there is none.
     """
 
-    def __init__(self, plan: PlanFile, needs: PlanNeeds, only_source: str) -> None:
+    def __init__(self, plan: PlanFile, needs: PlanRequirements, only_source: str) -> None:
         self.next_ns = NEVER
         self._lines: Iterator[tuple[int, Flow]] = enumerate(plan.flows())
         self._only_source = only_source
@@ -36,19 +36,19 @@ class Schedule:
         self._origin_ns = self._until_ns = 0
         self._ready: list[tuple[int, int, Flow]] = []
         self._parked: dict[int, list[tuple[int, Flow]]] = {}
-        # When each flow arrived: eight bytes a flow, and only for plans in which some flow waits for another
+        # Completion time of each flow: eight bytes per flow, only for plans in which some flow waits for another
         self._arrived_ns = array("q", bytes(8 * needs.flows)) if needs.dependent else None
 
     def begin(self, origin_ns: int, until_ns: int) -> None:
-        """Fix the times: flows due at ``until_ns`` or later are left out."""
+        """Set the origin of times and the end; flows due at ``until_ns`` or later are left out."""
         self._origin_ns, self._until_ns = origin_ns, until_ns
         self._advance()
 
     def pop(self) -> tuple[int, Flow, int]:
-        """Take the flow that ``next_ns`` speaks of: its number, itself and when it is due.
+        """Take the flow that is due at ``next_ns``; return its number, the flow and its due time.
 
         Raises:
-            UsageError: the line after it is wrong: the plan was changed after it was checked.
+            UsageError: the line after it is wrong, because the plan was changed after it was checked.
         """
         if self._ready and self._ready[0][0] <= self._line_ns:
             due_ns, number, flow = heappop(self._ready)
@@ -61,7 +61,7 @@ class Schedule:
         return number, flow, due_ns
 
     def arrived(self, number: int, at_ns: int) -> None:
-        """A flow has been received: what waited for it becomes due."""
+        """Record the completion of a flow; flows that waited for it become ready."""
         if self._arrived_ns is None or number >= len(self._arrived_ns):
             return
         self._arrived_ns[number] = at_ns
@@ -70,7 +70,7 @@ class Schedule:
         self._renew()
 
     def _advance(self) -> None:
-        """Go to the next line that waits for nothing, parking those that do."""
+        """Go to the next line whose flow waits for no other; put aside the flows that do."""
         self._line, self._line_ns = None, NEVER
         for number, flow in self._lines:
             self._recognize(number, flow)
@@ -90,7 +90,7 @@ class Schedule:
         self._renew()
 
     def _recognize(self, number: int, flow: Flow) -> None:
-        """Refuse what was not there when the plan was checked: nothing is prepared for it."""
+        """Check that the flow was in the plan when it was checked; nothing is prepared for others."""
         needs = self._needs
         known = number < needs.flows and (flow.source, flow.destination) in needs.most_at_once
         if not known or (flow.after >= 0 and not needs.dependent):

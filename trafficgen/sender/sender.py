@@ -1,4 +1,4 @@
-"""The sender: starts launcher and carriers, gives the word to launch, and adds up what became of the plan."""
+"""The sender: starts launcher and workers, gives the command to launch, and adds up the flow statistics."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.terminal import unguarded
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile
-from ringtap.trafficgen.processes import Crew
+from ringtap.trafficgen.processes import WorkerProcesses
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completions import Listener
-from ringtap.trafficgen.sender.ipc import Channel, Slots
+from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
 from ringtap.trafficgen.sender.launcher import Done, Go, Launcher, Ready
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.sender.pool import Carrying, Route
 from ringtap.trafficgen.sender.preparation import SendPlan
 from ringtap.trafficgen.sender.schedule import Schedule
-from ringtap.trafficgen.sender.worker import Carrier, Report
-from ringtap.trafficgen.statistics import Outcome
+from ringtap.trafficgen.sender.worker import Report, SenderWorker
+from ringtap.trafficgen.statistics import FlowStatistics
 
-_LEAD_NS = 5_000_000  # from the word to the launch, so that the launcher has it by then
-_START_AHEAD_NS = 1_000_000_000  # before an absolute start, the word is given so late: until then the clock may step
+_LEAD_NS = 5_000_000  # from the command to the launch, so that the launcher has it by then
+_START_AHEAD_NS = 1_000_000_000  # from the command to an absolute start: short, because the clock may step before it
 _LAST_WORDS_S = 10.0
 _PROGRESS_S = 1.0
 
 
-class _Line(NamedTuple):
-    """The connection between a sender worker and the launcher."""
+class WorkerLink(NamedTuple):
+    """The link between a sender worker and the launcher: two channel ends and the shared slots."""
 
     launchers: Any
     carriers: Any
-    slots: Slots
+    slots: SharedSlots
 
 
 class Sender:
-    """Sends one plan once: ``Sender(plan, options).run()``.
+    """The sender of one plan, used once: ``Sender(plan, options).run()``.
 
     Attributes:
-        first_failure: why the first flow that failed did, empty while none has.
-        load_bps: payload rate that the plan asks for, mean over its length.
-        flows_per_s: flows that it starts a second, likewise.
+        first_failure: reason of the first failed flow, empty if none failed.
+        load_bps: payload rate of the plan, mean over its length.
+        flows_per_s: flows that the plan starts per second, mean over its length.
 
     Raises:
-        UsageError: the plan or what is asked of this host is wrong; nothing has been sent.
+        UsageError: the plan is wrong or this host cannot send it; nothing has been sent.
     """
 
     def __init__(self, plan: PlanFile, options: SendOptions) -> None:
@@ -62,7 +62,7 @@ class Sender:
         length_s = plan.duration_ns / 1e9
         self.load_bps = self._what.needs.bytes * 8 / length_s if length_s else 0.0
         self.flows_per_s = self._what.needs.flows / length_s if length_s else 0.0
-        self._crew = Crew()
+        self._crew = WorkerProcesses()
         self._arrivals: Listener | None = None
         self._launcher: Connection | None = None
         self._in_force: dict[str, object] = {}
@@ -70,10 +70,10 @@ class Sender:
         self._stopped = False
 
     def run(self) -> dict[str, Any]:
-        """Connect, launch, wait for what is outstanding; returns the summary.
+        """Connect, launch, wait for outstanding flows; return the summary.
 
         Raises:
-            UsageError: the log cannot be made, or ``start_at_ns`` has passed.
+            UsageError: the log cannot be created, or ``start_at_ns`` has passed.
             MeasurementError: no receiver answered, a process of the sender died, or the log could not be written.
         """
         if self._options.arrivals is not None:
@@ -94,7 +94,9 @@ class Sender:
 
     def _fork(self) -> None:
         options, what = self._options, self._what
-        lines = [_Line(*ipc.pair(), Slots(what.most_a_carrier)) for _ in range(options.workers * options.threads)]
+        lines = [
+            WorkerLink(*ipc.pair(), SharedSlots(what.most_a_carrier)) for _ in range(options.workers * options.threads)
+        ]
         ends = [end for line in lines for end in line[:2]]
         for first in range(0, len(lines), options.threads):
             mine = lines[first : first + options.threads]
@@ -108,7 +110,7 @@ class Sender:
             end.close()
 
     def _give_word(self) -> Go | None:
-        """Wait until connections stand, fix the origin of all times, make the log and tell the launcher."""
+        """Wait for connections, set the origin of all times, create the log and give the command to the launcher."""
         ready = self._hear(None)
         if not isinstance(ready, Ready):
             return None
@@ -144,7 +146,7 @@ class Sender:
         about |= {"destinations": list(plan.destinations), "transport": self._in_force}
         return about | {"origin_ns": go.origin_real_ns, "origin_monotonic_ns": go.origin_ns}
 
-    def _await_end(self, go: Go | None) -> tuple[Done, Outcome]:
+    def _await_end(self, go: Go | None) -> tuple[Done, FlowStatistics]:
         done: Done | None = None
         reports: list[Report] = []
         carriers = self._options.workers * self._options.threads
@@ -175,7 +177,7 @@ class Sender:
         return word
 
     def _stop(self) -> None:
-        """Launch nothing more and end at once."""
+        """Tell the launcher to launch nothing more and to end at once."""
         if not self._stopped:
             self._stopped = True
             self._tell(None)
@@ -197,11 +199,11 @@ class Sender:
                 flush=True,
             )
 
-    def _sum_up(self, go: Go | None, done: Done, outcome: Outcome) -> dict[str, Any]:
+    def _sum_up(self, go: Go | None, done: Done, outcome: FlowStatistics) -> dict[str, Any]:
         self.first_failure = outcome.first_failure
         origin_ns = 0 if go is None else go.origin_ns
         launched_s = 0.0 if go is None else max(0.0, (done.ended_ns - origin_ns) / 1e9)
-        # How far CLOCK_REALTIME moved against CLOCK_MONOTONIC, which times everything here
+        # Step of CLOCK_REALTIME relative to CLOCK_MONOTONIC, which times everything here
         now_ns, real_ns = _clocks()
         step_ns = 0 if go is None else real_ns - now_ns - go.origin_real_ns + go.origin_ns
         stopped_by = self._crew.signalled or ("duration" if self._what.duration_ns < self._plan.duration_ns else "plan")
@@ -216,14 +218,14 @@ class Sender:
 
 
 def _leave_alone(cpu: int | None) -> None:
-    """Keep off the launcher's processor, where there is another one."""
+    """Run on other processors than the launcher's, if there are any."""
     others = os.sched_getaffinity(0) - {cpu}
     if cpu is not None and others:
         os.sched_setaffinity(0, others)
 
 
 def _clocks() -> tuple[int, int]:
-    """CLOCK_MONOTONIC and CLOCK_REALTIME of the same moment: the closest of several readings."""
+    """Read CLOCK_MONOTONIC and CLOCK_REALTIME of the same moment: the closest of several readings."""
     readings = []
     for _ in range(16):
         before_ns, real_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -231,7 +233,7 @@ def _clocks() -> tuple[int, int]:
     return min(readings)[1:]
 
 
-def _launch(what: SendPlan, lines: Sequence[_Line], arrivals: Listener | None, control: Connection) -> None:
+def _launch(what: SendPlan, lines: Sequence[WorkerLink], arrivals: Listener | None, control: Connection) -> None:
     carriers = [Carrying(Channel(line.launchers), line.slots) for line in lines]
     routes = {}
     new = what.options.connections == "new"
@@ -240,24 +242,24 @@ def _launch(what: SendPlan, lines: Sequence[_Line], arrivals: Listener | None, c
         route.address = place.address
         routes[pair] = route
     schedule = Schedule(what.plan, what.needs, what.options.only_source)
-    outcome = Outcome(what.options.line_rate_bps)
+    outcome = FlowStatistics(what.options.line_rate_bps)
     ahead = dict(zip(what.pairs, what.ahead, strict=True))
     Launcher(schedule, routes, carriers, what.options, control, outcome, ahead, arrivals).run()
 
 
-def _carry(what: SendPlan, lines: Sequence[_Line], control: Connection) -> None:
-    """A process of carriers, a thread each where there are several."""
+def _carry(what: SendPlan, lines: Sequence[WorkerLink], control: Connection) -> None:
+    """Run the sender workers of one process, one per thread."""
     lock = threading.Lock()
 
-    def work(line: _Line) -> None:
-        carrier = Carrier(
+    def work(line: WorkerLink) -> None:
+        carrier = SenderWorker(
             Channel(line.carriers),
             line.slots,
             what.places,
             what.options,
             what.transport,
             what.hello,
-            Outcome(what.options.line_rate_bps),
+            FlowStatistics(what.options.line_rate_bps),
             what.most_a_carrier,
         )
         asyncio.run(carrier.run(control, lock))

@@ -1,7 +1,7 @@
-"""A carrier: opens connections, carries on the flows that the launcher starts, and hears the receivers' notices.
+"""A sender worker: opens connections, sends the rest of the flows that the launcher starts, reads receivers' notices.
 
-One asyncio loop a thread. Its connections hang on an epoll of their own inside the loop, so that a busy carrier handles
-them in batches, at a fraction of what a callback each would cost.
+Each thread runs one asyncio loop. The connections have an epoll of their own inside the loop, so that a busy worker
+handles them in batches, at a fraction of the cost of one callback per connection.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import FLUSH_S, SENT_FIELDS, FlowLog
 from ringtap.trafficgen.sender import ipc
-from ringtap.trafficgen.sender.connection import Carried
-from ringtap.trafficgen.sender.ipc import Channel, Slots
+from ringtap.trafficgen.sender.connection import SenderConnection
+from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
 from ringtap.trafficgen.sender.options import PAYLOAD, SendOptions
 from ringtap.trafficgen.socket_options import Transport, outgoing_socket
-from ringtap.trafficgen.statistics import Outcome
+from ringtap.trafficgen.statistics import FlowStatistics
 
 _MOST_EVENTS = 256
 
 
-class Place(NamedTuple):
-    """The destination of a route: source address, address family, address, name, indexes in the plan."""
+class Destination(NamedTuple):
+    """The endpoints of a connection pool: source address, address family, address, name, indexes in the plan."""
 
     source: str
     family: int
@@ -41,39 +41,40 @@ class Place(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A carrier's last word: what went wrong with the log, empty for nothing, and what became of its flows."""
+    """A sender worker's final message: the error of its log, empty if there was none, and its flow statistics."""
 
     error: str
-    outcome: Outcome
+    outcome: FlowStatistics
 
 
-class Carrier:
-    """``asyncio.run(Carrier(...).run())`` in a thread or process of its own.
+class SenderWorker:
+    """A sender worker: ``asyncio.run(SenderWorker(...).run(...))`` in a thread or process of its own.
 
     Args:
-        line: to the launcher.
-        slots: what the launcher puts on the connections.
-        places: by route.
-        options: how to send.
+        line: channel to the launcher.
+        slots: the flows that the launcher starts on the connections.
+        places: endpoints by connection pool (route).
+        options: send options.
         transport: options of every connection.
-        hello: what opens every connection.
-        outcome: counts what ends here.
+        hello: first bytes on every connection.
+        outcome: flow statistics of this worker.
+        most: most connections at a time.
 
     Attributes:
-        epoll: of the connections.
-        outcome: what became of flows.
-        heard_ns: by route, CLOCK_MONOTONIC of the receiver's last notice.
+        epoll: epoll object of the connections.
+        outcome: flow statistics of this worker.
+        heard_ns: by connection pool, CLOCK_MONOTONIC of the receiver's last notice.
     """
 
     def __init__(
         self,
         line: Channel,
-        slots: Slots,
-        places: Sequence[Place],
+        slots: SharedSlots,
+        places: Sequence[Destination],
         options: SendOptions,
         transport: Transport,
         hello: bytes,
-        outcome: Outcome,
+        outcome: FlowStatistics,
         most: int,
     ) -> None:
         self.line, self.slots, self.places, self.hello, self.outcome = line, slots, places, hello, outcome
@@ -83,13 +84,13 @@ class Carrier:
         self.payload_file = _payload_file() if options.method == "sendfile" else -1
         self._log_path, self._transport = options.log_path, transport
         self._free = list(range(most - 1, -1, -1))
-        self._all: dict[int, Carried] = {}
-        self._files: dict[int, Carried] = {}
+        self._all: dict[int, SenderConnection] = {}
+        self._files: dict[int, SenderConnection] = {}
         self._ended = asyncio.Event()
         self._error = ""
 
     async def run(self, control: Connection, lock: threading.Lock) -> None:
-        """Serve the launcher until it says END or is gone, then report to ``control``, which ``lock`` guards."""
+        """Serve the launcher until it sends END or is gone, then report to ``control``, which ``lock`` guards."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self.line.fileno(), self._heed)
         loop.add_reader(self.epoll.fileno(), self._events)
@@ -100,28 +101,28 @@ class Carrier:
         with lock, suppress(OSError):
             control.send(Report(self._error, self.outcome.without_log()))
 
-    def register(self, carried: Carried, file: int, events: int) -> None:
-        """Watch a connection."""
+    def register(self, carried: SenderConnection, file: int, events: int) -> None:
+        """Start watching a connection."""
         self._files[file] = carried
         self.epoll.register(file, events)
 
     def unregister(self, file: int) -> None:
-        """Watch it no longer."""
+        """Stop watching a connection."""
         if self._files.pop(file, None) is not None:
             self.epoll.unregister(file)
 
     def release(self, slot: int) -> None:
-        """A slot may be used again."""
+        """Free a slot for reuse."""
         del self._all[slot]
         self._free.append(slot)
 
     def failed(self, route: int, why: int) -> None:
-        """A flow failed; the first one's reason is kept."""
+        """Record the reason of a failed flow; only the first one's is kept."""
         if not self.outcome.first_failure:
             self.outcome.first_failure = f"{self.places[route].name}: {protocol.failure_words(why)}"
 
     def _heed(self) -> None:
-        """Act on what the launcher says."""
+        """Handle the launcher's messages."""
         for what, place, first, second in self.line.messages():
             if what == ipc.REST:
                 self._all[place].carry_on(first)
@@ -154,7 +155,7 @@ class Carrier:
         self._say()
 
     def _say(self) -> None:
-        """Send the messages that came up; what does not fit goes a little later."""
+        """Send the queued messages; those that do not fit are sent a little later."""
         if not self.line.flush() and not self._ended.is_set():
             asyncio.get_running_loop().call_later(0.001, self._say)
 
@@ -178,7 +179,7 @@ class Carrier:
                 self.line.put(ipc.REFUSED, route, error.errno or errno.EMFILE)
                 return
         self._free.pop()
-        carried = self._all[slot] = Carried(self, sock, slot, route)
+        carried = self._all[slot] = SenderConnection(self, sock, slot, route)
         self.outcome.connections += 1
         if not self.new:
             carried.connect(place.address)

@@ -86,9 +86,7 @@ class ClockClient:
             account.reason = f"the reference answers no ping at {where}, UDP port {self._server['port']}"
             account.remedy = "let UDP pass between the nodes, or run a time daemon (chrony) on them"
         else:
-            why = (
-                self._server.get("why") or "it has not started one, or the run directory is not on a shared file system"
-            )
+            why = self._server.get("why") or "none was started, or the run directory is not on a shared file system"
             account.reason = f"no clock server found on {account.reference}: {why}"
             account.remedy = "put the run directory on a file system that all nodes share"
 

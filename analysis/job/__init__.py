@@ -1,6 +1,6 @@
-"""The join of a job and its network, iteration by iteration.
+"""Analysis of a job and its network per iteration.
 
-``open_job`` gives a `Job`; both are imported when asked for.
+``open_job`` returns a `Job`; both are imported on first access.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what reads runs only when it is asked for: ``ringtap analyze --help`` needs none of it."""
+    """Import the run reader on first access: ``ringtap analyze --help`` does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ringtap.analysis.job import run

@@ -1,4 +1,4 @@
-"""The same bytes from three sides: sockets, interface counters, packets."""
+"""Byte accounting: the same traffic by sockets, by interface counters and by captured packets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringtap.ethernet import HEADER_BYTES
 LOOPBACK, NETWORK = "loopback", "network"
 # an IPv6 header has 20 bytes more
 _IPV6_MORE_BYTES = 20
-# what carries other interfaces' bytes a second time, or none of a job's
+# interfaces that count bytes of other interfaces again, or carry none of a job's
 _NOT_WIRES = re.compile(r"(docker|br-|virbr|veth|ifb|dummy|bonding_masters)")
 _WAYS = ((LOOPBACK, "tx"), (NETWORK, "tx"), (NETWORK, "rx"))
 COLUMNS = ("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "packet_payload_bytes", "packet_bytes")
@@ -26,14 +26,14 @@ COLUMNS = ("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "pac
 
 @dataclass(frozen=True)
 class ByteAccount:
-    """One direction of a node's interfaces, or its loopback.
+    """Byte counts of one direction of a node's network interfaces or of its loopback.
 
     Attributes:
         node: name of the node.
         path: ``loopback`` or ``network``.
-        direction: ``tx`` or ``rx``; on loopback both are the same bytes, and ``tx`` stands for them.
-        interfaces: the interfaces that were counted, or captured.
-        amounts: by name of `COLUMNS`, one number a bin; None: not measured.
+        direction: ``tx`` or ``rx``; loopback has ``tx`` only, as both directions are the same bytes.
+        interfaces: the interfaces whose counters were read; empty without counters.
+        amounts: by name of `COLUMNS`, one number per bin; None: not measured.
     """
 
     node: str
@@ -45,12 +45,12 @@ class ByteAccount:
 
 @dataclass(frozen=True)
 class ByteAccounts:
-    """All of it.
+    """Byte counts of all nodes.
 
     Attributes:
         wires: the directions of each node.
-        by_class: payload of each class of flows by the captures, one number a bin, where they can be told apart; empty
-            where nothing was captured.
+        by_class: payload of each class of flows by the captures, one number per bin; a class that cannot be
+            distinguished is missing; empty where nothing was captured.
         packets: the captures by node.
     """
 
@@ -64,8 +64,8 @@ class Counted:
     """Counts of a node's interfaces.
 
     Attributes:
-        interfaces: by path, those that carry bytes for the first time.
-        grown: by path, direction and ``bytes`` or ``packets``, one number a bin.
+        interfaces: by path, the interfaces whose bytes no other interface counts.
+        grown: growth by path, direction and ``bytes`` or ``packets``, one number per bin.
     """
 
     interfaces: dict[str, tuple[str, ...]]
@@ -95,13 +95,13 @@ def measure(
     traffic: SocketTraffic,
     bins: int,
 ) -> ByteAccounts:
-    """Count every node's bytes from all sides there are.
+    """Count the bytes of every node by sockets, interface counters and captures, as far as they were recorded.
 
     Args:
         nodes: the nodes' logs.
-        counted: what the interfaces of each counted.
-        captured: the captures of those that have some.
-        traffic: what the sockets moved.
+        counted: interface counts of each node.
+        captured: captures by node, for nodes that have some.
+        traffic: bytes of the sockets.
         bins: number of bins.
     """
     ways, headers = _Ways(traffic), _header_bytes(traffic)
@@ -129,20 +129,20 @@ def measure(
 
 
 def _interfaces(counters: WideLog, node: NodeLogs) -> list[str]:
-    """The interfaces that carry bytes for the first time: not those that stand on others of the same node."""
+    """Return the interfaces that carry a job's bytes, without those stacked on others of the same node."""
     names = dict.fromkeys(column.rpartition(".")[0] for column in counters.columns)
     above = stacked(node)
     return [name for name in names if not _NOT_WIRES.match(name) and name not in above]
 
 
 def stacked(node: NodeLogs) -> set[str]:
-    """Interfaces whose bytes a second interface of the node counts as well (macvlan, VLAN, bond, bridge)."""
+    """Return the interfaces whose bytes another interface of the node counts as well (macvlan, VLAN, bond, bridge)."""
     links = (node.info.get("before") or {}).get("links") or {}
     return {name for name, link in links.items() if isinstance(link, dict) and link.get("below")}
 
 
 class _Ways:
-    """The ways that a run's flows took, by node."""
+    """Rows of a run's flow groups by path, direction and node."""
 
     def __init__(self, traffic: SocketTraffic) -> None:
         self._traffic = traffic
@@ -157,7 +157,7 @@ class _Ways:
         self._rows = {way: nodes.groupby(nodes).groups for way, nodes in rows.items()}
 
     def socket_bytes(self, node: str, path: str, direction: str) -> Numbers:
-        """Bytes that sockets put on a wire or took from it: payload, and for what is sent also retransmissions."""
+        """Return the payload bytes that sockets sent or received, for ``tx`` with retransmitted bytes."""
         mine = np.asarray(self._rows[path, direction].get(node, ()), np.int64)
         total: Numbers = self._traffic.amounts["payload_bytes"][mine].sum(axis=0)
         if direction == "tx":
@@ -166,7 +166,7 @@ class _Ways:
 
 
 def _header_bytes(traffic: SocketTraffic) -> dict[str, int]:
-    """Bytes of a packet's headers on each node: of the address family that moved most."""
+    """Return the header bytes of a packet on each node, for the address family with most payload."""
     flows = traffic.flows
     six, moved = flows["from"].str.contains(":").to_numpy(bool), flows["payload_bytes"].fillna(0).to_numpy(np.float64)
     more = pd.Series(np.where(six, moved, -moved))
@@ -177,7 +177,7 @@ def _header_bytes(traffic: SocketTraffic) -> dict[str, int]:
 
 
 def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direction: str) -> Integers:
-    """Rows of the capture's flows that went this way."""
+    """Return the rows of the capture's flows with this path and direction."""
     flows = traffic.flows
     known = {*flows.loc[flows["from_node"] == node, "from"], *flows.loc[flows["to_node"] == node, "to"]}
     own = own_addresses(captured, known)
@@ -191,7 +191,7 @@ def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direc
 def _by_class(
     captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic, bins: int
 ) -> dict[str, Numbers]:
-    """Payload of each class of flows; a flow that several nodes captured counts where it was sent, else once."""
+    """Sum the payload of each class of flows; a flow that several nodes captured counts once, at its sender if there."""
     ends = ["from", "from_port", "to", "to_port"]
     known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "class", "from_node"]]
     parts = []
@@ -207,7 +207,7 @@ def _by_class(
     # loopback addresses of two nodes are two flows
     table["scope"] = table["node"].where(table["interface"] == "lo", "")
     table = table.sort_values("apart", kind="stable").drop_duplicates([*ends, "scope"])
-    # without sockets nothing can be said to be training or other: then these are missing, not 0
+    # without sockets, training and other traffic are not known: missing, not 0
     kinds = CLASSES if any(covered.any() for covered in traffic.covered.values()) else (CROSS,)
     result = {kind: np.zeros(bins) for kind in dict.fromkeys((*kinds, *table["class"]))}
     for place, row, kind in zip(table["node"], table["row"], table["class"], strict=True):

@@ -15,13 +15,16 @@ NOT_ASKED = "not asked for"
 
 
 def states(nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
-    """The state of each collector on each node; one that node.json does not mention has left a log, or nothing."""
+    """Return the state of each collector on each node.
+
+    A collector that node.json does not mention is ``ok`` if it left a file, else ``absent``.
+    """
     rows = []
     for name, node in nodes.items():
         said = node.collectors
         for collector in dict.fromkeys((*ORDER, *said)):
             item = said.get(collector)
-            if item is None:  # a name of ORDER: what node.json names may be no name of a folder
+            if item is None:  # a name of ORDER; names in node.json need not be folder names
                 logged = any(node.path.glob(f"{collector}/*"))
                 why = NOT_ASKED if node.info else "the agent was ended before it had written node.json"
                 item = {"state": "ok" if logged else "absent", "reason": "" if logged else why}
@@ -47,10 +50,10 @@ def _number(value: Any) -> int | None:
 
 
 def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str, str]:
-    """State of the run's end over all nodes, and the reason in a sentence."""
+    """Return the final status of the run over all nodes, and the reason as a sentence."""
     said, why = str(info.get("status", "partial")), str(info.get("why") or "")
     if said == "running":
-        # a node that has written everything had room for it
+        # a node that wrote everything had disk space for it
         full = "" if nodes and all(node.done for node in nodes.values()) else ", or its disk was full"
         why = "the run was still being written, or its agent was ended before it could say how it ended"
         return said, why + full

@@ -1,4 +1,4 @@
-"""Flows between the processes of a run: who they belong to, and what each moved in each iteration."""
+"""Flows between the processes of a run: their owners, their classes, and their bytes in each iteration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked
 
 @dataclass(frozen=True)
 class Known:
-    """The sockets of a node, with their owners, and how often they are sampled: busy ones, and at least all."""
+    """Sockets of a node with their owners, and the sampling periods of busy sockets and of all sockets."""
 
     sockets: pd.DataFrame
     every_s: float
@@ -35,7 +35,7 @@ class Known:
 
 
 def sockets_of(node: NodeLogs) -> Known | None:
-    """A node's sockets; None where none were recorded."""
+    """Return a node's sockets; None where none were recorded."""
     log = socket_log(node)
     if log is None or not len(log.sockets):
         return None
@@ -48,7 +48,7 @@ def sockets_of(node: NodeLogs) -> Known | None:
 
 
 def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:
-    """Rank and command of each inode; where several processes had a socket, the one that is a rank."""
+    """Return rank and command of each inode; of several processes with one socket, those of the lowest rank."""
     found: dict[int, tuple[int | None, str | None]] = {}
     for line in node.lines("sockets/owners.jsonl", OWNER):
         inode, rank, command = line["inode"], line.get("rank"), line.get("command")
@@ -66,9 +66,9 @@ class SocketBytes:
     """Bytes that the sockets of a node sent and received.
 
     Attributes:
-        groups: the groups that they belong to.
-        amounts: by name of `AMOUNTS`, what each of these moved in each bin, shape (groups, bins).
-        sums: growth of each of `COUNTERS`, one number a socket.
+        groups: numbers of the groups that the sockets belong to.
+        amounts: by name of `AMOUNTS`, growth of each of these groups in each bin, shape (groups, bins).
+        sums: growth of each of `COUNTERS`, one number per socket.
         covered: the bins that the log covers.
     """
 
@@ -79,8 +79,13 @@ class SocketBytes:
 
 
 def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: Integers) -> SocketBytes:
-    """Sum the bytes of a node's sockets; ``out_of`` and ``into`` are the groups that they send to and receive from, or
-    -1.
+    """Sum the bytes of a node's sockets by group and bin.
+
+    Args:
+        node: the node's logs.
+        borders: the bins by the node's clock.
+        out_of: for each socket, the group that its sent bytes belong to; -1: none.
+        into: the group that its received bytes belong to; -1: none.
     """
     groups = np.unique(np.concatenate((out_of, into)))
     groups = groups[groups >= 0]
@@ -113,14 +118,14 @@ def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: In
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 CLASSES = (TRAINING, CROSS, OTHER)
-UNCLASSIFIED = "unclassified"  # captured where no sockets were recorded that would tell whose it is
-# iperf3's own and ringtap traffic's
+UNCLASSIFIED = "unclassified"  # captured without socket records, so the owner is not known
+# default ports of iperf3 and of ringtap traffic
 CROSS_PORTS = (5201, 5001)
 _PORT_DIGITS = re.compile("[0-9]{1,5}")
 _PORT = Number(0, 65535, whole=True)
 _IPERF = {"start": {"connected": [{"remote_host": str, "remote_port": _PORT}]}}
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\bringtap(?:\.cli)? traffic\b|\bringtap\.trafficgen\b")
-# more flows times iterations than this are kept by kind of flow only
+# with more flows times iterations than this, amounts are summed by kind of flow
 MOST_CELLS = 4_000_000
 _END = ["from", "from_port", "to", "to_port"]
 _FLOW_COLUMNS = [
@@ -135,14 +140,14 @@ class SocketTraffic:
     """Bytes that the sockets sent and received.
 
     Attributes:
-        flows: one row a flow, one direction of a connection (`ringtap.analysis.job.run.Job.flows`), with ``end``, its
-            row in ``ends``, and ``group``.
-        groups: what the rows of ``amounts`` are: flows, or kinds of flows where there are too many.
+        flows: one row per flow, one direction of a connection (`ringtap.analysis.job.run.Job.flows`), with ``end``, the
+            number of its socket, and ``group``, its row in ``groups``.
+        groups: the rows of ``amounts``: flows, or kinds of flows where there are too many.
         amounts: by name of `AMOUNTS`, shape (groups, bins).
         every_s: the longest period of the nodes' socket samples; None without sockets.
-        all_every_s: that of connections which carried little so far, as new ones have.
+        all_every_s: the same for connections with little traffic so far, such as new ones.
         nodes: nodes with a socket log.
-        covered: for each of these, the bins that its log covers.
+        covered: for each of these nodes, the bins that its log covers.
     """
 
     flows: pd.DataFrame
@@ -155,12 +160,12 @@ class SocketTraffic:
 
     @property
     def covered_by_all(self) -> npt.NDArray[np.bool_]:
-        """Bins in which every one of these nodes was recorded."""
+        """Mask of the bins in which all of these nodes were recorded."""
         covered: npt.NDArray[np.bool_] = np.all(list(self.covered.values()), axis=0)
         return covered
 
     def total(self, amount: str, groups: npt.NDArray[np.bool_] | None = None) -> Numbers | None:
-        """Sum over groups by bin; NaN where a node was not recorded, None without sockets."""
+        """Return the sum over groups by bin; NaN where a node was not recorded, None without sockets."""
         if not self.nodes:
             return None
         amounts = self.amounts[amount] if groups is None else self.amounts[amount][groups]
@@ -170,13 +175,13 @@ class SocketTraffic:
 def measure(
     nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], bins: int, workers: Workers = ALONE
 ) -> SocketTraffic:
-    """Find the flows of a run and what each moved.
+    """Find the flows of a run and the bytes of each.
 
     Args:
         nodes: the nodes' logs.
         borders: the iterations' borders by each node's clock.
         bins: number of bins.
-        workers: who reads the nodes' logs.
+        workers: processes that read the nodes' logs.
     """
     found = {name: known for name, known in each_node(workers, nodes, sockets_of) if known is not None}
     ends = _ends({name: known.sockets for name, known in found.items()})
@@ -194,14 +199,14 @@ def measure(
 
 
 def _ends(parts: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The sockets of all nodes, each with its owner and, where it was seen, its peer (``peer``, a row of this)."""
+    """Return the sockets of all nodes with their owners; ``peer`` is the row of the other end, NA if not recorded."""
     columns = ["cookie", "family", "local", "local_port", "remote", "remote_port", "inode", "first_ns", "last_ns"]
     columns += ["closed", "rtt_us", "min_rtt_us", "node", "number", "rank", "command"]
     table = pd.concat(parts.values(), ignore_index=True) if parts else pd.DataFrame(columns=columns)
     table["rank"] = table["rank"].astype("Int64")
     table["scope"] = table["node"].where(_is_loopback(table["local"]), "")
     mine, theirs = ["local", "local_port", "remote", "remote_port"], ["remote", "remote_port", "local", "local_port"]
-    # of connections that used the same ports one after the other, the latest
+    # of successive connections with the same ports, the latest
     latest = table.sort_values("last_ns").drop_duplicates([*mine, "scope"], keep="last")
     found = latest[[*theirs, "scope"]].set_axis([*mine, "scope"], axis=1).assign(peer=latest.index)
     table["peer"] = table.merge(found, how="left", on=[*mine, "scope"])["peer"].astype("Int64").to_numpy()
@@ -214,7 +219,7 @@ def _is_loopback(addresses: pd.Series[Any]) -> pd.Series[bool]:
 
 
 def _directed(ends: pd.DataFrame) -> pd.DataFrame:
-    """Both directions of every connection: the bytes of one are measured where they are sent, if that was recorded."""
+    """Return both directions of every connection; bytes are measured at the sender if it was recorded."""
     peers = ends.reindex(ends["peer"].to_numpy(dtype="float64", na_value=-1).astype(np.int64))
     here = {"node": ends["node"], "rank": ends["rank"], "command": ends["command"]}
     there = {name: pd.Series(peers[name].to_numpy(), index=ends.index) for name in here}
@@ -235,7 +240,7 @@ def _directed(ends: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class CrossTraffic:
-    """Destinations and bytes of the run's own cross traffic, by its logs.
+    """Destinations of the run's own cross traffic, from its logs.
 
     Attributes:
         ends: ``(address, port)`` of receivers.
@@ -247,7 +252,7 @@ class CrossTraffic:
 
     @classmethod
     def of(cls, nodes: Mapping[str, NodeLogs]) -> CrossTraffic:
-        """From the senders' logs and iperf3's reports of all nodes."""
+        """Read the destinations from the senders' logs and the iperf3 reports of all nodes."""
         ends, ports = set(), set(CROSS_PORTS)
         for node in nodes.values():
             for name in node.names("sent/*.rec"):
@@ -265,7 +270,7 @@ class CrossTraffic:
         return cls(frozenset(ends), frozenset(ports))
 
     def has(self, flow_ends: pd.DataFrame) -> pd.Series[bool]:
-        """Mask of the flows that belong to it, in either direction."""
+        """Return a mask of the flows to or from these destinations."""
         pairs = pd.MultiIndex.from_tuples(sorted(self.ends) or [("", -1)])
         result = pd.Series(False, index=flow_ends.index)
         for side in ("from", "to"):
@@ -282,7 +287,7 @@ def _iperf_ends(path: Path) -> set[tuple[str, int]]:
 
 
 def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any], pd.Series[Any]]:
-    """Class of each flow, and why in a few words."""
+    """Return the class of each flow, and the reason in a few words."""
     ranks = flows["from_rank"].notna().to_numpy(), flows["to_rank"].notna().to_numpy()
     commands = [
         flows[f"{side}_command"].astype("str").str.contains(_CROSS_COMMAND, na=False) for side in ("from", "to")
@@ -317,14 +322,12 @@ def _spread(
     groups: int,
     bins: int,
 ) -> tuple[dict[str, Numbers], pd.DataFrame, dict[str, npt.NDArray[np.bool_]]]:
-    """Sum the bytes of each group in each bin and of each flow in all; also return the bins that each node's log
-    covers.
-    """
+    """Sum the bytes of each group by bin and of each flow in total; also return the bins that each node's log covers."""
     amounts = {name: np.zeros((groups, bins)) for name in AMOUNTS}
     sums = {name: np.zeros(len(ends)) for name in COUNTERS}
     sent = flows[flows["measured_at"] == "sender"].set_index("end")["group"]
     received = flows[flows["measured_at"] == "receiver"].set_index("end")["group"]
-    # a node's rows are together
+    # rows of one node are adjacent
     begins = np.flatnonzero((ends["node"] != ends["node"].shift()).to_numpy(bool)).tolist()
     sides = [side.reindex(ends.index, fill_value=-1).to_numpy(np.int64) for side in (sent, received)]
     out_of, into = ([side[at:to] for at, to in pairwise([*begins, len(ends)])] for side in sides)
@@ -340,7 +343,7 @@ def _spread(
 
 
 def _totals(flows: pd.DataFrame, sums: dict[str, Numbers]) -> pd.DataFrame:
-    """Bytes of each flow while it was recorded; what only a sender knows is missing for the others."""
+    """Return the totals of each flow over the recording; values that only a sender has are NaN for the others."""
     end = flows["end"].to_numpy(np.int64)
     of = {name: values[end] if len(values) else np.zeros(0) for name, values in sums.items()}
     sent = (flows["measured_at"] == "sender").to_numpy()

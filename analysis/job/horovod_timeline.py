@@ -1,8 +1,8 @@
 """Horovod's timeline: the Chrome trace that its first rank writes, as a table of collectives on CLOCK_REALTIME.
 
-The file is read as it is being written and as a killed job leaves it: what is whole counts, what is cut off is counted.
-Times are microseconds after a start that the first event names (Horovod 0.28: common/timeline.cc); a tensor is a "pid";
-an end has no name and ends what was begun last for its tensor.
+The file may be incomplete, as during a run or after a killed job: whole events are used, and cut-off bytes are counted.
+Times are microseconds after the start time in the first event (Horovod 0.28: common/timeline.cc). A tensor is a "pid".
+An end event has no name and closes the last open activity of its tensor.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Timeline:
     """The contents of a timeline.
 
     Attributes:
-        collectives: one row a tensor and collective that has ended, in the order of their ends: ``tensor``;
+        collectives: one row per tensor and finished collective, in the order of their ends: ``tensor``;
             ``operation`` (ALLREDUCE, …); ``start_ns`` and ``end_ns`` of the whole operation; ``negotiate_start_ns``,
             when the first rank had the tensor; ``first_ready_ns``, ``last_ready_ns`` and ``last_rank``, the rank that
-            the others waited for (Horovod says so at a tensor's first sight alone, and always with
+            the others waited for (Horovod logs these only the first time it negotiates a tensor, and always with
             HOROVOD_CACHE_CAPACITY=0); ``transport`` (GLOO_ALLREDUCE, …), ``transport_start_ns`` and
-            ``transport_end_ns``, while data moved between ranks; ``fused``, whether it travelled with other tensors;
-            ``bytes`` of the result. CLOCK_REALTIME of the writing rank's node; what is not said is ``<NA>``.
-        cycles_ns: starts of Horovod's cycles, where HOROVOD_TIMELINE_MARK_CYCLES asked for them.
-        start_ns: when the timeline began; None where the file has nothing yet.
-        unfinished: collectives that had begun and not ended.
-        damaged: events that cannot be read; one that is cut off at the file's end is not among them.
+            ``transport_end_ns``, while data moved between ranks; ``fused``, true if sent together with other tensors;
+            ``bytes`` of the result. Times are CLOCK_REALTIME of the writing rank's node; unknown values are ``<NA>``.
+        cycles_ns: starts of Horovod's cycles, if HOROVOD_TIMELINE_MARK_CYCLES was set.
+        start_ns: start of the timeline; None where the file does not have it yet.
+        unfinished: collectives that began and did not end.
+        damaged: unreadable events, without one that is cut off at the end of the file.
         torn_bytes: bytes of an event cut off at the file's end.
     """
 
@@ -68,7 +68,7 @@ class Timeline:
 
 
 def read_timeline(path: Path) -> pd.DataFrame:
-    """The collectives of a timeline (``Timeline.collectives``).
+    """Return the collectives of a timeline (``Timeline.collectives``).
 
     Raises:
         UsageError: unreadable, or another kind of file.
@@ -77,7 +77,7 @@ def read_timeline(path: Path) -> pd.DataFrame:
 
 
 def load_timeline(path: Path) -> Timeline:
-    """Read a timeline, whole or as far as it is written.
+    """Read a timeline, complete or as far as it has been written.
 
     Raises:
         UsageError: unreadable, or another kind of file.
@@ -100,13 +100,13 @@ def load_timeline(path: Path) -> Timeline:
 
 
 def _is_beginning(text: str) -> bool:
-    """True if a text without a whole event may become a timeline yet."""
+    """True if a text without a whole event may be the beginning of a timeline."""
     head = '[\n{"name": "process_name", "ph": "M", "pid": 0, "args": {"' + _START + '":'
     return text.startswith(head) or head.startswith(text)
 
 
 class _Events:
-    """The events of a trace, one after the other, over gaps and up to the end of what is there."""
+    """Iterator over the events of a trace; skips damaged events and stops where the text ends."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -124,7 +124,7 @@ class _Events:
             try:
                 event, place = decode(text, place)
             except (ValueError, RecursionError):
-                # Horovod does not escape names: one with a quote in it spoils its event, not the rest.
+                # Horovod does not escape names: a quote in a name damages that event only.
                 following = _NEXT_EVENT.search(text, place)
                 if not following:
                     self.torn_bytes = len(text) - place
@@ -145,7 +145,7 @@ class _Tensor:
 
 
 class _Reader:
-    """Follows every tensor through negotiation, operation and the activities within it."""
+    """Parser that tracks every tensor through negotiation, operation and the activities within it."""
 
     def __init__(self) -> None:
         self.start_us: int | None = None
@@ -155,7 +155,7 @@ class _Reader:
         self._rows: list[dict[str, Any]] = []
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take in the next event."""
+        """Process the next event."""
         check(event, _EVENT)
         phase = event["ph"]
         if phase == "M":
@@ -213,7 +213,7 @@ class _Reader:
         tensor.row = {}
 
     def result(self, damaged: int, torn_bytes: int) -> Timeline:
-        """The table of what has been taken in."""
+        """Return the timeline of all events so far."""
         start_ns = None if self.start_us is None else self.start_us * 1000
         zero_ns = start_ns or 0
 
@@ -240,7 +240,7 @@ class _Reader:
 
 
 def _bytes(arguments: dict[str, Any] | None) -> int | None:
-    """Size of a result by its dtype and shape; None where Horovod does not say them."""
+    """Return the size of a result by its dtype and shape; None where the event has none or the size is implausible."""
     item_bytes = _ITEM_BYTES.get((arguments or {}).get("dtype", ""))
     if arguments is None or item_bytes is None:
         return None

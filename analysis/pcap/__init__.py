@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ringtap.analysis.pcap.reader import read_captures
     from ringtap.analysis.pcap.traffic import Traffic
 
-_LAZY = {"Traffic": "traffic", "align": "nodes", "read_captures": "read"}
+_LAZY = {"Traffic": "traffic", "align": "merge", "read_captures": "reader"}
 
 
 def __getattr__(name: str) -> Any:

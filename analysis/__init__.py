@@ -1,1 +1,1 @@
-"""From run directories to iteration times, congestion points, fits and reports."""
+"""Analysis of run directories: iteration times, congestion points, fits and reports."""

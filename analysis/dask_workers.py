@@ -1,6 +1,6 @@
-"""Work done by other processes: those of Dask, on this machine, at an address, or in jobs of Slurm.
+"""Dask workers for the analysis: on this machine, at an address, or in Slurm jobs.
 
-What Dask does by itself is left to it: queues, tasks of workers that died, spilling, its own configuration.
+Queues, tasks of workers that died, spilling and Dask's own configuration are left to Dask.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ T = TypeVar("T")
 _COUNTED = re.compile(r"(local|slurm)(?::([1-9]\d*))?")
 _ADDRESS = re.compile(r"\w+://\S+")
 _LOGGERS = ("distributed", "distributed.client", "tornado.application", "asyncio")
-_ANSWER_S = 10.0  # for a scheduler to answer, and for its workers to be there
-_TASKS_A_THREAD = 32  # more of them cost more than they even out
-_LOOK_S = 5.0  # how often it is looked whether any worker is left
+_ANSWER_S = 10.0  # for a scheduler to answer, and for its first worker
+_TASKS_A_THREAD = 32  # more tasks cost more than they balance
+_LOOK_S = 5.0  # interval of the check for remaining workers
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +51,11 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def workers(scheduler: str | None) -> Iterator[Workers]:
-    """Whoever ``--scheduler`` names, until the block ends; None: this process.
+    """Provide the workers that ``--scheduler`` names until the block ends; None means this process.
 
     Raises:
-        UsageError: the words make no sense, Dask is not installed, or no scheduler or worker answers.
-        MeasurementError: Slurm takes no job.
+        UsageError: ``scheduler`` is not understood, Dask is not installed, or no scheduler or worker answers.
+        MeasurementError: Slurm accepts no job.
     """
     if scheduler is None:
         yield ALONE
@@ -64,7 +64,7 @@ def workers(scheduler: str | None) -> Iterator[Workers]:
         import dask
 
         if not {"logging", "logging-file-config"} & dask.config.get("distributed", {}).keys():
-            # for distributed, which reads it when it is loaded: what matters to a user comes as an exception
+            # distributed reads this when it is imported; errors that matter to a user are exceptions
             dask.config.set({"logging": dict.fromkeys(_LOGGERS, "critical") | dask.config.get("logging", {})})
         from distributed.utils import silence_logging_cmgr
     except ModuleNotFoundError as error:
@@ -79,15 +79,15 @@ def workers(scheduler: str | None) -> Iterator[Workers]:
         "distributed.comm.timeouts.connect": f"{_ANSWER_S}s",
         "distributed.admin.large-graph-warning-threshold": "1TB",
     }
-    if counted and counted[1] == "local":  # without workers nothing would ever come
+    if counted and counted[1] == "local":  # without workers no result would come
         settings["distributed.scheduler.no-workers-timeout"] = f"{_ANSWER_S}s"
     with contextlib.ExitStack() as stack:
-        if counted:  # a scheduler of ours, and perhaps workers: nothing of them stays
+        if counted:  # our own scheduler, perhaps workers: remove their files
             settings["temporary-directory"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtap-dask-"))
         stack.enter_context(dask.config.set(settings))
         stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
         stack.enter_context(warnings.catch_warnings())
-        # a node without internet: its name will do
+        # without internet the host name will do
         warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)
         if counted is None:
             client = _existing(scheduler, stack)
@@ -99,7 +99,7 @@ def workers(scheduler: str | None) -> Iterator[Workers]:
 
 
 def _local(count: int, stack: contextlib.ExitStack) -> Client:
-    """Processes of this machine, with one thread each: what they do holds the interpreter's lock, or every core."""
+    """Start processes on this machine, one thread each: their work holds the GIL or uses every core."""
     from distributed import Client, LocalCluster
 
     with _uninterrupted():
@@ -116,8 +116,8 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits, as half a cluster does not end in order; and never reaches the processes started here."""
-    resource_tracker.ensure_running()  # as it starts it lets signals in again
+    """Block SIGINT: half a cluster does not shut down cleanly, and processes started here inherit the mask."""
+    resource_tracker.ensure_running()  # its start unblocks signals
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -126,7 +126,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _security() -> Any:
-    """Keys of this one run: whoever reaches a scheduler of Dask runs code as its user, also others of this machine."""
+    """TLS keys of this run: anyone who reaches a Dask scheduler runs code as its user, also from this machine."""
     from distributed import Security
 
     try:
@@ -155,12 +155,12 @@ def _existing(scheduler: str, stack: contextlib.ExitStack) -> Client:
 
 
 def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
-    """Jobs of Slurm, as ``jobqueue.slurm`` of Dask's configuration describes them."""
+    """Start Slurm jobs as ``jobqueue.slurm`` of Dask's configuration describes them."""
     from distributed import Client
 
     cluster = slurm_cluster(stack)
     try:
-        # Dask itself would submit in vain, again and again, and say so in tracebacks
+        # Dask itself would retry a refused submission and print tracebacks
         asked = subprocess.run(
             ["sbatch", "--test-only"], input=cluster.job_script(), capture_output=True, text=True, check=False
         )
@@ -177,13 +177,13 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
 
 
 def slurm_cluster(stack: contextlib.ExitStack) -> Any:
-    """A cluster of dask-jobqueue that has no jobs yet.
+    """Create a dask-jobqueue cluster that has no jobs yet.
 
     Args:
-        stack: closes it.
+        stack: closes the cluster.
 
     Raises:
-        UsageError: it is not installed, or Dask's configuration lacks what a job needs.
+        UsageError: dask-jobqueue is not installed, or Dask's configuration lacks a value that a job needs.
     """
     import dask
 
@@ -204,7 +204,7 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
         )
     shared = Path(found.get("shared-temp-directory") or cache_folder()).expanduser()  # a home is on every node
     shared.mkdir(parents=True, exist_ok=True)
-    keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # its owner's alone
+    keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # owner-only
     python = found.get("python") or shlex.quote(sys.executable)
     options = {"dashboard_address": "127.0.0.1:0"} | (found.get("scheduler-options") or {})
     with _uninterrupted():
@@ -214,7 +214,7 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
 
 
 def _in_files(security: Any, folder: Path) -> Any:
-    """The same keys in files, for processes on other machines."""
+    """Write the keys to files, for processes on other machines."""
     from distributed import Security
 
     names = {}
@@ -240,8 +240,8 @@ class _Dask:
     """The workers of a scheduler of Dask.
 
     Args:
-        client: connected to it.
-        scheduler: what to call it.
+        client: connected to the scheduler.
+        scheduler: its name in messages.
     """
 
     def __init__(self, client: Client, scheduler: str) -> None:
@@ -254,7 +254,7 @@ class _Dask:
             )
 
     def each(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:
-        """As `Workers.each`; what is not asked for any more is given up."""
+        """Do as `Workers.each`; tasks whose results are no longer wanted are cancelled."""
         rows = list(zip(*columns, strict=False))  # as map: up to the end of the shortest
         threads = sum(self._ask(self._client.nthreads).values())
         size = max(1, len(rows) // (_TASKS_A_THREAD * max(1, threads)))
@@ -278,7 +278,7 @@ class _Dask:
         return future.result()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call something of Dask's; what goes wrong is one sentence."""
+        """Call a function of Dask; its errors become errors of one sentence."""
         from concurrent.futures import CancelledError
 
         from distributed.comm import CommClosedError
@@ -298,7 +298,7 @@ class _Dask:
             ) from error
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Ask the scheduler itself: an error of the connection is not one of the work."""
+        """Query the scheduler itself; here an OSError is an error of the connection, not of the work."""
         try:
             return self._call(question, *arguments)
         except OSError as error:

@@ -53,7 +53,7 @@ CONGESTION_POINTS = {
     ("resnet50", "burst"): PublishedPoint(3, 203.2, 18.4),
 }
 
-# Most congested test case: bandwidth that the measured time needs ideally, and what was there, in Gbit/s
+# Most congested test case: bandwidth that the measured time needs ideally, and the bandwidth left, in Gbit/s
 MOST_CONGESTED_GBPS = {
     ("bert-large", "iperf"): (3.06, 4.54),
     ("vgg16", "iperf"): (5.19, 6.52),
@@ -94,7 +94,7 @@ class PublishedFit:
         A: factor in s.
         B: numerator in (Gbit/s)^n.
         n: exponent.
-        transport: how the training traffic was carried.
+        transport: transport of the training traffic.
         source: table or equation.
     """
 
@@ -122,14 +122,14 @@ FITS = {
 
 
 def fits_for(model: str, traffic: str, transport: str = "") -> tuple[PublishedFit, ...]:
-    """The published fits of a series, those over its own transport where it is known and they exist; TCP first."""
+    """Return the published fits of a series: those over its own transport if there are any, else all, TCP first."""
     found = FITS.get((model, traffic), ())
     alike = tuple(fit for fit in found if fit.transport == carrier(transport))
     return alike or found
 
 
 def carrier(transport: str) -> str:
-    """``RDMA``, ``TCP`` or the text itself, whatever the spelling."""
+    """Return ``RDMA`` for each of its spellings, else the text itself in upper case."""
     known = transport.strip().upper()
     return {"ROCE": "RDMA", "ROCEV2": "RDMA", "INFINIBAND": "RDMA", "IB": "RDMA"}.get(known, known)
 

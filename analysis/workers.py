@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 
 class Workers(Protocol):
-    """Something that calls a function many times."""
+    """Protocol of an object that calls a function many times."""
 
     def each(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:
         """Call ``work`` with the first of every column, then the second ones, and so on, as `map` does.
 
         Args:
-            work: a function of a module; what it is given and gives back must be picklable.
+            work: a module-level function; its arguments and results must be picklable.
             *columns: its arguments.
 
         Returns:
-            What each call gave, in their order. What a call raises is raised here.
+            The result of each call, in order. An exception of a call is raised here.
         """
 
 

@@ -1,1 +1,1 @@
-"""One module a source of measurements, each with check, start and stop."""
+"""Collectors: one module per source of measurements, each with check, start, sample and stop."""

@@ -15,9 +15,9 @@ class Check:
     """The result of a check: what a node, a user and a job environment allow a collector.
 
     Attributes:
-        state: ``ok``; ``degraded``: it collects, but less than it could; ``unavailable``: nothing.
+        state: ``ok``; ``degraded``: it collects less than it could; ``unavailable``: it collects nothing.
         reason: one sentence: what it found, or what is missing.
-        remedy: one sentence: the command to run, the module to load, whom to ask; empty where nothing is missing.
+        remedy: one sentence: the command to run, the module to load, or whom to ask; empty if nothing is missing.
     """
 
     state: State
@@ -27,14 +27,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings of a collector: the node, the job and the run directory that it works for.
+    """The context of a collector: the node's folder, the period, the job's processes and the options.
 
     Attributes:
         folder: the node's folder in the run directory.
-        every_s: period asked for; a collector with a least period of its own takes the longer of the two.
-        pids: gives the pids of the recorded processes and their descendants at the time of the call; empty without a
-            job. Costly: not for every sample.
-        options: words of the command line for one collector (packets: ``interface``, ``filter``, ``snap_bytes``).
+        every_s: requested period; a collector with a shortest period of its own uses the longer of the two.
+        pids: returns the pids of the recorded processes and their descendants at the time of the call; empty without a
+            job. Expensive: not for every sample.
+        options: command-line options of this collector (packets: ``interface``, ``filter``, ``snap_bytes`` and so on).
     """
 
     folder: Path
@@ -46,12 +46,12 @@ class Context:
 class Collector(Protocol):
     """One source of measurements on a node; it writes only below the folder of its own name.
 
-    ``sample`` may raise ``OSError``: then the agent stops this collector, notes why, and goes on with the others.
+    ``sample`` may raise ``OSError``: the agent then stops this collector, notes the reason, and keeps the others.
 
     Attributes:
-        name: the word for ``--collect``, and its folder.
-        slow: True where a sample may take more than a millisecond: it then runs on a thread of its own.
-        every_s: the period it really wants.
+        name: its name for ``--collect``, and its folder.
+        slow: True if a sample may take more than a millisecond; the collector then runs on a thread of its own.
+        every_s: its actual period.
     """
 
     name: str
@@ -73,5 +73,5 @@ class Collector(Protocol):
         ...
 
     def stop(self) -> dict[str, Any]:
-        """Take the last sample and close the logs; returns facts for node.json (losses, counts), numbers as numbers."""
+        """Take the last sample and close the logs; return facts for node.json (losses, counts), numbers as numbers."""
         ...

@@ -1,4 +1,4 @@
-"""A capturing program beside the agent: started under a watch, asked for its counts, told to end."""
+"""Control of a capture program beside the agent, and tcpdump's path, version, checks and command line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Signals go through the watch's standard input, by name. When that closes (the agent is gone, however it went), the
-# program is told to end, a second later: until then it has what the kernel still holds. A signal for the parent's death
-# would not do: the kernel forgets it where a program changes its user or gains a capability, as tcpdump does.
+# A shell watches the program and gets signal names on its standard input. When that closes (the agent has ended, for
+# any reason), the shell ends the program a second later, after it has received what the kernel still holds. A parent
+# death signal would not do: the kernel clears it when a program changes its user or gains a capability, as tcpdump does.
 _WATCH = """
 exec 3<&0
 "$@" </dev/null 3<&- &
@@ -34,7 +34,7 @@ _NAMES = {
 }
 _READY = "listening on "
 _START_S = 5.0
-END_S = 5.0  # it may take so long to end
+END_S = 5.0  # time limit for its end
 _ANSWER_S = 0.5
 _NICENESS = 10
 _WRAP = 2**32
@@ -42,7 +42,7 @@ _WRAP = 2**32
 
 @dataclass
 class Counts:
-    """A capturing program's own counts since it began, 64 bit; ``received_by_filter`` includes what was dropped."""
+    """A capture program's own counts since its start, 64 bit; ``received_by_filter`` includes dropped packets."""
 
     captured: int = 0
     received_by_filter: int = 0
@@ -50,18 +50,18 @@ class Counts:
     dropped_by_interface: int = 0
 
     def update(self, words: dict[str, int]) -> None:
-        """Take over newer counts; the programs print 32 bit, which wrap."""
+        """Update the counts; the programs print 32 bit counts, which wrap."""
         for name, value in words.items():
             old = getattr(self, name)
             setattr(self, name, old + (value - old) % _WRAP)
 
 
 class Tool:
-    """tcpdump, or a program that takes its signals and prints its lines; at low priority, so that the job wins.
+    """tcpdump, or a program with the same signals and output; it runs at low priority, so that the job has precedence.
 
     Attributes:
-        counts: as last told.
-        ended: why it ended, once it has; empty while it runs.
+        counts: the last counts that it printed.
+        ended: reason of its end, empty while it runs.
     """
 
     def __init__(self, command: list[str]) -> None:
@@ -74,17 +74,17 @@ class Tool:
         self.ended = ""
 
     def start(self) -> None:
-        """Start it and wait until it captures.
+        """Start the program and wait until it captures.
 
         Raises:
-            OSError: it cannot be started or ends at once; the message holds its own words.
+            OSError: it cannot be started or ends at once; the message contains its output.
         """
         self._process = subprocess.Popen(
             ["nice", "-n", str(_NICENESS), "sh", "-c", _WATCH, "sh", *self._command],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C for the agent is not one for it: it must settle first
+            start_new_session=True,  # Ctrl-C must not reach it: it has to write what it received first
         )
         assert self._process.stderr is not None
         os.set_blocking(self._process.stderr.fileno(), False)
@@ -100,7 +100,7 @@ class Tool:
         return " ".join(words)[-300:] or "it said nothing"
 
     def poll(self) -> bool:
-        """Take in what it said; whether it still runs."""
+        """Read its output; return True if it still runs."""
         if self.ended:
             return False
         assert self._process.stderr is not None
@@ -128,7 +128,7 @@ class Tool:
             self._words.append(line.decode(errors="replace").strip())
 
     def _reap(self) -> None:
-        """It closed its standard error: it is over, and the watch says how it ended."""
+        """Collect the exit status through the watching shell, after the program has closed its standard error."""
         self.signal("INT")
         self._close_input()
         try:
@@ -147,12 +147,12 @@ class Tool:
             self._process.stdin.close()  # type: ignore[union-attr]
 
     def signal(self, word: str) -> None:
-        """Send it a signal, by name without SIG; nothing where it has ended."""
+        """Send it a signal, by name without SIG; do nothing if it has ended."""
         with contextlib.suppress(OSError, ValueError):
             os.write(self._process.stdin.fileno(), word.encode() + b"\n")  # type: ignore[union-attr]
 
     def ask(self) -> bool:
-        """Have it print its counts and wait for them; whether it answered."""
+        """Ask for its counts and wait for them; return True if it answered."""
         told = self._told
         self.signal("USR1")
         due_s = time.monotonic() + _ANSWER_S
@@ -163,11 +163,11 @@ class Tool:
         return False
 
     def settle(self, sees_twice: bool, limit_s: float = 1.5) -> None:
-        """Wait until it has written what it received: packets lie in the kernel's blocks for up to a second.
+        """Wait until it has written what it received: packets stay in the kernel's blocks for up to a second.
 
         Args:
-            sees_twice: the interface is loopback, where the kernel counts a packet when it leaves and when it comes.
-            limit_s: longest wait, for an interface that is never quiet.
+            sees_twice: True for loopback, where the kernel counts a packet when it is sent and when it is received.
+            limit_s: longest wait, for an interface that is never idle.
         """
         due_s = time.monotonic() + limit_s
         while self.poll() and time.monotonic() < due_s:
@@ -179,10 +179,10 @@ class Tool:
             time.sleep(0.05)
 
     def stop(self) -> bool:
-        """Tell it to end and wait; where it does not end, kill it: its last counts are missing then.
+        """End the program and wait; if it does not end in time, kill it, which loses its last counts.
 
         Returns:
-            Whether it ended without being killed.
+            True if it ended without being killed.
         """
         self.signal("INT")
         due_s = time.monotonic() + END_S
@@ -193,7 +193,7 @@ class Tool:
         return ended
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         if not self.ended:
             self.signal("KILL")
             self._reap()
@@ -203,7 +203,7 @@ _ASK_S = 0.9
 
 
 def find() -> str:
-    """Path of tcpdump; empty where it is not installed. Many put it where an ordinary user's path does not lead."""
+    """Return the path of tcpdump, empty if it is not installed; it is often outside an ordinary user's PATH."""
     places = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", "/usr/local/sbin"))
     return shutil.which("tcpdump", path=places) or ""
 
@@ -217,7 +217,7 @@ def _ask(arguments: list[str]) -> tuple[int, str]:
 
 
 def version(path: str) -> tuple[int, ...]:
-    """Its version, ``(4, 99, 3)``; empty where it does not tell."""
+    """Return its version, for example ``(4, 99, 3)``; empty if it does not print one."""
     match = re.search(r"version (\d+)\.(\d+)(?:\.(\d+))?", _ask([path, "--version"])[1])
     return tuple(int(part) for part in match.groups(default="0")) if match else ()
 
@@ -231,30 +231,30 @@ def cannot_drop_root() -> bool:
 
 
 def refusal(path: str, interface: str) -> str:
-    """Reason that it may not capture on an interface; empty if it may. Opens the interface and captures nothing."""
+    """Return the reason why tcpdump may not capture on an interface, empty if it may; captures nothing."""
     code, said = _ask([path, "-i", interface, "-L"])
     return said.replace("\n", " ") if code else ""
 
 
 def filter_error(path: str, interface: str, words: str) -> str:
-    """Fault of a filter; empty if there is none."""
+    """Return the error in a filter; empty if there is none."""
     code, said = _ask([path, "-i", interface, "-d", words])
     return said.removeprefix("tcpdump: ").splitlines()[0] if code and said else ""
 
 
 def command(path: str, wanted: dict[str, Any], file: Path) -> list[str]:
-    """The command line.
+    """Return the command line of a capture with tcpdump.
 
     Args:
-        path: tcpdump itself.
-        wanted: ``interface``, ``snap_bytes``, ``buffer_bytes``, ``file_bytes`` (begin another file after so many, in
-            whole MB; 0: never) and ``filter``.
+        path: path of tcpdump.
+        wanted: ``interface``, ``snap_bytes``, ``buffer_bytes``, ``file_bytes`` (size after which another file begins,
+            in whole MB; 0: never) and ``filter``.
         file: first file; the following ones have 1, 2, … appended.
     """
     line = [path, "-n", "-i", wanted["interface"], "-s", str(wanted["snap_bytes"])]
     line += ["-B", str(wanted["buffer_bytes"] // 1024), "--time-stamp-precision=nano", "-w", str(file)]
     if os.geteuid() == 0:
-        # as another user it could not begin the second file in a folder that is not its own
+        # as another user it could not create the second file in a folder that it does not own
         line += ["-Z", "root"]
     if wanted["file_bytes"]:
         line += ["-C", str(max(1, wanted["file_bytes"] // 1_000_000))]

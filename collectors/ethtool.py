@@ -1,4 +1,4 @@
-"""Statistics that drivers give to ``ethtool -S``: physical port, priorities, pauses, drops; for every user."""
+"""Driver statistics as in ``ethtool -S``: physical port, priorities, pauses, drops; without privilege."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ringtap.collectors.base import Check, Context
 from ringtap.collectors.ethtool_ioctl import Ethtool
 from ringtap.records import Field, RecordWriter
 
-# mlx5e asks the firmware under a lock at each request
+# mlx5e queries the firmware under a lock at each request
 _LEAST_PERIOD_S = 1.0
 _MOST_STATISTICS = 256
 _TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
-# one of many queues, rings, channels: rx0_packets, rx-0.bytes, [3]: tx_drops, queue_0_tx_cnt, rx_queue_0_drops
+# statistics of a single queue, ring or channel: rx0_packets, rx-0.bytes, [3]: tx_drops, queue_0_tx_cnt
 _OF_A_QUEUE = re.compile(
     r"^\[\d+\]|^(?:rx|tx|ch|rq|sq|xsk|q|ptp_(?:cq|ch|rx|tx|rq|sq))-?\d+[_.:]|(?:^|_)queue_?\d+_|^(?:ptp_)?ch\d+_|_q\d+_|^tc\d+_"
 )
-# what says nothing of the network: encryption, XDP, page pools, completion queues, steering tables, lanes, sizes
+# statistics unrelated to the network: encryption, XDP, page pools, completion queues, steering tables, lanes, sizes
 _BESIDE_THE_POINT = re.compile(
     r"tls_|xdp|xsk|arfs|_pp_|csum|cqe|mpwqe|_nop|_inner|congst_umr|_lane_|ipsec|macsec|^esw_|_xmit_more|recover|"
     r"_\d+_(?:to_\d+_)?bytes_phy|^ch_|peer_ifindex|module_|rx_cache|_gro_|_lro_|timestamps|aff_change|kicks"
 )
-# pattern -> unit; the first that fits
+# pattern -> unit; the first match applies
 _UNITS = (
     (r"pause_duration$", "us"),
     (r"pci_stalled_(?:rd|wr)$", "percent"),
@@ -40,7 +40,7 @@ _UNITS = (
     (r"pause(?:_ctrl_phy|_frames)?$", "frames"),
     (r"packets|pkts|discards?|drop|marked|multicast|broadcast|ecn_mark|out_of_buffer|err(?:or)?s?_phy$", "packets"),
 )
-# mlx5e reads these from its 32 bit Q counters as they are
+# mlx5e copies these from its 32 bit Q counters
 _WIDTHS = {"rx_out_of_buffer": 32, "rx_if_down_packets": 32}
 
 
@@ -54,7 +54,7 @@ def select(names: list[str]) -> list[str]:
 
 
 def field_of(name: str) -> Field:
-    """The column of a statistic."""
+    """Return the column of a statistic."""
     unit = next((unit for pattern, unit in _UNITS if re.search(pattern, name)), "events")
     if unit == "percent":
         return Field(name, "<u8", unit, "gauge")
@@ -75,14 +75,14 @@ class _Nic:
         self._values = dict.fromkeys(self.kept, 0)
 
     def start(self, folder: Path, every_s: float) -> None:
-        """Make the log and write the first record."""
+        """Create the log and write the first record."""
         about = {"collector": "ethtool", "source": "SIOCETHTOOL", "every_s": every_s, "nic": self.name}
         about |= {"left_out": self.left_out, **self.driver, **self._settings()}
         self._log = RecordWriter(folder / f"{self.name}.rec", [*_TIMES, *map(field_of, self.kept)], about)
         self.sample()
 
     def _settings(self) -> dict[str, Any]:
-        """Rings, pause and offloads; what a driver does not tell is left out."""
+        """Return rings, pause and offloads; settings that a driver does not report are left out."""
         asked: dict[str, Callable[[str], Any]] = {
             "rings": self._ethtool.rings,
             "pause": self._ethtool.pause,
@@ -126,7 +126,7 @@ class EthtoolCollector:
 
     name = "ethtool"
     slow = True
-    # not /sys/class/net: in a network namespace that may show another one's interfaces
+    # not /sys/class/net: in a network namespace it may show the interfaces of another one
     interfaces = staticmethod(psutil.net_if_stats)
 
     def __init__(self, context: Context) -> None:
@@ -166,7 +166,7 @@ class EthtoolCollector:
             nic.start(self._folder, self.every_s)
 
     def sample(self) -> None:
-        """Append one record an interface; an interface that went away is noted and left out from then on."""
+        """Append one record per interface; an interface that vanished is noted and left out from then on."""
         for nic in list(self._nics):
             try:
                 nic.sample()
@@ -181,7 +181,7 @@ class EthtoolCollector:
         """Take the last sample and close the logs.
 
         Returns:
-            ``nics``; ``gone``: interfaces that vanished, with why; ``lost``: statistics that vanished, by interface.
+            ``nics``; ``gone``: interfaces that vanished, with reasons; ``lost``: statistics that vanished, by interface.
         """
         try:
             self.sample()

@@ -1,4 +1,4 @@
-"""The ethtool requests that every user may make, by ioctl: driver, statistics, offloads, rings, pause.
+"""Unprivileged ethtool requests by ioctl: driver, statistics, offloads, rings, pause.
 
 Layouts: linux/ethtool.h. All are read-only.
 """
@@ -15,12 +15,12 @@ _SIOCETHTOOL = 0x8946
 _DRIVER, _RINGS, _PAUSE, _STRINGS, _STATISTICS, _COUNT_OF_SET, _FEATURES = 0x03, 0x10, 0x12, 0x1B, 0x1D, 0x37, 0x3A
 _SET_STATISTICS, _SET_FEATURES = 1, 4
 _NAME_BYTES = 32
-# a driver whose channels grow between two requests writes more than it announced
+# a driver whose number of channels grows between two requests writes more than it announced
 _SPARE_STATISTICS = 4096
 
 
 class Ethtool:
-    """A socket to ask with; every request raises ``OSError`` where the driver does not answer it."""
+    """A socket for ethtool requests; every request raises ``OSError`` if the driver does not support it."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -36,7 +36,7 @@ class Ethtool:
         return request
 
     def driver(self, nic: str) -> dict[str, str]:
-        """Driver, its version, firmware version and bus address."""
+        """Return the driver, its version, the firmware version and the bus address."""
         answer = self._ask(nic, bytearray(struct.pack("=I192x", _DRIVER)))
         words = ("driver", "version", "firmware", "bus")
         return {word: _text(answer, 4 + 32 * place) for place, word in enumerate(words)}
@@ -54,15 +54,15 @@ class Ethtool:
         return [_text(answer, 12 + place * _NAME_BYTES) for place in range(count)]
 
     def statistic_names(self, nic: str) -> list[str]:
-        """Names of the driver's statistics, in its order."""
+        """Return the names of the driver's statistics, in the driver's order."""
         return self._names(nic, _SET_STATISTICS)
 
     def statistics(self, nic: str, count: int) -> tuple[int, ...]:
-        """The statistics' values, in the order of their names.
+        """Return the values of the statistics, in the order of their names.
 
         Args:
             nic: interface.
-            count: how many there were when the names were read; the answer may have another length.
+            count: number of statistics when the names were read; the answer may have another length.
         """
         request = bytearray(struct.pack("=II", _STATISTICS, count)) + bytes((count + _SPARE_STATISTICS) * 8)
         answer = self._ask(nic, request)
@@ -70,7 +70,7 @@ class Ethtool:
         return struct.unpack_from(f"={count}Q", answer, 8)
 
     def features(self, nic: str) -> dict[str, bool]:
-        """Offloads by the kernel's names (``tx-tcp-segmentation``): whether each is on."""
+        """Return the offloads by the kernel's names (``tx-tcp-segmentation``): True if active."""
         names = self._names(nic, _SET_FEATURES)
         blocks = (len(names) + 31) // 32
         answer = self._ask(nic, bytearray(struct.pack("=II", _FEATURES, blocks)) + bytes(blocks * 16))
@@ -78,13 +78,13 @@ class Ethtool:
         return {name: bool(active[place // 32] >> place % 32 & 1) for place, name in enumerate(names) if name}
 
     def rings(self, nic: str) -> dict[str, int]:
-        """Sizes of the receive and transmit rings, in packets, and the largest possible."""
+        """Return the sizes of the receive and transmit rings, in packets, and the largest possible sizes."""
         answer = self._ask(nic, bytearray(struct.pack("=I32x", _RINGS)))
         rx_most, _, _, tx_most, rx, _, _, tx = struct.unpack_from("=8I", answer, 4)
         return {"rx": rx, "tx": tx, "rx_most": rx_most, "tx_most": tx_most}
 
     def pause(self, nic: str) -> dict[str, bool]:
-        """Pause parameters of Ethernet: negotiated, obeyed and sent."""
+        """Return the Ethernet pause parameters: True if autonegotiated, honoured and sent, respectively."""
         answer = self._ask(nic, bytearray(struct.pack("=I12x", _PAUSE)))
         return dict(zip(("autonegotiate", "rx", "tx"), map(bool, struct.unpack_from("=3I", answer, 4)), strict=True))
 
@@ -109,7 +109,7 @@ _OFFLOADS = (
 
 
 def offloads(nic: str) -> dict[str, bool]:
-    """The offloads that decide what a captured packet is; empty where the interface does not tell."""
+    """Return the offloads that determine what a captured packet is; empty if the interface does not report them."""
     ethtool = Ethtool()
     with contextlib.closing(ethtool), contextlib.suppress(OSError):
         features = ethtool.features(nic)

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs by NVML: utilisation, memory, power, clocks, PCIe and NVLink traffic; for every user.
+"""NVIDIA GPUs by NVML: utilisation, memory, power, clocks, PCIe and NVLink traffic; without privilege.
 
-Source: NVML API reference (nvml.h). Every reading is tried once at the start; what a GPU lacks has no column.
+Source: NVML API reference (nvml.h). Every reading is tried once at the start; one that a GPU lacks has no column.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ringtap.installation import install_command
 from ringtap.records import Field, Kind, RecordWriter
 from ringtap.units import counted
 
-# NVML measures over 20 ms a direction; twice a second keeps the GPU's management processor free for others
+# NVML measures for 20 ms per direction; twice a second leaves the GPU's management processor time for others
 _PERIOD_S = 0.5
 _TX, _RX = 0, 1
 _KB = 1000
 
 
 class PcieMeter(threading.Thread):
-    """Reads ``nvmlDeviceGetPcieThroughput`` of one GPU in turn for both directions.
+    """A thread that reads ``nvmlDeviceGetPcieThroughput`` of one GPU for both directions in turn.
 
     Attributes:
         rates: bytes per second sent and received by the GPU, as last measured.
-        failure: why it cannot measure here; empty where it can.
+        failure: reason why it cannot measure; empty if it can.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -47,7 +47,7 @@ class PcieMeter(threading.Thread):
             self.failure = str(error)
 
     def run(self) -> None:
-        """Measure until stopped; a failure ends it and leaves the last rates."""
+        """Measure until stopped; a failure ends the thread and keeps the last rates."""
         while not self.failure and not self._stop_now.wait(_PERIOD_S):
             self._read()
 
@@ -68,7 +68,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class _Reading(NamedTuple):
-    """One column: how it is read from (NVML, handle), and what it is."""
+    """One column: its description, and the function that reads it from (NVML, handle)."""
 
     name: str
     unit: str
@@ -78,7 +78,7 @@ class _Reading(NamedTuple):
 
 
 def _field_value(nvml: Any, handle: Any, number: int, scope: int) -> int:
-    """A field of ``nvmlDeviceGetFieldValues``, whose errors are apart from the call's."""
+    """Read a field of ``nvmlDeviceGetFieldValues``, which has an error code of its own."""
     value = nvml.nvmlDeviceGetFieldValues(handle, [(number, scope)])[0]
     if value.nvmlReturn:
         raise nvml.NVMLError(value.nvmlReturn)
@@ -86,7 +86,7 @@ def _field_value(nvml: Any, handle: Any, number: int, scope: int) -> int:
 
 
 def _event_reasons(nvml: Any, handle: Any) -> int:
-    """Reasons that the clocks are lower than they could be: a mask; older drivers know it as throttle reasons."""
+    """Read the mask of reasons for reduced clocks; older drivers know it as throttle reasons."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except nvml.NVMLError:
@@ -115,7 +115,7 @@ _PCIE_FIELDS = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s")
 
 
 def _word(value: Any) -> str:
-    """Text of NVML, which older bindings give as bytes."""
+    """Return a text of NVML, which older bindings give as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -152,7 +152,7 @@ class _Gpu:
 
     @property
     def fields(self) -> list[Field]:
-        """Columns of its log."""
+        """The columns of its log."""
         names = _PCIE_FIELDS if self.meter else ()
         columns = [Field(name, "<u8", unit, kind, width) for name, unit, kind, width, _ in self._readings]
         return [*_TIMES, *columns, *(Field(name, "<u8", "bytes/s", "gauge") for name in names)]
@@ -163,7 +163,7 @@ class _Gpu:
         return bool(self._readings)
 
     def start(self, folder: Path, every_s: float) -> None:
-        """Make the log and write the first record."""
+        """Create the log and write the first record."""
         about = {"collector": "gpu", "source": "NVML", "every_s": every_s, "index": self.index, "name": self.title}
         about |= {"uuid": _word(self._nvml.nvmlDeviceGetUUID(self._handle)), "absent": self.absent}
         with contextlib.suppress(self._nvml.NVMLError):
@@ -174,10 +174,10 @@ class _Gpu:
         self.sample()
 
     def sample(self) -> None:
-        """Append one record; a reading that fails now keeps its last value and is counted.
+        """Append one record; a reading that fails keeps its last value and is counted.
 
         Raises:
-            OSError: no reading at all works: the GPU fell off the bus, or its driver was unloaded.
+            OSError: all readings fail: the GPU fell off the bus, or its driver was unloaded.
         """
         t_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         failed = ""
@@ -195,7 +195,7 @@ class _Gpu:
         self._log.append(t_ns, mono_ns, *values, *(self.meter.rates if self.meter else ()))
 
     def close(self) -> None:
-        """Stop its thread and close the log."""
+        """Stop the PCIe meter and close the log."""
         if self.meter:
             self.meter.stop()
         if hasattr(self, "_log"):
@@ -203,10 +203,10 @@ class _Gpu:
 
 
 class GpuCollector:
-    """Writes ``gpu/gpu<index>.rec`` for every GPU that this user sees (docs/reference/collectors-devices.md).
+    """Recorder of ``gpu/gpu<index>.rec`` for every GPU visible to this user (docs/reference/collectors-devices.md).
 
     Attributes:
-        nvml: the module that makes the calls; None: ``pynvml`` of nvidia-ml-py, imported when it is needed.
+        nvml: the module that calls NVML; None: ``pynvml`` of nvidia-ml-py, imported when it is needed.
     """
 
     name = "gpu"
@@ -275,7 +275,7 @@ class GpuCollector:
             gpu.start(self._folder, self.every_s)
 
     def sample(self) -> None:
-        """Append one record a GPU; a GPU that no longer answers is left out from then on, with why in ``stop``.
+        """Append one record per GPU; one that no longer answers is left out from then on (``stop`` gives the reason).
 
         Raises:
             OSError: the log cannot be written, or the last GPU is gone.
@@ -296,7 +296,7 @@ class GpuCollector:
         """Take the last sample and close everything.
 
         Returns:
-            ``gpus``: how many were recorded to the end; ``failed_readings``; ``lost``: GPUs that went away, with why.
+            ``gpus``: number recorded to the end; ``failed_readings`` of these; ``lost``: GPUs that vanished, with reasons.
         """
         failed = sum(gpu.failed_readings for gpu in self._gpus)
         try:

@@ -1,7 +1,7 @@
 """Host load: cores, memory, TCP counters and the job's processes, once a second at most.
 
-/proc/stat takes a millisecond and more on a node with a hundred cores, and its clock ticks are 10 ms: faster would cost
-more than it tells.
+Reading /proc/stat takes a millisecond or more on a node with a hundred cores, and its clock ticks are 10 ms: a higher
+rate would cost more than it is worth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringtap.collectors.processes import PROC, Process, command_of, rank_of
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.units import counted
 
-# our name -> file, line, the kernel's name, unit, kind
+# our name -> protocol (line of the file), the kernel's name, unit, kind
 COUNTERS: dict[str, tuple[str, str, str, str]] = {
     "tcp.active_opens": ("Tcp", "ActiveOpens", "connections", "counter"),
     "tcp.passive_opens": ("Tcp", "PassiveOpens", "connections", "counter"),
@@ -50,7 +50,7 @@ COUNTERS: dict[str, tuple[str, str, str, str]] = {
 
 
 def read_counters(net: Path) -> dict[str, int]:
-    """The counters of `COUNTERS` that this kernel has, from the files ``snmp`` and ``netstat`` in a folder.
+    """Read the counters of `COUNTERS` that this kernel has, from the files ``snmp`` and ``netstat`` in a folder.
 
     Raises:
         OSError: a file cannot be read.
@@ -67,7 +67,7 @@ def read_counters(net: Path) -> dict[str, int]:
 
 
 _LEAST_EVERY_S = 1.0
-_COST_SHARE = 0.005  # of one core, for finding the job's processes
+_COST_SHARE = 0.005  # share of one core for finding the job's processes
 _TIMES = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"))
 _PROCESS_FIELDS = (
     *_TIMES,
@@ -79,7 +79,7 @@ _PROCESS_FIELDS = (
 
 
 class HostCollector:
-    """Writes ``host/host.rec``, ``host/processes.rec`` and ``host/processes.jsonl`` (docs/reference/collectors.md)."""
+    """Recorder of ``host/host.rec``, ``host/processes.rec``, ``host/processes.jsonl`` (docs/reference/collectors.md)."""
 
     name = "host"
     slow = True
@@ -133,7 +133,7 @@ class HostCollector:
         self.sample()
 
     def sample(self) -> None:
-        """Record the host and every process of the job that runs."""
+        """Record the host and every running process of the job."""
         t_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         memory = psutil.virtual_memory()
         tcp = read_counters(self.net)
@@ -151,7 +151,7 @@ class HostCollector:
         self._process_writer.append_many(rows)
 
     def stop(self) -> dict[str, Any]:
-        """Take a last sample and close; returns how many processes there were."""
+        """Take a last sample and close; return the number of processes, in total and at most at once."""
         try:
             self.sample()
         finally:
@@ -164,7 +164,7 @@ class HostCollector:
         return dict(self._facts)
 
     def _core_times(self) -> list[tuple[float, float, float]]:
-        """Busy, waiting for disks, and stolen seconds of each core; a core that is offline now keeps zeros."""
+        """Return busy, I/O wait and stolen seconds of each core; zeros for as many cores as have gone offline."""
         times = [
             (core.user + core.nice + core.system + core.irq + core.softirq, core.iowait, core.steal)
             for core in psutil.cpu_times(percpu=True)
@@ -172,14 +172,14 @@ class HostCollector:
         return (times + [(0.0, 0.0, 0.0)] * self._cores)[: self._cores]
 
     def _find(self, t_ns: int) -> None:
-        """Look for processes that the job has started meanwhile."""
+        """Look for processes that the job has started since."""
         begun_s = time.thread_time()
         for pid in self._pids():
             if pid in self._processes or pid in self._refused:
                 continue
             try:
                 process = Process(pid, self.proc)
-            except OSError:  # gone, or /proc is mounted with hidepid and it is another user's
+            except OSError:  # it has ended, or it is another user's and /proc is mounted with hidepid
                 self._refused.add(pid)
                 continue
             self._processes[pid] = process

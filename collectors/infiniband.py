@@ -1,4 +1,4 @@
-"""Counters of InfiniBand, RoCE and Omni-Path ports, from /sys/class/infiniband: for every user, without privilege."""
+"""Counters of InfiniBand, RoCE and Omni-Path ports, from /sys/class/infiniband, without privilege."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAFFIC = {
     "port_rcv_packets": "packets",
     "port_xmit_wait": "ticks",
 }
-# file name -> (unit, bits): saturating, and rare: read once a second, because every read asks the device
+# file name -> (unit, bits): saturating; read only once a second, because every read queries the device
 ERRORS = {
     "port_xmit_discards": ("packets", 16),
     "port_rcv_errors": ("packets", 16),
@@ -31,7 +31,7 @@ ERRORS = {
     "local_link_integrity_errors": ("events", 4),
     "excessive_buffer_overrun_errors": ("events", 4),
 }
-# the driver answers these with a constant 0
+# counters for which the driver always returns 0
 _NOT_COUNTED = {"hfi1": {"symbol_error", "VL15_dropped"}}
 # mlx5: name -> (unit, bits)
 _QUEUE_COUNTERS = {
@@ -72,7 +72,7 @@ _CONGESTION_COUNTERS = {
     "rdma_rx_bytes": ("bytes", 64),
 }
 _MLX5 = _QUEUE_COUNTERS | _CONGESTION_COUNTERS
-# of other drivers' hundreds: what tells of loss, repetition, waiting, congestion; not per lane, context or engine
+# of the hundreds of other drivers: counters of loss, repetition, waiting, congestion; not per lane, context or engine
 _TELLING = re.compile(
     r"cnp|ecn|nak|rnr|re?trans|resend|seq|dup|drop|dscd|discard|timeout|wait|pkt|packet|bytes|octets", re.IGNORECASE
 )
@@ -83,7 +83,7 @@ _BIG = 2**32
 
 
 def driver_of(device: Path) -> str:
-    """The driver of a device, without its ``_core``; by the device's name where the tree has no link to its driver.
+    """Return the driver of a device without ``_core``; guessed from the device's name if sysfs has no driver link.
 
     Names alone mislead: rdma-core renames ``mlx5_0`` to ``ibp59s0`` or ``rocep65s0f1``, ``hfi1_0`` to ``opap2s0``.
     """
@@ -112,12 +112,12 @@ def wanted_hw_counters(present: set[str]) -> list[str]:
 
 
 def port_field(name: str, driver: str, wide: bool) -> Field:
-    """The column of a file of ``counters/``.
+    """Return the column of a file of ``counters/``.
 
     Args:
         name: the file's name.
         driver: the device's driver; Omni-Path counts flits of 8 octets.
-        wide: whether the port has the extended counters of 64 bit. Where it has not, the 32 bit ones stop at all ones.
+        wide: True if the port has the extended counters of 64 bit; otherwise, the 32 bit ones stop at all ones.
     """
     if name in ERRORS:
         unit, bits = ERRORS[name]
@@ -134,32 +134,32 @@ def is_wide(present: set[str], first: dict[str, int]) -> bool:
     """True if a port's data and packet counters have 64 bit: it has the extended set, or a value beyond 32 bit.
 
     ``unicast_*`` comes with the extended set. Ports without it may still count 64 bit (class port information
-    ``ExtendedWidthSupportedNoIETF``), which no file tells: there a larger value is the only sign.
+    ``ExtendedWidthSupportedNoIETF``), which no file reports: a larger value is then the only sign.
     """
     return "unicast_xmit_packets" in present or any(first.get(name, 0) >= _BIG for name in TRAFFIC)
 
 
 def hw_field(name: str) -> Field:
-    """The column of a file of ``hw_counters/``; a name ending in ``,32`` is hfi1's way to say 32 bit."""
+    """Return the column of a file of ``hw_counters/``; hfi1 marks 32 bit counters by names that end in ``,32``."""
     unit = next((unit for words, unit in _UNITS.items() if re.search(words, name, re.IGNORECASE)), "events")
     unit, bits = _MLX5.get(name, (unit, 32 if name.endswith(",32") else 64))
     return Field(f"hw.{name}", "<u8", unit, "counter", bits)
 
 
-# every read asks the device's firmware
+# every read queries the device's firmware
 _LEAST_PERIOD_S = 0.01
 _RARE_S = 1.0
-# the kernel's cache is good for its lifespan in jiffies, rounded up: 10 ms where a jiffy is longest
+# the kernel's cache is valid for its lifespan in jiffies, rounded up: a jiffy is at most 10 ms
 _JIFFY_S = 0.01
 _TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 
 
 class _GoneError(OSError):
-    """A counter that cannot be read: its text (``N/A (no PMA)``) or the error as the message."""
+    """A counter that cannot be read; the message is its text (``N/A (no PMA)``) or the error."""
 
 
 class _Counter:
-    """One counter file, kept open; a file that vanished is looked for again once a second."""
+    """One counter file, kept open; a file that vanished is opened again at the next read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -171,10 +171,10 @@ class _Counter:
             raise
 
     def read(self) -> int:
-        """The number in the file now.
+        """Read the number in the file.
 
         Raises:
-            _GoneError: no file, no number in it, or the device is gone.
+            _GoneError: there is no file or no number in it, or the device is gone.
         """
         try:
             if self._fd < 0:
@@ -210,7 +210,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _interface(port: Path) -> str:
-    """The network interface of a RoCE or IPoIB port; empty where it has none."""
+    """Return the network interface of a RoCE or IPoIB port; empty if it has none."""
     return _text(port / "gid_attrs/ndevs/0") or next(iter(sorted(_names(port.parents[1] / "device/net"))), "")
 
 
@@ -219,8 +219,8 @@ class _Port:
 
     Attributes:
         name: ``mlx5_0-1``.
-        missing: counters that could be read at the start and cannot now, with why.
-        repeats: samples whose hardware counters came from a cache, the kernel's or this one's.
+        missing: counters that could be read at the start and cannot now, with reasons.
+        repeats: samples whose hardware counters came from a cache, the kernel's or this object's.
     """
 
     def __init__(self, path: Path, every_s: float) -> None:
@@ -235,7 +235,7 @@ class _Port:
         self._port = self._open("counters", names)
         self._hw = self._open("hw_counters", wanted_hw_counters(_names(path / "hw_counters")))
         self._lifespan_s = int(_text(path / "hw_counters/lifespan") or 0) / 1000
-        # other drivers than mlx5 read hundreds of registers for one
+        # drivers other than mlx5 read hundreds of registers for one counter
         self._hw_every_s = self._lifespan_s + _JIFFY_S if self.driver == "mlx5" else max(_RARE_S, self._lifespan_s)
         self.every_s = max(every_s, self._lifespan_s)
         self.idle = not _text(path / "state").endswith("ACTIVE")
@@ -259,7 +259,7 @@ class _Port:
         return not self._port and not self._hw
 
     def about(self) -> dict[str, Any]:
-        """Header fields of its log."""
+        """Return the header fields of its log."""
         layer = _text(self.path / "link_layer") or "unknown"
         return {
             "collector": "infiniband",
@@ -281,7 +281,7 @@ class _Port:
         }
 
     def start(self, folder: Path) -> None:
-        """Make the log and write what the counters said when they were opened."""
+        """Create the log and write the first record."""
         self._log = RecordWriter(folder / f"{self.name}.rec", self.fields, self.about())
         self._rare_due = self._hw_due = 0.0
         self.sample(time.monotonic())
@@ -305,14 +305,14 @@ class _Port:
         if rare:
             self._rare_due = now_s + _RARE_S
             self.idle = not _text(self.path / "state").endswith("ACTIVE")
-        if len(self.missing) == len(self._port) + len(self._hw):  # the device is gone: a gap, not a flat line
+        if len(self.missing) == len(self._port) + len(self._hw):  # the device is gone: leave a gap, not a flat line
             return
         self.repeats += repeated
         values = [counter.value for counter in (*self._port.values(), *self._hw.values())]
         self._log.append(t_ns, mono_ns, *values, repeated)
 
     def _read_hw(self, now_s: float, moved: bool, last: bool) -> int:
-        """Read the hardware counters if the kernel's cache is over; 1 where the record repeats what was known."""
+        """Read the hardware counters if the kernel's cache has expired; return 1 if the record repeats known values."""
         if not self._hw:
             return 0
         if now_s < self._hw_due and not last:
@@ -321,7 +321,7 @@ class _Port:
         before = [counter.value for counter in self._hw.values()]
         for name, counter in self._hw.items():
             self._read(f"hw.{name}", counter)
-        # another reader's cache is no older than its lifespan, and tells itself only where there was traffic
+        # a cache that another reader filled is no older than its lifespan, and shows only if there was traffic
         return int(moved and before == [counter.value for counter in self._hw.values()])
 
     def _read(self, name: str, counter: _Counter) -> None:
@@ -340,10 +340,10 @@ class _Port:
 
 
 class InfinibandCollector:
-    """Writes ``infiniband/<device>-<port>.rec`` for every port (docs/reference/collectors-devices.md).
+    """Recorder of ``infiniband/<device>-<port>.rec`` for every port (docs/reference/collectors-devices.md).
 
-    A counter that vanishes keeps its last value in the log; ``infiniband/missing.jsonl`` says when and why, and when
-    it came back. While a whole port is gone, its log has a gap.
+    A counter that vanishes keeps its last value in the log; ``infiniband/missing.jsonl`` records when and why, and
+    when it came back. While a whole port is gone, its log has a gap.
     """
 
     name = "infiniband"
@@ -407,7 +407,7 @@ class InfinibandCollector:
             port.start(self._folder)
 
     def sample(self) -> None:
-        """Append one record a port."""
+        """Append one record per port."""
         self._sample(last=False)
 
     def _sample(self, last: bool) -> None:

@@ -1,7 +1,7 @@
-"""Interface counters of this network namespace, all interfaces by one read of /proc/net/dev, and their links' states.
+"""Interface counters of this network namespace, by one read of /proc/net/dev for all interfaces, and link states.
 
 /proc/net shows the namespace of the process; /sys/class/net would show that of the mount, which may be another one.
-One read takes 5 µs for two interfaces (seven files of /sys: 8 µs an interface) and, unlike netlink, no lock.
+One read takes 5 µs for two interfaces (seven files of /sys: 8 µs per interface) and, unlike netlink, no lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringtap.collectors.netlink import (
 from ringtap.records import Field, HoldingRecordWriter, JsonLinesWriter
 from ringtap.units import counted
 
-# /proc/net/dev's columns after the name; drops of the receiving side include packets missed for want of a buffer
+# /proc/net/dev's columns after the name; receive drops include packets missed because a buffer was full
 _COUNTERS = (
     ("rx_bytes", 0, "bytes"),
     ("tx_bytes", 8, "bytes"),
@@ -44,7 +44,7 @@ _COUNTERS = (
 _COLUMNS = 17  # the name and sixteen numbers
 _HEADING_LINES = 2
 _READ_BYTES = 1 << 16
-_SURE_BYTES = 3500  # the kernel hands out a page at a time: less than that is all there is
+_SURE_BYTES = 3500  # the kernel returns a page at a time: a read of less than this is complete
 
 # linux/rtnetlink.h and linux/if_link.h
 _NEW_LINK, _GET_LINK, _LINK_GROUP = 16, 18, 1
@@ -56,16 +56,16 @@ _LOOK_EVERY_NS = 100_000_000
 
 
 class LinkWatch:
-    """Writes ``nic/links.jsonl``: the state of every link at first, and each change of it.
+    """Recorder of ``nic/links.jsonl``: the initial state of every link, and each change of it.
 
-    The kernel tells of changes (rtnetlink); then all links are looked at, ten times a second at most. What is shorter
-    than that shows in ``carrier_changes``.
+    After a change notification of the kernel (rtnetlink), all links are read, ten times per second at most. Shorter
+    changes show in ``carrier_changes``.
 
     Args:
         path: the file.
 
     Raises:
-        OSError: the kernel gives no such news.
+        OSError: the kernel provides no such notifications.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,16 +85,16 @@ class LinkWatch:
         self._has_news, self._look_ns = False, 0
 
     def sample(self, mono_ns: int) -> None:
-        """Write what has changed, ten times a second at most."""
+        """Write the changes, ten times per second at most."""
         if mono_ns < self._look_ns:
             return
         self._look_ns = mono_ns + _LOOK_EVERY_NS
         try:
-            while self._news.recv(1):  # of each message; the rest of it is dropped
+            while self._news.recv(1):  # one byte of each message; the rest of it is dropped
                 self._has_news = True
         except BlockingIOError:
             pass
-        except OSError:  # more news than there is room for
+        except OSError:  # more notifications than the buffer holds
             self._has_news = True
         if self._has_news:
             self._has_news = False
@@ -104,7 +104,7 @@ class LinkWatch:
                 self._has_news = True
 
     def _look(self) -> dict[str, dict[str, Any]]:
-        """The states of all links, by name."""
+        """Read the states of all links, by name."""
         found: dict[str, dict[str, Any]] = {}
 
         def take(data: memoryview, length: int) -> bool:
@@ -122,7 +122,7 @@ class LinkWatch:
         return found
 
     def _write(self, found: dict[str, dict[str, Any]]) -> None:
-        """Write the states that are not known yet; of a link that has gone, that it is down."""
+        """Write the states that differ from the known ones; a link that is gone is written as down."""
         gone = {"up": False, "carrier": False, "operstate": "notpresent"}
         found |= {nic: self._known[nic] | gone for nic in self._known.keys() - found.keys()}
         times = {"t_ns": time.time_ns(), "mono_ns": time.monotonic_ns()}
@@ -139,7 +139,7 @@ class LinkWatch:
 
 
 def _link(data: memoryview, begin: int, end: int) -> tuple[str, dict[str, Any]]:
-    """Name and state in a message about a link."""
+    """Return the name and state in a message about a link."""
     begin += HEADER_BYTES
     flags = _IFINFO.unpack_from(data, begin)[3]
     values = {kind: bytes(data[at : at + size]) for kind, at, size in attributes(data, begin + _IFINFO.size, end)}
@@ -157,7 +157,10 @@ def _link(data: memoryview, begin: int, end: int) -> tuple[str, dict[str, Any]]:
 
 
 class NicCollector:
-    """Writes ``nic/nic.rec``: every interface's counters, and ``nic/links.jsonl`` (docs/reference/run-directory.md)."""
+    """Recorder of all interfaces' counters in ``nic/nic.rec``, and of ``nic/links.jsonl``.
+
+    docs/reference/run-directory.md describes both.
+    """
 
     name = "nic"
     slow = False
@@ -183,7 +186,7 @@ class NicCollector:
         return Check("ok", f"{counted(len(names), 'interface')}: {', '.join(names)}")
 
     def start(self) -> None:
-        """Open the log and take the first sample; its columns are the interfaces that are there now."""
+        """Open the log and take the first sample; the columns are those of the interfaces present now."""
         self._fd = os.open(self.source, os.O_RDONLY | os.O_CLOEXEC)
         lines = os.pread(self._fd, _READ_BYTES, 0).splitlines()
         self._first = len(b" ".join(lines[:_HEADING_LINES]).split())
@@ -215,7 +218,7 @@ class NicCollector:
             self._links.sample(mono_ns)
 
     def stop(self) -> dict[str, Any]:
-        """Take a last sample and close; names interfaces that appeared later (not recorded) or vanished, and when."""
+        """Take a last sample and close; return the interfaces that appeared later (not recorded) or vanished, and when."""
         try:
             self.sample()
         finally:
@@ -227,7 +230,7 @@ class NicCollector:
         return facts | ({"links_not_watched": self._links_why} if self._links_why else {})
 
     def _words(self) -> list[bytes]:
-        """The whole file in words."""
+        """Return the words of the whole file."""
         text = os.pread(self._fd, _READ_BYTES, 0)
         if len(text) > _SURE_BYTES:
             while more := os.pread(self._fd, _READ_BYTES, len(text)):
@@ -251,7 +254,7 @@ class NicCollector:
             self._vanished_ns.setdefault(nic, now_ns)
 
     def _values(self, words: list[bytes]) -> list[int]:
-        """The numbers to record; an interface that has gone keeps its last ones, which is no traffic."""
+        """Return the numbers to record; an interface that is gone keeps its last ones, which means no traffic."""
         if not self._gone:
             return list(map(int, self._select(words)))
         return [

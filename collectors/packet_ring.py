@@ -1,7 +1,7 @@
 """A packet capture in Python, for nodes without tcpdump: ``python -m ringtap.collectors.packet_ring``.
 
-It takes tcpdump's signals (INT ends, USR1 prints counts, USR2 flushes) and prints tcpdump's lines, so that the same
-code drives both. It runs alone in its process, or the agent would miss samples.
+It has tcpdump's signals (INT ends, USR1 prints counts, USR2 flushes) and output lines, so that the same code controls
+both. It runs in a process of its own; otherwise the agent would miss samples.
 
 Source: Documentation/networking/packet_mmap.rst and linux/if_packet.h, TPACKET_V3.
 """
@@ -34,17 +34,17 @@ class _Program(ctypes.Structure):
 
 
 def find_libpcap() -> str:
-    """Name of libpcap's shared library; empty where there is none."""
+    """Return the name of libpcap's shared library; empty if there is none."""
     return ctypes.util.find_library("pcap") or ""
 
 
 def cut(snap_bytes: int) -> bytes:
-    """A program that takes every packet and keeps so many bytes of it."""
+    """Return a BPF program that accepts every packet and keeps ``snap_bytes`` of it."""
     return struct.pack("=HBBI", _RETURN_CONSTANT, 0, 0, snap_bytes)
 
 
 def compile_filter(words: str, linktype: int, snap_bytes: int) -> bytes:
-    """The program for a filter expression (pcap-filter(7)).
+    """Compile a filter expression (pcap-filter(7)) to a BPF program.
 
     Raises:
         ValueError: libpcap is missing or does not understand the expression.
@@ -72,7 +72,7 @@ def compile_filter(words: str, linktype: int, snap_bytes: int) -> bytes:
 
 
 def attach(ring: socket.socket, code: bytes) -> None:
-    """Have the kernel run a program on every packet of a socket.
+    """Attach a BPF program to a socket, so that the kernel runs it on every packet.
 
     Raises:
         OSError: the kernel refuses it.
@@ -90,7 +90,7 @@ _OUTGOING = 4
 _VLAN_VALID, _VLAN_TPID_VALID = 1 << 4, 1 << 6
 _USER = 1
 _BLOCK_BYTES = 1 << 20
-# a block is handed over after so long even if it is not full
+# time after which a block is handed over even if it is not full
 _RETIRE_MS = 100
 _FRAME_BYTES = 2048
 _ETHERNET, _COOKED = 1, 113
@@ -99,7 +99,7 @@ _NANOSECONDS = 0xA1B23C4D
 _PCAP_HEADER = struct.Struct("=IHHiIII")
 _RECORD = struct.Struct("=IIII")
 _BLOCK = struct.Struct("=II4I")
-# next, seconds, nanoseconds, kept, length, status, begin of frame and of network header, hash, VLAN tag, its type
+# next, seconds, nanoseconds, kept, length, status, offsets of frame and of network header, hash, VLAN tag, its type
 _PACKET = struct.Struct("=IIIIIIHHIIH")
 _HEADER_BYTES = 48
 _ADDRESS = struct.Struct("=HHiHBB8s")
@@ -122,7 +122,7 @@ class _File:
         self._bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append whole packets."""
+        """Append complete packets."""
         if self._limit_bytes and self._bytes >= self._limit_bytes:
             self._file.close()
             self._number += 1
@@ -138,7 +138,7 @@ class _File:
 
 
 def _hardware(interface: str) -> int:
-    """Hardware type (ARPHRD_*) of an interface.
+    """Return the hardware type (ARPHRD_*) of an interface.
 
     Raises:
         OSError: there is no such interface.
@@ -152,18 +152,18 @@ class Ring:
     """A ring of blocks that the kernel fills with packets.
 
     Args:
-        interface: where to capture.
+        interface: the interface to capture on.
         snap_bytes: bytes kept of a packet.
         ring_bytes: size of the ring in the kernel.
         words: filter expression; empty for none.
 
     Attributes:
-        linktype: of the packets it yields.
-        captured: packets yielded.
+        linktype: link type of the returned packets.
+        captured: number of returned packets.
 
     Raises:
-        PermissionError: without CAP_NET_RAW.
-        OSError: no such interface, or no memory for the ring.
+        PermissionError: CAP_NET_RAW is missing.
+        OSError: there is no such interface, or no memory for the ring.
         ValueError: the filter cannot be used.
     """
 
@@ -171,9 +171,9 @@ class Ring:
         hardware = _hardware(interface)
         raw = hardware in (_ARPHRD_ETHERNET, _ARPHRD_LOOPBACK)
         self.linktype = _ETHERNET if raw else _COOKED
-        # the kernel counts and shows a loopback packet twice; its first sight is left out
+        # the kernel counts and delivers a loopback packet twice; the outgoing one is left out
         self._loopback = hardware == _ARPHRD_LOOPBACK
-        # bound to no protocol yet: nothing of other interfaces slips in
+        # no protocol before bind(), so that no packets of other interfaces are captured
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW if raw else socket.SOCK_DGRAM, 0)
         code = compile_filter(words, self.linktype, snap_bytes) if words else cut(snap_bytes)
         attach(self._socket, code)
@@ -188,11 +188,11 @@ class Ring:
         self._socket.bind((interface, _ALL_PROTOCOLS))
 
     def fileno(self) -> int:
-        """For poll."""
+        """Return the file descriptor, for ``poll``."""
         return self._socket.fileno()
 
     def blocks(self) -> list[bytes]:
-        """The packets of every block that is full, as records of a capture file; gives the blocks back."""
+        """Return the packets of every ready block, as records of a capture file, and release the blocks."""
         found = []
         for _ in range(self._blocks):
             at = self._next * _BLOCK_BYTES
@@ -227,12 +227,12 @@ class Ring:
         return b"".join(out)
 
     def _cooked_header(self, at: int) -> bytes:
-        """A Linux cooked header (LINKTYPE_LINUX_SLL) from the packet's socket address."""
+        """Return a Linux cooked header (LINKTYPE_LINUX_SLL) from the packet's socket address."""
         _, protocol, _, hardware, direction, size, address = _ADDRESS.unpack_from(self._map, at)
         return struct.pack(">HHH8s", direction, hardware, min(size, 8), address) + struct.pack("=H", protocol)
 
     def counts(self) -> tuple[int, int, int]:
-        """Packets captured, received by the filter (with the dropped ones), dropped for want of room."""
+        """Return packets captured, received by the filter (with the dropped ones), and dropped because it was full."""
         # reading resets the kernel's counts
         received, dropped, _ = struct.unpack("=3I", self._socket.getsockopt(_SOL_PACKET, _STATISTICS, 12))
         self._received += received
@@ -240,7 +240,7 @@ class Ring:
         return self.captured, self._received, self._dropped
 
     def close(self) -> None:
-        """Give the ring back."""
+        """Release the ring."""
         self._map.close()
         self._socket.close()
 
@@ -252,7 +252,7 @@ def _say(counts: tuple[int, int, int], between: str) -> None:
 
 
 def _capture(ring: Ring, file: _File) -> None:
-    """Write packets until SIGINT or SIGTERM; at most a block's time is between their arrival and their writing."""
+    """Write packets until SIGINT or SIGTERM, at most ``_RETIRE_MS`` after their arrival."""
     words: set[int] = set()
     alarm, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -282,7 +282,7 @@ def _capture(ring: Ring, file: _File) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Capture as the command line says; 0, or 1 with a sentence on standard error."""
+    """Run a capture from the command line; return 0, or 1 with a message on standard error."""
     parser = argparse.ArgumentParser(prog="ring", description="Capture packets to a pcap file, in Python alone.")
     parser.add_argument("--interface", required=True)
     parser.add_argument("--write", required=True, type=Path)

@@ -1,4 +1,4 @@
-"""Packets: tcpdump beside the job where CAP_NET_RAW allows it, or a ring in Python where tcpdump is missing."""
+"""Packet capture with CAP_NET_RAW: tcpdump beside the job, or a ring in Python where tcpdump is not usable."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def _is_loopback(stats: Any) -> bool:
 
 
 def exists(name: str) -> bool:
-    """True if there is an interface of this name; ``any`` is all of them."""
+    """True if there is an interface of this name; ``any`` stands for all interfaces."""
     return name == "any" or name in psutil.net_if_stats()
 
 
 def is_loopback(name: str) -> bool:
-    """True if it is the loopback interface."""
+    """True if this is the loopback interface."""
     stats = psutil.net_if_stats().get(name)
     return stats is not None and _is_loopback(stats)
 
 
 def default_interface() -> str:
-    """The interface the training most likely uses; empty where there is none.
+    """Return the interface that the training most likely uses; empty if there is none.
 
-    In this order: what ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` names; the one with the default route; the
-    first that is up.
+    In this order: the one that ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` names; the one with the default route;
+    the first that is up and is not loopback.
     """
     there = psutil.net_if_stats()
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -74,7 +74,7 @@ def default_interface() -> str:
 
 
 def has_rdma() -> bool:
-    """True if the node has devices whose traffic goes past the kernel and so past any capture."""
+    """True if the node has RDMA devices, whose traffic bypasses the kernel and therefore any capture."""
     try:
         return any(Path("/sys/class/infiniband").iterdir())
     except OSError:
@@ -82,7 +82,7 @@ def has_rdma() -> bool:
 
 
 def facts(name: str) -> dict[str, Any]:
-    """MTU and offloads of an interface; with segmentation offloads a captured packet holds many of the wire's."""
+    """Return MTU and offloads of an interface; with segmentation offloads a captured packet is many on the wire."""
     stats = psutil.net_if_stats().get(name)
     return {"mtu": stats.mtu if stats else None, "offloads": offloads(name)}
 
@@ -93,7 +93,7 @@ _MOST_BYTES = 20_000_000_000
 _FILE_BYTES = 1_000_000_000
 # with tcpdump's own 2 MiB, bursts are lost
 _BUFFER_BYTES = 64 << 20
-# the capture ends when less than this is free: a tenth, or 1 GB on a large disk
+# the capture ends when less than this is free: a tenth of the disk, at most 1 GB
 _FREE_BYTES = 1_000_000_000
 _FREE_SHARE = 0.1
 _FLUSHES = (4, 99)  # tcpdump before 4.99 dies of SIGUSR2
@@ -108,11 +108,11 @@ _REMEDY = (
 
 
 class PacketsCollector:
-    """Writes ``packets/<nic>-<n>.pcap``, ``packets/packets.json`` and ``packets/counts.rec`` (once a second).
+    """Recorder of ``packets/<nic>-<n>.pcap``, ``packets/packets.json`` and ``packets/counts.rec`` (once a second).
 
     Options: ``interface``, ``filter``, ``snap_bytes``, ``tool`` (``tcpdump`` or ``ring``), ``buffer_bytes`` (in the
-    kernel), ``file_bytes`` (begin another file after so many), ``files`` (keep the newest so many; all if not given),
-    ``most_bytes`` (end when there are so many on disk).
+    kernel), ``file_bytes`` (size after which another file begins), ``files`` (number of the newest files to keep; all
+    if not given), ``most_bytes`` (size on disk at which the capture ends).
     """
 
     name = "packets"
@@ -135,7 +135,7 @@ class PacketsCollector:
         self._deleted = 0
 
     def _tcpdump(self) -> str:
-        """Path of tcpdump where it is wanted and can work; empty: use the ring."""
+        """Return the path of tcpdump if it is to be used and can work; empty: use the ring."""
         return "" if self._wanted_tool == "ring" or capture_program.cannot_drop_root() else capture_program.find()
 
     def check(self) -> Check:
@@ -151,7 +151,7 @@ class PacketsCollector:
         return Check("ok", f"{tool} on {self.interface}")
 
     def _obstacles(self, path: str) -> Iterator[tuple[str, str]]:
-        """Possible obstacles, each with its remedy; an empty reason if it is none."""
+        """Yield the possible obstacles, each with its remedy; the reason is empty if there is no obstacle."""
         yield "" if self.interface else "there is no interface that is up", "name one with --interface"
         found = exists(self.interface)
         yield "" if found else f"there is no interface {self.interface}", "name one that 'ip link' shows"
@@ -183,10 +183,10 @@ class PacketsCollector:
         return ""
 
     def start(self) -> None:
-        """Begin to capture.
+        """Start the capture.
 
         Raises:
-            OSError: the program does not start; the message holds its words.
+            OSError: the program does not start; the message contains its output.
         """
         path = self._tcpdump()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -222,10 +222,10 @@ class PacketsCollector:
         return [*line, self._filter] if self._filter else line
 
     def sample(self) -> None:
-        """Ask for the counts, have the file flushed, keep the disk from filling.
+        """Request the counts, flush the file, and end the capture before the disk is full.
 
         Raises:
-            OSError: the capture is over: its program died, or the disk or its limit is full.
+            OSError: the capture has ended: its program died, the disk is nearly full, or its size limit is reached.
         """
         if self._tool is None or self._facts.get("ended"):
             return
@@ -242,7 +242,7 @@ class PacketsCollector:
             raise OSError(0, f"the capture on {self.interface} ended early: {why}")
 
     def _files(self) -> list[Path]:
-        """The capture files, oldest first."""
+        """Return the capture files, oldest first."""
         found = []
         for path in self._folder.glob(f"{glob.escape(self.interface)}-*.pcap"):
             number = path.stem.rpartition("-")[2]
@@ -251,7 +251,7 @@ class PacketsCollector:
         return [path for _, path in sorted(found)]
 
     def _rotate(self) -> None:
-        """Give the files their names (tcpdump appends a number to the first one's) and delete the oldest."""
+        """Rename the files (tcpdump appends a number to the first one's name) and delete the oldest."""
         for path in self._folder.glob(f"{glob.escape(self._first.name)}[0-9]*"):
             number = path.name.removeprefix(self._first.name)
             if number.isdecimal():
@@ -261,7 +261,7 @@ class PacketsCollector:
             self._deleted += 1
 
     def _full(self) -> str:
-        """Reason that there is no room to go on; empty if there is room."""
+        """Return the reason why there is no room to continue; empty if there is room."""
         used = sum(path.stat().st_size for path in self._files())
         if used >= self._most_bytes:
             return f"its files reached {used} of {self._most_bytes} bytes"
@@ -272,7 +272,7 @@ class PacketsCollector:
         return ""
 
     def _record(self, ended: str) -> None:
-        """Append the counts, and write packets.json anew."""
+        """Append the counts, and rewrite packets.json."""
         assert self._tool is not None
         counts = asdict(self._tool.counts)
         self._log.append(time.time_ns(), time.monotonic_ns(), *(counts[name] for name in _COUNTS))
@@ -281,7 +281,7 @@ class PacketsCollector:
         write_json(self._folder / "packets.json", self._facts)
 
     def stop(self) -> dict[str, Any]:
-        """Wait until what was received is written, end the program, note its last counts.
+        """Wait until the received packets are written, end the program, record its last counts.
 
         Returns:
             The counts and ``ended``.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ringtap.masking import mask_words
 
-# Most specific first, as the step recorder has it: a launcher within a Slurm step leaves that step's SLURM_PROCID
+# Most specific first, as in the step recorder: a launcher within a Slurm step leaves that step's SLURM_PROCID
 _RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _MOST_CHARACTERS = 200
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -19,13 +19,13 @@ PROC = Path("/proc")
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
-    """The rank that an environment gives its process in its job; None where no launcher has set one."""
+    """Return the rank that an environment gives a process in its job; None if no launcher has set one."""
     numbers = (environment.get(name, "") for name in _RANK)
     return next((int(text) for text in numbers if text.isascii() and text.isdigit()), None)
 
 
 def rank_of(pid: int, proc: Path = PROC) -> int | None:
-    """The rank in the environment that a process was started with; None: not a rank, or not ours to read."""
+    """Return the rank in a process's initial environment; None if it has none, or the environment cannot be read."""
     try:
         variables = (proc / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -34,7 +34,7 @@ def rank_of(pid: int, proc: Path = PROC) -> int | None:
 
 
 def command_of(pid: int, proc: Path = PROC) -> str:
-    """Return the command line in one line, cut short, its secrets masked; empty where it cannot be read."""
+    """Return the command line in one line, shortened, with secrets masked; empty if it cannot be read."""
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
@@ -43,10 +43,10 @@ def command_of(pid: int, proc: Path = PROC) -> str:
 
 
 class Process:
-    """A recorded process, by its kept-open ``stat``: a pid that is used again is never taken for it.
+    """A recorded process, read from its open ``stat`` file, so that a reused pid is never mistaken for it.
 
     Raises:
-        OSError: it is gone, or not to be read.
+        OSError: the process has ended, or cannot be read.
     """
 
     def __init__(self, pid: int, proc: Path = PROC) -> None:
@@ -59,16 +59,16 @@ class Process:
             raise
 
     def read(self) -> tuple[float, int, int]:
-        """CPU seconds (user and system, all threads), resident bytes, threads.
+        """Return CPU seconds (user and system, all threads), resident bytes and threads.
 
         Raises:
-            OSError: it has ended.
+            OSError: the process has ended.
         """
         words = self._words()
         return (int(words[11]) + int(words[12])) / _TICKS_PER_S, int(words[21]) * _PAGE_BYTES, int(words[17])
 
     def _words(self) -> list[bytes]:
-        """The words after the name, which may hold anything: state, parent, …"""
+        """Return the fields after the name, which may contain any characters: state, parent, …"""
         text = os.pread(self._fd, 4096, 0)
         words = text[text.rfind(b")") + 1 :].split()
         if len(words) < _LEAST_WORDS or words[0] in (b"Z", b"X"):

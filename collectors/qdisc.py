@@ -1,7 +1,7 @@
-"""Queueing disciplines of this network namespace: what they sent, hold and dropped, by a route netlink dump.
+"""Queueing disciplines of this network namespace: sent, queued and dropped packets, by a route netlink dump.
 
-A queue's backlog is where a congested link shows first. No privilege is needed. One message of pyroute2 costs more time
-than a whole dump does here, so the statistics (linux/gen_stats.h) are passed on as the kernel wrote them.
+A congested link shows first in a queue's backlog. No privilege is needed. One message of pyroute2 costs more time than
+a whole dump does here, so the statistics (linux/gen_stats.h) are recorded as the kernel wrote them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _KIND, _STATS2, _BASIC, _QUEUE = 1, 7, 1, 3
 _BASIC_BYTES, _QUEUE_BYTES = 12, 20  # bytes u64, packets u32; five u32
 _KEY = slice(HEADER_BYTES + 4, HEADER_BYTES + 16)  # interface, handle, parent
 _STAMP = struct.Struct("<qq")
-_LEAST_EVERY_S = 0.01  # the kernel lets one such dump in at a time, with every other change to an interface
-_COST = 50  # dumps take a fiftieth of a core's time at most: a NIC with a hundred queues is asked less often
+_LEAST_EVERY_S = 0.01  # the kernel serializes these dumps with every change to an interface
+_COST = 50  # dumps take a fiftieth of a core's time at most: a NIC with a hundred queues is read less often
 _FAILURES_MOST = 10
 
 _FIELDS = (
@@ -58,8 +58,8 @@ class _Layout:
 
     Attributes:
         head: the message's first bytes: length, type, flags.
-        basic: where the basic statistics' attribute starts.
-        queue: where that of the queue starts.
+        basic: position of the basic statistics.
+        queue: position of the queue statistics.
     """
 
     head: bytes
@@ -68,10 +68,10 @@ class _Layout:
 
 
 class QdiscTable:
-    """The known disciplines: the kernel's answers go in, records of those that changed come out.
+    """The known disciplines; turns the kernel's answers into records of those whose statistics changed.
 
     Attributes:
-        kinds: ``interface:handle`` to the discipline's kind.
+        kinds: ``interface:handle`` -> the discipline's kind.
     """
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ class QdiscTable:
         self._stamp = b""
 
     def begin(self, t_ns: int, mono_ns: int) -> None:
-        """A sample begins: the times that its records get."""
+        """Begin a sample, with the times for its records."""
         self._stamp = _STAMP.pack(t_ns, mono_ns)
 
     def records(self) -> bytes:
-        """The sample's records, packed."""
+        """Return the sample's packed records."""
         if not self._parts:
             return b""
         records = b"".join(self._parts)
@@ -94,10 +94,10 @@ class QdiscTable:
         return records
 
     def take(self, data: memoryview, length: int) -> bool:
-        """One datagram of a dump; returns whether more is to come.
+        """Process one datagram of a dump; return True if more follow.
 
         Raises:
-            OSError: the kernel's refusal.
+            OSError: the kernel refused the request.
         """
         position = 0
         while True:
@@ -109,7 +109,7 @@ class QdiscTable:
             position += aligned(size)
 
     def _keep(self, message: bytes) -> None:
-        """Make a record of a message whose statistics differ from the last ones."""
+        """Make a record of a message if its statistics differ from the last ones."""
         key = message[_KEY]
         layout = self._layouts.get(key)
         if layout is None or layout.head != message[:8]:
@@ -123,7 +123,7 @@ class QdiscTable:
             self._parts += (self._stamp, key, statistics)
 
     def _learn(self, key: bytes, message: bytes) -> _Layout | None:
-        """Find the statistics of one discipline, and note its kind; None where it has none."""
+        """Find the statistics of one discipline, and store its kind; return None if it has no statistics."""
         data = memoryview(message)
         found: dict[int, int] = {}
         for kind, start, size in attributes(data, HEADER_BYTES + _TC_BYTES, len(data)):
@@ -143,7 +143,7 @@ class QdiscTable:
 
 
 class QdiscCollector:
-    """Writes ``qdisc/qdisc.rec``: a record of each queueing discipline whose statistics changed since its last one."""
+    """Recorder of ``qdisc/qdisc.rec``: a record of each queueing discipline whenever its statistics have changed."""
 
     name = "qdisc"
     slow = False
@@ -187,7 +187,7 @@ class QdiscCollector:
         """Open the log and take the first sample."""
         self._netlink = NetlinkSocket(ROUTE)
         now_ns = time.monotonic_ns()
-        self._sample(now_ns)  # tells the kinds, which the log's header names
+        self._sample(now_ns)  # finds the kinds for the log's header
         about = {
             "collector": self.name,
             "source": "RTM_GETQDISC, TCA_STATS2",
@@ -199,7 +199,7 @@ class QdiscCollector:
         self._writer.hold(self._table.records(), now_ns)
 
     def sample(self) -> None:
-        """Record what changed.
+        """Record the disciplines that changed.
 
         Raises:
             OSError: the disk is full, or the kernel has not answered ten times in a row.
@@ -210,7 +210,7 @@ class QdiscCollector:
             self._writer.hold(self._table.records(), now_ns)
 
     def stop(self) -> dict[str, Any]:
-        """Take a last sample and close; returns the kinds again, with those that appeared meanwhile."""
+        """Take a last sample and close; return the counts and the kinds, with those that appeared since the start."""
         self._due_ns = 0
         try:
             self.sample()

@@ -1,4 +1,4 @@
-"""The collectors by name; a module is imported only when its collector is asked for."""
+"""The collectors by name; a module is imported only when its collector is requested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ringtap.errors import UsageError
 
-if TYPE_CHECKING:  # a job is started before any collector's module is loaded
+if TYPE_CHECKING:  # the job starts before any collector's module is loaded
     from ringtap.collectors.base import Collector
 
 # name -> (module, class), in the order in which they are started and shown
@@ -24,15 +24,15 @@ _CLASSES = {
     "packets": ("ringtap.collectors.packets", "PacketsCollector"),
 }
 ORDER = tuple(_CLASSES)
-# packets are asked for by name: they need a privilege, and a disk
+# packets must be requested by name: they need a privilege and disk space
 DEFAULT = tuple(name for name in ORDER if name != "packets")
 
 
 def collector_class(name: str) -> type[Collector]:
-    """The class behind a collector's name.
+    """Import and return the class of a collector.
 
     Raises:
-        UsageError: no such collector; the sentence names the nearest one.
+        UsageError: there is no such collector; the message names the most similar one.
         ImportError: a package that this collector needs is not installed.
     """
     if name not in _CLASSES:
@@ -43,7 +43,7 @@ def collector_class(name: str) -> type[Collector]:
 
 
 def unknown_collector(name: str, known: Iterable[str] = ORDER) -> UsageError:
-    """The error for a name that is none of the known ones."""
+    """Return the error for a name that is not a known collector."""
     names = list(known)
     near = difflib.get_close_matches(name.lower(), names, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""

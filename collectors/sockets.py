@@ -1,8 +1,8 @@
-"""TCP connections of this network namespace, from the kernel's socket diagnostics (sock_diag), for every user.
+"""TCP connections of this network namespace, from the kernel's socket diagnostics (sock_diag), without privilege.
 
-The kernel walks its whole table of connections to answer "all": 0.15 ms on a machine with 262,144 places, whoever has
-how few. So "all" is asked three times a second at most, and in between the connections that carry much are asked for
-by name. What comes back is stored as it came, and only if it changed.
+For a dump of all connections the kernel walks its whole hash table: 0.15 ms on a machine with 262,144 buckets, however
+few connections there are. Dumps are therefore made three times per second at most, and in between only the busy
+connections are queried individually. Answers are stored unchanged, and only if they differ from the last ones.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from ringtap.collectors.processes import PROC, command_of, rank_of
 from ringtap.records import HoldingRecordWriter, JsonLinesWriter
 
 _LEAST_PAUSE_S = 1.0
-_COST_SHARE = 0.01  # of one core, at most
-_TRIES = 3  # a socket that none of the job's processes holds by then belongs to somebody else
+_COST_SHARE = 0.01  # share of one core, at most
+_TRIES = 3  # a socket that no process of the job holds by then belongs to another one
 _PREFIX = "socket:["
 
 
 class SocketOwners:
-    """Writes ``owners.jsonl``: one line a socket of the recorded processes.
+    """Recorder of ``owners.jsonl``: one line per socket of the recorded processes.
 
     A look-up reads the open files of every recorded process, at most once a second and in a thread of its own.
 
     Args:
         path: the file.
-        pids: gives the recorded processes; may be costly.
+        pids: returns the pids of the recorded processes; may be expensive.
 
     Attributes:
-        failure: what ended the look-ups early, if anything did.
+        failure: error that ended the look-ups early; empty if none did.
     """
 
     proc: Path = PROC
@@ -66,14 +66,14 @@ class SocketOwners:
         self._thread.start()
 
     def want(self, inode: int) -> None:
-        """Have an inode looked up soon; 0 (a connection that nobody has accepted) has no owner."""
+        """Request the look-up of an inode; 0 (a connection that has not been accepted) has no owner."""
         if inode:
             with self._lock:
                 self._wanted.setdefault(inode, 0)
             self._news.set()
 
     def close(self) -> None:
-        """Look up what is still wanted, and close the file."""
+        """Look up the remaining inodes, and close the file."""
         self._stop.set()
         self._news.set()
         self._thread.join()
@@ -88,17 +88,17 @@ class SocketOwners:
                 self._look_up()
                 self._stop.wait(max(_LEAST_PAUSE_S, (time.thread_time() - begun_s) / _COST_SHARE))
             self._look_up()
-        except OSError as error:  # a full disk, say; the sockets are recorded all the same
+        except OSError as error:  # for example a full disk; the sockets are recorded nevertheless
             self.failure = error.strerror or str(error)
 
     def _look_up(self) -> None:
-        """One pass over the open files of the recorded processes."""
+        """Look for the wanted inodes in one pass over the open files of the recorded processes."""
         with self._lock:
             wanted = set(self._wanted)
         if not wanted:
             return
         found: dict[int, int] = {}
-        for pid in sorted(self._pids()):  # a child has its parent's sockets open, too: the parent is the owner
+        for pid in sorted(self._pids()):  # a child also has its parent's sockets open: the parent is the owner
             for inode in self._inodes(pid) & wanted:
                 found.setdefault(inode, pid)
         people = {pid: (rank_of(pid, self.proc), command_of(pid, self.proc)) for pid in set(found.values())}
@@ -115,7 +115,7 @@ class SocketOwners:
                 self._news.set()
 
     def _inodes(self, pid: int) -> set[int]:
-        """The sockets that a process has open; none where it is gone or another user's."""
+        """Return the inodes of a process's open sockets; none if it has ended or is another user's."""
         folder = self.proc / str(pid) / "fd"
         inodes: set[int] = set()
         try:
@@ -132,15 +132,15 @@ class SocketOwners:
         return inodes
 
 
-APART = 1024  # bytes of the buffer for an answer to one question
+APART = 1024  # bytes of the buffer for the answer to one query
 _STAMP = struct.Struct("<qq")
 _HEAD_BYTES = 8
-_INODE = slice(12, 16)  # of the queues
+_INODE = slice(12, 16)  # in the queues
 _CARRIED = struct.Struct("<QQ")  # bytes_acked, bytes_received
-_CARRIED_AT = 120  # in what a record holds after the identity
-_BUSY_BYTES = 16_384  # a connection that carried so much within two seconds counts as busy
+_CARRIED_AT = 120  # offset in a record after the identity
+_BUSY_BYTES = 16_384  # a connection that carried this much within two seconds counts as busy
 _WITHIN_NS = 2_000_000_000
-BUSY_NS = 10_000_000_000  # so long after; an iteration may take that long
+BUSY_NS = 10_000_000_000  # time for which it counts as busy; an iteration may take that long
 
 _Row = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
 
@@ -149,24 +149,24 @@ class SocketTable:
     """The connections of a network namespace.
 
     Args:
-        want: called with the inode of a connection that is new, or has been accepted by a process meanwhile.
-        asked_most: how many connections to ask for by name at most.
+        want: called with the inode of a connection that is new, or that a process has accepted since.
+        asked_most: most connections to query individually.
 
     Attributes:
-        asked: the connections to ask for by name.
-        question: the messages that do so, one after another.
+        asked: the connections to query individually.
+        question: the request messages for them, one after another.
         interrupted: messages of dumps during which the kernel's table changed.
     """
 
     def __init__(self, want: Callable[[int], None], asked_most: int) -> None:
         self._want, self._asked_most = want, asked_most
-        self._known: dict[bytes, bytes] = {}  # identity -> what its last record holds
-        self._current = self._known  # what this sample finds: the same, or a new one during a dump
+        self._known: dict[bytes, bytes] = {}  # identity -> contents of its last record
+        self._current = self._known  # connections found in this sample: the same dict, or a new one during a dump
         self._family: dict[bytes, bytes] = {}
         self._request: dict[bytes, bytes] = {}
         self._changed: set[bytes] = set()  # since the last dump
-        self._since: dict[bytes, tuple[int, int]] = {}  # identity -> when, and bytes carried until then
-        self._busy: dict[bytes, tuple[int, float]] = {}  # identity -> until when, and how busy
+        self._since: dict[bytes, tuple[int, int]] = {}  # identity -> time, and bytes carried until then
+        self._busy: dict[bytes, tuple[int, float]] = {}  # identity -> end of being busy, and rate
         self._layouts: dict[bytes, layout.Layout] = {}  # by the first bytes of a message
         self._parts: list[bytes] = []  # of this sample's records
         self._stamp, self._now_ns = b"", 0
@@ -178,11 +178,11 @@ class SocketTable:
         return len(self._known)
 
     def begin(self, t_ns: int, mono_ns: int) -> None:
-        """A sample begins: the times that its records get."""
+        """Begin a sample, with the times for its records."""
         self._stamp, self._now_ns = _STAMP.pack(t_ns, mono_ns), mono_ns
 
     def records(self) -> bytes:
-        """The sample's records, packed."""
+        """Return the sample's packed records."""
         if not self._parts:
             return b""
         records = b"".join(self._parts)
@@ -190,11 +190,11 @@ class SocketTable:
         return records
 
     def begin_dump(self) -> None:
-        """Everything is being told: what is not has vanished."""
+        """Begin a dump of all connections; those that it does not contain have vanished."""
         self._current = {}
 
     def end_dump(self) -> None:
-        """Everything has been told."""
+        """End a dump: record vanished connections, and choose the busy ones."""
         known, self._known = self._known, self._current
         for identity in known.keys() - self._known.keys():
             self._vanish(identity, known[identity])
@@ -204,15 +204,15 @@ class SocketTable:
         self._choose()
 
     def break_off_dump(self) -> None:
-        """The rest of what was being told is lost: nothing has vanished."""
+        """Abandon a dump whose rest is lost; no connection counts as vanished."""
         self._known.update(self._current)
         self._current = self._known
 
     def take(self, data: memoryview, length: int) -> bool:
-        """One datagram of a dump; returns whether more is to come.
+        """Process one datagram of a dump; return True if more follow.
 
         Raises:
-            OSError: the kernel's refusal.
+            OSError: the kernel refused the request.
         """
         position = 0
         while True:
@@ -228,16 +228,16 @@ class SocketTable:
             if not size:
                 return not is_done(kind)
             self._learn(data, position, size, kind)
-            if flags & DUMP_INTERRUPTED:  # every message of such a dump says so: each comes by here
+            if flags & DUMP_INTERRUPTED:  # every message of such a dump has this flag and is handled here
                 self.interrupted += 1
                 self._layouts.pop(head, None)
             position += aligned(size)
 
     def take_answers(self, data: memoryview) -> None:
-        """The answers to the question, `APART` bytes from one to the next, in its order.
+        """Process the answers to ``question`` in its order, at multiples of `APART` bytes.
 
         Raises:
-            OSError: the kernel's refusal.
+            OSError: the kernel refused the request.
         """
         asked, count = self.asked, len(self.asked)
         number = vanished = 0
@@ -255,7 +255,7 @@ class SocketTable:
             self._choose()
 
     def _take_one(self, data: memoryview, identity: bytes) -> bool:
-        """An answer unlike the others; returns whether it says that the connection has vanished."""
+        """Process an answer of unknown layout; return True if the connection has vanished."""
         try:
             size, kind, _ = message_at(data, 0, len(data))
         except OSError as error:
@@ -270,7 +270,7 @@ class SocketTable:
         return True
 
     def _learn(self, data: memoryview, position: int, size: int, kind: int) -> bool:
-        """Keep one message whose layout is not known yet; returns whether it had a tcp_info."""
+        """Keep one message whose layout is not known yet; return True if it had a tcp_info."""
         if kind not in (layout.BY_FAMILY, layout.COMPATIBLE):
             return False
         form = layout.learn_layout(data, position, size, APART)
@@ -282,7 +282,7 @@ class SocketTable:
         return bool(self._keep(form.unpack.iter_unpack(whole), head, form))
 
     def _keep(self, rows: Iterable[_Row], head: bytes, form: layout.Layout) -> int:
-        """Make records of the rows that changed; returns how many rows there were before one of another layout."""
+        """Make records of the rows that changed; return the number of rows before the first of another layout."""
         known, current, changed = self._known, self._current, self._changed
         parts, stamp = self._parts, self._stamp
         info_head, fill = form.info_head, form.fill
@@ -307,7 +307,7 @@ class SocketTable:
         self._want(int.from_bytes(stable[_INODE], "little"))
 
     def _vanish(self, identity: bytes, stable: bytes) -> None:
-        """The last record of a connection: state 0 and what was last known of it."""
+        """Write the last record of a connection: state 0 and its last known values."""
         self._parts += (self._stamp, self._family.pop(identity) + b"\0\0\0", identity, stable)
         self._request.pop(identity)
         self._changed.discard(identity)
@@ -315,7 +315,7 @@ class SocketTable:
         self._busy.pop(identity, None)
 
     def _weigh(self, identity: bytes) -> None:
-        """Find out whether a connection that changed carries enough to be asked for by name."""
+        """Update whether a connection that changed counts as busy."""
         now_ns = self._now_ns
         carried = sum(_CARRIED.unpack_from(self._known[identity], _CARRIED_AT))
         begun_ns, before = self._since.setdefault(identity, (now_ns, carried))
@@ -326,7 +326,7 @@ class SocketTable:
             self._since[identity] = (now_ns, carried)
 
     def _choose(self) -> None:
-        """Choose the connections to ask for until the next dump: the busy ones, of many the busiest."""
+        """Choose the connections to query until the next dump: the busy ones, or the busiest if there are too many."""
         self._busy = {identity: busy for identity, busy in self._busy.items() if busy[0] > self._now_ns}
         self.asked = list(self._busy)
         if len(self.asked) > self._asked_most:
@@ -337,12 +337,12 @@ class SocketTable:
 
 _DUMP_EVERY_NS = 300_000_000
 _DUMP_COST = 50  # dumps take a fiftieth of a core's time at most
-_ASKED_MOST = 32  # by name in one sample: 0.06 ms when caches are warm, 0.15 ms when they are not
+_ASKED_MOST = 32  # queries in one sample: 0.06 ms with warm caches, 0.15 ms with cold ones
 _FAILURES_MOST = 10  # in a row
 
 
 class SocketsCollector:
-    """Writes ``sockets/sockets.rec``, a record for each connection that changed, and ``sockets/owners.jsonl``."""
+    """Recorder of ``sockets/sockets.rec``, a record for each connection that changed, and ``sockets/owners.jsonl``."""
 
     name = "sockets"
     slow = False
@@ -396,7 +396,7 @@ class SocketsCollector:
         self.sample()
 
     def sample(self) -> None:
-        """Record what changed.
+        """Record the connections that changed.
 
         Raises:
             OSError: the disk is full, or the kernel has not answered ten times in a row.
@@ -410,7 +410,7 @@ class SocketsCollector:
             elif self._table.asked:
                 self._ask()
             self._failures = 0
-        except OSError as error:  # answers that did not fit (ENOBUFS), say: the next sample asks for everything
+        except OSError as error:  # for example answers that did not fit (ENOBUFS): the next sample is a dump
             self._facts["lost_answers"] += 1
             self._failures += 1
             self._dump_due_ns = 0
@@ -421,7 +421,7 @@ class SocketsCollector:
         self._writer.hold(self._table.records(), now_ns)
 
     def stop(self) -> dict[str, Any]:
-        """Take a last sample of everything and close; returns how many samples, dumps and losses there were."""
+        """Take a last sample of all connections and close; return the numbers of samples, dumps and losses."""
         self._dump_due_ns = 0
         try:
             self.sample()
@@ -433,7 +433,7 @@ class SocketsCollector:
         return facts | ({"owners_stopped": self._owners.failure} if self._owners.failure else {})
 
     def _dump(self, now_ns: int) -> None:
-        """Ask for all connections."""
+        """Dump all connections."""
         begun_ns = time.thread_time_ns()
         self._table.begin_dump()
         for message in self._requests:
@@ -443,11 +443,11 @@ class SocketsCollector:
         self._facts["most_connections"] = max(self._facts["most_connections"], len(self._table))
         cost_ns = time.thread_time_ns() - begun_ns
         every_ns = int(self.every_s * 1e9)
-        # half a period early: samples come a little early, or late
+        # half a period early, because samples are slightly early or late
         self._dump_due_ns = now_ns + max(_DUMP_EVERY_NS, every_ns, cost_ns * _DUMP_COST) - every_ns // 2
 
     def _ask(self) -> None:
-        """Ask for the connections that move; the answers come one by one."""
+        """Query the busy connections; each answer is a datagram of its own."""
         receive = self._netlink.receive_into
         self._netlink.send(self._table.question)
         for slot in self._slots[: len(self._table.asked)]:
@@ -456,10 +456,10 @@ class SocketsCollector:
 
 
 def _connect() -> tuple[NetlinkSocket, list[bytes]]:
-    """A socket that the kernel has answered on, and the requests that make a dump there.
+    """Return a socket on which the kernel has answered, and the requests for a dump on it.
 
     Raises:
-        OSError: it answers neither kind of request.
+        OSError: the kernel answers neither kind of request.
     """
     netlink = NetlinkSocket(SOCK_DIAG)
     try:
@@ -481,7 +481,7 @@ def _connect() -> tuple[NetlinkSocket, list[bytes]]:
 
 
 def _pass_over(data: memoryview, length: int) -> bool:
-    """Walk a datagram for its end alone."""
+    """Skip the messages of a datagram; return True if more datagrams follow."""
     position = 0
     while True:
         size, kind, _ = message_at(data, position, length)
@@ -491,6 +491,6 @@ def _pass_over(data: memoryview, length: int) -> bool:
 
 
 def _kernel_info_bytes() -> int:
-    """Length of this kernel's tcp_info, from a socket that is connected to nothing."""
+    """Return the length of this kernel's tcp_info, from an unconnected socket."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return len(probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1024))

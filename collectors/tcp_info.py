@@ -1,7 +1,7 @@
 """The layout of the kernel's answers about TCP sockets, and of the records made of them.
 
-A record is the sample's two clocks and then slices of the kernel's own bytes: the head of ``inet_diag_msg`` (whose
-socket), its queues, and ``tcp_info`` without the four ages, which move by themselves. Layouts are those of
+A record is the sample's two clocks and then slices of the kernel's own bytes: the head of ``inet_diag_msg`` (the
+socket's identity), its queues, and ``tcp_info`` without the four ages, which change by themselves. Layouts are those of
 linux/inet_diag.h and linux/tcp.h, in the byte order of the machine; new kernels append to ``tcp_info`` only.
 """
 
@@ -17,7 +17,7 @@ BY_FAMILY, COMPATIBLE = 20, 18  # SOCK_DIAG_BY_FAMILY; TCPDIAG_GETSOCK, whose on
 _INFO = 2  # INET_DIAG_INFO
 _ASK_INFO = 1 << (_INFO - 1)
 _TCP = 6
-# Established and all that close. LISTEN, SYN-RECEIVED and TIME-WAIT have no tcp_info to speak of, CLOSE no connection.
+# Established, connecting and closing. LISTEN, SYN-RECEIVED and TIME-WAIT have no useful tcp_info, CLOSE no connection.
 _ESTABLISHED, _SYN_SENT, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT, _LAST_ACK, _CLOSING = 1, 2, 4, 5, 8, 9, 11
 STATES = sum(
     1 << state for state in (_ESTABLISHED, _SYN_SENT, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT, _LAST_ACK, _CLOSING)
@@ -27,10 +27,10 @@ IDENTITY_BYTES = 48  # inet_diag_sockid: ports, addresses, interface, cookie
 _MESSAGE_BYTES = 72  # inet_diag_msg
 _QUEUES_BYTES = 16
 _AGES_START, _AGES_END = 44, 60  # tcpi_last_data_sent to tcpi_last_ack_recv
-INFO_BYTES = 232  # of tcp_info what a record holds: up to tcpi_snd_wnd (Linux 5.4)
+INFO_BYTES = 232  # bytes of tcp_info in a record, with the ages: up to tcpi_snd_wnd (Linux 5.4)
 
 _INFO_COLUMNS: tuple[tuple[str, str, str, Kind, int], ...] = (
-    # name, type, unit, kind, and where it starts in tcp_info
+    # name, type, unit, kind, offset in tcp_info
     ("tcp_state", "<u1", "", "gauge", 0),
     ("ca_state", "<u1", "", "gauge", 1),
     ("retransmits", "<u1", "timeouts in a row", "gauge", 2),
@@ -108,19 +108,19 @@ FIELDS: tuple[Field, ...] = (
 
 
 def absent_fields(info_bytes: int) -> list[str]:
-    """The columns that a kernel whose tcp_info has so many bytes does not fill; they are 0 in every record."""
+    """Return the columns that a tcp_info of ``info_bytes`` does not fill; they are 0 in every record."""
     return [name for name, kind, _, _, start in _INFO_COLUMNS if start + int(kind[2]) > info_bytes]
 
 
 def dump_requests(compatible: bool) -> list[bytes]:
-    """Bodies and kinds for asking about every connection; the compatible one is a single walk for both families."""
+    """Return the request bodies for a dump; the compatible one is a single dump for both address families."""
     if compatible:  # inet_diag_req, which asks for no family
         return [struct.pack("=BBBB48xII", 0, 0, 0, _ASK_INFO, STATES, 0)]
     return [struct.pack("=BBBxI48x", family, _TCP, _ASK_INFO, STATES) for family in (2, 10)]
 
 
 def one_request(family: int, identity: bytes) -> bytes:
-    """Body for asking about one socket, of type ``BY_FAMILY``."""
+    """Return the request body, of type ``BY_FAMILY``, for one socket."""
     return struct.pack("=BBBxI48s", family, _TCP, _ASK_INFO, 0xFFFFFFFF, identity)
 
 
@@ -128,15 +128,15 @@ def one_request(family: int, identity: bytes) -> bytes:
 class Layout:
     """Positions of the parts of one kind of message; messages with equal heads have equal layouts.
 
-    ``unpack`` gives: the head (length, type, flags), family to timer_retransmits, identity, queues, the head of the
+    ``unpack`` returns: the head (length, type, flags), family to timer_retransmits, identity, queues, the head of the
     tcp_info attribute, tcp_info before the ages, tcp_info after them.
 
     Attributes:
-        unpack: for messages one after another.
-        unpack_apart: for messages at every ``apart`` bytes.
+        unpack: format for consecutive messages.
+        unpack_apart: format for messages at multiples of ``apart`` bytes.
         step: bytes from one message to the next.
-        info_head: what the tcp_info attribute's head must be; another one means another layout under an equal head.
-        fill: what a short tcp_info lacks.
+        info_head: required head of the tcp_info attribute; another one means another layout under an equal head.
+        fill: zeros in place of the bytes that a short tcp_info lacks.
     """
 
     unpack: struct.Struct
@@ -147,7 +147,7 @@ class Layout:
 
 
 def learn_layout(data: memoryview, position: int, length: int, apart: int) -> Layout | None:
-    """The layout of the message at ``position``; None for a message without tcp_info, such as that of TIME-WAIT."""
+    """Return the layout of the message at ``position``; None if it has no tcp_info, as in TIME-WAIT."""
     begin = HEADER_BYTES + _MESSAGE_BYTES
     end = position + length
     found = [

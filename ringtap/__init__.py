@@ -34,7 +34,7 @@ _LAZY = {
 
 
 def step() -> None:
-    """Mark the end of an iteration of a training loop whose steps ringtap cannot see by itself.
+    """Mark the end of an iteration of a training loop whose steps ringtap cannot detect by itself.
 
     For loops without PyTorch's optimizers: JAX, NumPy, a simulation. Under ``ringtap run`` the moment is recorded, and
     the marks count as this process's iterations; without it the call does nothing. Never raises.
@@ -45,7 +45,7 @@ def step() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the analysis only when it is asked for: agents run without NumPy."""
+    """Import the analysis only on first access: agents run without NumPy."""
     if name not in _LAZY:
         raise AttributeError(f"module 'ringtap' has no attribute {name!r}")
     import importlib

@@ -15,10 +15,10 @@ from typing import BinaryIO, NamedTuple
 from ringtap.errors import MeasurementError, UsageError
 
 _CHUNK_BYTES = 2**20
-# no link has packets of this size; a record that says so is damage
+# no link has packets of this size; such a record is damaged
 _MOST_PACKET_BYTES = 2**24
 _PCAPNG = b"\x0a\x0d\x0d\x0a"
-# magic as it lies in the file -> (byte order, nanoseconds a tick)
+# magic as it lies in the file -> (byte order, nanoseconds per tick)
 _MAGICS = {
     b"\xd4\xc3\xb2\xa1": ("<", 1000),
     b"\xa1\xb2\xc3\xd4": (">", 1000),
@@ -57,7 +57,7 @@ class Segment(NamedTuple):
 
 
 class _Link(NamedTuple):
-    """Link-layer header: its length, and where and as what its protocol field says IPv4."""
+    """Link-layer header: its length, the offset of its protocol field, and that field's value for IPv4."""
 
     header_bytes: int
     protocol_at: int
@@ -85,7 +85,7 @@ class Capture:
         packets: packets read so far, of whatever kind.
         others: of these, packets without TCP.
         unreadable: of these, TCP packets whose header is not in the file: cut by the snap length, or later fragments.
-        torn_bytes: bytes of a packet at the end that is not there whole; known once ``segments`` is through.
+        torn_bytes: bytes of an incomplete packet at the end; known once ``segments`` is exhausted.
 
     Raises:
         UsageError: it cannot be read, is no classic pcap file, or is of a link type that is not supported.
@@ -115,7 +115,7 @@ class Capture:
         self._names: dict[bytes, str] = {}
 
     def segments(self) -> Iterator[Segment]:
-        """The TCP packets in the file's order; counts what else it holds.
+        """Yield the TCP packets in the file's order, and count the others.
 
         Raises:
             UsageError: the file cannot be read, or is damaged.
@@ -138,10 +138,10 @@ class Capture:
         self.torn_bytes = len(rest)
 
     def _whole(self, data: bytes) -> tuple[list[Segment], int]:
-        """The segments of the packets that are whole in the data, and how many bytes those packets take."""
+        """Return the segments of the packets that are complete in the data, and the bytes of those packets."""
         record = struct.Struct(f"{self._order}IIII")
         header_bytes, protocol_at, ipv4 = self._link
-        # IPv4 without options, then TCP: what nearly every packet is, taken apart at once
+        # nearly every packet is IPv4 without options, then TCP: unpacked at once
         usual = struct.Struct(f">{header_bytes}xBxH2xHxB2x4s4sHH8xB")
         protocol_from, protocol_to = 16 + protocol_at, 16 + protocol_at + len(ipv4)
         tick_ns, names, new, found = self._tick_ns, self._names, tuple.__new__, list[Segment]()
@@ -172,14 +172,14 @@ class Capture:
         return found, at
 
     def _unusual(self, frame: bytes, time_ns: int, length: int) -> Segment | None:
-        """The segment in a frame of any supported form; None, and counted, where there is none to read."""
+        """Return the segment in a frame of any supported form; a frame without one is counted and gives None."""
         try:
             inner = self._ip(frame)
             if inner is None:
                 self.others += 1
                 return None
             source_port, destination_port, offset = struct.unpack_from(">HH8xB", frame, inner.tcp_at)
-        except (struct.error, IndexError):  # too short, be it even to say whether it is TCP
+        except (struct.error, IndexError):  # too short, perhaps even to know if it is TCP
             self.unreadable += 1
             return None
         payload = (inner.end or length) - inner.tcp_at - (offset >> 4) * 4
@@ -248,14 +248,14 @@ def _ipv6(frame: bytes, at: int) -> _Inner | None:
 
 
 def read_segments(path: Path) -> Iterator[Segment]:
-    """The TCP packets of a classic pcap file, in its order.
+    """Yield the TCP packets of a classic pcap file, in its order.
 
     Args:
-        path: what ``tcpdump -w`` wrote; microseconds or nanoseconds, either byte order.
+        path: output of ``tcpdump -w``; microseconds or nanoseconds, either byte order.
 
     Raises:
         UsageError: it cannot be read, is no classic pcap file, or is damaged.
-        MeasurementError: after everything that is whole: the file ends within a packet.
+        MeasurementError: the file ends within a packet; raised after all complete packets.
     """
     capture = Capture(path)
     yield from capture.segments()

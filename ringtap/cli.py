@@ -1,4 +1,4 @@
-"""The ``ringtap`` command: finds the room a verb lives in, and turns errors into one sentence and an exit code.
+"""The ``ringtap`` command: imports the module of a verb, and turns errors into one sentence and an exit code.
 
 Exit codes: 0 done; 1 the job or the measurement failed; 2 usage or bad input; 130 interrupted. ``ringtap run`` and
 ``ringtap lab exec`` pass on the wrapped command's own code.
@@ -42,7 +42,7 @@ VERBS = {
     "predict": ("ringtap.analysis.commands.predict", "iteration time at a load, or the load that a slowdown allows"),
     "demand": ("ringtap.analysis.commands.fit", "network demand of a training iteration"),
 }
-# (verb, sub-verb) -> the same, for sub-verbs of another room than their verb's, whose register returns its sub-verbs
+# (verb, sub-verb) -> the same, for sub-verbs in another package than their verb; its register returns its sub-verbs
 ATTACHED = {
     ("traffic", "verify"): (
         "ringtap.analysis.commands.traffic_verify",
@@ -54,7 +54,7 @@ _UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one sentence, as every other error."""
+    """Argument parser that reports wrong arguments in one sentence, as every other error."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.ArgumentParser:
-    """The argument parser; only the arguments of the named verb, and of its sub-verb, are built."""
+    """Build the argument parser; only the arguments of the named verb, and of its sub-verb, are built."""
     parser = Parser(prog="ringtap", description=ringtap.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)

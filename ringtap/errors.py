@@ -1,4 +1,4 @@
-"""The errors ringtap shows its user: one sentence each, with a documented exit code."""
+"""Errors that ringtap shows its user: one sentence each, with a documented exit code."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class MeasurementError(RingtapError):
 
 
 def system_words(number: int) -> str:
-    """The system's words for an error number, with the cause where they do not name it."""
+    """Return the system's message for an error number, with the cause where it does not name it."""
     return os.strerror(number) + (FILE_LIMIT if number == errno.EFBIG else "")
 
 
 def words_of(error: Exception) -> str:
-    """A clause for an error that was not foreseen: the system's words for one of its own, else its type too."""
+    """Return a clause for an unforeseen error: the system's message for a system error, else its type and text."""
     if isinstance(error, OSError) and error.errno and error.strerror:
         return system_words(error.errno)
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""From what an interface counts to what a wire carries.
+"""Conversion of interface counters to bytes on the wire.
 
 An interface counts a piece of several TCP segments (segmentation offload) as one packet with one header; a link, and
 a token bucket filter, carry and count a header for each segment.

@@ -1,4 +1,4 @@
-"""The way ringtap was installed, and the command that adds a missing package to this installation.
+"""Source of this installation of ringtap, and the command that adds a missing package to it.
 
 No package index offers ringtap, so pip needs more than its name.
 """
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# package -> the extra of pyproject.toml that brings it; an empty one: ringtap never runs without it
+# package -> the extra of pyproject.toml that installs it; empty: ringtap always needs it
 EXTRAS = {
     **dict.fromkeys(("jinja2", "llvmlite", "matplotlib", "numba", "numpy", "pandas", "pyarrow", "scipy"), "report"),
     "zstandard": "report",
@@ -43,7 +43,7 @@ def missing(error: ImportError) -> str | None:
 
 
 def install_command(extra: str = "") -> str:
-    """The command that installs ringtap with an extra where it runs now.
+    """Return the command that installs ringtap with an extra where it runs now.
 
     It names what pip noted as the source (the record ``direct_url.json``), else the checkout that this file belongs
     to. Where neither exists any more, it names the packages of the extra one by one.
@@ -63,7 +63,7 @@ def install_command(extra: str = "") -> str:
 
 
 def pip() -> str:
-    """pip of the interpreter that runs, by the shortest name that leads to it."""
+    """Return the shortest command that runs this interpreter's pip."""
     found = shutil.which("pip")
     if found is not None and Path(found).parent == Path(sys.executable).parent:
         return "pip"
@@ -75,7 +75,7 @@ def _with(source: str, extra: str) -> str:
 
 
 def _noted(record: str | None, extra: str) -> list[str] | None:
-    """pip's words for the source in a direct_url.json (packaging.python.org, "Direct URL"); None where it is gone."""
+    """Return pip's arguments for the source in a direct_url.json (packaging.python.org, "Direct URL"); None if gone."""
     if record is None:
         return None
     noted = json.loads(record)
@@ -93,7 +93,7 @@ def _noted(record: str | None, extra: str) -> list[str] | None:
 
 
 def _packages(requirements: list[str], extra: str) -> list[str]:
-    """The packages of an extra, those of the extras that it includes among them."""
+    """Return the packages of an extra, including those of the extras that it includes."""
     found: list[str] = []
     for line in requirements:
         requirement, _, marker = (part.strip() for part in line.partition(";"))

@@ -1,4 +1,4 @@
-"""JSON that others wrote: parsed within bounds, and checked against the shape that its reader relies on.
+"""Validation of JSON from elsewhere: parsing within bounds, and a check of the shape that its reader relies on.
 
 A shape is a type (``str``, ``int``, ``float``, ``bool``, ``dict``), None, `Number`, `Text`, a list with the shape of
 its items, an object with the shape of each key (``"key?"`` may be absent; ``str`` stands for every other key), or a
@@ -32,7 +32,7 @@ Shape = Any
 
 
 class ShapeError(ValueError):
-    """One clause that names the wrong value and its place."""
+    """One clause that names the wrong value and its location."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Text:
 
     Attributes:
         pattern: what all of it matches.
-        words: what to call it.
+        words: its name in messages.
     """
 
     pattern: str
@@ -125,7 +125,7 @@ def _check_depth(item: Any) -> None:
 
 
 def whole(item: Any) -> Any:
-    """An item of JSON without half characters, which nobody could write again."""
+    """Return an item of JSON with half characters replaced, as no encoding can write them."""
     if isinstance(item, str):
         return _HALF_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", item)
     if isinstance(item, list):
@@ -176,10 +176,10 @@ def check(item: Any, shape: Shape, name: str = "") -> None:
     Args:
         item: as `parse_json` gives it.
         shape: the shape.
-        name: what to call the item; empty for a whole document.
+        name: name of the item in messages; empty for a whole document.
 
     Raises:
-        ShapeError: it has not.
+        ShapeError: the item does not have the shape.
     """
     if isinstance(shape, dict):
         _check_object(item, shape, name)
@@ -217,7 +217,7 @@ def _check_object(item: Any, shape: dict[Any, Shape], name: str) -> None:
 def _check_any(item: Any, shapes: tuple[Shape, ...], name: str) -> None:
     nested = [shape for shape in shapes if isinstance(shape, (dict, list))]
     for shape in nested:
-        if isinstance(item, type(shape)):  # the one that is meant: say what is wrong within it
+        if isinstance(item, type(shape)):  # the intended shape: report the error within it
             check(item, shape, name)
             return
     if not any(_fits(item, shape) for shape in shapes if not isinstance(shape, (dict, list))):

@@ -23,7 +23,7 @@ _URL = re.compile(r"([A-Za-z][\w+.-]*://[^\s/:@]*:)[^\s/@]+@")
 
 
 def is_secret(name: str) -> bool:
-    """Tell if an option or variable of this name holds a secret."""
+    """Return True if an option or variable of this name holds a secret."""
     last = name.lstrip("-+").rpartition(".")[2]
     plain = _CAMEL.sub("_", last).lower().replace("-", "_")
     return bool(_SECRET.search(plain)) and not _VOCABULARY.search(plain)

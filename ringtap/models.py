@@ -2,7 +2,7 @@
 
 ``compute_s`` is the time a worker computes in one iteration. It was calibrated on the scale-model testbed
 (configuration B, capacity 25 Gbit/s at scale 100, three workers) so that the iteration time without cross traffic is
-that of Table 3.1; docs/commands/testbed.md tells what it gave.
+that of Table 3.1; docs/commands/testbed.md gives the results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ModelProfile:
         parameters: full-size parameter count (32-bit gradients).
         layers: equal layers that the gradient is cut into.
         compute_s: forward and backward compute time of an iteration, in seconds.
-        batch: images or sequences a worker and iteration (Table 2.1).
+        batch: images or sequences per worker and iteration (Table 2.1).
         thesis_iteration_s: mean iteration time without cross traffic (Table 3.1), None for other models.
     """
 

@@ -1,4 +1,4 @@
-"""The sweep plan: TOML in, a checked and resolved plan out (docs/reference/plan.md)."""
+"""The sweep plan, read from TOML, checked and resolved (docs/reference/plan.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 TRAFFIC_KINDS = ("iperf", "consistent", "burst")
 FRAMEWORKS = ("ddp", "horovod")
 LAUNCHES = ("ranks", "host")
-# words that a command may hold, in braces: agents/sweep/job_launch.py puts a host's own in their place
+# placeholders of a command, in braces: agents/sweep/job_launch.py puts a host's values in their place
 PLACEHOLDERS = ("python", "host", "ranks", "hosts", "host_rank", "master_addr", "master_port")
 
 
@@ -78,7 +78,7 @@ class Testbed:
 
 @dataclass(frozen=True)
 class Window:
-    """The conditions under which a point counts as measured.
+    """Conditions under which a point counts as measured.
 
     Attributes:
         warmup_iterations: iterations of a new job that are left out.
@@ -86,7 +86,7 @@ class Window:
         min_s: least length of the window.
         min_iterations: least number of iterations in it.
         max_s: length at which it ends even with fewer iterations.
-        retries: how often a window is measured again when something disturbed it.
+        retries: how often a disturbed window is measured again.
         start_timeout_s: seconds a job may take to its first iteration.
     """
 
@@ -129,8 +129,8 @@ class SweepPlan:
         traffic: kinds of cross traffic.
         iperf_streams: parallel streams of the iperf kind.
         burst: shape of the burst kind.
-        topology: the testbed to build, or the cluster to go to.
-        window: when a point counts as measured.
+        topology: the testbed to build, or the cluster to use.
+        window: conditions under which a point counts as measured.
     """
 
     name: str
@@ -170,8 +170,8 @@ def load_plan(path: Path) -> SweepPlan:
     loads, traffic = _loads(sweep), _traffic(sweep)
     scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
     full_bps = sweep.quantity("capacity", ... if is_real else "25gbit", parse_rate_bps)
-    capacity_bps = round(full_bps if is_real else full_bps / scale)  # a real link has the rate that it has
-    # within a burst the link is asked for more, up to all that it can carry
+    capacity_bps = round(full_bps if is_real else full_bps / scale)  # a real link is not scaled
+    # within a burst the load is higher, up to the capacity
     peak = min(max(loads) * (burst.height if "burst" in traffic else 1.0), 1.0)
     plan = SweepPlan(
         name=sweep.text("name", "sweep"),
@@ -254,7 +254,7 @@ def _model(table: TomlTable) -> Model:
 
 
 def _check_command(table: TomlTable, model: Model) -> None:
-    """Refuse what only a command of the user's own can have, and placeholders that there are not."""
+    """Refuse keys that only a command of the user's own can have, and misspelt placeholders."""
     for key in ("launch", "directory"):
         if table.has(key) and not model.command:
             table.fail(key, "is for a command of your own, and this model has none")

@@ -1,4 +1,4 @@
-"""The hosts of a sweep that are real: the plan's [cluster] and [[hosts]] (docs/tutorial/lab-servers.md)."""
+"""Real hosts of a sweep: the plan's [cluster] and [[hosts]] (docs/tutorial/lab-servers.md)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ringtap.units import format_rate, parse_rate_bps
 REACHES = ("ssh", "slurm", "local")
 OPT_IN = "i_may_load_these_links"
 LEAST_PORTS = 4
-# what torchrun would set for each rank; ringtap does it in its place
+# torchrun would set these for each rank; ringtap sets them instead
 OWN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
 class ClusterHost:
-    """A host of a cluster; what is empty is found out on the host.
+    """A host of a cluster; empty values are determined on the host.
 
     Attributes:
         name: in the plan and in the run.
         ssh: the host as ssh(1) takes it, where hosts are reached by ssh.
-        node: the node of the allocation, where they are Slurm's; empty: any.
+        node: node of the Slurm allocation; empty: any.
         training: address of the training traffic.
         cross: address of the cross traffic.
         interface: interface of the training traffic.
         python: interpreter that has ringtap; empty: by the path of the one that runs the sweep.
         job_python: interpreter of the training job, for ``{python}`` in a model's command; empty: ``python``.
         ranks: ranks of the training job on it, if it trains.
-        gpus: what its ranks see of its GPUs (CUDA_VISIBLE_DEVICES); empty: all.
+        gpus: GPUs that its ranks see (CUDA_VISIBLE_DEVICES); empty: all.
         environment: variables of the job on this host beside those of the cluster and of the model.
         workdir: folder for the run's files on a host that is reached by ssh; empty: ``/tmp/ringtap-<user>``.
     """
@@ -55,16 +55,16 @@ class ClusterHost:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The hosts that a sweep runs on, and who does what.
+    """The hosts that a sweep runs on, and their roles.
 
     Attributes:
         reach: ``ssh``, ``slurm`` (the allocation that the sweep runs in) or ``local``.
         hosts: the hosts.
-        workers: names of those that train, rank 0 first.
-        cross_from: the one that sends cross traffic; empty where the plan has none.
-        cross_to: the one that receives it, likewise.
+        workers: names of the hosts that train, rank 0 first.
+        cross_from: host that sends cross traffic; empty where the plan has none.
+        cross_to: host that receives it, likewise.
         may_load: whether the user says that these links may be loaded.
-        most_load_bps: what the cross traffic may come to at most; 0 where the plan has none.
+        most_load_bps: upper limit of the cross traffic; 0 where the plan has none.
         ports: first and last TCP port that ringtap may listen on; None: any that is free.
         environment: variables of the job on every host.
     """
@@ -80,7 +80,7 @@ class Cluster:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def host(self, name: str) -> ClusterHost:
-        """A host by its name."""
+        """Return a host by its name."""
         return next(host for host in self.hosts if host.name == name)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Cluster:
 
 
 def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -> Cluster:
-    """Take [cluster] and [[hosts]] apart.
+    """Read and check [cluster] and [[hosts]].
 
     Args:
         table: the plan's [cluster].
@@ -98,7 +98,7 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
         asked_bps: the most that any step of the plan sends at a time; 0 for a plan without cross traffic.
 
     Raises:
-        UsageError: a wrong key or value, with its line; cross traffic that the plan does not allow itself.
+        UsageError: a wrong key or value, with its line; cross traffic that the plan does not permit.
     """
     reach = table.text("reach", ..., REACHES)
     if not hosts:
@@ -146,7 +146,7 @@ def _ports(table: TomlTable) -> tuple[int, int] | None:
 
 
 def _check_cross_traffic(table: TomlTable, pair: tuple[str, str], may_load: bool, rates_bps: tuple[int, int]) -> None:
-    """Refuse cross traffic that nobody has allowed, or more of it than was allowed."""
+    """Refuse cross traffic that the plan does not permit, exceeds its limit, or has no two hosts."""
     most_bps, asked_bps = rates_bps
     if not may_load:
         table.fail(
@@ -206,7 +206,7 @@ def _host(table: TomlTable, reach: str) -> ClusterHost:
 
 
 def _is_gpu(value: Any) -> bool:
-    """An index, or a UUID or MIG name as nvidia-smi lists it."""
+    """Return True for an index, or a UUID or MIG name as nvidia-smi lists it."""
     if isinstance(value, str):
         return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9/-]*", value))
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

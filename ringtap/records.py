@@ -1,7 +1,7 @@
 """Append-only logs: packed records for high rates, JSON Lines for low ones.
 
 A record file is one line of JSON, padded with spaces to a multiple of 64 bytes, then fixed-size little-endian
-records. The line says what a record holds (name, type, unit, width, kind), so ``numpy.memmap`` with ``offset`` set
+records. The line describes a record (name, type, unit, width, kind), so ``numpy.memmap`` with ``offset`` set
 to the line's length reads the rest. A writer that is killed leaves at most one torn record at the end.
 """
 
@@ -50,7 +50,7 @@ _HEADER: json_validation.Shape = {
 }
 _MOST_HEADER_BYTES = 8 << 20
 _MOST_LINE_BYTES = 16 << 20
-# what a reader computes with, by the types that it may have
+# types of columns that a reader computes with
 INTEGER = frozenset(name for name in _STRUCT_OF if name[1] in "iu")
 NUMBER = INTEGER | {"<f8"}
 
@@ -75,7 +75,7 @@ class Field:
 
 
 def append_whole(fd: int, data: bytes, record_bytes: int = 0) -> None:
-    """Append data to a file, and leave no torn record: a disk that is nearly full takes a part of it.
+    """Append data to a file, and leave no torn record: a nearly full disk may take only a part.
 
     Args:
         fd: the file, open for appending.
@@ -97,7 +97,7 @@ def append_whole(fd: int, data: bytes, record_bytes: int = 0) -> None:
 
 
 def mend_last_line(fd: int, is_whole: Callable[[bytes], bool]) -> None:
-    """See that a file of lines ends with a line end before more is appended.
+    """Make sure that a file of lines ends with a line end before more is appended.
 
     Args:
         fd: the file, open for reading and appending.
@@ -139,7 +139,7 @@ def _is_json(line: bytes) -> bool:
 
 
 class RecordWriter:
-    """Appends packed records; every record is handed to the kernel at once, so SIGKILL loses none.
+    """Writer of packed records; every record is handed to the kernel at once, so SIGKILL loses none.
 
     Args:
         path: file to create; its folder is made if missing.
@@ -178,7 +178,7 @@ class RecordWriter:
         self._write(records)
 
     def append_many(self, records: Iterable[Sequence[float]]) -> None:
-        """Append records in one write, for logs whose rate forbids a write a record."""
+        """Append records in one write, for logs whose rate forbids a write per record."""
         pack = self._struct.pack
         self._write(b"".join([pack(*values) for values in records]))
 
@@ -191,9 +191,9 @@ class RecordWriter:
 
 
 class HoldingRecordWriter(RecordWriter):
-    """Hands records to the kernel ten times a second instead of one by one, for collectors that sample often.
+    """Writer that hands records to the kernel ten times a second instead of one by one, for frequent samples.
 
-    A write costs more than the sample that it stores. What SIGKILL can lose is a tenth of a second.
+    A write costs more than the sample that it stores. SIGKILL can lose a tenth of a second of records.
     """
 
     _HOLD_NS = 100_000_000
@@ -260,7 +260,7 @@ class RecordFile:
         return list(layout.iter_unpack(data))
 
     def walk(self) -> Iterator[tuple[Any, ...]]:
-        """Every whole record in order, without holding the file in memory."""
+        """Yield every whole record in order, without holding the file in memory."""
         layout = struct.Struct("<" + "".join(_STRUCT_OF[field.type] for field in self.fields))
         left = self.count
         with self.path.open("rb") as file:
@@ -322,7 +322,7 @@ def _check_fields(fields: Sequence[Field], record_bytes: int, needed: Mapping[st
 
 
 class JsonLinesWriter:
-    """Appends one JSON object per line, each handed to the kernel at once.
+    """Writer of one JSON object per line, each handed to the kernel at once.
 
     A torn last line of an earlier writer is cut first, one that only lacks its line end is ended.
     """
@@ -362,7 +362,7 @@ class Line(NamedTuple):
 
 
 def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[Line]:
-    """Every line of a JSON Lines file but empty ones; of a line of more than 16 MiB, each such piece.
+    """Yield every line of a JSON Lines file but empty ones; a line of more than 16 MiB comes in pieces.
 
     Raises:
         OSError: it cannot be read, or is no regular file.
@@ -386,6 +386,8 @@ def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[
 
 def read_json_lines(path: Path, shape: json_validation.Shape = None) -> tuple[list[dict[str, Any]], int]:
     """Read a JSON Lines file whose objects have a shape; returns them and the number of torn last lines (0 or 1).
+
+    A missing file counts as empty.
 
     Raises:
         UsageError: it cannot be read, or a line other than a torn last one is no such object.

@@ -1,4 +1,4 @@
-"""The run directory: the one contract between what collects and what analyses (docs/reference/run-directory.md)."""
+"""The run directory: the interface between collection and analysis (docs/reference/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _JOIN_S = 5.0
 _MOST_AGE_NS = 2**60  # 36 years
 Status = Literal["running", "complete", "partial", "failed"]
 
-# the shapes of a run directory's files (docs/reference/run-directory.md), as far as somebody relies on them
+# the shapes of a run directory's files (docs/reference/run-directory.md), as far as a reader relies on them
 _WORDS = (str, None)
 _COUNTER = {"node": NAME, "nic": str, "direction": str}
 _SHARE = Number(0, 1e6)
@@ -174,7 +174,7 @@ _COLUMNS = {
 
 
 class UnwritableError(UsageError):
-    """A run directory cannot be written: no reason to keep a job from running."""
+    """A run directory is not writable; a job runs nevertheless."""
 
 
 def _clean(slug: str) -> str:
@@ -187,7 +187,7 @@ def new_name(slug: str) -> str:
 
 
 def shared_name(slug: str, key: str) -> str:
-    """The folder name that all ranks of a launched job come to by themselves: ``<slug>-<run key>``."""
+    """The folder name that all ranks of a launched job derive independently: ``<slug>-<run key>``."""
     return f"{_clean(slug)}-{re.sub(r'[^A-Za-z0-9.]+', '-', key).strip('-')}"
 
 
@@ -219,7 +219,7 @@ def write_json(path: Path, item: object) -> None:
 
 
 def _write_new_json(path: Path, item: object) -> bool:
-    """Write JSON to a name that must not exist yet, whole or not at all; returns whether it did not."""
+    """Write JSON to a name that must not exist yet, whole or not at all; returns False if it exists."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")
@@ -274,11 +274,11 @@ def read_node(path: Path) -> dict[str, Any]:
 
 
 def open_log(path: Path) -> RecordFile:
-    """Read the header of a record file of a run directory; it has the columns that its name promises.
+    """Read the header of a record file of a run directory, and check the columns that its name implies.
 
     Raises:
         OSError: it cannot be read.
-        UsageError: not a record file, one of a newer version, or one of another content.
+        UsageError: not a record file, one of a newer version, or one without these columns.
     """
     if path.parent.name == "steps":
         return open_records(path, _DDP_COLUMNS if path.name.endswith(".ddp.rec") else _STEP_COLUMNS)
@@ -318,7 +318,7 @@ class RunDirectory:
             kind: what the run is.
             argv: the command line; the values of secret options are masked.
             seed: seed of everything random.
-            key: what the ranks of one launched job have in common; empty where there is but one process.
+            key: key that the ranks of one launched job share; empty for a single process.
             access: who may enter a folder that is made here, one of `ACCESS`.
             **extra: further facts for run.json.
 
@@ -333,7 +333,7 @@ class RunDirectory:
         try:
             made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(_mode(path, access), parents=True, exist_ok=True)
-            # another rank of the same job may be about to make it: its temporary name is no content
+            # another rank of the same job may be about to make it: its temporary file does not count
             strangers = [entry for entry in path.iterdir() if not (key and entry.name.startswith(".run.json."))]
             if strangers or not _write_new_json(path / "run.json", info):
                 raise UsageError(f"{path} is not empty: name another folder, or go on with --resume if it is a sweep")
@@ -360,8 +360,8 @@ class RunDirectory:
             **extra: further facts for run.json, and ``access``.
 
         Returns:
-            The run and whether this process made it; None where this rank has had its turn there: another run of the
-            same launch.
+            The run and whether this process made it; None where this rank has joined that run before: this is another
+            run of the same launch.
 
         Raises:
             UsageError: the folder belongs to something else.
@@ -435,7 +435,7 @@ class RunDirectory:
         write_json(self.path / "run.json", self.info)
 
     def finish(self, status: Status, why: str = "") -> None:
-        """Record how the run ended."""
+        """Record the status of the run, and the reason for it."""
         self.info |= {"status": status, "why": why}
         self.save()
 

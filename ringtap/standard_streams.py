@@ -25,7 +25,7 @@ def fill_standard_descriptors() -> None:
 
 
 def discard_output() -> None:
-    """Have what is left to write to standard output go nowhere: it cannot be written, as this program has noticed."""
+    """Redirect standard output to the null device, once a write to it has failed."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

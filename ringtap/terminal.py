@@ -1,4 +1,4 @@
-"""The way of text to a terminal: nothing that a run, a host or a file name says can steer the reader's terminal.
+"""Safe output to a terminal: text of a run, a host or a file name has no control over the reader's terminal.
 
 Reasons, remedies, names of nodes and files and command lines come from other machines and other people. `guarded` puts
 a filter before standard output and standard error, which writes control characters as escapes (``\\x1b``). `as_command`
@@ -32,12 +32,12 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`visible` text without newlines: a reason from elsewhere could pass for ringtap's next line."""
+    """`visible` text without newlines: a reason from elsewhere could look like ringtap's next line."""
     return visible(text).replace("\n", "\\n")
 
 
 def masked(line: str) -> str:
-    """One line of a full-screen view: a sign for each character that `visible` escapes, no newlines."""
+    """Text as one line of a full-screen view: U+FFFD for each character that `visible` escapes, no newlines."""
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", line).translate({10: 32, 9: 32})
 
 
@@ -50,7 +50,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def shell_word(path: str | os.PathLike[str]) -> str:
-    """A path as a shell reads it back, for commands that the reader is to type.
+    """Quote a path for a shell, for commands that the reader is to type.
 
     Words with control characters are written as bash and zsh write them (``$'a\\x1bb'``).
     """
@@ -67,7 +67,7 @@ def shell_word(path: str | os.PathLike[str]) -> str:
 
 
 def _is_path(text: str) -> bool:
-    """Tell if the text's half characters, if it has any, stand for bytes of a file name."""
+    """Return True if the text's half characters, if it has any, stand for bytes of a file name."""
     try:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
@@ -76,7 +76,7 @@ def _is_path(text: str) -> bool:
 
 
 class _Guarded:
-    """A text stream that writes `visible` text alone."""
+    """A text stream that writes only `visible` text."""
 
     def __init__(self, stream: TextIO) -> None:
         self.unguarded = stream
@@ -91,7 +91,7 @@ class _Guarded:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several."""
+        """Write several texts."""
         for line in lines:
             self.write(line)
 
@@ -101,7 +101,7 @@ class _Guarded:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Have standard output and standard error write `visible` text alone."""
+    """Make standard output and standard error write only `visible` text."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (
         stream if stream is None or isinstance(stream, _Guarded) else cast(TextIO, _Guarded(stream))
@@ -114,7 +114,7 @@ def guarded() -> Iterator[None]:
 
 
 def as_command(work: Callable[[], int]) -> int:
-    """Do the work of a module that runs on its own (``python -m``), with guarded streams and errors in one sentence.
+    """Run the work of a module that runs on its own (``python -m``), with guarded streams and errors in one sentence.
 
     Returns:
         Its exit code.

@@ -1,4 +1,4 @@
-"""A table of a plan file, taken apart key by key; what is wrong is refused with its line (docs/reference/plan.md)."""
+"""Tables of a plan file, read key by key; errors name the line (docs/reference/plan.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
 
 
 class TomlTable:
-    """One table of the plan file, taken apart key by key; knows the line of each key for its errors."""
+    """One table of the plan file, read key by key; errors name the line of the key."""
 
     def __init__(self, path: Path, name: str, items: dict[str, Any], first_line: int, lines: list[str]) -> None:
         self._path, self._name, self._items, self._first_line, self._lines = path, name, items, first_line, lines
@@ -48,7 +48,7 @@ class TomlTable:
     def take(
         self, key: str, kind: type | tuple[type, ...], default: Any, check: Callable[[Any], bool], rule: str
     ) -> Any:
-        """Value of a key, of a type and within a rule; ``...`` as default means the key must be there."""
+        """Return the value of a key, of a type and within a rule; ``...`` as default means the key must be there."""
         self._known.append(key)
         if key not in self._items:
             if default is ...:
@@ -70,7 +70,7 @@ class TomlTable:
         return int(self.take(key, int, default, lambda value: least <= value <= most, rule))
 
     def text(self, key: str, default: Any, choices: tuple[str, ...] = ()) -> str:
-        """A string, one of the choices where there are any; for a wrong one the nearest is named."""
+        """A string, one of the choices where there are any; the error names the nearest one."""
         rule = f"one of {', '.join(choices)}" if choices else "a text"
         near = difflib.get_close_matches(str(self._items.get(key, "")).lower(), choices, 1)
         rule += f"; did you mean {near[0]}?" if near else ""
@@ -108,7 +108,7 @@ class TomlTable:
             self.fail(key, f"= {text!r} is not understood: {error}")
 
     def finish(self) -> None:
-        """Refuse keys nobody asked for, naming the nearest right one."""
+        """Refuse unknown keys; the error names the nearest known one."""
         for key in self._items:
             if key not in self._known:
                 near = difflib.get_close_matches(key, self._known, 1)
@@ -117,12 +117,12 @@ class TomlTable:
 
 
 class PlanTables:
-    """A plan file as its tables.
+    """The tables of a plan file.
 
     Args:
         path: the file.
         single: names of the tables that come once.
-        repeated: names of those that come as often as needed, each under ``[[name]]``.
+        repeated: names of those that may be repeated, each under ``[[name]]``.
 
     Raises:
         UsageError: unreadable, not TOML, or with a table that no plan has.

@@ -1,8 +1,9 @@
-"""Builds Horovod for the torch that a Python has, and installs it there: its makers publish no wheel.
+"""Build Horovod for an interpreter's torch, and optionally install it there; its project publishes no wheels.
 
 The sdist comes from the package index and is checked against the hash below before anything in it runs; a few edits
-make it fit current compilers and a host that cannot resolve its own name. The wheel is kept in ~/.cache/ringtap (or
-$XDG_CACHE_HOME/ringtap) under all that decides what is in it, so a second call takes seconds. Standard library only.
+adapt it to current compilers and to hosts that cannot resolve their own name. The wheel is cached in ~/.cache/ringtap
+(or $XDG_CACHE_HOME/ringtap) under everything that determines its contents, so a second call takes seconds. This script
+needs only the standard library.
 
     python scripts/build_horovod.py --install
     python scripts/build_horovod.py --python .venv/bin/python --install
@@ -32,7 +33,7 @@ NICENESS = 10
 
 @dataclass(frozen=True)
 class Edit:
-    """One place of the source that has to change; it must be there exactly once."""
+    """One change of the source; the old text must occur exactly once."""
 
     path: str
     old: str
@@ -43,7 +44,7 @@ EDITS = (
     # torch's headers need C++17
     Edit("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
     Edit("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
-    # Else HOROVOD_GLOO_IFACE is ignored for process sets and the host's own name is looked up: a crash if it has none.
+    # Otherwise process sets ignore HOROVOD_GLOO_IFACE and look up the host's own name, and crash if that fails.
     Edit(
         "horovod/common/gloo/gloo_context.cc",
         "  attr device_attr;\n  device_attr.iface = gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n"
@@ -52,7 +53,7 @@ EDITS = (
         "  attr device_attr;\n  device_attr.iface = gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n"
         "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n",
     ),
-    # Debug information makes the library 36 times as large, and nobody debugs it.
+    # Debug information would make the library 36 times as large, and is not needed.
     Edit(
         "CMakeLists.txt",
         "project(horovod CXX)\n",
@@ -60,7 +61,7 @@ EDITS = (
         'set(CMAKE_SHARED_LINKER_FLAGS "${CMAKE_SHARED_LINKER_FLAGS} -Wl,-s")\n',
     ),
 )
-# What its build needs beside torch. CMake 4 refuses the source's old policies.
+# Build requirements apart from torch. CMake 4 refuses the source's old policies.
 TOOLS = (
     "cmake==3.31.*",
     "setuptools>=70,<81",
@@ -80,7 +81,7 @@ SETTINGS = {
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITHOUT_MPI": "1",
 }
-# Printed by the interpreter that Horovod is to be built for.
+# Run by the interpreter that Horovod is built for.
 _FACTS = """
 import json, os, platform, sys, sysconfig
 try:
@@ -96,14 +97,14 @@ print(json.dumps({"python": sys.executable, "abi": sysconfig.get_config_var("SOA
 
 
 class BuildError(Exception):
-    """Failure to build Horovod, in one sentence."""
+    """Failure to build or install Horovod, in one sentence."""
 
 
 def interpreter_facts(python: str) -> dict[str, Any]:
-    """Facts about the interpreter that Horovod is built for, as far as they decide the wheel's contents.
+    """Return the facts about the interpreter that Horovod is built for, which determine the wheel's contents.
 
     Raises:
-        BuildError: it does not run, or has no torch.
+        BuildError: the interpreter does not run, or has no torch.
     """
     try:
         done = subprocess.run([python, "-c", _FACTS], capture_output=True, text=True, check=False)
@@ -121,7 +122,7 @@ def interpreter_facts(python: str) -> dict[str, Any]:
 
 
 def cache_folder(facts: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
-    """Folder for the wheel of this source for this interpreter and torch."""
+    """Return the cache folder for the wheel of this source, interpreter and torch."""
     base = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     recipe = [[edit.path, edit.old, edit.new] for edit in EDITS], SETTINGS
     parts = [
@@ -134,15 +135,15 @@ def cache_folder(facts: Mapping[str, Any], environment: Mapping[str, str]) -> Pa
 
 
 def cached_wheel(folder: Path) -> Path | None:
-    """The wheel kept in this folder, if there is one."""
+    """Return the wheel in this folder, or None."""
     return next(iter(sorted(folder.glob("*.whl"))), None)
 
 
 def check_compiler(facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """See that the build can begin.
+    """Check that the build can begin.
 
     Raises:
-        BuildError: no compiler, no make, or no headers of Python.
+        BuildError: the compiler, make or Python's headers are missing.
     """
     compiler = environment.get("CXX") or "c++"
     missing = [tool for tool in (compiler, "make") if not shutil.which(tool, path=environment.get("PATH"))]
@@ -159,10 +160,10 @@ def check_compiler(facts: Mapping[str, Any], environment: Mapping[str, str]) -> 
 
 
 def download(python: str, folder: Path) -> Path:
-    """Get the sdist from the package index; pip checks its hash before it looks into it.
+    """Download the sdist from the package index; pip checks its hash before it opens it.
 
     Raises:
-        BuildError: no network or index, or another file than the one known.
+        BuildError: there is no network or index, or the file is not the known one.
     """
     wanted = folder / "horovod.txt"
     wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
@@ -193,12 +194,12 @@ def download(python: str, folder: Path) -> Path:
 
 
 def plain_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    """The members of an archive, where all are files and folders below the folder it is unpacked to.
+    """Return the members of an archive, all of them files and folders below the folder it is unpacked to.
 
-    Not every Python's tarfile has a filter that sees to it.
+    Not every Python's tarfile has a filter that ensures this.
 
     Raises:
-        BuildError: one is something else, or would lie elsewhere.
+        BuildError: a member is something else, or would be unpacked elsewhere.
     """
     members = archive.getmembers()
     for member in members:
@@ -210,10 +211,10 @@ def plain_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """Unpack the sdist and make the edits.
+    """Unpack the sdist and apply the edits.
 
     Raises:
-        BuildError: the archive holds a file that would lie elsewhere, or a place to edit is not there exactly once.
+        BuildError: the archive cannot be unpacked or holds an unsafe member, or an old text is not there exactly once.
     """
     try:
         with tarfile.open(sdist) as archive:
@@ -241,11 +242,11 @@ def compile_wheel(python: str, source: Path, folder: Path, environment: Mapping[
         python: interpreter with the torch to build against.
         source: unpacked and edited source.
         folder: scratch space.
-        environment: of the build.
-        log: gets all that the build says.
+        environment: environment of the build.
+        log: file for all output of the build.
 
     Raises:
-        BuildError: the build tools cannot be had, or the compilation fails.
+        BuildError: the build tools cannot be installed, or the compilation fails.
     """
     tools = folder / "tools"
     get_tools = [
@@ -272,10 +273,10 @@ def compile_wheel(python: str, source: Path, folder: Path, environment: Mapping[
 
 
 def build(python: str, facts: Mapping[str, Any], keep: Path, environment: Mapping[str, str]) -> Path:
-    """Build the wheel and keep it in the cache; returns where.
+    """Build the wheel and store it in the cache; return its path.
 
     Raises:
-        BuildError: as the steps say.
+        BuildError: a step fails.
     """
     check_compiler(facts, environment)
     keep.mkdir(parents=True, exist_ok=True)
@@ -285,17 +286,17 @@ def build(python: str, facts: Mapping[str, Any], keep: Path, environment: Mappin
         source = unpack(download(python, folder), folder)
         print(f"Compiling it for torch {facts['torch']}: some minutes (log: {keep / 'build.log'})", file=sys.stderr)
         wheel = compile_wheel(python, source, folder, environment, keep / "build.log")
-        # Copied under another name and renamed: a build beside this one never sees half a wheel.
+        # Copied under another name and renamed, so that a concurrent build never sees an incomplete wheel.
         half = keep / f".{wheel.name}.{os.getpid()}"
         shutil.copy(wheel, half)
         return half.replace(keep / wheel.name)
 
 
 def install(python: str, wheel: Path) -> None:
-    """Install the wheel and what Horovod needs at run time into the interpreter.
+    """Install the wheel and Horovod's run-time requirements into the interpreter.
 
     Raises:
-        BuildError: pip refuses.
+        BuildError: pip fails, or the installed Horovod cannot be imported.
     """
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     # The same version built for another torch counts as installed, so it is forced.
@@ -314,7 +315,7 @@ def _last_line(text: str) -> str:
 
 
 def _last_error(log: Path) -> str:
-    """The compiler's or pip's first complaint, else the last line of the log."""
+    """Return the first error of the compiler or pip, or else the last line of the log."""
     text = log.read_text(errors="replace")
     errors = [
         line.strip() for line in text.splitlines() if " error: " in line or line.startswith(("ERROR:", "CMake Error"))
@@ -323,7 +324,7 @@ def _last_error(log: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build or find the wheel; prints its path."""
+    """Build or find the wheel, and print its path."""
     parser = argparse.ArgumentParser(description=f"Build Horovod {VERSION} against an interpreter's torch.")
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch (default: this one)")
     parser.add_argument("--install", action="store_true", help="install the wheel there too")

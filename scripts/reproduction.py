@@ -1,4 +1,4 @@
-"""The tables of docs/method/reproduction.md, in Markdown on standard output, from the data of a report.
+"""Print the tables of docs/method/reproduction.md, in Markdown, from the data of a report.
 
 python scripts/reproduction.py runs/reproduce/report/report.json > tables.md
 """
@@ -15,7 +15,7 @@ SCHEMA = 2
 
 
 def main() -> int:
-    """Write every table, those of results first, every point last."""
+    """Print all tables: results first, then every point."""
     if len(sys.argv) != 2:
         print(f"usage: {Path(sys.argv[0]).name} REPORT.json", file=sys.stderr)
         return 2
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def tables(data: dict[str, Any]) -> Iterator[str]:
-    """The lines of all tables."""
+    """Yield the lines of all tables."""
     series = data["series"]
     yield from no_load(series)
     yield from congestion(series)
@@ -46,7 +46,7 @@ def tables(data: dict[str, Any]) -> Iterator[str]:
 
 
 def no_load(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Times without cross traffic."""
+    """Yield the table of times without cross traffic."""
     yield from head("Times without cross traffic (Table 3.1)", "series", "here, s", "thesis, s", "off")
     for one in series:
         here, there = one["no_load_s"], one["thesis"]["no_load_s"]
@@ -55,7 +55,7 @@ def no_load(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Congestion points."""
+    """Yield the table of congestion points."""
     yield from head(
         "Congestion points (Tables 3.2, 3.4, 3.6)", "series", "BW*, Gbit/s", "t*, s", "volume, MB", "× demand",
         "break of two segments, Gbit/s (95 %)", "thesis: BW*, t*", "thesis: volume, MB", "thesis: × demand",
@@ -82,7 +82,7 @@ def congestion(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Fits of equation 3.7 for every exponent."""
+    """Yield the tables of fits of equation 3.7 for every exponent, and of the chosen fits' intervals."""
     yield from head(
         "Fits of t = A·exp(B/(C−BW)ⁿ), in log space", "series", "n", "A", "B", "R² log", "R²", "AICc", "",
     )  # fmt: skip
@@ -106,7 +106,7 @@ def fits(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def most_congested(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Most congested points and spare bandwidth."""
+    """Yield the table of most congested points and spare bandwidth."""
     yield from head(
         "Most congested point and spare bandwidth (Tables 3.3, 3.5, 3.7, 3.8)", "series", "BW, Gbit/s", "t, s",
         "ideal D/t", "experimental C−BW", "not used", "thesis: not used", "mean over saturated points, Gbit/s",
@@ -129,7 +129,7 @@ def most_congested(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def quantiles(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Distributions at the light and the heavy load."""
+    """Yield the tables of distributions at the light and the heavy load."""
     wanted = ("p10", "p50", "p90", "p99")
     for load, title in (("light", "30 %"), ("heavy", "80 %")):
         yield from head(
@@ -149,7 +149,7 @@ def quantiles(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def spread_and_growth(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Spread at a light and a heavy load, p99 over mean, growth."""
+    """Yield the table of spread at a light and a heavy load, p99 over mean, and growth."""
     yield from head(
         "Spread and growth (sections 3.3 and 3.4)", "series", "spread at about 30 %", "thesis, low load",
         "spread at about 80 %", "thesis, high load", "p99 over mean, all points", "growth at about 80 %",
@@ -166,7 +166,7 @@ def spread_and_growth(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Traffic kinds against each other."""
+    """Yield the table that compares kinds of traffic."""
     if not pairs:
         return
     yield from head(
@@ -183,7 +183,7 @@ def compared(pairs: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def points(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Every point."""
+    """Yield a table of every point for each series."""
     yield from ("", "## Every point", "")
     yield "Rates in Gbit/s, full size; times in seconds; *late* is the share of late samples ([method.md](method.md))."
     for one in series:
@@ -209,32 +209,32 @@ def points(series: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def head(title: str, *columns: str, level: int = 2) -> Iterator[str]:
-    """A heading and the head of its table."""
+    """Yield a heading and the header of its table."""
     yield from ("", f"{'#' * level} {title}", "", row(*columns), "|" + "---|" * len(columns))
 
 
 def row(*cells: str) -> str:
-    """One line of a table; a bar in a cell would end it."""
+    """Return one line of a table, with vertical bars in cells escaped."""
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def name(one: dict[str, Any]) -> str:
-    """A series as the page calls it."""
+    """Return the name of a series on the page."""
     return ", ".join(part for part in (one["title"], one["traffic"], one["transport"]) if part)
 
 
 def num(value: float | None, form: str) -> str:
-    """A number, or a dash."""
+    """Return a number as text, or a dash for None."""
     return "–" if value is None else format(value, form)
 
 
 def share(value: float | None, form: str) -> str:
-    """A share in per cent, or a dash."""
+    """Return a share in per cent as text, or a dash for None."""
     return "–" if value is None else f"{100 * value:{form}} %"
 
 
 def interval(ends: Sequence[float | None] | None, form: str) -> str:
-    """Both ends, one of them, or a dash."""
+    """Return an interval as text: both ends, the known one, or a dash."""
     low, high = ends or (None, None)
     if low is None or high is None:
         return "–" if low is high else f"at least {low:{form}}" if high is None else f"at most {high:{form}}"
@@ -242,7 +242,7 @@ def interval(ends: Sequence[float | None] | None, form: str) -> str:
 
 
 def estimate(item: dict[str, Any]) -> str:
-    """A value with its interval."""
+    """Return a value with its interval as text."""
     return f"{item['value']:.2f} ({interval((item['low'], item['high']), '.2f')})"
 
 

@@ -1,4 +1,4 @@
-"""The parts of a submitted sweep: one run directory a series, each written by a job of its own."""
+"""Parts of a submitted sweep: one run directory per series, each written by its own job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part:
     Attributes:
         index: its place in the plan, and in the job array.
         series: its name.
-        path: its run directory; need not be there yet.
+        path: its run directory; may not exist yet.
         info: the run directory's run.json; empty where there is none.
         points: the windows measured.
         rejected: the windows that were measured again.
@@ -55,7 +55,7 @@ def whole_plan(run: RunDirectory) -> dict[str, Any]:
 
 
 def read_parts(run: RunDirectory) -> list[Part]:
-    """All parts of a submitted sweep, in the plan's order; those that are being written as far as they have come.
+    """Read all parts of a submitted sweep in the plan's order; a part being written, as far as it is written.
 
     Raises:
         UsageError: the run is no submitted sweep, or a file of a part is damaged.

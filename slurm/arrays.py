@@ -1,4 +1,4 @@
-"""A sweep plan as an array of jobs: one task a series, each a `ringtap sweep` of its own that can go on later."""
+"""A sweep plan as a job array: one task per series, each a separate `ringtap sweep` that can be resumed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ exit "$code"
 
 
 class _Request(NamedTuple):
-    """A sweep to submit: what, where it runs, what each task gets, where its Python comes from, and the site."""
+    """A sweep to submit: plan, working folder, resources per task, Python environment and site."""
 
     plan: SweepPlan
     folder: Path
@@ -66,13 +66,13 @@ class _Request(NamedTuple):
 
 
 def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int], after: Sequence[str]) -> str:
-    """The batch script of a plan.
+    """Return the batch script of a plan.
 
     Args:
         request: the sweep.
         paths: of its run directory.
         indices: of the series to measure.
-        after: ids of jobs that measure others, and have to end before.
+        after: ids of jobs that measure other series and have to end first.
     """
     cluster = request.plan.topology
     assert isinstance(cluster, Cluster)
@@ -109,14 +109,14 @@ def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int], a
 def submit_plan(
     file: Path, options: argparse.Namespace, site: Site, resources: Resources, environment: Environment
 ) -> int:
-    """``ringtap submit PLAN.toml``: the whole sweep, or of one that was submitted before what is missing.
+    """Run ``ringtap submit PLAN.toml``: submit a sweep, or the missing series of one submitted before.
 
     Args:
         file: the plan.
         options: of the command line: ``nodes``, ``output``, ``print``, ``json`` and those that only a command takes.
         site: the site.
         resources: what each task gets, checked.
-        environment: where its Python comes from.
+        environment: its Python environment.
 
     Raises:
         UsageError: the plan is not for Slurm, an option does not fit a plan, another plan was measured there, or sbatch
@@ -156,7 +156,7 @@ def submit_plan(
 
 
 def _check_options(options: argparse.Namespace, hosts: int) -> None:
-    """Refuse what a plan says by itself."""
+    """Refuse options whose values the plan gives."""
     if options.nodes not in (1, hosts) or options.tasks_per_node != 1:
         raise UsageError(f"the plan has {hosts} hosts, a node each: leave --nodes and --tasks-per-node out")
     given = {"--collect": options.collect != "default", "--every": options.every != "100ms"}
@@ -167,12 +167,12 @@ def _check_options(options: argparse.Namespace, hosts: int) -> None:
 
 
 def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[list[int], list[str]]:
-    """The series to submit, and the arrays of this run that wait or run.
+    """Return the indices of the series to submit, and the arrays of this run that wait or run.
 
-    All series of a new run; of one that was submitted before those that miss points and have no job.
+    A new run submits all series; a run submitted before, those that lack points and have no job.
 
     Raises:
-        UsageError: another plan was submitted there, or it cannot be known whether jobs of it wait or run.
+        UsageError: another plan was submitted there, or it is not known whether jobs of it wait or run.
     """
     if not (paths.run / "run.json").is_file():
         return list(range(len(names))), []
@@ -192,7 +192,7 @@ def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[li
 
 
 def _time_doubts(plan: SweepPlan, names: Sequence[str], resources: Resources) -> list[str]:
-    """Doubts that the longest series fits into the time limit."""
+    """Describe how long the longest series takes, and if it exceeds the time limit; one sentence."""
     expected_s = max(sum(point["duration_s"] for point in estimate(plan, name)) for name in names)
     text = f"a series takes about {format_duration(expected_s)}"
     limit_s = parse_time_s(resources.time) - resources.stop_before_s if resources.time else expected_s
@@ -204,7 +204,7 @@ def _time_doubts(plan: SweepPlan, names: Sequence[str], resources: Resources) ->
 def _submit(
     request: _Request, file: Path, paths: SubmitPaths, todo: Sequence[int], after: Sequence[str], access: str
 ) -> str:
-    """Make the run directory, or take the one that is there, and hand the array to Slurm; returns its id."""
+    """Make the run directory, or use the existing one, and submit the array; returns its id."""
     sbatch = find_sbatch()
     plan, text = request.plan, plan_script(request, paths, todo, after)
     about = {"site": request.site.name, "folder": str(request.folder), "resources": asdict(request.resources)}

@@ -1,4 +1,4 @@
-"""A folder with everything that a cluster without internet lacks to run ringtap."""
+"""The bundle: a folder with everything that a cluster without internet lacks to run ringtap; ``ringtap bundle``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ringtap.trafficgen.commands.bundle import write_archive
 ARCHIVE = "ringtap-traffic.pyz"
 MANIFEST = "MANIFEST"
 README = "README"
-# What wheels are built for that run on a glibc of 2.28 and newer
+# Platform tags of wheels that run on glibc 2.28 and newer
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux2010", "manylinux1")
 _OLDEST = 10  # Python 3.10
 _PIP_TIMEOUT_S = 600.0
@@ -38,8 +38,8 @@ class Bundle:
     """A bundle that has been written.
 
     Attributes:
-        folder: where.
-        files: what is in it, by name, with each file's SHA-256.
+        folder: its folder.
+        files: SHA-256 of each file in it, by name.
         from_site: packages that the site's own wheels provide.
     """
 
@@ -52,12 +52,12 @@ def write_bundle(python: str, site: Site, folder: Path) -> Bundle:
     """Gather the wheels that a site lacks, ringtap's own, and the traffic generator.
 
     Args:
-        python: the version of Python there, as ``3.11``.
+        python: the site's version of Python, such as ``3.11``.
         site: the site; what its wheelhouse has is left out.
-        folder: where; a new or empty folder.
+        folder: a new or empty folder.
 
     Raises:
-        UsageError: the version is none, or the folder is in use.
+        UsageError: the version is not supported, the folder is in use or not writable, or ringtap is not installed.
         MeasurementError: pip cannot get what is needed.
     """
     match = re.fullmatch(r"3\.(\d+)", python)
@@ -119,9 +119,9 @@ def _distribution() -> importlib.metadata.Distribution:
 
 
 def own_wheel(folder: Path) -> Path:
-    """Write the wheel of the ringtap that runs here, as it is; returns its path.
+    """Write a wheel of the ringtap that runs here; returns its path.
 
-    From the modules themselves, so that it also works where ringtap was installed and its source is gone.
+    It is built from the modules themselves, so it also works where ringtap was installed and its source is gone.
     """
     distribution = _distribution()
     version, tag = distribution.version, "py3-none-any"
@@ -143,7 +143,7 @@ def own_wheel(folder: Path) -> Path:
 
 
 def _modules(folder: Path = Path(ringtap.__file__).parent, name: str = "ringtap") -> Iterator[tuple[str, bytes]]:
-    """The files of the package by their names in a wheel; in a checkout its rooms are links."""
+    """Yield the files of the package by their names in a wheel; in a checkout its subpackages are links."""
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             if path.name != "__pycache__":
@@ -153,7 +153,7 @@ def _modules(folder: Path = Path(ringtap.__file__).parent, name: str = "ringtap"
 
 
 def _download(wanted: list[str], python: str, site: Site, folder: Path) -> None:
-    """Have pip get wheels for another machine's Python, with all that they need."""
+    """Download wheels for another machine's Python with pip, including their dependencies."""
     platforms = [f"--platform={platform}_{site.architecture}" for platform in _PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]

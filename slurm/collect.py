@@ -1,6 +1,7 @@
-"""Puts the parts of a submitted sweep together: one sweep run directory, whose points name windows in the parts.
+"""Collection of a submitted sweep into one run directory, whose points name windows in its parts.
 
-Nothing is copied and no part is changed, so a sweep can be collected while its jobs write, and again later.
+Nothing is copied and no part is changed, so a sweep can be collected while its jobs write, and again later. Also the
+command line of ``ringtap collect``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ringtap.terminal import one_line, shell_word
 
 
 def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
-    """Bring a submitted run to where it stands: a sweep's parts together, a run that its job could not end to its end.
+    """Update a submitted run: merge the parts of a sweep, or finish a run that its job could not finish.
 
     Returns:
-        How it stands, and what could not be taken over, a sentence each.
+        Its status, and one sentence for each part that was left out.
 
     Raises:
         UsageError: the run was not submitted, or its files are damaged.
@@ -36,7 +37,7 @@ def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
             run.finish(found.status, found.why)
         return found, []
     parts: list[Part] = []
-    while (now := read_parts(run)) != parts:  # whoever else collects at the same time may have read less
+    while (now := read_parts(run)) != parts:  # another collector at the same time may have read less
         parts = now
         found = sweep_standing(run, parts)
         problems = merge(run, parts)
@@ -47,14 +48,14 @@ def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
 
 
 def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
-    """Write the points of all parts into a sweep's run directory, and what the parts say of their measurement.
+    """Write the points of all parts into a sweep's run directory, and the facts of their measurement.
 
     Args:
         run: the sweep; its ``info`` is changed, run.json is not written.
         parts: its parts.
 
     Returns:
-        What could not be taken over, a sentence each.
+        One sentence for each part that was left out.
     """
     measured = [part for part in parts if part.points]
     # a run directory has one description of the bottleneck for all of its points
@@ -77,7 +78,7 @@ def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
 
 
 def _moved(part: Part, window: dict[str, Any]) -> dict[str, Any]:
-    """A window of a part, as the sweep names it."""
+    """Return a window of a part, with its directory as the sweep names it."""
     return window | {"directory": f"{part.path.parent.name}/{part.path.name}/{window['directory']}"}
 
 
@@ -89,7 +90,7 @@ def _write_lines(path: Path, items: Iterable[dict[str, Any]]) -> None:
 
 
 def _least(prechecks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the checks of each kind of traffic, the one that reached least: it held for all of its series."""
+    """Return the lowest precheck of each traffic kind: all of its series reached as much."""
     found: dict[str, dict[str, Any]] = {}
     for item in prechecks:
         kind = str(item["kind"])
@@ -100,7 +101,7 @@ def _least(prechecks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _reached(precheck: dict[str, Any]) -> float:
     share = precheck.get("share_of_capacity")
-    return -1.0 if share is None else float(share)  # what was not recorded may have been least
+    return -1.0 if share is None else float(share)  # an unrecorded share may be the least
 
 
 def _distinct(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``ringtap submit``."""
+"""Command line of ``ringtap submit``."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ _REQUEST: Shape = {"jobs?": [{"id": Text(r"\w[\w.+-]{0,63}", "a job's id")}], "t
 
 @dataclass(frozen=True)
 class JobReport:
-    """A job's own account, as its script has written it.
+    """State of a job as its own script has written it.
 
     Attributes:
-        job: its id; of a task of an array ``<array's id>_<index>``.
+        job: its id; for a task of an array ``<array's id>_<index>``.
         begun_s: when it began last (seconds since 1970); None if it has not.
         node: the node that its script began on.
-        stopped: the signal that asked it to stop since; empty without.
-        exit_code: how it ended; None while it has not, or if it was ended before it could say so.
+        stopped: the signal that has asked it to stop since; empty for none.
+        exit_code: its exit code; None while it runs, or if it was killed before it could write it.
     """
 
     job: str
@@ -41,10 +41,10 @@ class JobReport:
 
 @dataclass(frozen=True)
 class Answer:
-    """The state of a job according to Slurm.
+    """State of a job according to Slurm.
 
     Attributes:
-        state: in Slurm's word, such as ``PENDING``; ``FORGOTTEN`` where it knows of no such job any more.
+        state: Slurm's name of it, such as ``PENDING``; ``FORGOTTEN`` where Slurm no longer knows the job.
         reason: Slurm's reason for it; empty for none.
         nodes: the nodes it has or had, as Slurm writes them.
     """
@@ -55,7 +55,7 @@ class Answer:
 
 
 def read_request(paths: SubmitPaths) -> dict[str, Any]:
-    """Read submit/request.json: what was asked for, ``jobs`` with the id of each submission, ``tasks`` with its series.
+    """Read submit/request.json: the request, ``jobs`` with the id of each submission, ``tasks`` with its series.
 
     Raises:
         UsageError: it is damaged.
@@ -67,7 +67,7 @@ def read_request(paths: SubmitPaths) -> dict[str, Any]:
 
 
 def read_account(paths: SubmitPaths, job: str) -> JobReport:
-    """Read a job's own account; one that has not begun has none."""
+    """Read the state file of a job; a job that has not begun has none."""
     account = JobReport(job)
     try:
         text = paths.state(job).read_text(errors="replace")
@@ -75,7 +75,7 @@ def read_account(paths: SubmitPaths, job: str) -> JobReport:
         return account
     for line in text.splitlines():
         seconds, word, rest = (*line.split(" ", 2), "", "")[:3]
-        if word == "begun" and seconds.isdigit():  # again, if Slurm had it begin anew
+        if word == "begun" and seconds.isdigit():  # again, if Slurm requeued it
             account = JobReport(job, int(seconds), rest.removeprefix("on "))
         elif word == "stopped":
             account = JobReport(job, account.begun_s, account.node, account.stopped or rest)
@@ -85,13 +85,13 @@ def read_account(paths: SubmitPaths, job: str) -> JobReport:
 
 
 def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
-    """Ask the controller, once, for the states of jobs.
+    """Query the controller once for the states of jobs.
 
     Args:
         jobs: their ids, tasks of arrays as ``<array's id>_<index>``.
 
     Raises:
-        MeasurementError: it cannot be asked here, or does not answer.
+        MeasurementError: it is not reachable from here, or does not answer.
     """
     ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N"]

@@ -1,4 +1,4 @@
-"""Every file name of a submission, in one place."""
+"""File names of a submission."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class SubmitPaths:
 
     @property
     def states(self) -> Path:
-        """The folder of the jobs' own accounts."""
+        """Folder of the jobs' state files."""
         return self.folder / "state"
 
     def state(self, job: str) -> Path:
-        """A job's own account: lines of ``<seconds since 1970> <word> [<text>]``.
+        """State file of a job: lines of ``<seconds since 1970> <word> [<text>]``.
 
         Args:
             job: the job's id, for a task of an array ``<array's id>_<index>``.

@@ -41,13 +41,13 @@ class Resources:
     """Resources of a job; None leaves a value to the site.
 
     Attributes:
-        nodes: how many.
-        tasks_per_node: processes that Slurm starts on each: one a rank, or one launcher.
+        nodes: number of nodes.
+        tasks_per_node: processes that Slurm starts on each node: one per rank, or one launcher.
         cpus_per_task: cores of each.
         gpus_per_node: a number, or a type and a number: ``4``, ``h100:4``.
         mem: memory of a node, as Slurm writes it.
         time: the time limit, as Slurm writes it.
-        account: whom it is charged to.
+        account: the account to charge.
         job_name: as squeue shows it.
         stop_before_s: how long before the time limit the job is asked to stop.
         sbatch: further directives, as after ``#SBATCH``.
@@ -73,7 +73,7 @@ class Environment:
 
     Attributes:
         python: an interpreter that has ringtap; None where an environment is made on every node.
-        modules: further modules to load; one takes the place of the site's module of the same name.
+        modules: further modules to load; one replaces the site's module of the same name.
         requirement: a requirements file for the environment made on every node.
         wheels: a folder of wheels for it (``ringtap bundle``).
     """
@@ -91,8 +91,8 @@ class Request:
     Attributes:
         command: what each task runs.
         folder: where it runs.
-        resources: what it gets.
-        environment: where its Python comes from.
+        resources: its resources.
+        environment: its Python environment.
         collect: as ``ringtap run --collect`` takes it.
         every: as ``ringtap run --every`` takes it.
         keep: patterns of what is copied from $SLURM_TMPDIR of every node at the end.
@@ -109,7 +109,7 @@ class Request:
     horovod: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """For request.json."""
+        """The request as plain data for request.json."""
         item: dict[str, Any] = asdict(self)
         item |= {"folder": str(self.folder), "command": mask_words(self.command)}
         for name in ("requirement", "wheels"):
@@ -141,15 +141,15 @@ def parse_time_s(text: str) -> int:
 
 
 def check_resources(resources: Resources, site: Site, environment: Mapping[str, str]) -> Resources:
-    """See that a site can give what is asked for; returns it with the GPUs' type, account and time filled in.
+    """Check that a site can give the resources; returns them with GPU type, account and time filled in.
 
     Args:
-        resources: what is asked for.
+        resources: the resources asked for.
         site: the site.
         environment: the user's environment, which may have account and time for sbatch.
 
     Raises:
-        UsageError: it cannot; one sentence says what is wrong.
+        UsageError: it cannot; the message names the reason.
     """
     _check_numbers(resources)
     _check_directives(resources)
@@ -220,7 +220,7 @@ def _check_time(resources: Resources, site: Site) -> None:
 
 
 def _gpus(resources: Resources, site: Site) -> tuple[str | None, Nodes | None]:
-    """The GPUs a node with their type, and the kind of node that has them."""
+    """Return the GPUs per node with their type, and the kind of node that has them."""
     text = resources.gpus_per_node
     if text is None:
         return None, None

@@ -1,4 +1,4 @@
-"""Contents of run.json that a batch script writes.
+"""Updates of run.json by a batch script, at the beginning and at the end of its job.
 
 ``python -m ringtap.slurm.run_json begin RUN`` and ``… end RUN CODE STOPPED``.
 """
@@ -28,16 +28,16 @@ WAITING = "submitted; the job has not begun"
 
 
 def begin(run: RunDirectory) -> None:
-    """The job begins: this node is the one whose clock counts."""
+    """Record that the job has begun; this node is the reference of the clocks."""
     run.info |= {"status": "running", "why": "", "reference": os.uname().nodename}
     run.save()
 
 
 def end(run: RunDirectory, code: int, stopped: str) -> int:
-    """The job has ended; returns its exit code.
+    """Record that the job has ended; returns its exit code.
 
-    Where a rank fails, Slurm ends the others, and srun's exit code is the greatest of them all; the job's is that of
-    the rank that failed first, as far as the nodes recorded it.
+    If a rank fails, Slurm ends the others, and srun's exit code is the greatest of all; the job's is that of the rank
+    that failed first, as far as the nodes recorded it.
 
     Args:
         run: its run directory.
@@ -57,7 +57,7 @@ def end(run: RunDirectory, code: int, stopped: str) -> int:
 
 
 def main() -> int:
-    """One of the two; returns the exit code."""
+    """Run ``begin`` or ``end``; returns the exit code."""
     verb, path, *more = sys.argv[1:]
     run = RunDirectory.open(Path(path))
     if verb == "begin":

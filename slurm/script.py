@@ -1,4 +1,4 @@
-"""Batch scripts, in pieces: bash that a user could have written, for a command here and for plans elsewhere."""
+"""Batch scripts in pieces: plain bash, for a command here and for plans in `ringtap.slurm.arrays`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ringtap.slurm.request import Environment, Request, Resources
 from ringtap.slurm.sites import Site
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_KILL_WAIT_S = 30  # Slurm's own, where a site has not changed it
+_KILL_WAIT_S = 30  # Slurm's default, which a site may change
 
 
 def quote(text: str | Path) -> str:
-    """One word of bash on one line, whatever is in it."""
+    """Quote a text as one word of bash on one line, whatever it contains."""
     word = str(text)
     if not _CONTROL.search(word):
         return shlex.quote(word)
@@ -27,7 +27,7 @@ def quote(text: str | Path) -> str:
 
 
 def print_script(text: str) -> None:
-    """Print a script byte by byte; on a terminal, characters that could steer it are shown as escapes."""
+    """Print a script byte by byte; on a terminal, control and invisible characters are shown as escapes."""
     if sys.stdout.isatty():
         print(text, end="")
     else:
@@ -35,19 +35,19 @@ def print_script(text: str) -> None:
 
 
 def words(command: Iterable[str | Path]) -> str:
-    """A command line of bash."""
+    """Quote a command line for bash."""
     return " ".join(map(quote, command))
 
 
 def header(resources: Resources, site: Site, further: Iterable[str] = ()) -> str:
-    """The first lines: how it was made, and what Slurm is asked for.
+    """Return the first lines: the origin of the script, and the directives of sbatch.
 
-    Slurm's output goes to its usual ``slurm-<job>.out`` in the folder that the script is submitted from: a name of
-    one's own would be expanded together with that folder's, whose ``%`` and ``\\`` are then misread.
+    Slurm's output goes to its default ``slurm-<job>.out`` in the folder that the script is submitted from: another name
+    would be expanded together with that of the folder, whose ``%`` and ``\\`` are then misread.
 
     Args:
-        resources: what is asked for.
-        site: the site it is asked of.
+        resources: the resources asked for.
+        site: the site.
         further: more directives, as after ``#SBATCH``.
     """
     signal = f"B:USR1@{resources.stop_before_s}" if resources.stop_before_s else None
@@ -79,14 +79,14 @@ def header(resources: Resources, site: Site, further: Iterable[str] = ()) -> str
 
 
 def _directive(value: str) -> str:
-    """A value as sbatch reads it on a line of a script."""
+    """Quote a value as sbatch reads it on a line of a script."""
     if re.fullmatch(r"[\w.,:/@=+%-]+", value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def places(paths: SubmitPaths, folder: Path) -> str:
-    """Shell lines for all paths. They set TAP_RUN and TAP_STATE, and go to the job's folder."""
+    """Shell lines that set TAP_RUN and TAP_STATE, define ``note``, and change to the job's folder."""
     return f"""
 export TAP_RUN={quote(paths.run)}  # the run directory: on a file system that all nodes share
 job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
@@ -98,13 +98,13 @@ cd -- {quote(folder)} || exit
 
 
 def modules(site: Site, environment: Environment) -> str:
-    """The modules to load; nothing where there are none."""
+    """Shell line that loads the modules; empty where there are none."""
     chosen = {name.partition("/")[0]: name for name in (*site.modules, *environment.modules)}
     return f"\nmodule load {words(chosen.values())} || exit\n" if chosen else ""
 
 
 def python(site: Site, environment: Environment) -> str:
-    """The Python environment. Defines `enter`, which finds it on any node, and makes it there if it is to be made."""
+    """Shell lines for Python. They define ``enter``, which activates the environment, and create it where asked."""
     if environment.python is not None:
         # not resolved: an environment's interpreter is a link out of it
         return f"""
@@ -152,12 +152,12 @@ def recording(collect: str, every: str) -> str:
 
 
 def agent_step(options: str, keep: tuple[str, ...]) -> str:
-    """The step beside the job: it records each node, and at the end copies what is to be kept from its disk.
+    """Step beside the job: it records each node, and at the end copies the files to keep from its disk.
 
-    Both are one step because no further one starts in a job that was cancelled. Sets ``agents`` to its srun.
+    Both are one step because no further step starts in a cancelled job. Sets ``agents`` to the PID of its srun.
 
     Args:
-        options: of `recording`.
+        options: result of `recording`.
         keep: patterns below $SLURM_TMPDIR.
     """
     kept = f"\n    keep {words(keep)}" if keep else ""
@@ -216,11 +216,11 @@ keep() {
 
 
 def job_step(command: Iterable[str], options: str, *, cpus_per_task: int | None, horovod: bool) -> str:
-    """The job itself, every task of it under ringtap run. Sets ``training`` to its srun.
+    """Step of the job itself, with every task under ringtap run. Sets ``training`` to the PID of its srun.
 
     Args:
         command: what each task runs.
-        options: of `recording`.
+        options: result of `recording`.
         cpus_per_task: cores of each: srun does not take them from the batch script by itself.
         horovod: give the ranks Horovod's variables too.
     """
@@ -255,7 +255,7 @@ await() { # PROCESS; sets code: its exit code
 
 
 def stopping(stop_before_s: int) -> str:
-    """The traps, and the functions that tell steps to end and wait for them."""
+    """The traps, and the functions that signal steps and wait for them."""
     grace_s = max(stop_before_s // 2, 1) if stop_before_s else _KILL_WAIT_S
     return f"""
 # Near the time limit Slurm sends SIGUSR1 to this script alone; scancel and the limit itself send SIGTERM to every task
@@ -282,7 +282,7 @@ exit "$exit_code"
 
 
 def command_script(request: Request, site: Site, paths: SubmitPaths) -> str:
-    """The whole script of a command."""
+    """Return the whole script of a command."""
     options = recording(request.collect, request.every)
     resources = request.resources
     return "".join(

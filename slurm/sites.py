@@ -18,7 +18,7 @@ else:
     import tomli as tomllib
 
 SHIPPED = Path(__file__).parent / "sites"
-_BASES = ("alliance",)  # what several profiles have in common: no site of its own
+_BASES = ("alliance",)  # shared by several profiles; not a site itself
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Nodes:
     """One kind of node.
 
     Attributes:
-        count: how many there are.
+        count: number of such nodes.
         cores: of one node.
         memory: that a job can have on one node, as Slurm writes it.
         gpu: type of its GPUs, as ``--gpus-per-node`` takes it; empty without.
-        gpus: how many of them a job may ask for on one node.
+        gpus: numbers of GPUs that a job may ask for on one node.
     """
 
     count: int
@@ -46,7 +46,7 @@ class Site:
 
     Attributes:
         name: as in ``--site`` and ``$CC_CLUSTER``.
-        about: one line for people.
+        about: description in one line.
         fabric: the network between the nodes.
         internet: whether compute nodes reach the internet; None where it is not known.
         submit_from: where to submit from.
@@ -60,8 +60,8 @@ class Site:
         requires: options that a job must have.
         longest_job: the longest time limit, as Slurm writes it; empty where it is not known.
         nodes: kinds of nodes.
-        sources: where all this was read, and how old that was.
-        unverified: what could not be confirmed, a sentence each.
+        sources: sources of these facts, with their dates.
+        unverified: facts that are not confirmed, one sentence each.
     """
 
     name: str
@@ -94,7 +94,7 @@ def user_folder(environment: Mapping[str, str]) -> Path:
 
 
 def site_names(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The names that ``--site`` knows, users' own ones first."""
+    """Return the names that ``--site`` accepts, users' own ones first."""
     found = [path.stem for folder in (user_folder(environment), SHIPPED) for path in sorted(folder.glob("*.toml"))]
     return [name for name in dict.fromkeys(found) if name not in _BASES]
 
@@ -108,7 +108,7 @@ def load_site(name: str | None, environment: Mapping[str, str] = os.environ) -> 
         environment: the environment.
 
     Raises:
-        UsageError: no such site, or a profile that is wrong; the sentence has the nearest right name.
+        UsageError: no such site, or an invalid profile; the message has the nearest valid name.
     """
     known = site_names(environment)
     if name is None:
@@ -146,7 +146,7 @@ def _read(path: Path, environment: Mapping[str, str]) -> Site:
     items.setdefault("name", path.stem)
     kinds = items.pop("nodes", None)
     changes = _checked(Site, items, path)
-    # what a base could not confirm stays so, whatever else is added
+    # facts that a base does not confirm stay unconfirmed
     changes["unverified"] = (*site.unverified, *changes.get("unverified", ()))
     changes["sources"] = (*site.sources, *changes.get("sources", ()))
     if kinds is not None:
@@ -157,7 +157,7 @@ def _read(path: Path, environment: Mapping[str, str]) -> Site:
 
 
 def _checked(of: type[Site] | type[Nodes], items: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The items as a dataclass takes them; wrong keys and types are refused."""
+    """Return the items as arguments of a dataclass; wrong keys and types are refused."""
     hints, values = get_type_hints(of), {}
     for key, value in items.items():
         if key not in hints:

@@ -1,4 +1,4 @@
-"""Status of a submitted run: from its files, and from one question to Slurm if they leave something open."""
+"""Status of a run, from its files and at most one query to Slurm; command line of ``ringtap status``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ringtap.terminal import one_line, shell_word
 from ringtap.units import counted
 
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
-# what Slurm says of jobs that ended by themselves, or that it has forgotten
+# states of jobs that ended by themselves, or that Slurm no longer knows
 _PLAIN = ("COMPLETED", "FAILED", "FORGOTTEN")
 
 
@@ -34,11 +34,11 @@ class JobStanding:
     """A job of a submission.
 
     Attributes:
-        job: its id; of a task of an array ``<array's id>_<index>``.
+        job: its id; for a task of an array ``<array's id>_<index>``.
         state: ``waiting``, ``running``, ``ended``; ``unknown`` where Slurm could not be asked.
-        why: what there is to say about that.
+        why: reason for the status, or details.
         begun_s: when it began (seconds since 1970); None if it has not.
-        exit_code: as its script said it; None where it has not.
+        exit_code: as its script wrote it; None where it has not.
     """
 
     job: str
@@ -54,9 +54,9 @@ class NodeStanding:
 
     Attributes:
         node: its name.
-        status: ``recording``, ``complete``, ``partial``, or ``cut off``: ended before it could say how.
-        why: for the last two.
-        written_s: when it wrote last (seconds since 1970).
+        status: ``recording``, ``complete``, ``partial``, or ``cut off``: ended before it wrote its status.
+        why: reason for ``partial``; else empty.
+        written_s: when it wrote last (seconds since 1970); None if never.
     """
 
     node: str
@@ -74,8 +74,8 @@ class SeriesStanding:
         series: its name.
         status: ``complete``, ``waiting``, ``running``, ``unknown`` or ``stopped``: points are missing and no job is
             there to measure them.
-        why: what there is to say about that.
-        points: how many are measured.
+        why: reason for the status, or details.
+        points: number of points measured.
         missing: loads of the plan without a point, as shares of the capacity.
         job: id of its last job.
     """
@@ -96,12 +96,12 @@ class Standing:
     Attributes:
         run: its run directory.
         kind: ``job`` or ``sweep``.
-        status: ``waiting``, ``running``, ``complete``, ``partial``, ``failed``; ``unknown`` where by its files its jobs
-            have not ended and Slurm could not be asked.
-        why: what there is to say about that.
+        status: ``waiting``, ``running``, ``complete``, ``partial``, ``failed``; ``unknown`` where its jobs have
+            not ended by its files and Slurm could not be asked.
+        why: reason for the status, or details.
         jobs: its jobs.
-        nodes: of a wrapped command.
-        series: of a sweep.
+        nodes: nodes of a wrapped command's run.
+        series: series of a sweep.
         not_asked: why Slurm could not be asked; empty where it was, or there was nothing to ask.
     """
 
@@ -120,7 +120,7 @@ class Standing:
 
 
 def standing(run: RunDirectory) -> Standing:
-    """State of a submitted run or a sweep; Slurm is asked once, and only if the files leave something open.
+    """Status of a submitted run or a sweep; Slurm is queried at most once, and only if the files do not suffice.
 
     Raises:
         UsageError: the run is neither, or its files are damaged.
@@ -136,7 +136,7 @@ def standing(run: RunDirectory) -> Standing:
 
 
 def _own_standing(run: RunDirectory) -> Standing:
-    """State of a sweep that ``ringtap sweep`` measures, on a testbed or on hosts."""
+    """Status of a sweep that ``ringtap sweep`` measures, on a testbed or on hosts."""
     plan, status, why = whole_plan(run), str(run.info.get("status")), str(run.info.get("why") or "")
     if status == "running" and is_abandoned(run.path):
         status, why = "partial", "it was ended before it could say so"
@@ -157,7 +157,7 @@ def _own_standing(run: RunDirectory) -> Standing:
 
 
 def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tuple[str, str]:
-    """Status of a series, and the reason for it: its last attempt's."""
+    """Return the status of a series, and the reason given by its last attempt."""
     if not is_open:
         return "complete", ""
     found = (run.path / "series").glob(f"{glob.escape(name)}-[0-9]*/run.json")
@@ -169,27 +169,27 @@ def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tup
 
 
 def is_submitted(found: Standing) -> bool:
-    """Tell if Slurm's jobs measure a run."""
+    """Return True if the run was submitted to Slurm."""
     return SubmitPaths(Path(found.run)).request.is_file()
 
 
 def is_abandoned(run: Path) -> bool:
-    """Tell if the sweep of a run directory was killed: nobody holds the lock that it made."""
+    """Return True if the sweep of a run directory was killed: no process holds its lock file."""
     try:
         with (run / LOCK_FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # it is held, or there is none that could tell
+    except OSError:  # the lock is held, or there is none
         return False
     return True
 
 
 def _submitted(paths: SubmitPaths) -> list[str]:
-    """Ids of the jobs of a run in the order of their submission."""
+    """Return the ids of the jobs of a run in the order of their submission."""
     return [str(job["id"]) for job in read_request(paths).get("jobs") or []]
 
 
 def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
-    """Of a sweep, the id of the last job that was to measure each series, by the series' index."""
+    """Return the id of the last job submitted for each series of a sweep, by the series' index."""
     tasks = read_request(paths).get("tasks")
     if tasks is None:
         raise UsageError(f"{paths.request} cannot be used: it does not say which series each job measures")
@@ -197,7 +197,7 @@ def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
 
 
 def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[tuple[JobStanding, ...], str]:
-    """The jobs, and why Slurm could not be asked for them; empty where it was, or need not be."""
+    """Return the jobs, and the reason why Slurm could not be asked for them; empty where it was, or need not be."""
     answers: Mapping[str, Answer] = {}
     not_asked = ""
     if jobs and ask:
@@ -209,7 +209,7 @@ def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[
 
 
 def _job_standing(account: JobReport, answer: Answer | None) -> JobStanding:
-    """A job by its own account and Slurm's answer, which counts more: a job that begins anew has said that it ended."""
+    """Combine a job's own report with Slurm's answer, which has priority: a requeued job has reported its end."""
     state, why = "ended", ""
     slurm = f"Slurm says {answer.state}" + (f" ({answer.reason})" if answer.reason else "") if answer else ""
     if answer and answer.state in WAITING:
@@ -249,7 +249,7 @@ def _command_standing(run: RunDirectory) -> Standing:
 
 
 def _node_standings(run: RunDirectory, alive: bool) -> list[NodeStanding]:
-    """The nodes that have written anything."""
+    """Return the nodes that have a folder in the run directory."""
     items, found = node_items(run), []
     for folder in sorted((run.path / "nodes").glob("*/")):
         item = items.get(folder.name, {})
@@ -300,7 +300,7 @@ def _series_standing(part: Part, job: JobStanding | None, last: Mapping[int, str
 
 
 def clock(seconds: int) -> str:
-    """A time of day for people, with the date where it is not today's."""
+    """Format a time of day, with the date where it is not today."""
     moment, today = time.localtime(seconds), time.localtime()
     return time.strftime("%H:%M:%S" if moment[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", moment)
 
@@ -334,13 +334,13 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def lines(found: Standing) -> list[str]:
-    """A run's standing for people."""
+    """Format the status of a run as lines of text."""
     told = [f"{found.run}: {found.status}" + (f": {found.why}" if found.why else "")]
     if found.not_asked:
         told.append(f"  {found.not_asked}")
     if found.kind == "sweep":
         width = max((len(one.series) for one in found.series), default=0)
-        above = found.why if len(found.series) == 1 else ""  # the only series' reason stands there
+        above = found.why if len(found.series) == 1 else ""  # it has the only series' reason
         told += [f"  {one.index:3d} {one.series:<{width}}  {_series(one, above)}" for one in found.series]
     else:
         told += [f"  job {job.job}: {job.state}" + (f": {job.why}" if job.why else "") for job in found.jobs]
@@ -356,7 +356,7 @@ def _series(one: SeriesStanding, above: str) -> str:
 
 
 def _nodes(found: Standing) -> list[str]:
-    """The nodes by what became of them; of those as they should be only the number, of the others their names."""
+    """Format the number of nodes by status, and the names of those that are cut off or partial."""
 
     count: dict[str, int] = {}
     for node in found.nodes:

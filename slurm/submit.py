@@ -1,4 +1,4 @@
-"""Submission: the run directory and what lies in it before the job begins, and the call of sbatch."""
+"""Submission of jobs: the run directory, its files before the job begins, and the call of sbatch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ringtap.slurm.run_json import WAITING
 from ringtap.slurm.script import command_script
 from ringtap.slurm.sites import Site
 
-# File systems that one machine has to itself
+# File systems local to one machine
 _OWN = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
-# Variables of sbatch that are not called as their option
+# Variables of sbatch that are not named like their option
 _VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE", "array": "ARRAY_INX"}
-# ... and those that would move the output away from where it is looked for
+# ... and those that would move the output away from where it is expected
 _OUTPUT_VARIABLES = {"SBATCH_OUTPUT", "SBATCH_ERROR"}
 _SBATCH_TIMEOUT_S = 120.0
 
 
 def check_place(path: Path, site: Site, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """See that all nodes can write to a folder; returns what is doubtful, a sentence each.
+    """Check that all nodes can write to a folder; returns one sentence for each doubt.
 
     Args:
         path: the folder, which need not exist.
@@ -86,10 +86,10 @@ def file_system(path: Path) -> str:
 
 
 def check_files(request: Request) -> None:
-    """See that the files are there that the job will need.
+    """Check that the files that the job needs exist, and that its options are valid.
 
     Raises:
-        UsageError: one is not; the sentence names it.
+        UsageError: a file is missing or an option is wrong; the message names it.
     """
     environment = request.environment
     parse_settings(request.collect, request.every, {})
@@ -106,7 +106,7 @@ def check_files(request: Request) -> None:
 
 
 def submit_command(request: Request, site: Site, path: Path, access: str = "private") -> str:
-    """Make the run directory and hand the job to Slurm; returns the job's id.
+    """Make the run directory and submit the job; returns the job's id.
 
     Args:
         request: the command and what it asks for, checked.
@@ -154,10 +154,10 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
         sbatch: its path.
         paths: where they go.
         script: the batch script.
-        request: what was asked for, for request.json; ``jobs``, the ids of all submissions so far, is added to.
+        request: content of request.json; the new id is appended to ``jobs``, the ids of all submissions so far.
 
     Raises:
-        UsageError: sbatch refuses, in its own words.
+        UsageError: sbatch refuses, with its message, or does not answer.
     """
     paths.states.mkdir(parents=True, exist_ok=True)
     with paths.script.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
@@ -192,10 +192,10 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
 
 
 def clean_environment(environment: Mapping[str, str], script: str) -> dict[str, str]:
-    """The environment for sbatch, without what would overrule what the script says; the job gets it too."""
+    """Return the environment for sbatch and the job, without variables that would override the script."""
     names = re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)
     dropped = {f"SBATCH_{_VARIABLES.get(name, name.upper().replace('-', '_'))}" for name in names} | _OUTPUT_VARIABLES
     dropped |= {f"SBATCH_{name}REQUEUE" for name in ("", "NO_") if {"requeue", "no-requeue"} & set(names)}
-    if "SLURM_JOB_ID" in environment:  # submitted from within a job: that one's sizes are not for this one
+    if "SLURM_JOB_ID" in environment:  # submitted from within a job: its sizes do not apply here
         dropped |= {name for name in environment if name.startswith("SLURM_") and name != "SLURM_CONF"}
     return {name: value for name, value in environment.items() if name not in dropped}

@@ -191,7 +191,7 @@ def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direc
 def _by_class(
     captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic, bins: int
 ) -> dict[str, Numbers]:
-    """Sum the payload of each class of flows; a flow that several nodes captured counts once, at its sender if there."""
+    """Sum the payload of each class of flows; a flow captured on several nodes counts once, if possible as sent."""
     ends = ["from", "from_port", "to", "to_port"]
     known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "class", "from_node"]]
     parts = []

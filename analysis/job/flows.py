@@ -322,7 +322,7 @@ def _spread(
     groups: int,
     bins: int,
 ) -> tuple[dict[str, Numbers], pd.DataFrame, dict[str, npt.NDArray[np.bool_]]]:
-    """Sum the bytes of each group by bin and of each flow in total; also return the bins that each node's log covers."""
+    """Sum the bytes of each group by bin and of each flow in total; also return the bins covered by each node's log."""
     amounts = {name: np.zeros((groups, bins)) for name in AMOUNTS}
     sums = {name: np.zeros(len(ends)) for name in COUNTERS}
     sent = flows[flows["measured_at"] == "sender"].set_index("end")["group"]

@@ -1,4 +1,4 @@
-"""Iterations of a job on one clock, and what each rank did in them."""
+"""Iterations of a job on one clock, with computation and communication of each rank in them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Phases:
     """Computation and communication of the ranks.
 
     Attributes:
-        table: one row a process and iteration of it (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
+        table: one row per process and iteration (``index``): ``forward_start_ns`` and ``ready_ns`` (the last
             gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
-            ``synced_bytes``, what was handed over in them; and the `PHASES` in seconds.
+            ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds.
         source: ``ddp``, ``horovod`` or ``none``.
         why: a sentence where ``source`` is ``none``, or where some ranks are not covered.
         gradient_bytes: bytes that a rank hands over in one synchronisation of every module; None: not known.
-        rebuilt_at: the last iteration in which DDP changed its buckets; 0 where it did not.
+        rebuilt_at: the last early iteration (up to the tenth) in which DDP changed its buckets; 0 without changes.
     """
 
     table: pd.DataFrame
@@ -53,11 +53,11 @@ class Phases:
 
 
 def phases_of(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
-    """Find out what the ranks computed and communicated in each of their iterations.
+    """Return computation and communication of the ranks in each iteration, by DDP's log or Horovod's timeline.
 
     Args:
         run: the run.
-        marks: as `ringtap.analysis.runs.run.iteration_marks`, times on the reference clock.
+        marks: as from `ringtap.analysis.runs.run.iteration_marks`, times on the reference clock.
         nodes: the nodes' logs.
     """
     found = _ddp(run, marks, nodes)
@@ -97,12 +97,12 @@ def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Pha
 
 
 def _early(places: Integers) -> list[int]:
-    """Changes of buckets that belong to the start of a job: within its first ten iterations."""
+    """Return the bucket changes that belong to the start of a job: up to the iteration with index 10."""
     return [int(place) for place in places if place <= 10]
 
 
 def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:
-    """Bytes of the buckets of each module, as they were last."""
+    """Return the bytes of the buckets of each module after its last change."""
     last: dict[object, float] = {}
     for line in changes:
         buckets = line.get("bucket_bytes")
@@ -113,11 +113,11 @@ def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:
 def _passes(
     process: int, records: Records, logs: NodeLogs, marks: pd.DataFrame, gradients: dict[object, float]
 ) -> dict[str, npt.NDArray[Any]]:
-    """DDP's records of a process, on the reference clock, each once, with its iteration (``index``)."""
+    """Return DDP's records of a process, each once, on the reference clock, with its iteration (``index``)."""
     table: dict[str, npt.NDArray[Any]] = {name: np.asarray(records[name], np.int64) for name in _PASS}
     ends_ns = marks["end_ns"].to_numpy(np.int64)
     ahead_ns, whole = _ahead(records, marks)
-    # where DDP samples rarely its log repeats the last sample
+    # where DDP samples rarely, its log repeats the last sample
     told = np.column_stack([table["module"], *(table[name] for name in _TIMES)])
     once = np.sort(np.unique(told, axis=0, return_index=True)[1])
     table = {name: values[once] for name, values in table.items()}
@@ -135,10 +135,10 @@ def _passes(
 
 
 def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.NDArray[np.bool_]]:
-    """The lead of DDP's clock over the reference, and the records during which it ran on evenly.
+    """Return the offset of DDP's clock from the reference at each record, and a mask of records without a clock step.
 
-    Each record says when it was taken by CLOCK_MONOTONIC as well, and so do the process's steps, whose times on the
-    reference clock are known. None for logs that do not say, of versions before 0.2.
+    Each record also has its CLOCK_MONOTONIC time, and so do the process's steps, whose times on the reference clock are
+    known. The offset is None for logs without these times, of versions before 0.2.
     """
     whole = np.ones(len(records), bool)
     if not {"t_ns", "mono_ns"} <= set(records.dtype.names or ()):
@@ -149,15 +149,15 @@ def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.
     on_reference = marks["end_ns"].to_numpy(np.int64)[mark] - end_mono_ns[mark] + mono_ns
     set_by = np.abs(np.diff(t_ns - mono_ns)) > _STEP_NS + np.diff(mono_ns) * _MOST_SLEW
     whole[1:] &= ~set_by
-    whole[2:] &= ~set_by[:-1]  # where DDP tells of an iteration in the next one
+    whole[2:] &= ~set_by[:-1]  # DDP may report an iteration in the next one
     return t_ns - on_reference, whole
 
 
 def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
-    """DDP's times, summed over the passes of each iteration of each process."""
+    """Sum DDP's times over the passes of each iteration of each process."""
     table = pd.DataFrame(passes)
     synced = (table["comm_start_ns"] > 0) & (table["comm_end_ns"] >= table["comm_start_ns"])
-    synced &= table["comm_start_ns"] >= table["backward_start_ns"]  # else of a pass before: this one did not
+    synced &= table["comm_start_ns"] >= table["backward_start_ns"]  # else the times are those of an earlier pass
     hidden_ns = np.maximum(table["backward_end_ns"], table["comm_start_ns"])
     known = synced & (table["backward_end_ns"] > 0)
     exposed = (table["comm_end_ns"] - hidden_ns).clip(lower=0).where(known, table["comm_ns"] - table["overlap_ns"])
@@ -187,7 +187,7 @@ def _empty() -> pd.DataFrame:
 
 
 def _horovod(marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases | None:
-    """Communication by Horovod's timeline, which rank 0 alone writes; None without one."""
+    """Return the communication by Horovod's timeline, which rank 0 alone writes; None without one."""
     from ringtap.analysis.job.horovod_timeline import read_timeline
 
     for logs in nodes.values():
@@ -206,11 +206,11 @@ def _horovod(marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases | Non
 def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) -> Phases:
     """Split each iteration of rank 0 by the collectives of the timeline.
 
-    What runs while the optimizer's step waits is exposed: Horovod's wrapper synchronises there. What runs before it is
-    hidden behind the backward pass.
+    Communication during the optimizer's step is exposed, because Horovod's wrapper synchronises there. Communication
+    before the step is hidden behind the backward pass.
     """
     begin, end = (timeline[f"{name}_ns"].to_numpy(np.int64) for name in ("start", "end"))
-    # Horovod reads CLOCK_REALTIME once, when it begins, and goes on by a clock that is never set
+    # Horovod reads CLOCK_REALTIME once, at its start, and then uses a clock that is never set
     ahead_ns = begin[0] - logs.clock.unstepped(begin[:1])[0]
     begin, end = (logs.clock.to_reference(times - ahead_ns) for times in (begin, end))
     begin, end = _union(begin, end)
@@ -243,7 +243,7 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
 
 
 def _union(begin_ns: Integers, end_ns: Integers) -> tuple[Integers, Integers]:
-    """Spans that may overlap as spans that do not."""
+    """Merge overlapping spans."""
     keep = end_ns > begin_ns
     order = np.argsort(begin_ns[keep], kind="stable")
     begin, end = begin_ns[keep][order], end_ns[keep][order]
@@ -255,7 +255,7 @@ def _union(begin_ns: Integers, end_ns: Integers) -> tuple[Integers, Integers]:
 
 
 def _covered_s(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> Numbers:
-    """Seconds of spans that do not overlap within each bin."""
+    """Return the seconds of each bin that are covered by spans, which must not overlap."""
     if not len(begin_ns):
         return np.zeros(max(len(edges_ns) - 1, 0))
     bins = max(len(edges_ns) - 1, 0)
@@ -265,24 +265,24 @@ def _covered_s(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> Numb
     return total
 
 
-# The first iteration allocates and finds the order of gradients; after it DDP rebuilds its buckets, in the second.
+# The first iteration allocates and finds the order of gradients; DDP rebuilds its buckets in the second.
 WARM_UP_ITERATIONS = 2
-# what a clock without a record was set by, at least, to be told from two readings that something came between
+# smallest change that counts as a clock step without a log of steps; less may be a pause between two readings
 _LEAST_SET_NS = 100_000_000
 
 
 @dataclass(frozen=True)
 class Work:
-    """The records of the ranks themselves.
+    """Iterations of a job by the records of its ranks.
 
     Attributes:
-        iterations: one row an iteration, in order of time (`ringtap.analysis.job.run.Job.iterations`).
-        rank_iterations: one row an iteration and rank.
-        source: where compute and communication come from: ``ddp``, ``horovod`` or ``none``.
+        iterations: one row per iteration, in order of time (`ringtap.analysis.job.run.Job.iterations`).
+        rank_iterations: one row per iteration and rank.
+        source: source of compute and communication times: ``ddp``, ``horovod`` or ``none``.
         why: a sentence where ``source`` is ``none``, or where a part is missing.
         gradient_bytes: bytes that a rank hands to all-reduce at each synchronisation of every module; None: not known.
         processes: the processes that stepped (`ringtap.analysis.runs.run.marks_and_processes`).
-        world_size: ranks that the job has, as these say themselves.
+        world_size: number of ranks by the step logs, at least the number of ranks that stepped.
     """
 
     iterations: pd.DataFrame
@@ -307,15 +307,15 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs]) -> Work:
 
 
 def _world_size(node: NodeLogs) -> int:
-    """The number of ranks by the step logs of a node; 0 where they do not say."""
+    """Return the number of ranks by the step logs of a node; 0 where they do not have it."""
     logs = [found[0].about for name in node.names("steps/rank*.rec") if (found := node.records(name))]
     return max((size for about in logs if isinstance(size := about.get("world_size"), int)), default=0)
 
 
 def _aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
-    """Steps with their times on the reference node's clock.
+    """Convert the times of steps to the reference node's clock.
 
-    Where a node's clock was set and nothing recorded when, they go by CLOCK_MONOTONIC.
+    CLOCK_MONOTONIC is used for a node whose clock was set at times that were not recorded.
     """
     columns = {name: steps[name].to_numpy(np.int64).copy() for name in ("start_ns", "end_ns")}
     for node, rows in steps.groupby("node").indices.items():
@@ -336,14 +336,14 @@ def _aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
 
 
 def _was_set(steps: pd.DataFrame) -> bool:
-    """Tell if a node's clock was set between its steps, by more than slewing or a pause between two readings."""
+    """True if a node's clock was set between its steps, by more than slewing or a pause between two readings."""
     steps = steps.sort_values("end_mono_ns")
     gap_ns, mono_ns = (steps["end_ns"] - steps["end_mono_ns"]).to_numpy(), steps["end_mono_ns"].to_numpy()
     return bool((np.abs(np.diff(gap_ns)) > _LEAST_SET_NS + np.diff(mono_ns) * _MOST_SLEW).any())
 
 
 def _with_beginnings(marks: pd.DataFrame, phases: Phases) -> pd.DataFrame:
-    """The marks, and before each process's first one its first forward pass, where all ranks know of it."""
+    """Add the start of each process's first forward pass before its marks, if all ranks of a generation recorded it."""
     first = phases.table[(phases.table["index"] == 0) & (phases.table["forward_start_ns"] > 0)]
     begins = first.set_index("process")["forward_start_ns"]
     processes = marks.drop_duplicates("process")
@@ -355,7 +355,7 @@ def _with_beginnings(marks: pd.DataFrame, phases: Phases) -> pd.DataFrame:
 
 
 def _rank_iterations(marks: pd.DataFrame, iterations: pd.DataFrame, phases: Phases) -> pd.DataFrame:
-    """Each rank's part in each iteration."""
+    """Return the times of each rank in each iteration."""
     numbers = iterations.assign(iteration=np.arange(len(iterations)))[["iteration", "generation", "step"]]
     rows = marks.rename(columns={"index": "place", "start_ns": "step_start_ns"})
     rows["begin_ns"] = rows["end_ns"].astype("Int64").groupby(rows["process"]).shift()
@@ -374,7 +374,7 @@ def _rank_iterations(marks: pd.DataFrame, iterations: pd.DataFrame, phases: Phas
 def _with_ranks(
     iterations: pd.DataFrame, ranks: pd.DataFrame, phases: Phases, nodes: Mapping[str, NodeLogs]
 ) -> pd.DataFrame:
-    """The iterations with what their ranks did in them."""
+    """Add the times of the ranks to the iterations."""
     table = iterations.copy()
     by = ranks.groupby("iteration")
     table["warm_up"] = table["step"] <= max(WARM_UP_ITERATIONS - 1, phases.rebuilt_at)
@@ -390,7 +390,7 @@ def _with_ranks(
 
 
 def _slowest(ranks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
-    """The rank that the others waited for: whose last gradient was ready last, else whose step ended last."""
+    """Find the slowest rank of each iteration: last gradient ready last, or without such times step ended last."""
     counts = ranks.groupby("iteration")["rank"].transform("count")
     ranks = ranks[counts > 1]
     known = ranks["ready_ns"].notna().groupby(ranks["iteration"]).transform("all")
@@ -399,7 +399,7 @@ def _slowest(ranks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
     rows = rows.sort_values(["iteration", "at_ns"], kind="stable")
     last = rows.groupby("iteration").tail(1).set_index("iteration")
     others = rows[rows.duplicated("iteration", keep="last")]
-    # from the first one, so that a float holds it
+    # relative to the first one, so that a float is exact
     earliest = rows.groupby("iteration")["at_ns"].first()
     behind = (others["at_ns"] - others["iteration"].map(earliest)).groupby(others["iteration"]).median()
     ended = ranks.loc[ranks.groupby("iteration")["end_ns"].idxmax()].set_index("iteration")["rank"]
@@ -414,6 +414,6 @@ def _slowest(ranks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
 
 
 def _worst_error(nodes: Mapping[str, NodeLogs]) -> Any:
-    """The largest error of a clock, in ns; NA where one is not known."""
+    """Return the largest error of a clock, in ns; NA if one is not known."""
     errors = [node.clock.error_ns for node in nodes.values()]
     return pd.NA if not errors or None in errors else max(error for error in errors if error is not None)

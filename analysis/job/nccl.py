@@ -1,4 +1,4 @@
-"""NCCL's own report with NCCL_DEBUG=INFO: transports, interfaces, rings."""
+"""Reader of NCCL's log with NCCL_DEBUG=INFO: transports, interfaces, rings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ringtap.json_validation import open_regular
 
-# host:pid:tid [device] NCCL INFO text; a warning names its source first; newer releases put a time before it all
+# host:pid:tid [device] NCCL INFO text; a warning names its source first; newer releases begin with a time
 _LINE = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]{1,255}):\d+:\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>\w+) (?P<text>.*)"
 )
@@ -28,9 +28,9 @@ def read_nccl(path: Path) -> dict[str, Any]:
     """Read one process's log.
 
     Returns:
-        ``file``, ``host``, ``version`` and ``network`` (empty where not said), ``interfaces`` (``[{network, name,
-        address}]``), ``rank`` and ``ranks`` (None where not said), ``rings`` (ranks in their order, one a channel),
-        ``links`` (``{"0 -> 1": "NET/Socket/0"}``, how rank 0 sends to rank 1) and ``warnings`` (NCCL's own).
+        ``file``, ``host``, ``version`` and ``network`` (empty if not in the log), ``interfaces`` (``[{network, name,
+        address}]``), ``rank`` and ``ranks`` (None if not in the log), ``rings`` (ranks in order, one ring per channel),
+        ``links`` (``{"0 -> 1": "NET/Socket/0"}``: transport from rank 0 to rank 1) and ``warnings`` (NCCL's own).
     """
     found: dict[str, Any] = {"file": path.name, "host": "", "version": "", "network": "", "interfaces": []}
     found |= {"rank": None, "ranks": None, "rings": {}, "links": {}, "warnings": []}

@@ -43,12 +43,12 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """Counters of a node beside its sockets.
+    """Counters and captures of a node, without its sockets.
 
     Attributes:
-        table: as `node_table`.
-        cores: as `rank_cores`.
-        counted: its interfaces' counters; None: not recorded.
+        table: as from `node_table`.
+        cores: as from `rank_cores`.
+        counted: growth of its interfaces' counters; None: not recorded.
         packets: its captures; None: it has none.
     """
 
@@ -59,14 +59,14 @@ class Seen:
 
 
 def look(node: NodeLogs, borders: Borders) -> Seen:
-    """Read all that a node recorded beside its sockets; ``borders`` by the node's clock."""
+    """Read the counters and captures of a node; ``borders`` are by the node's clock."""
     packets = read_packets(node, borders)
     counted = byte_accounting.count(node, borders)
     return Seen(node_table(node, borders), rank_cores(node, borders), counted, packets)
 
 
 def node_table(node: NodeLogs, borders: Borders) -> pd.DataFrame:
-    """One row a bin, `COLUMNS`; NaN where it was not recorded."""
+    """Return the counters of a node: one row per bin, `COLUMNS`; NaN where not recorded."""
     table: dict[str, Numbers] = {}
     for read in (_nic, _qdisc, _host, _ethtool, _infiniband, _gpu):
         table |= read(node, borders)
@@ -78,7 +78,7 @@ def node_table(node: NodeLogs, borders: Borders) -> pd.DataFrame:
 
 
 def _grown(log: WideLog, borders: Borders, chosen: Callable[[str], bool]) -> Numbers | None:
-    """Growth of several counters together; None where there is none of them."""
+    """Return the summed growth of the chosen counters; None where the log has none of them."""
     columns = [name for name in log.columns if chosen(name)]
     if not columns:
         return None
@@ -99,7 +99,7 @@ def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
     if found is None or not len(found[1]):
         return {}
     file, records = found
-    # a root's own statistics hold those of the disciplines below it
+    # statistics of a root include those of the disciplines below it
     records = records[np.asarray(records["parent"]) == _ROOT] if (records["parent"] == _ROOT).any() else records
     key = np.asarray(records["interface"]).astype(np.int64) << 32 | np.asarray(records["handle"]).astype(np.int64)
     t_ns = np.asarray(records["t_ns"], np.int64)
@@ -113,7 +113,7 @@ def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
 
 
 def _where(covered: npt.NDArray[np.bool_], amounts: Numbers) -> Numbers:
-    """Numbers from a log to which only changes are written, where its collector was at work."""
+    """Mask amounts from a log of changes: NaN in bins in which its collector was not at work."""
     return np.where(covered, amounts, np.nan)
 
 
@@ -126,15 +126,15 @@ def long_growth(
     groups: int,
     borders: Borders,
 ) -> Numbers:
-    """Growth of a counter in a log with one record a thing and sample, shape (groups, bins).
+    """Return the growth of a counter in a log with one record per object and sample, shape (groups, bins).
 
     Args:
         file: the log's header.
         records: its records.
-        key: which thing each record is of.
+        key: number of the object (process, queue) of each record.
         column: the counter.
         group: group of each record; -1: none.
-        groups: how many there are.
+        groups: number of groups.
         borders: the bins by the log's clock.
     """
     width = next((field.width_bits for field in file.fields if field.name == column), 0)
@@ -170,7 +170,7 @@ def _host(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
 
 
 def rank_cores(node: NodeLogs, borders: Borders) -> dict[int, Numbers]:
-    """Processors that each rank's processes kept busy, mean in each bin."""
+    """Return the mean number of processors that each rank's processes kept busy in each bin, by rank."""
     found = node.records(_PROCESSES)
     ranks = {pid: rank for pid, rank in node.rank_of_pid.items() if rank is not None}
     if found is None or not len(found[1]) or not ranks:
@@ -195,7 +195,7 @@ def _ethtool(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
 
 
 def _is_pause(column: str) -> bool:
-    """A count of pause frames: not their duration, nor what a device counts of it a second time."""
+    """True if a column counts pause frames: not their duration, nor the same frames a second time."""
     return "pause" in column and not any(word in column for word in ("duration", "transition", "storm", "_ctrl"))
 
 
@@ -222,7 +222,7 @@ def _infiniband(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
 
 
 def _octets(log: WideLog, column: str) -> int:
-    """Octets per count of a data counter: 4 on InfiniBand, 8 on Omni-Path, 1 otherwise."""
+    """Return the octets per count of a data counter: 4 on InfiniBand, 8 on Omni-Path, 1 otherwise."""
     unit = _OCTETS.match(next((field.unit for field in log.file.fields if field.name == column), ""))
     return int(unit[1]) if unit else 1
 

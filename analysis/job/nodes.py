@@ -1,4 +1,4 @@
-"""Work that reads one node by itself, so that other processes can do it (`ringtap.analysis.workers`)."""
+"""Independent reading of each node's logs, in this process or in worker processes (`ringtap.analysis.workers`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 def each_node(
     workers: Workers, nodes: Mapping[str, NodeLogs], read: Callable[..., T], *columns: Iterable[Any]
 ) -> Iterator[tuple[str, T]]:
-    """Read every node, in their order; what cannot be read is noted in ``nodes``.
+    """Read every node and yield the results in the order of the nodes; problems are added to the logs in ``nodes``.
 
     Args:
-        workers: who reads.
+        workers: processes that read.
         nodes: the nodes' logs.
-        read: a function of a module that gets a node's logs, opened anew, and then its own of each of the columns.
-        *columns: one value a node each.
+        read: a module-level function that takes a node's logs, opened anew, and that node's value of each column.
+        *columns: further arguments, one value per node each.
     """
     found = workers.each(partial(_read, read), [logs.path for logs in nodes.values()], *columns)
     for (name, logs), (result, problems, torn) in zip(nodes.items(), found, strict=True):

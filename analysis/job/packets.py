@@ -31,12 +31,12 @@ class Packets:
     """TCP packets of a node's captures.
 
     Attributes:
-        flows: one row an interface and direction of a connection: ``interface``, ``from``, ``from_port``, ``to``,
+        flows: one row per interface and direction of a connection: ``interface``, ``from``, ``from_port``, ``to``,
             ``to_port``, and sums over the capture: ``payload_bytes``, ``frame_bytes``, ``packets``.
         amounts: ``payload_bytes``, ``frame_bytes`` and ``packets`` in each bin, shape (rows of flows, bins).
         first_ns: time of the first packet by the node's clock; 0 without packets.
-        last_ns: of the last.
-        dropped: packets that the kernel or the interface dropped; None: the capture does not say.
+        last_ns: time of the last packet; 0 without packets.
+        dropped: packets that the kernel or the interface dropped; None: not known.
         others: packets without TCP.
     """
 
@@ -59,7 +59,7 @@ class _Sums:
     binned: list[Numbers] = field(default_factory=list)
 
     def add(self, interface: str, scanned: Scanned, clock: NodeClock) -> None:
-        """The TCP packets of one capture, whose rows are looked at some at a time: there may be many."""
+        """Add the TCP packets of one capture, in batches of bounded size."""
         conversations = scanned.conversations
         tcp = (conversations["protocol"] == _TCP) & (conversations["layer"] == 0) & (conversations["family"] > 0)
         flows = np.flatnonzero(np.repeat(tcp, 2) & (conversations["packets"].reshape(-1) > 0))
@@ -75,7 +75,7 @@ class _Sums:
         for what, name in enumerate(("payload", "bytes", "packets")):
             for flow, amount in zip(flows, table[name], strict=True):
                 self.total[row[flow]][what] += amount
-        # in one go where the clock was set: only their order tells which packets came after it
+        # all at once if the clock was set: only the order shows which packets came after the step
         times_ns = clock.unstepped(scanned.packets["time_ns"]) if clock.steps else scanned.packets["time_ns"]
         for at in range(0, len(scanned.packets), _BATCH):
             packets = scanned.packets[at : at + _BATCH]
@@ -94,7 +94,7 @@ class _Sums:
 
 
 def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
-    """Read a node's captures; None where it has none."""
+    """Read a node's captures; return None if it has none."""
     names = logs.names("packets/*.pcap*")
     if not names:
         return None
@@ -135,7 +135,7 @@ def _dropped(logs: NodeLogs) -> int | None:
 
 
 def own_addresses(packets: Packets, known: set[str]) -> set[str]:
-    """Addresses of the node that captured: those of its sockets, else the one that is in most packets."""
+    """Return the addresses of the capturing node: ``known`` ones of its sockets, else the one in most packets."""
     if known:
         return known
     seen: Counter[str] = Counter()

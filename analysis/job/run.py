@@ -1,4 +1,4 @@
-"""A job's run directory, joined: iterations, flows, ranks, nodes and what was not collected."""
+"""Tables of a job's run directory: iterations, flows, ranks, nodes and the states of the collectors."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ringtap.json_validation import whole
 
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
 _ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
-# share of a mean over the iterations that may be uncertain before none is given
+# largest uncertain share of a mean over the iterations; above it no mean is given
 _MOST_UNCERTAIN = 0.25
 
 
 class Job:
-    """One job's run, joined from its logs; tables are read and computed when they are first asked for.
+    """One job's run, joined from its logs; tables are read and computed on first access.
 
-    Times ending in ``_ns`` are CLOCK_REALTIME of the run's reference node. What was not measured is missing
+    Times ending in ``_ns`` are CLOCK_REALTIME of the run's reference node. Values that were not measured are missing
     (``pandas.NA``), never 0.
 
     Attributes:
         path: the run directory.
-        run: it as `ringtap.analysis.runs.run.JobRun`.
+        run: the run directory as `ringtap.analysis.runs.run.JobRun`.
         nodes: the nodes' logs by name.
     """
 
@@ -46,19 +46,19 @@ class Job:
 
     @cached_property
     def work(self) -> iterations.Work:
-        """The records of the ranks themselves."""
+        """Iterations by the records of the ranks."""
         return iterations.build(self.run, self.nodes)
 
     @cached_property
     def window_ns(self) -> tuple[int, int]:
-        """Begin and end of what is looked at: the iterations, or without any all that was recorded."""
+        """Begin and end of the analysed time: that of the iterations, or without iterations of the recording."""
         table = self.work.iterations
         if len(table):
             return int(table["start_ns"].min()), int(table["end_ns"].max())
         return self._recorded_ns()
 
     def _recorded_ns(self) -> tuple[int, int]:
-        """The time in which every node that was recorded at all was, on the reference clock."""
+        """Return the time span covered by the samples of all recorded nodes, on the reference clock."""
         known = [(node.clock, node.recorded_ns) for node in self.nodes.values() if node.recorded_ns[1]]
         spans = [clock.to_reference(np.array(span, np.int64)).tolist() for clock, span in known]
         begin, end = max((span[0] for span in spans), default=0), min((span[1] for span in spans), default=0)
@@ -66,7 +66,7 @@ class Job:
 
     @cached_property
     def borders(self) -> Borders:
-        """The iterations' borders on the reference clock; without iterations the whole recording is one bin."""
+        """Borders of the iterations on the reference clock; without iterations the whole recording is one bin."""
         table = self.work.iterations
         if not len(table):
             begin, end = self.window_ns
@@ -77,7 +77,7 @@ class Job:
 
     @cached_property
     def borders_at(self) -> dict[str, Borders]:
-        """The same by each node's own clock."""
+        """The same borders by each node's own clock."""
         return {
             name: self.borders.shifted(node.clock.from_reference(self.borders.edges_ns))
             for name, node in self.nodes.items()
@@ -95,7 +95,7 @@ class Job:
 
     @cached_property
     def counted(self) -> byte_accounting.ByteAccounts:
-        """Counts of interfaces and captures, beside the sockets."""
+        """Byte accounting by sockets, interface counters and captures."""
         counted = {name: seen.counted for name, seen in self._seen.items()}
         captured = {name: seen.packets for name, seen in self._seen.items() if seen.packets is not None}
         return byte_accounting.measure(self.nodes, counted, captured, self.traffic, self.borders.bins)
@@ -106,9 +106,9 @@ class Job:
 
     @cached_property
     def uncertain_share(self) -> float | None:
-        """Share of a mean over the iterations that the samples at both ends of them leave uncertain.
+        """Uncertain share of a mean over the iterations, from the sampling periods at both ends; None if not known.
 
-        A connection that has begun a moment ago is asked for less often than one that is busy.
+        A new connection is sampled less often than a busy one.
         """
         seconds = float(self.work.iterations["iteration_s"].to_numpy(np.float64)[self.measured].sum())
         if not (self.traffic.every_s and self.traffic.all_every_s and seconds > 0):
@@ -117,11 +117,11 @@ class Job:
 
     @property
     def is_too_short(self) -> bool:
-        """True if samples are so far apart that what was counted has no value by iteration: then it is missing."""
+        """True if samples are too far apart to count per iteration; the counts are then missing."""
         return (self.uncertain_share or 0.0) > _MOST_UNCERTAIN
 
     def _pick(self, amounts: Numbers, sampled: bool = True) -> Numbers:
-        """Of numbers by bin, those of the iterations; NaN where samples of a counter are too far apart for that."""
+        """Pick the bins of the iterations; NaN for ``sampled`` amounts of a job that `is_too_short`."""
         found = amounts[..., self.borders.bin_of]
         return np.full(found.shape, np.nan) if sampled and self.is_too_short else found
 
@@ -129,21 +129,21 @@ class Job:
     def iterations(self) -> pd.DataFrame:
         """Iterations, one row each, in order of time.
 
-        Columns: ``generation`` (how often the job had been started before), ``step``, ``start_ns``, ``end_ns``,
+        Columns: ``generation`` (number of earlier starts of the job), ``step``, ``start_ns``, ``end_ns``,
         ``iteration_s``; ``warm_up``, ``skipped`` (AMP skipped the step), ``backwards`` (backward passes),
         ``optimizers`` (of a process); ``compute_s`` (forward and backward pass of the rank that took longest),
         ``communication_s``, ``exposed_s`` (communication after the last gradient was ready) and ``overlap_s`` as means
-        over the ranks,
-        ``exposed_least_s`` (of the rank that waited least: what the network alone costs); ``last_rank`` (its step ended
-        last), ``slowest_rank`` (its last gradient was ready last; without such times ``last_rank``), ``slowest_by_s``
-        (how much later than the others' median), ``slowest_by_ready``, ``clock_error_s`` (bound of the error of
-        comparing these ranks' times); ``training_bytes``, ``cross_bytes``, ``other_bytes`` (payload by the sockets that
-        sent it, without what was sent again), ``packet_<class>_bytes`` (payload by captures; a fourth class is
-        ``unclassified``: where no sockets were recorded), ``nic_tx_bytes`` (L2, all nodes' networks),
-        ``retransmitted_bytes``, ``retransmissions`` (segments), ``ce_marked`` (packets that arrived
-        marked by a congested queue), then of all nodes together `host.COLUMNS` but processors and memory:
-        ``queue_backlog_bytes`` is the largest of any node. A job that `is_too_short` has of these only what captures
-        counted.
+        over the ranks, ``exposed_least_s`` (of the rank that waited least: the cost of the network alone);
+        ``last_rank`` (its step ended last), ``slowest_rank`` (its last gradient was ready last; without such times
+        ``last_rank``), ``slowest_by_s`` (lateness against the others' median), ``slowest_by_ready`` (true if such times
+        are known), ``clock_error_s`` (bound of the error of comparing these ranks' times); ``training_bytes``,
+        ``cross_bytes``, ``other_bytes`` (payload by the sockets that sent it, without retransmissions),
+        ``packet_<class>_bytes`` (payload by captures; the fourth class ``unclassified`` is used where no sockets were
+        recorded), ``nic_tx_bytes`` (L2, networks of all nodes), ``retransmitted_bytes``, ``retransmissions``
+        (segments), ``ce_marked`` (packets that arrived marked by a congested queue); then sums over all nodes of the
+        counters ``nic_drops`` to ``infiniband_tx_bytes`` of `node_counters.COLUMNS`, without queue backlogs, and
+        ``queue_backlog_bytes``, the largest of any node. Of all these counts, a job that `is_too_short` has only those
+        by captures.
         """
         table = self.work.iterations.copy()
         traffic = self.traffic
@@ -165,22 +165,23 @@ class Job:
         return table
 
     def _column(self, amounts: Numbers | None, sampled: bool = True) -> pd.Series[Any]:
-        """Numbers by bin as a column of the iterations; NA where there are none."""
+        """Return amounts per bin as a column of the iterations; NA where there are none."""
         count = len(self.work.iterations)
         values = np.full(count, np.nan) if amounts is None or not count else self._pick(amounts, sampled)
         return pd.Series(values).astype("Float64")
 
     @cached_property
     def rank_iterations(self) -> pd.DataFrame:
-        """Each rank's part in each iteration.
+        """Times and traffic of each rank in each iteration.
 
-        Columns: ``iteration`` (row in `iterations`), ``rank``, ``node``, ``pid``, ``begin_ns`` and ``end_ns`` (ends of
-        its own steps; before the first one the begin of its forward pass, where DDP says it), ``step_start_ns``,
-        ``ready_ns`` (its last gradient was ready), ``optimizer_s`` (in
-        ``optimizer.step()``), ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``, ``exposed_s``,
-        ``overlap_s``, ``syncs`` (synchronised passes), ``synced_bytes`` (gradients handed over in them), ``skipped``,
-        ``backwards``, ``optimizers`` (that the process has), ``sent_bytes`` (payload of training
-        traffic that its sockets sent), ``retransmissions``, ``cpu_cores`` (processors its process kept busy).
+        Columns: ``iteration`` (row in `iterations`), ``rank``, ``node``, ``pid``, ``process``, ``place`` (index of the
+        step in its process), ``begin_ns`` and ``end_ns`` (ends of the previous and of this step of the rank; before the
+        first step the start of its forward pass, if DDP logged it), ``step_start_ns``, ``ready_ns`` (its last gradient
+        was ready), ``optimizer_s`` (in ``optimizer.step()``), ``compute_s``, ``forward_s``, ``backward_s``,
+        ``communication_s``, ``exposed_s``, ``overlap_s``, ``syncs`` (synchronised passes), ``synced_bytes`` (gradients
+        handed over in them), ``skipped``, ``backwards``, ``optimizers`` (of the process), ``sent_bytes`` (payload of
+        training traffic that its sockets sent), ``retransmissions``, ``cpu_cores`` (processors that its processes kept
+        busy).
         """
         table = self.work.rank_iterations.copy()
         for name in ("sent_bytes", "retransmissions", "cpu_cores"):
@@ -190,7 +191,7 @@ class Job:
         flows_of = training.groupby("from_rank").groups  # labels of the groups are their rows
         rows_of: Mapping[Any, Any] = table.groupby(["rank", "node"]).groups
         found = self.work.processes
-        shared = set(found.loc[~found["alone"], "rank"])  # whose bytes are whose is not known
+        shared = set(found.loc[~found["alone"], "rank"])  # their bytes cannot be assigned to a process
         for (rank, node), rows in rows_of.items():
             bins = self.borders.bin_of[table.loc[rows, "iteration"].to_numpy(np.int64)]
             if node in self.traffic.covered and rank not in shared and self.work.world_size > 1:
@@ -206,15 +207,15 @@ class Job:
 
     @cached_property
     def flows(self) -> pd.DataFrame:
-        """Flows: one direction of a TCP connection, one row each, those that moved most first.
+        """Flows: one direction of a TCP connection, one row each, largest payload first.
 
         Columns: ``class`` (training, cross, other) and ``why``; ``from_node``, ``from``, ``from_port``, ``from_rank``,
         ``to_node``, ``to``, ``to_port``, ``to_rank``; ``local`` (within a node); ``measured_at`` (``sender``, or
         ``receiver`` where the sender was not recorded); ``payload_bytes`` over the recording and
-        ``bytes_per_iteration`` over the iterations that are no warm-up, both without what was sent again;
+        ``bytes_per_iteration`` over the iterations after warm-up, both without retransmitted bytes;
         ``retransmitted_bytes``, ``retransmissions`` (segments), ``ce_marked`` (packets); ``rtt_us`` (median of the
-        kernel's smoothed ones), ``min_rtt_us``; ``busy_s`` (had data to send), ``rwnd_limited_s`` and
-        ``sndbuf_limited_s`` (of that, waited for the receiver's window or for a send buffer that was too small);
+        kernel's smoothed round-trip times), ``min_rtt_us``; ``busy_s`` (had data to send), ``rwnd_limited_s`` and
+        ``sndbuf_limited_s`` (of that, limited by the receiver's window or by the send buffer);
         ``first_ns``, ``last_ns`` by the measuring node's clock.
         """
         table = self.traffic.flows
@@ -230,19 +231,19 @@ class Job:
 
     @cached_property
     def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Rows of `iterations` that means are taken over: all but warm-up, or all where there is nothing else."""
+        """Rows of `iterations` that means are taken over: all but warm-up, or all if there is only warm-up."""
         table = self.work.iterations
         chosen = np.flatnonzero(~table["warm_up"].to_numpy(bool)) if len(table) else np.empty(0, np.int64)
         return chosen if len(chosen) else np.arange(len(table))
 
     @cached_property
     def wires(self) -> pd.DataFrame:
-        """Bytes of each node's interfaces from all sides, one row an iteration, node, path and direction.
+        """Byte accounting of each node, one row per iteration, node, path and direction.
 
         Columns: ``iteration`` (-1: a run without iterations), ``node``, ``path`` (``network``, or ``loopback``),
         ``direction`` (``tx``, ``rx``), ``interfaces``; ``nic_bytes`` (L2, as counted), ``nic_packets``,
-        ``nic_payload_bytes`` (less 66 B of headers a packet, 86 B for IPv6), ``socket_bytes`` (payload of all sockets;
-        sent ones with what was sent again), ``packet_payload_bytes`` and ``packet_bytes`` (captured).
+        ``nic_payload_bytes`` (less 66 B of headers per packet, 86 B for IPv6), ``socket_bytes`` (payload of all
+        sockets; for ``tx`` with retransmitted bytes), ``packet_payload_bytes`` and ``packet_bytes`` (captured).
         """
         count, found = len(self.work.iterations), self.counted.wires
         numbers = np.arange(count) if count else np.array([-1])[: self.borders.bins]
@@ -279,14 +280,14 @@ class Job:
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
-        """Ranks, one row each, means over the iterations that are no warm-up (`ringtap.analysis.job.stragglers`)."""
+        """Ranks, one row each, means over the iterations after warm-up (`ringtap.analysis.job.stragglers`)."""
         from ringtap.analysis.job.stragglers import summarize
 
         return summarize(self)
 
     @cached_property
     def collectors(self) -> pd.DataFrame:
-        """Recorded collectors of each node: ``node``, ``collector``, ``state``, ``reason``, ``remedy``,
+        """State of each collector on each node: ``node``, ``collector``, ``state``, ``reason``, ``remedy``,
         ``missed_samples``.
         """
         from ringtap.analysis.job.collection_status import states
@@ -295,13 +296,13 @@ class Job:
 
 
 def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
-    """A column of all nodes that recorded it, added up; None where none did."""
+    """Add up a column over the nodes that recorded it; None where none did."""
     known = [table[name].to_numpy() for table in tables.values() if not table[name].isna().all()]
     return np.sum(known, axis=0) if known else None
 
 
 def open_job(path: str | Path, workers: Workers = ALONE) -> Job:
-    """Open a job's run directory, or one of a sweep's series; ``workers`` read its nodes.
+    """Open the run directory of a job or of one series of a sweep; ``workers`` read its nodes.
 
     Raises:
         UsageError: not a run directory, or that of a whole sweep.

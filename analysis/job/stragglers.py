@@ -1,4 +1,4 @@
-"""Stragglers: the rank that others wait for, slow iterations, and what differs there."""
+"""Stragglers: means of each rank, the slowest rank, slow iterations, and the measures that differ there."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "sl
 
 
 def summarize(job: Job) -> pd.DataFrame:
-    """One row a rank.
+    """Summarize the ranks, one row per rank.
 
-    Columns: ``rank``, ``node``, ``iterations`` (that are no warm-up), means of the phases in seconds,
-    ``unattributed_s`` (the rest of its iterations: data loading, Python, waiting outside of the phases), ``sent_bytes``
-    and ``retransmissions`` an iteration, ``cpu_cores``; ``slowest`` (iterations in which it was), ``slowest_share``,
-    ``slowest_by_s`` (median lateness in those); of its node ``node_other_cores`` (processors busy for others),
-    ``node_queue_drops`` an iteration and ``gpu_utilization_pct``; ``clock_error_s`` of its node.
+    Columns: ``rank``, ``node``, ``iterations`` (after warm-up), means of the phases in seconds, ``unattributed_s`` (the
+    rest of its iterations: data loading, Python, waiting outside of the phases), ``sent_bytes`` and
+    ``retransmissions`` per iteration, ``cpu_cores``; ``slowest`` (number of iterations in which it was the slowest),
+    ``slowest_share``, ``slowest_by_s`` (median lateness in those); of its node ``node_other_cores`` (processors busy
+    for other programs), ``node_queue_drops`` per iteration and ``gpu_utilization_pct``; ``clock_error_s`` of its node.
     """
     measured = job.measured
     table = job.rank_iterations
@@ -54,23 +54,23 @@ def summarize(job: Job) -> pd.DataFrame:
 
 
 def _unattributed_s(job: Job, table: pd.DataFrame) -> pd.Series[float]:
-    """The rest of each iteration after compute, exposed communication and optimizer; NA if one is not known.
+    """Return the rest of each iteration after compute, exposed communication and optimizer; NA if one is not known.
 
-    With Horovod the optimizer's step holds the exposed communication, and compute is not known.
+    With Horovod the optimizer's step includes the exposed communication, and compute is not known.
     """
     spent = table["compute_s"] + table["exposed_s"] + table["optimizer_s"]
     return (table["iteration"].map(job.work.iterations["iteration_s"]).astype("Float64") - spent).clip(lower=0.0)
 
 
 def expected_share_limit(ranks: int, iterations: int) -> float:
-    """A share of iterations that a rank is slowest in by chance in at most about 1 of 700 runs (3 deviations)."""
+    """Return the share of iterations that a rank exceeds as the slowest by chance in about 1 of 700 runs (3 sigma)."""
     mean = 1 / ranks
     return float(mean + 3 * np.sqrt(mean * (1 - mean) / max(iterations, 1)))
 
 
-# a difference worth a sentence: this share of the larger side, and this much in itself
+# smallest difference that is reported: as a share of the larger side, and for times as a share of an iteration
 _LEAST_SHARE = 0.05
-_LEAST_SECONDS_SHARE = 0.01  # of an iteration
+_LEAST_SECONDS_SHARE = 0.01
 # column of the ranks -> (words, unit, least difference)
 _MEASURES = {
     "compute_s": ("compute (forward and backward pass)", "s", None),
@@ -94,20 +94,19 @@ _OF_ITERATIONS = {
     "cnp_handled": ("congestion notifications handled", "", 0.5),
     "cpu_other_cores": ("processors busy for other programs than the job", "", 0.1),
 }
-# less of these on the slowest rank explains nothing
+# a lower value of these on the slowest rank explains nothing
 _BAD_WHEN_HIGH = {*_MEASURES, *_OF_ITERATIONS} - {"cpu_cores", "gpu_utilization_pct"}
 SLOW_SHARE = 0.05
 LEAST_ITERATIONS = 40
 
 
 def slowest(job: Job) -> dict[str, Any] | None:
-    """The rank that is slowest most often, and what differs on it; None without several ranks.
+    """Return the rank that is slowest most often, and the measures that differ on it; None without several ranks.
 
-    None too where a rank that is slowest in every iteration would be within chance (for 2 ranks up to 9 iterations):
-    nothing that could be said would mean anything.
+    Also None where even a rank that is slowest in every iteration is within chance (for 2 ranks up to 9 iterations).
 
-    ``stands_out`` is whether it is so more often than chance would make it (three standard deviations) and by more than
-    the clocks' error in most of them.
+    ``stands_out`` is true if the rank is slowest more often than chance gives (three standard deviations), and its
+    median lateness exceeds the median clock error, if known, and 1 % of the median iteration.
     """
     ranks, table = job.ranks, job.work.iterations.iloc[job.measured]
     if len(ranks) < 2 or (limit := expected_share_limit(len(ranks), len(table))) >= 1:
@@ -159,7 +158,7 @@ def _difference(
 
 
 def slow_iterations(job: Job) -> dict[str, Any] | None:
-    """Differences between the slowest twentieth of the iterations and the faster half; None with too few iterations."""
+    """Compare the slowest twentieth of the iterations with the faster half; None with too few iterations."""
     table = job.iterations.iloc[job.measured]
     if len(table) < LEAST_ITERATIONS:
         return None

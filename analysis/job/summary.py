@@ -1,4 +1,4 @@
-"""A run in numbers: what the text and ``--json`` both say."""
+"""Summary of a run in numbers, which the text and ``--json`` both present."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringtap.rundir import MARK, PACKETS
 from ringtap.units import format_change, format_duration
 
 SCHEMA = 1
-# what sides may disagree by before the reader is told
+# largest difference between two byte counts without a warning
 DISAGREEMENT = 0.02
 _FROM_SOCKETS = ("retransmissions", "retransmitted_bytes", "ce_marked")
 _FROM_COUNTERS = (
@@ -28,12 +28,12 @@ _FROM_COUNTERS = (
 )
 _INFINIBAND = ("infiniband_tx_bytes", "infiniband_rx_bytes")
 _NODE_MEANS = ("cpu_busy_cores", "cpu_job_cores", "cpu_other_cores", "cpu_steal_cores", "gpu_utilization_pct")
-# bytes an iteration below which a share of them says nothing
+# fewer bytes than this are not compared
 _FEW_BYTES = 10_000
 
 
 def summarize(job: Job) -> dict[str, Any]:
-    """All numbers of a run; plain values, None where there is none."""
+    """Return all numbers of a run as plain values, None where there is none."""
     data: dict[str, Any] = {"schema": SCHEMA, "ringtap": ringtap.__version__, "run": _run(job)}
     data["iterations"] = _times(job)
     data["phases"] = _phases(job)
@@ -53,7 +53,7 @@ def summarize(job: Job) -> dict[str, Any]:
 
 
 def mean_of(table: pd.DataFrame, name: str, rows: Any = None) -> float | None:
-    """Mean of a column, None where there is nothing to take one of."""
+    """Return the mean of a column; None if the table lacks the column, the rows or their values."""
     if name not in table or not len(table):
         return None
     values = table[name] if rows is None else table[name].iloc[rows]
@@ -84,7 +84,7 @@ def _run(job: Job) -> dict[str, Any]:
 
 
 def _processes(found: pd.DataFrame) -> list[dict[str, Any]]:
-    """Processes that lived at the same time under one rank; ``shown`` is the one that the numbers are of."""
+    """List processes that ran at the same time under one rank; ``shown`` marks the one that the numbers describe."""
     rows = found[~found["alone"]].rename(columns={"counts": "shown"}).sort_values(["rank", "pid"])
     names = ["node", "rank", "pid", "steps", "median_s", "shown"]
     return [{name: plain(row[name]) for name in names} for row in rows.to_dict("records")]
@@ -117,7 +117,7 @@ def _phases(job: Job) -> dict[str, Any]:
 
 
 def _bytes(job: Job) -> dict[str, Any]:
-    """Payload an iteration by class, all nodes together; without iterations, or too few, of the whole recording."""
+    """Return the payload per iteration by class over all nodes; of the whole recording if iterations are too few."""
     too_short = job.is_too_short
     has = len(job.work.iterations) > 0 and not too_short
     result: dict[str, Any] = {"per": "iteration" if has else "run", "too_short": too_short, "classes": {}}
@@ -131,7 +131,7 @@ def _bytes(job: Job) -> dict[str, Any]:
     every_s, median_s = job.traffic.every_s, job.work.iterations["iteration_s"].median()
     result["sampled_every_s"] = plain(every_s)
     result["uncertain_share"] = job.uncertain_share
-    # what lies between two samples is spread evenly: both borders of an iteration are uncertain by half a period
+    # growth between two samples is spread evenly: both borders of an iteration are uncertain by half a period
     result["resolution_share"] = plain(every_s / median_s) if every_s and has and median_s else None
     return result
 
@@ -156,7 +156,7 @@ def _difference(value: float | None, against: float | None) -> float | None:
 
 
 def _demand(job: Job) -> dict[str, Any]:
-    """Equation 3.1 against what the ranks' sockets sent."""
+    """Compare equation 3.1 with the bytes that the ranks' sockets sent."""
     count, table = job.work.world_size, job.work.rank_iterations
     mine = table[table["iteration"].isin(job.measured)]
     synced = mean_of(mine, "synced_bytes")
@@ -243,7 +243,7 @@ def _marks(job: Job) -> list[dict[str, Any]]:
 
 
 def _not_collected(job: Job) -> list[dict[str, Any]]:
-    """Missing parts of the run, with reasons; the same on several nodes is one entry."""
+    """List missing parts of the run with reasons; equal entries of several nodes are one."""
     table = job.collectors
     rows = table[~table["state"].isin(("ok",))]
     found: dict[tuple[str, str, str, str], list[str]] = {}
@@ -263,7 +263,7 @@ def _not_collected(job: Job) -> list[dict[str, Any]]:
 
 
 def _warnings(job: Job, data: dict[str, Any]) -> list[str]:
-    """Warnings that a reader of the numbers must know."""
+    """Return the warnings that belong to the numbers."""
     return [*_of_logs(job), *_of_sides(data), *_of_captures(job), *_of_clocks(job, data), *_of_samples(job)]
 
 
@@ -281,7 +281,7 @@ def _of_logs(job: Job) -> Iterable[str]:
 
 
 def _of_steps(node: NodeLogs) -> str:
-    """Say by how much a node's clock was set during the run, and name the figures that it leaves uncertain."""
+    """Describe the clock steps of a node during the run and the figures that they leave uncertain."""
     steps = node.clock.steps
     by = ", ".join(format_change(step.step_ns / 1e9) for step in steps[:3]) + (", …" if len(steps) > 3 else "")
     said = f"the clock of {node.name} was set during the run ({by}): times are those of a clock that was not"

@@ -1,4 +1,4 @@
-"""A run in words: what `summarize` says in numbers, for a person."""
+"""Summary of a run as text, from the numbers of `ringtap.analysis.job.summary.summarize`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from ringtap.terminal import one_line
 from ringtap.units import counted, format_duration, format_size
 
-# an interface with less an iteration is not worth a line
+# interfaces with fewer bytes are not listed
 _FEW_BYTES = 1000
 _MOST_PROCESSES = 8
-# share that may be uncertain without a word
+# smaller uncertain or unattributed shares are not mentioned
 _SURE = 0.01
 _NO_VALUE = "not measured"
 _PLAIN = {"training": "training", "cross": "cross traffic", "other": "other", "unclassified": "whose, is not known"}
 
 
 def describe(data: dict[str, Any]) -> list[str]:
-    """The lines of a run's text, from `ringtap.analysis.job.summary.summarize`."""
+    """Return the lines of a run's text; ``data`` is from `ringtap.analysis.job.summary.summarize`."""
     sections = (
         ("", _run(data)),
         ("Time", _time(data)),
@@ -62,7 +62,7 @@ def _run(data: dict[str, Any]) -> list[str]:
 
 
 def _processes(found: list[dict[str, Any]]) -> list[str]:
-    """Lines about processes that trained at the same time without a process group."""
+    """Describe processes that trained at the same time without a process group."""
     if not found:
         return []
     shown = " and ".join(f"pid {one['pid']}" for one in found if one["shown"])
@@ -291,7 +291,7 @@ def _nccl(data: dict[str, Any]) -> list[str]:
 
 
 def _not_collected(data: dict[str, Any]) -> list[str]:
-    """One line a reason."""
+    """Return one line per reason."""
     by_reason: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for item in data["not_collected"]:
         key = (item["why"].rstrip("."), item["remedy"].rstrip("."), item["state"], tuple(item["nodes"]))
@@ -306,7 +306,7 @@ def _not_collected(data: dict[str, Any]) -> list[str]:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of text: the first to the left, the others to the right."""
+    """Format rows as columns of text, the first aligned left, the others right."""
     widths = [max(len(row[place]) for row in [heads, *rows]) for place in range(len(heads))]
     return [
         "  ".join(

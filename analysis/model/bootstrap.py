@@ -19,19 +19,19 @@ from ringtap.analysis.model.regression import (
 from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise
 
 Interval = tuple[float, float]
-_LEAST_SCATTER = 0.05  # of the points' own: a resampled set with less of it would count without bounds
+_LEAST_SCATTER = 0.05  # of the points' own scatter: lower bound of a resampled set's
 
 
 def parameter_intervals(
     load: Array, log_time: Array, capacity: float, n: Exponent, noise: Noise, solution: Solution,
     samples: int, seed: int, level: float,
 ) -> dict[str, Interval]:  # fmt: skip
-    """Intervals of A, B and n from resampled residuals, each resampled set judged by its own scatter.
+    """Return intervals of A, B and n from resampled residuals, each resampled set scaled by its own scatter.
 
-    Residuals of ln t, by their weights and widened for leverage, are drawn with replacement and put on the fitted
-    curve; each resampled solution's distance from the fit is divided by the scatter of its own residuals (bootstrap-t:
+    Residuals of ln t, scaled by their weights and widened for leverage, are drawn with replacement and added to the
+    fitted curve; each resampled solution's distance from the fit is divided by the scatter of its own residuals (bootstrap-t:
     Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2.1 and 6.2.3). ln A, ln B and ln n
-    are what is judged, B itself where its sign is in doubt. Loads and weights stay as they are.
+    are compared, B itself where its sign is in doubt. Loads and weights stay as they are.
 
     Returns:
         Lower and upper ends by name; both ends of n are n where it was given.
@@ -50,7 +50,7 @@ def parameter_intervals(
     log_t0, b, found = solve_many(load, resampled, capacity, n, noise)
     left = resampled - log_t0[:, None] - b[:, None] * reduced_load(load, capacity, found[:, None])
     scatter = np.sqrt(noise.cost(left) / (points - parameters))
-    # where the points lie on the curve there is nothing to judge by
+    # points on the curve have no scatter to divide by
     ratio = np.maximum(scatter / own, _LEAST_SCATTER) if own > RESIDUAL_FLOOR else np.ones(samples)
     certain = bool(np.all(b > 0) and solution.b > 0)
     tails = np.array([1 - (1 - level) / 2, (1 - level) / 2])
@@ -74,6 +74,6 @@ def parameter_intervals(
 
 
 def _exp(ends: Interval) -> Interval:
-    # an end beyond all floating point numbers is as good as the largest of them, and JSON knows no infinity
+    # an end beyond the floating point range is clipped, as JSON has no infinity
     low, high = (math.exp(min(max(end, -700.0), 700.0)) for end in ends)
     return low, high

@@ -1,9 +1,9 @@
 """The congestion point as the break of a continuous two-segment line, with an interval.
 
-ln t is set against u = ln(C/(C-BW)), in which the slope is an elasticity: per cent of time added for each per cent of
-bandwidth taken away. The break is searched (profile least squares; Muggeo, Statist. Med. 22, 2003, fits the same model)
-and resampled. The construction of the thesis's appendix A.2 is in
-`ringtap.analysis.model.congestion_point`.
+ln t is fitted against u = ln(C/(C-BW)), in which the slope is an elasticity: per cent of time added for each per cent
+of bandwidth taken away. The break is found by profile least squares (Muggeo, Statist. Med. 22, 2003, fits the same
+model), its interval by resampling. `ringtap.analysis.model.congestion_point` has the construction of the thesis's
+appendix A.2.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ringtap.errors import UsageError
 MIN_LOADS = 5
 LEVEL = 0.95
 SIGNIFICANT = 0.05
-WIDE_SHARE = 0.5  # of the measured loads: an interval that takes more of them does not place the break
-_BREAKS = 241  # places that are tried
+WIDE_SHARE = 0.5  # of the range of measured loads: a wider interval does not locate the break
+_BREAKS = 241  # candidate breaks
 _NULL_SETS = 999
-_LEAST_SHARE = 0.0025  # of the points' own squares: a resampled set with fewer would count without bounds
+_LEAST_SHARE = 0.0025  # of the points' residual sum of squares: lower bound of a resampled set's
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BreakCandidate:
 
 @dataclass(frozen=True)
 class BreakPoint:
-    """The bandwidth below which the time begins to grow.
+    """Break beyond which the iteration time grows faster with the load.
 
     Attributes:
         bandwidth_gbps: load BW* of the break; not one of the measured ones.
@@ -90,7 +90,7 @@ class BreakPoint:
 
 @dataclass(frozen=True)
 class BreakResult:
-    """Either a break or the reason why the data cannot place one; never both.
+    """Either a break or the reason why there is none; never both.
 
     Attributes:
         point: the break, or None.
@@ -109,7 +109,7 @@ def find_break(
     samples: int = 1000,
     seed: int = 0,
 ) -> BreakResult:
-    """Place the break of a series, with 95 % intervals of its load, time and volume.
+    """Find the break of a series, with 95 % intervals of its load, time and volume.
 
     Args:
         bandwidth_gbps: loads in Gbit/s, shape (points,), in any order.
@@ -121,7 +121,7 @@ def find_break(
         seed: of the resampling.
 
     Raises:
-        UsageError: the arrays differ in length or hold values that make no sense.
+        UsageError: the arrays differ in length or hold invalid values.
     """
     load, time = sample(bandwidth_gbps), sample(iteration_s)
     if load.shape != time.shape or (iterations_s is not None and len(iterations_s) != len(load)):
@@ -144,7 +144,7 @@ def find_break(
         sets = search.resampled(log_time, samples, draw)
     else:
         means = [block_means(iterations_s[number], samples, draw) for number in order]
-        # around the means that were given, whatever else they are made of
+        # centred on the given means, however they were obtained
         sets = log_time + np.column_stack([np.log(mean / mean.mean()) for mean in means])
     point = _point(found, search.solve(sets), load, p, capacity_gbps, "iterations" if iterations_s else "residuals")
     return BreakResult(point)
@@ -157,7 +157,7 @@ def scaled(bandwidth_gbps: Array, capacity_gbps: float) -> Array:
 
 
 def compared(point: BreakPoint, fit: FitResult) -> str:
-    """A sentence where a smooth curve describes the points better than a break does; else empty."""
+    """Return a sentence if a smooth curve describes the points better than a break does, else an empty text."""
     if point.aicc is None or fit.aicc is None or point.aicc <= fit.aicc + 2:
         return ""
     return (
@@ -189,7 +189,7 @@ class _Search:
         self.straight = np.linalg.qr(np.column_stack([np.ones_like(u), u]))[0]
 
     def solve(self, log_times: Array) -> _Lines:
-        """The break of least squares in each set, shape (sets, points); a bend downwards counts as none."""
+        """Find the least-squares break of each set, shape (sets, points); a downward bend counts as none."""
         centred = log_times - log_times.mean(axis=1, keepdims=True)
         total = (centred**2).sum(axis=1)
         explained = np.tensordot(centred, self.bases, axes=(1, 1))  # sets, places, columns
@@ -213,7 +213,7 @@ class _Search:
         return result
 
     def gain(self, log_times: Array) -> Array:
-        """Reduction of a straight line's sum of squares by the break, relative to what is left."""
+        """Reduction of a straight line's sum of squares by the break, relative to what is left; shape (sets,)."""
         centred = log_times - log_times.mean(axis=1, keepdims=True)
         straight = (centred**2).sum(axis=1) - ((centred @ self.straight) ** 2).sum(axis=1)
         left = np.maximum(self.solve(log_times).rss, len(self.u) * RESIDUAL_FLOOR**2)
@@ -221,12 +221,12 @@ class _Search:
         return result
 
     def chance(self, log_time: Array, draw: np.random.Generator) -> float:
-        """Share of straight lines with normal scatter that gain as much; what they gain depends on the loads alone."""
+        """p value by simulated straight lines with normal scatter; their gains depend on the loads alone."""
         null = self.gain(draw.normal(size=(_NULL_SETS, len(self.u))))
         return float((1 + np.sum(null >= self.gain(log_time[None])[0])) / (1 + _NULL_SETS))
 
     def resampled(self, log_time: Array, samples: int, draw: np.random.Generator) -> Array:
-        """Sets of residuals drawn anew around the segments, widened for the four numbers fitted."""
+        """Return sets of residuals resampled around the segments, widened for the four fitted parameters."""
         fitted = self.fitted(self.solve(log_time[None]))[0]
         residual = (log_time - fitted) * math.sqrt(len(log_time) / max(len(log_time) - 4, 1))
         residual -= residual.mean()
@@ -235,7 +235,7 @@ class _Search:
 
 
 def _inner(load: Array, capacity_gbps: float) -> tuple[float, float] | None:
-    """Second and last but one of the loads, with those within 1 % of capacity counted as one."""
+    """Second and second-last load, those within 1 % of capacity counted as one; None for too few loads."""
     distinct = [float(load[0])]
     for value in load:
         if value - distinct[-1] > MERGE_SHARE * capacity_gbps:
@@ -260,13 +260,13 @@ def _point(
     points, rss = len(load), max(float(found.rss[0]), len(load) * RESIDUAL_FLOOR**2)
     ratio = np.ones_like(many.rss)
     if resampled == "residuals":
-        # each set is judged by its own scatter (bootstrap-t), which few points know badly
+        # each set is scaled by its own scatter (bootstrap-t), badly known for few points
         ratio = np.sqrt(np.maximum(many.rss / rss, _LEAST_SHARE))
     log_left = math.log(capacity) - found.place, math.log(capacity) - many.place
     most = np.log(capacity - load[[-1, 0]])
 
     def placed(value: Array, values: Array, low: float = -np.inf, high: float = np.inf) -> tuple[float, float, float]:
-        """Number and ends from logarithms; the ends not past ``low`` and ``high``."""
+        """Value and ends from logarithms; the ends are clipped to ``low`` and ``high``."""
         ends = value - np.quantile((values - value) / ratio, [1 - (1 - LEVEL) / 2, (1 - LEVEL) / 2])
         first, last = np.exp(np.clip(ends, low, high))
         return float(np.exp(value[0])), float(first), float(last)

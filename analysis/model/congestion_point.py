@@ -1,4 +1,4 @@
-"""The congestion point of a series: the construction of the thesis's appendix A.2, made without an eye.
+"""The congestion point of a series: the construction of the thesis's appendix A.2, done numerically.
 
 docs/method/method.md describes the steps and the reasons for each choice.
 """
@@ -19,7 +19,7 @@ from ringtap.units import counted
 
 MIN_LOADS = 4
 MERGE_SHARE = 0.01  # loads closer than this share of capacity are one point
-MIN_RISE = 1.2  # heaviest over lightest time, below which no curve is seen
+MIN_RISE = 1.2  # heaviest over lightest time, below which the curve is flat
 CURVED_SHARE = 2 / 3  # of the way from the lightest loads' elasticity to 1, where the curved region begins
 MIN_ELASTICITY = 0.5  # at the heaviest loads, below which congestion was not reached
 
@@ -31,7 +31,7 @@ class Line:
     Attributes:
         intercept_s: time at no load, in seconds.
         slope_s_per_gbps: growth of the time with the load.
-        points: numbers of the points it goes through, in the construction's arrays.
+        points: indices of its points in the construction's arrays.
     """
 
     intercept_s: float
@@ -56,7 +56,7 @@ class CongestionPoint:
         tangent: tangent to the first points of the curved region.
         meeting_gbps: load where both lines meet.
         meeting_s: time where they meet.
-        chosen: number of the chosen point.
+        chosen: index of the chosen point.
         loads_gbps: loads after averaging replicates, ascending, shape (points,).
         times_s: times after averaging, shape (points,).
     """
@@ -111,7 +111,7 @@ def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_
         capacity_gbps: capacity of the bottleneck.
 
     Raises:
-        UsageError: the arrays differ in length or hold values that make no sense.
+        UsageError: the arrays differ in length or hold invalid values.
     """
     load, time = np.asarray(bandwidth_gbps, dtype=np.float64), np.asarray(iteration_s, dtype=np.float64)
     if load.shape != time.shape or load.ndim != 1:
@@ -171,7 +171,7 @@ def elasticities(load: Array, time: Array, capacity_gbps: float) -> Array:
 
 
 def _first_curved(load: Array, time: Array, capacity_gbps: float) -> int | str:
-    """Number of the first point of the curved region, or why there is none."""
+    """Return the index of the first point of the curved region, or the reason why there is none."""
     slopes = elasticities(load, time, capacity_gbps)
     if slopes[0] >= 1:
         return "the time grows as fast as the bandwidth shrinks from the lightest load on: no flat region was measured"
@@ -200,11 +200,11 @@ def _construct(load: Array, time: Array, capacity_gbps: float, first: int) -> Co
         if steeper <= 0:
             continue
         meeting = (flat.intercept_s - tangent.intercept_s) / steeper
-        # noise can turn the first chord so that it meets the line far away; the next one is the better tangent then
+        # noise can tilt the first chord so that it meets the line far away; the next is then a better tangent
         if not load[max(start - 2, 1)] <= meeting <= load[start + 1]:
             continue
-        # A load decides which point is nearest: beside the range of times that a figure spans, the two lines and the
-        # points around their meeting are hardly apart in time. Of two equally near, the congested one.
+        # The nearest point is chosen by load: on the scale of a figure, the lines and the points around their
+        # intersection hardly differ in time. Of two equally near points, the more congested one.
         chosen = len(load) - 1 - int(np.abs(load - meeting)[::-1].argmin())
         data_mb = data_volume_mb(float(load[chosen]), float(time[chosen]), capacity_gbps)
         point = CongestionPoint(

@@ -21,7 +21,7 @@ class Demand:
         parameters: parameters of the model, each a 32-bit gradient.
         workers: number of workers N.
         worker_bytes: bytes that a worker sends, averaged over the workers.
-        busiest_link_bytes: bytes in the busier direction of the busiest link; it is what sets the bandwidth required.
+        busiest_link_bytes: bytes in the busier direction of the busiest link; it determines the bandwidth required.
         source: where the volume comes from.
     """
 
@@ -56,8 +56,8 @@ def _parameter_server(workers: int, _group: int) -> Volumes:
 
 
 def _tree(workers: int, _group: int) -> Volumes:
-    # Node i has children 2i+1 and 2i+2; it sends one gradient up (but the root) and one down to each child;
-    # from five workers on node 1 is an inner node with two children, the most there is.
+    # Node i has children 2i+1 and 2i+2; it sends one gradient up (except the root) and one down to each child;
+    # from five workers on node 1 is an inner node with two children, the maximum.
     sent = [(node > 0) + (2 * node + 1 < workers) + (2 * node + 2 < workers) for node in range(min(workers, 7))]
     return 2 * (workers - 1) / workers, float(max(sent))
 
@@ -109,7 +109,7 @@ def demand(parameters: int, workers: int, collective: str = "ring", group: int =
         group: workers that share a node; only ``hierarchical`` uses it.
 
     Raises:
-        UsageError: a count that makes no sense, or an unknown collective.
+        UsageError: an invalid count, or an unknown collective.
     """
     if collective not in _COLLECTIVES:
         raise UsageError(f"collective {collective!r} is unknown: choose one of {', '.join(COLLECTIVES)}")

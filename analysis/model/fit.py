@@ -1,4 +1,4 @@
-"""The general model t = A*exp(B/(C-BW)^n) fitted to measured points (thesis, equation 3.7)."""
+"""Fits of the general model t = A*exp(B/(C-BW)^n) to measured points (thesis, equation 3.7), with their warnings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 UNSURE_SHARE = 0.5  # of A: with a larger standard error its size is not known
 EXTREME_CORRELATION = 0.995
-WIDE_INTERVAL = 2.0  # ends of the interval of n, the one over the other, from which on n is not told from B
+WIDE_INTERVAL = 2.0  # ratio of the ends of the interval of n, above which n and B are not distinguished
 ALIKE_AICC = 2.0  # models this near the best one have substantial support (Burnham and Anderson, section 2.6)
-OUTLIER_SHARE = 0.5  # of its weight: a point that counts for less is named
+OUTLIER_SHARE = 0.5  # of its weight: a point that counts for less is reported
 
 
 def fit_warnings(
     solution: Solution, load: Array, capacity: float, noise: Noise, log_time: Array, correlation: float | None
 ) -> list[str]:
-    """Sentences on one fit; ``correlation`` is that of ln A with B where n was given."""
+    """Return the warnings of one fit; ``correlation`` is that of ln A with B where n was given."""
     residual = log_time - log_predict(solution, load, capacity)
     parameters = 2 if solution.n_interval is None else 3
     grows = _grows(noise, residual, log_time, parameters)
@@ -59,7 +59,7 @@ def fit_warnings(
 
 
 def alike(chosen: FitResult, candidates: Sequence[FitResult]) -> list[str]:
-    """A sentence where other exponents describe the points about as well as the chosen one."""
+    """Return a warning if other exponents describe the points about as well as the chosen one."""
     if chosen.aicc is None:
         return []
     near = [
@@ -139,7 +139,7 @@ class CongestionModel:
         """A, B and n of the curve through the lightest and the heaviest point, with n = 1/2 where it is not given.
 
         Raises:
-            UsageError: the points make no sense or are too few.
+            UsageError: the points are invalid or too few.
         """
         load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, MIN_POINTS, MIN_LOADS)
         order = np.lexsort((time, load))
@@ -158,9 +158,9 @@ class CongestionModel:
         Args:
             bandwidth_gbps: cross traffic in Gbit/s, shape (points,), in any order; repeated loads are replicates.
             iteration_s: mean iteration time in seconds at each, shape (points,).
-            spread_s: standard error of each mean in seconds, shape (points,): points then count by it and by what
-                scatter there is between points that it does not explain.
-            robust: let outliers count for less.
+            spread_s: standard error of each mean in seconds, shape (points,): points are then weighted by it and by
+                the scatter between points that it does not explain.
+            robust: reduce the weight of outliers.
             bootstrap: resampled sets behind the intervals; 0 for none.
             seed: of the resampling; the same seed gives the same intervals.
 
@@ -168,7 +168,7 @@ class CongestionModel:
             The fit in log space with its linear-space twin; with ``n=None`` the one of least AICc.
 
         Raises:
-            UsageError: a value makes no sense, or fewer than 4 points at 3 loads (6 at 4 for a free exponent).
+            UsageError: a value is invalid, or fewer than 4 points at 3 loads (6 at 4 for a free exponent).
         """
         least = (MIN_POINTS_FREE, MIN_LOADS_FREE) if self.n == "free" else (MIN_POINTS, MIN_LOADS)
         load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, *least)
@@ -216,7 +216,7 @@ def _distinct(load: Array, capacity: float) -> int:
 
 
 def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads: int) -> tuple[Array, Array]:
-    """Arrays of the points, once they make sense."""
+    """Check the points and return them as arrays."""
     load, seconds = np.asarray(bandwidth, dtype=np.float64), np.asarray(time, dtype=np.float64)
     if load.ndim != 1 or load.shape != seconds.shape:
         raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {seconds.shape}")

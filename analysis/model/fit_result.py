@@ -19,12 +19,12 @@ Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Terms:
-    """The fit in the form that it was solved in, ln t = log_t0 + b ((C/(C-BW))^n - 1): what predictions need.
+    """Parameters of ln t = log_t0 + b ((C/(C-BW))^n - 1), the form in which a fit is solved, for predictions.
 
     Attributes:
         log_t0: ln of the time at no load, in seconds.
         b: dimensionless slope, B / C^n.
-        covariance: of log_t0, b and, where it was fitted, n; None where they cannot be told apart.
+        covariance: of log_t0, b and, where it was fitted, n; None where they cannot be distinguished.
         freedom: degrees of freedom behind it.
         scatter: standard deviation of ln t of one measured point around the curve.
     """
@@ -49,14 +49,14 @@ class FitResult:
         space: ``log`` when ln t was fitted, ``linear`` when t was.
         r2: coefficient of determination of t; None where all times are equal or a prediction overflows.
         r2_log: the same of ln t.
-        deviance: -2 ln likelihood of the residuals of ln t but for constants, by which models are compared.
+        deviance: -2 ln likelihood of the residuals of ln t up to constants; models are compared by it.
         aicc: Akaike's criterion with the correction for few points, from it; None where it is undefined.
         stderr: standard errors of A, B and n; None where undefined, n's also where n was given.
         warnings: what to know before using the numbers, one sentence each.
         bandwidth_gbps: loads of the points, ascending, shape (points,).
         iteration_s: times of the points in the same order, shape (points,).
         terms: the solution itself.
-        weighted: whether points counted by errors of their own.
+        weighted: whether points were weighted by their own errors.
         between: standard deviation of ln t between points beyond those errors; None where they were not given.
         robust: whether outliers counted for less.
         intervals: bootstrap intervals of A, B and n (`bootstrap.parameter_intervals`); None where none were asked for.
@@ -91,7 +91,7 @@ class FitResult:
 
     @property
     def name(self) -> str:
-        """Name of the model in reports: ``n = 1/2``, ``n = 1``, ``n = 2`` or ``n free``."""
+        """Name of the model in reports, such as ``n = 1/2``, ``n = 2`` or ``n free``."""
         return "n free" if self.free else f"n = {'1/2' if self.n == 0.5 else f'{self.n:g}'}"
 
     def predict(self, bandwidth_gbps: Values) -> Array:

@@ -17,7 +17,7 @@ from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, load_json
 
 Ends = tuple[float, float]
-_STEPS = 2000  # in ln(C/(C-BW)), between which an end of an interval is searched
+_STEPS = 2000  # of the grid in ln(C/(C-BW)) on which ends of intervals are searched
 _NEAREST = 20.0  # ln(C/(C-BW)) up to which loads are searched: all but 2e-9 of the capacity
 
 
@@ -50,13 +50,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class AllowedLoad:
-    """The load at which the iteration time is so many times that of no load.
+    """Load at which the iteration time is a given multiple of that without load.
 
     Attributes:
         slowdown: time over that of no load.
-        load_gbps: cross traffic that makes it.
+        load_gbps: cross traffic that causes it.
         low_gbps: lower end of its interval; None where the fit has no standard errors.
-        high_gbps: upper end; None where no load below the capacity is certain to slow that much.
+        high_gbps: upper end; None where no load below the capacity is certain to cause it.
         iteration_s: time on the fitted curve there.
         level: confidence of the interval.
         warnings: what to know before using the numbers, one sentence each.
@@ -86,7 +86,7 @@ class _Model:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A fit, ready to be asked.
+    """A fit and the models compared with it, prepared for predictions.
 
     Attributes:
         capacity_gbps: C.
@@ -102,7 +102,7 @@ class Predictor:
 
     @classmethod
     def from_fit(cls, fit: FitResult | Mapping[str, Any]) -> Predictor:
-        """From a fit or from its JSON.
+        """Create a predictor from a fit or from its JSON.
 
         Raises:
             UsageError: the JSON is not that of a fit.
@@ -156,7 +156,7 @@ class Predictor:
         )
 
     def load_for(self, slowdown: float) -> AllowedLoad:
-        """The load that makes an iteration take so many times as long as without cross traffic.
+        """Return the load at which an iteration takes ``slowdown`` times as long as without cross traffic.
 
         Raises:
             UsageError: the slowdown is below 1, or the fitted time does not grow with the load.
@@ -179,7 +179,7 @@ class Predictor:
         return AllowedLoad(slowdown, load, low, high, _exp(model.solution.log_t0 + wanted), LEVEL, tuple(warnings))
 
     def _ends(self, wanted: float) -> tuple[float | None, float | None]:
-        """Loads from which on a slowdown of exp(wanted) is possible, and from which on it is certain."""
+        """Return the loads from which a slowdown of exp(wanted) is possible, and from which it is certain."""
 
         def limit(u: Array, sign: float) -> Array:
             load = -self.capacity_gbps * np.expm1(-u)
@@ -210,7 +210,7 @@ class Predictor:
     def _error(
         self, load: Array, value: Callable[[_Model, Array], Array], gradient: Callable[[_Model, Array, float], Array]
     ) -> Array | None:
-        """Standard error by the delta method, averaged over the models with what lies between them.
+        """Standard error by the delta method, averaged over the models, including the variance between them.
 
         Burnham and Anderson, Model Selection and Multimodel Inference (2002), equation 6.12.
         """
@@ -240,7 +240,7 @@ class Predictor:
 
 
 def read_fit(path: Path, series: str | None = None) -> Predictor:
-    """Read what ``ringtap fit -o`` wrote, or one series of a report.json.
+    """Read the output of ``ringtap fit -o``, or one series of a report.json.
 
     Raises:
         UsageError: the file cannot be read, is neither, or has no such series.
@@ -290,7 +290,7 @@ def _growth_gradient(model: _Model, load: Array, capacity: float) -> Array:
 
 
 def _exp(value: float) -> float:
-    # JSON knows no infinity; a time past all floating point numbers is as good as the largest of them
+    # JSON has no infinity: a time beyond the floating point range is clipped
     return math.exp(min(max(value, -700.0), 700.0))
 
 

@@ -1,7 +1,7 @@
 """Least squares for ln t = ln t0 + b*((C/(C-BW))^n - 1), the general model (equation 3.7) in a well-conditioned form.
 
 t0 is the time at no load; A = t0*exp(-b) and B = b*C^n. Working with the dimensionless load keeps the numbers near one
-whatever the unit of bandwidth. Many sets of times at the same loads are solved in one go: a bootstrap is one call.
+whatever the unit of bandwidth. Many sets of times at the same loads are solved in one call, as a bootstrap needs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Solution:
 
 def reduced_load(bandwidth: Array, capacity: float, n: float | Array) -> Array:
     """(C/(C-BW))^n - 1, zero at no load."""
-    # expm1 and log1p keep light loads from vanishing beside 1
+    # expm1 and log1p keep the precision of light loads
     result: Array = np.expm1(-n * np.log1p(-bandwidth / capacity))
     return result
 
@@ -63,7 +63,7 @@ def lines(x: Array, y: Array, noise: Noise) -> tuple[Array, Array, Array]:
     Args:
         x: shape (points,) or (sets, points); not all alike.
         y: shape (sets, points).
-        noise: what is known of the points' scatter.
+        noise: scatter of the points.
 
     Returns:
         Intercepts, slopes and costs (weighted sums of squares, or of soft_l1's rho), each of shape (sets,).
@@ -149,7 +149,7 @@ def solve_many(
         log_times: ln t, shape (sets, points).
         capacity: of the bottleneck.
         n: exponent.
-        noise: as known for the points; it is not estimated again for each set.
+        noise: as estimated for the points; it is not estimated again for each set.
 
     Returns:
         log_t0, b and n, each of shape (sets,).
@@ -163,7 +163,7 @@ def solve_many(
     left, middle, right = (profile[rows, best + step] for step in (-1, 0, 1))
     bend = left - 2 * middle + right
     step = np.divide(left - right, 2 * bend, out=np.zeros_like(bend), where=bend > 0)
-    # a cost that still falls at the end of the grid has its least there
+    # a cost that still falls at the end of the grid has its minimum there
     chosen = np.log(_EXPONENT_GRID)[best] + np.clip(step, -1, 1) * math.log(_EXPONENT_GRID[1] / _EXPONENT_GRID[0])
     found = np.exp(chosen)
     intercept, slope, _ = lines(reduced_load(bandwidth, capacity, found[:, None]), log_times, noise)
@@ -187,7 +187,7 @@ def solve_linear(
     first = [start.log_t0 - math.log(scale), start.b]
     low, high = [-np.inf, -np.inf], [np.inf, np.inf]
     if free:
-        # a start on the bound is refused by the solver
+        # the solver refuses a start on the bound
         first.append(min(max(start.n, FREE_BOUNDS[0] * 1.001), FREE_BOUNDS[1] * 0.999))
         low.append(FREE_BOUNDS[0])
         high.append(FREE_BOUNDS[1])

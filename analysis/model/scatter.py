@@ -1,4 +1,4 @@
-"""Scatter of measured points around a curve, and so the weight of each."""
+"""Scatter of measured points around a curve, and the weights that follow from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import optimize
 
 Array = npt.NDArray[np.float64]
 
-# Iteration times are read from clocks that resolve about a microsecond in a second: smaller residuals say nothing.
+# Iteration times are read from clocks that resolve about a microsecond in a second: smaller residuals are meaningless.
 RESIDUAL_FLOOR = 1e-8
 _WORST_CONDITION = 1e7
 
@@ -21,11 +21,11 @@ class Noise:
     """Scatter of the points around a curve, in ln t.
 
     Attributes:
-        weight: what each point counts, shape (points,): 1 where nothing is known, else one over its variance.
-        known: whether the weights are variances' inverses, and not shares alone.
+        weight: weight of each point, shape (points,): 1 where nothing is known, else one over its variance.
+        known: whether the weights are inverse variances, and not relative ones.
         cut: residual, times the root of the weight, past which a point counts for less (scipy's ``soft_l1`` with this
             ``f_scale``); None for least squares.
-        between: standard deviation that the points scatter by beyond their own errors; None where these are unknown.
+        between: standard deviation of the points beyond their own errors; None where these are unknown.
     """
 
     weight: Array
@@ -49,9 +49,9 @@ class Noise:
         return result
 
     def covariance(self, jacobian: Array, residual: Array) -> Array | None:
-        """Covariance of the parameters; None where they cannot be told apart or no residual is left.
+        """Covariance of the parameters; None where they cannot be distinguished or no degree of freedom is left.
 
-        With outliers held down it is Huber's (Robust Statistics, 1981, equation 7.6.8).
+        With down-weighted outliers it is Huber's (Robust Statistics, 1981, equation 7.6.8).
         """
         points, parameters = jacobian.shape
         weighted = jacobian * np.sqrt(self.weight)[:, None]
@@ -82,9 +82,9 @@ class Noise:
         return float(np.sqrt(self._unit(residual, len(residual), parameters)))
 
     def deviance(self, residual: Array, error: Array | None) -> float:
-        """-2 ln likelihood of the residuals but for constants, at the likeliest scatter.
+        """-2 ln likelihood of the residuals up to constants, at the likeliest scatter.
 
-        Without errors of the points it is m ln(cost / m). Outliers held down enter with soft_l1's rho.
+        Without errors of the points it is m ln(cost / m). Down-weighted outliers enter with soft_l1's rho.
         """
         points = len(residual)
         if error is None:
@@ -102,6 +102,6 @@ class Noise:
 
 
 def from_errors(error: Array, between: float, cut: float | None = None) -> Noise:
-    """Points with errors of their own, and a scatter ``between`` them that the errors do not explain."""
+    """Noise of points with their own errors and a scatter ``between`` them that the errors do not explain."""
     variance = np.maximum(error**2 + between**2, RESIDUAL_FLOOR**2)
     return Noise(1 / variance, True, cut, between)

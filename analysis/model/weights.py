@@ -17,13 +17,13 @@ _TRIED = (0.5, 1.0, 2.0)
 
 
 def weigh(load: Array, log_time: Array, capacity: float, n: Exponent, error: Array | None, robust: bool) -> Noise:
-    """Estimate the points' scatter around the curve.
+    """Estimate the scatter of the points around the curve, and their weights.
 
     Args:
         load: loads, shape (points,).
         log_time: ln t of the points.
         capacity: of the bottleneck.
-        n: exponent of the curve; outliers are judged alike for all.
+        n: exponent of the curve; outliers are judged alike for all exponents.
         error: standard error of each ln t, or None where it is not known.
         robust: whether outliers are to count for less.
     """
@@ -42,9 +42,9 @@ def weigh(load: Array, log_time: Array, capacity: float, n: Exponent, error: Arr
 
 
 def _scatter_between(excess: Callable[[float], float], log_time: Array) -> float:
-    """Scatter at which the points lie as far from the curve as they should (Paule and Mandel, 1982); 0 at the least.
+    """Scatter at which the residuals have their expected size (Paule and Mandel, 1982); at least 0.
 
-    ``excess`` falls with it.
+    ``excess`` decreases with the scatter.
     """
     most = float(np.ptp(log_time)) + RESIDUAL_FLOOR
     if excess(0.0) <= 0:
@@ -55,9 +55,9 @@ def _scatter_between(excess: Callable[[float], float], log_time: Array) -> float
 
 
 def _robust(load: Array, log_time: Array, capacity: float, error: Array | None) -> Noise:
-    """The scatter is that of the middle half of the residuals from a line that outliers hardly move.
+    """Noise by the median absolute residual from a line that outliers hardly move.
 
-    Theil and Sen's line, at the exponent that it fits best, so that all exponents are judged by the same scatter.
+    It is Theil and Sen's line at the exponent that fits best, so that all exponents are judged by the same scatter.
     """
     ones = np.ones(len(load))
     residuals = [_residuals(load, log_time, capacity, n) for n in _TRIED]
@@ -80,7 +80,7 @@ def _residuals(load: Array, log_time: Array, capacity: float, n: float) -> Array
 
 
 def _middle(residual: Array, weight: Array) -> float:
-    """Standard deviation of normal residuals with this median absolute deviation, two parameters fitted."""
+    """Standard deviation by the median absolute deviation of normal residuals, with two fitted parameters."""
     points = len(residual)
     spread = float(np.median(np.abs(residual) * np.sqrt(weight)))
     return spread / float(stats.norm.ppf(0.75)) * float(np.sqrt(points / (points - 2)))

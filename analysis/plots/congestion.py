@@ -1,4 +1,4 @@
-"""Figures of how each congestion point was found, in the manner of the thesis's figure A-1."""
+"""Figure of each congestion point's construction, in the manner of the thesis's figure A-1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BAND = 0.13
 
 
 def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """The construction of each congestion point (figure A-1); None where no series has one."""
+    """Draw the construction of each congestion point (figure A-1); None where no series has one."""
     found = [one for one in series if one.congestion.point is not None]
     if not found:
         return None
@@ -49,7 +49,7 @@ def _construction(on: Sheet, axes: Axes, series: Series, look: Look, setting: Se
     if point is None:
         return
     loads, times = np.array(point.loads_gbps), np.array(point.times_s)
-    # the heaviest points would press the construction to the bottom of the panel
+    # the heaviest points would compress the construction at the bottom of the panel
     top = max(float(times[point.tangent.points[-1]]), 2.2 * point.iteration_s) * 1.12
     single = [one for one in series.used if (one.mean_s or 0.0) < top]
     shown = times < top

@@ -1,4 +1,4 @@
-"""The canvas of every figure: an empty sheet in the project's style, its legend, its marks, and its files."""
+"""Base of every figure: an empty sheet in the project's style, its legend, its marks, and its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from ringtap.analysis.plots.style import RC, plain
 
 _DPI = 160
-_POINTS = 72  # to the inch, the unit of an SVG
+_POINTS = 72  # per inch, the unit of an SVG
 # margins of a panel in inches: two lines of tick labels and axis label fit
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.62, 0.12, 0.3, 0.5
 _LEGEND_LINE, _LONGEST_LABEL = 0.21, 42
@@ -34,14 +34,14 @@ Box = tuple[float, float, float, float]
 
 @dataclass
 class Drawn:
-    """A figure with its caption, the numbers in it, and what its marks say.
+    """A figure with its caption, its numbers and the texts of its marks.
 
     Attributes:
         name: file name without its ending.
         caption: what it shows, with units.
         figure: the figure.
         numbers: what was drawn.
-        marks: id of a group of marks in the SVG to the words of each mark, in the order of drawing.
+        marks: id of a group of marks in the SVG to the text of each mark, in the order of drawing.
         boxes: left, top, width and height of each panel and of the legend, in points as the SVG counts them, for a page
             too narrow for all; empty where the figure is one piece.
     """
@@ -71,7 +71,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that lays itself out; width and height in inches."""
+    """Return an empty figure with constrained layout; width and height in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -79,7 +79,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 @dataclass
 class Sheet:
-    """A figure of equal panels whose margins are known beforehand, so that no time goes into finding them.
+    """A figure of equal panels with fixed margins, which need no layout.
 
     Attributes:
         figure: the figure.
@@ -98,7 +98,7 @@ class Sheet:
         return Drawn(name, caption, self.figure, numbers, self.marks, self.boxes)
 
     def mark(self, axes: Axes, x: Any, y: Any, words: Sequence[str], **look: Any) -> None:
-        """Draw markers, one for each pair of numbers; each says its words where the page shows them."""
+        """Draw markers, one for each pair of numbers, each with a text that the page shows as a tooltip."""
         (line,) = axes.plot(x, y, linestyle="none", **look)
         name = f"marks-{len(self.marks)}"
         line.set_gid(name)
@@ -114,14 +114,14 @@ def sheet(
     above: float = 0.0,
     left: float = _LEFT,
 ) -> Sheet:
-    """A sheet of panels with one legend below them.
+    """Create a sheet of panels with one legend below them.
 
     Args:
         count: number of panels.
-        columns: panels in a row.
+        columns: panels per row.
         size: width and height of a panel's axes, in inches.
         labels: handles of the legend.
-        label_columns: how many of them stand in a line.
+        label_columns: legend entries per line.
         above: further inches above each panel, for a second axis.
         left: inches left of each panel.
     """
@@ -141,7 +141,7 @@ def sheet(
         bottom = foot + (rows - 1 - row) * high + _BOTTOM
         box = ((column * wide + left) / width, bottom / height, size[0] / width, size[1] / height)
         axes = figure.add_axes(box)
-        # places of their own: Matplotlib would measure every tick label for them, in each file
+        # fixed positions: Matplotlib would measure every tick label for them, in each file
         axes.xaxis.set_label_coords(0.5, -0.33 / size[1])
         axes.yaxis.set_label_coords(-0.44 / size[0], 0.5)
         panels.append(axes)
@@ -172,18 +172,18 @@ def sheet(
 
 
 def label(text: str) -> str:
-    """A name as a figure can show it: one line, not too long, nothing that no font or file can hold."""
+    """Return a name as one line for a figure, shortened and without characters that XML forbids."""
     text = plain(text)
     return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
 
 
 def line_handle(text: str, **look: Any) -> Line2D:
-    """An entry of a legend."""
+    """Return an entry of a legend."""
     return Line2D([], [], label=label(text), **look)
 
 
 def legend(figure: Figure, handles: Sequence[Artist], columns: int = 2) -> None:
-    """One legend below everything, in a figure that lays itself out."""
+    """Add one legend below everything, in a figure with constrained layout."""
     figure.legend(handles=list(handles), loc="outside lower center", ncols=min(columns, len(handles)), handlelength=3.2)
 
 

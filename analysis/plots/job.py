@@ -1,4 +1,4 @@
-"""The figures of one job's report: its iterations, their times, its ranks, its bytes, and who sends to whom."""
+"""Figures of one job's report: iterations, iteration times, ranks, bytes, and traffic between ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringtap.analysis.plots.style import INK
 NAMES = ("job-iterations", "job-times", "job-ranks", "job-rates", "job-pairs")
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
 _REST = "#DDDDDD"
-# more marks than this say no more to an eye: iterations are drawn as medians and longest of so many groups
+# more marks are not distinguishable: iterations are drawn as medians and longest of so many groups
 _MOST_GROUPS = 600
 _MOST_RANKS = 40
 _MOST_PAIRS = 64
@@ -93,7 +93,7 @@ def _times(job: Job) -> Drawn:
 
 
 def _ranks(job: Job) -> Drawn | None:
-    """Compute, communication, optimizer and the rest of each rank's iterations; of many the slowest and fastest."""
+    """Compute, communication, optimizer and the rest of each rank's iterations; of many ranks the slowest and fastest."""
     table = job.ranks
     columns = ["compute_s", "overlap_s", "exposed_s", "optimizer_s", "unattributed_s"]
     if not len(table) or table[columns[:3]].isna().all(axis=None):
@@ -158,7 +158,7 @@ def _rates(job: Job) -> Drawn | None:
 
 
 def _pairs(job: Job) -> Drawn | None:
-    """Pairs of ranks that send to each other, as far as flows are those of ranks."""
+    """Payload between each pair of ranks; None without flows of ranks, or with too many ranks."""
     flows = job.flows
     between = flows[(flows["class"] == "training") & flows["from_rank"].notna() & flows["to_rank"].notna()]
     if not len(between):

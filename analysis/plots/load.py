@@ -104,7 +104,7 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 
 def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]]]:
-    """One panel for few series; else one a traffic kind, as the thesis has it, with the models in the legend."""
+    """One panel for few series; else one per traffic kind, as in the thesis, with the models in the legend."""
     look = looks([one.key for one in series])
     if len(series) <= _MOST_IN_ONE_PANEL:
         labels = [handle(look[one.key], name_of(one)) for one in series]
@@ -132,7 +132,7 @@ def _draw(on: Sheet, axes: Axes, series: Sequence[Series], look: dict[Key, Look]
 
 
 def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, str]]:
-    """Marks at least that far apart, the first kept."""
+    """Return marks at least that far apart, the first kept."""
     kept = marks[:1]
     for mark in marks[1:]:
         if mark[0] - kept[-1][0] >= least:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Okabe and Ito's colours, told apart with any colour vision
+# Okabe and Ito's colours, distinct with any colour vision
 _COLOURS = {"bert-large": "#0072B2", "vgg16": "#D55E00", "densenet161": "#009E73", "resnet50": "#AA4499"}
 _OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#999933")
 TITLES = {
@@ -52,7 +52,7 @@ RC: dict[str, Any] = {
     "svg.hashsalt": "ringtap",
     "svg.fonttype": "none",  # text stays text: searchable, in the reader's font, a fifth of the size
 }
-# what no XML file can hold
+# characters that XML forbids
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -70,7 +70,7 @@ class Look:
 
     @property
     def marks(self) -> dict[str, Any]:
-        """The look of its markers, as Matplotlib names it."""
+        """Keyword arguments of its markers for Matplotlib."""
         face, edge = ("white", self.colour) if self.hollow else (self.colour, "white")
         width = 1.2 if self.hollow else 0.6
         return {
@@ -83,7 +83,7 @@ class Look:
 
 
 def looks(series: Sequence[Key]) -> dict[Key, Look]:
-    """A look for every series: fixed for models and kinds of the thesis, in order of appearance for others."""
+    """Assign a look to every series: fixed for models and kinds of the thesis, in order of appearance for others."""
     models = [name for name in dict.fromkeys(model for model, _, _ in series) if name not in _COLOURS]
     kinds = [name for name in dict.fromkeys(kind for _, kind, _ in series) if name not in _MARKS]
     transports = list(dict.fromkeys(transport for _, _, transport in series))
@@ -101,5 +101,5 @@ def title_of(kind: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text of unknown origin on one line, without what no XML file can hold."""
+    """Return text of unknown origin as one line, with the characters that XML forbids replaced."""
     return " ".join(_FORBIDDEN.sub("\ufffd", str(text)).split())

@@ -47,12 +47,12 @@ def unmoved(load: Any) -> Any:
 
 
 def name_of(series: Series) -> str:
-    """Model, traffic kind and transport as figures call them."""
+    """Model, traffic kind and transport as figures name them."""
     return ", ".join(part for part in (series.title, title_of(series.traffic), series.transport) if part)
 
 
 def log_times(axes: Axes, low: float, high: float) -> None:
-    """A logarithmic time axis with plain numbers, enough of them even for a short range."""
+    """Make the time axis logarithmic with plain numbers, enough of them even for a short range."""
     axes.set_yscale("log")
     axes.set_ylim(low / 1.25, high * 1.3)
     plain_ticks(axes.yaxis, low, high)
@@ -60,7 +60,7 @@ def log_times(axes: Axes, low: float, high: float) -> None:
 
 
 def plain_ticks(axis: Axis, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis as plain numbers."""
+    """Set the ticks of a logarithmic axis as plain numbers."""
     subs = (1.0, 2.0, 5.0) if high / low > 4 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -68,13 +68,13 @@ def plain_ticks(axis: Axis, low: float, high: float) -> None:
 
 
 def load_axis(axes: Axes, setting: Setting) -> None:
-    """Loads from 0 to capacity."""
+    """Set the load axis from 0 to capacity."""
     axes.set_xlim(-0.02 * setting.capacity_gbps, setting.capacity_gbps)
     axes.set_xlabel(setting.load_label)
 
 
 def points(on: Sheet, axes: Axes, series: Series, look: Look, place: Place = unmoved) -> None:
-    """Means as markers, with a bar from each up to the 99th percentile."""
+    """Draw means as markers, with a bar from each up to the 99th percentile."""
     loads, times = place(np.array(series.loads_gbps)), np.array(series.times_s)
     tails = np.fmax(finite([point.p99_s for point in series.used]), times)
     axes.vlines(loads, times, tails, color=look.colour, linewidth=0.9, zorder=2)
@@ -83,7 +83,7 @@ def points(on: Sheet, axes: Axes, series: Series, look: Look, place: Place = unm
 
 
 def curve(axes: Axes, fit: FitResult, look: Look, place: Place = unmoved) -> None:
-    """A fit, from no load to a little past its heaviest point."""
+    """Draw a fit, from no load to a little past its heaviest point."""
     heaviest = float(fit.bandwidth_gbps[-1])
     grid = np.linspace(0, min(heaviest * 1.02 + 0.05, 0.995 * fit.C_gbps), 120)
     axes.plot(place(grid), fit.predict(grid), color=look.colour, linestyle=look.line, linewidth=1.3, zorder=2)
@@ -102,7 +102,7 @@ def time_range(series: Sequence[Series]) -> tuple[float, float]:
 
 
 def words(series: Series, point: Point) -> str:
-    """Text shown when a point is pointed at, one fact per line."""
+    """Tooltip of a point, one fact per line."""
     lines = [
         name_of(series),
         f"{point.cross_gbps or 0.0:.2f} Gbit/s cross traffic",
@@ -120,7 +120,7 @@ def _bounds(low: float, high: float | None) -> str:
 
 
 def points_table(series: Sequence[Series]) -> pd.DataFrame:
-    """The points of several series with what their fits give there; absent numbers empty."""
+    """Table of the points of several series with their fitted times; absent numbers are empty."""
     rows = []
     for one in series:
         fitted = one.fit.predict(one.loads_gbps) if one.fit is not None else [None] * len(one.used)

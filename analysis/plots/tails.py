@@ -1,4 +1,4 @@
-"""Distributions, spread and growth at a light and a heavy load (thesis, figures 3-5 and B-1, sections 3.3 and 3.4)."""
+"""Figures of distributions, spread and growth at light and heavy load (thesis, figures 3-5 and B-1, sections 3.3 and 3.4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HOLLOW_LINE = (0, (3, 1, 1, 1))
 
 
 def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """Distributions of the iteration time at a light and a heavy load, kinds of traffic side by side (figure 3-5)."""
+    """Draw distributions of the iteration time at a light and a heavy load, kinds of traffic side by side (figure 3-5)."""
     caption = (
         "Distribution of the single iteration times at a light and at a heavy load, traffic kinds side by side. Marked "
         f"are the median and the 99th percentile, {_BAR}"
@@ -39,7 +39,7 @@ def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
 
 
 def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """The same, what carried the training traffic side by side: RDMA against TCP (figure B-1, part of 3-5 and 3-6)."""
+    """Draw the same with transports side by side: RDMA against TCP (figure B-1, part of 3-5 and 3-6)."""
     caption = (
         "Distribution of the single iteration times at a light and at a heavy load, what carried the training traffic "
         f"side by side. Marked are the median and the 99th percentile, {_BAR}"
@@ -82,7 +82,7 @@ def _grid(
     shown: dict[str, Look],
     setting: Setting,
 ) -> Drawn | None:
-    """One row of panels a group of series, one column a load; None where no series has a point near either."""
+    """Draw a row of panels per group of series, a column per load; None where no series has a point near either."""
     found = {
         (number, share): [(one, point) for one in row if (point := _with_times(one, share)) is not None]
         for number, row in enumerate(rows)
@@ -151,7 +151,7 @@ def _axes(axes: Axes, points: Sequence[Point], share: float) -> None:
 
 
 def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting: Setting) -> Drawn | None:
-    """Draw the spread of iterations at a light and a heavy load, and the growth of their time between the two."""
+    """Draw the spread of iteration times at a light and a heavy load, and their growth from no load to the heavy one."""
     kept = [(one, tail) for one, tail in zip(series, found, strict=True) if tail.heavy is not None]
     if not kept:
         return None

@@ -1,4 +1,4 @@
-"""Kinds of traffic, and of transport, set against each other at a light and at a heavy load."""
+"""Comparisons of traffic kinds and of transports at a light and at a heavy load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pair:
     Attributes:
         title: the model, and what else both have in common.
         by: ``traffic`` or ``transport``: what differs.
-        share: load that was looked for, as a share of capacity.
+        share: target load, as a share of capacity.
         series: names of both series.
         bandwidth_gbps: measured loads of both.
         result: second against first.
@@ -34,14 +34,14 @@ class Pair:
     result: Comparison
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The pair as plain values."""
         item: dict[str, Any] = {"title": self.title, "by": self.by, "share": self.share}
         item |= {"series": list(self.series), "bandwidth_gbps": list(self.bandwidth_gbps)}
         return item | self.result.to_json()
 
 
 def compare_kinds(series: Sequence[Series]) -> list[Pair]:
-    """Every pair of series of a model that differ in traffic or in transport alone, at about 30 % and 80 % of capacity.
+    """Compare the pairs of a model's series that differ in traffic or transport alone, at about 30 % and 80 % of capacity.
 
     The p values of all pairs are corrected together. Pairs without single iteration times are left out.
     """

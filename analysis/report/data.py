@@ -1,4 +1,4 @@
-"""Every number of a sweep's report as plain values: what report.json holds and the page is made from."""
+"""Every number of a sweep's report as plain values: the content of report.json, from which the page is made."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ REPORT_SCHEMA = 2
 
 
 def collect(measured: ReportInputs, tails: Sequence[Tails]) -> dict[str, Any]:
-    """All numbers of the report; plain values, None where there is none.
+    """Collect all numbers of the report as plain values, None where there is none.
 
     Args:
-        measured: the series and what is known of them.
-        tails: what `ringtap.analysis.report.tails.tails` says of each.
+        measured: the series and the facts of their measurement.
+        tails: result of `ringtap.analysis.report.tails.tails` for each.
     """
     info, plan, series = measured.info, measured.plan, measured.series
     checks, pairs = check(info, series), compare_kinds(series)
@@ -86,7 +86,7 @@ def _link(link: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing(series: Sequence[Series]) -> list[dict[str, str]]:
-    """Missing parts of single points, in the form of run.json's own list."""
+    """Reasons of single points, counted, in the form of run.json's ``not_collected``."""
     found: dict[tuple[str, str], int] = {}
     for one in series:
         for point in one.points:

@@ -26,8 +26,8 @@ class Check:
 
     Attributes:
         subject: series or part of the testbed.
-        expected: the expectation, in words.
-        found: what was found, in words.
+        expected: the expectation, as text.
+        found: what was found, as text.
         ok: whether it holds; None where it could not be judged.
     """
 
@@ -129,7 +129,7 @@ def _vgg(series: Series) -> list[Check]:
 
 
 def _tails(burst: Series, every: list[Series]) -> list[Check]:
-    """In the thesis times at high load spread by 7.8 % of the mean (consistent) and by 39.3 % (burst)."""
+    """Check that burst traffic spreads times more; in the thesis by 39.3 % of the mean, consistent traffic by 7.8 %."""
     consistent = next((one for one in every if one.key == (burst.model, "consistent", burst.transport)), None)
     if consistent is None:
         return []
@@ -149,7 +149,7 @@ def _spreads(series: Series, heavy_gbps: float) -> dict[float, float]:
     """Standard deviation over mean by load, at heavy loads."""
     found = {}
     for point in series.points:
-        # a table knows no requested loads; its own are the same for all kinds where it is made from a plan
+        # a table has no requested loads; its loads are the same for all kinds where it is made from a plan
         load = point.cross_gbps if point.requested_gbps is None else point.requested_gbps
         if point.variation is not None and load is not None and load >= heavy_gbps:
             found[load] = point.variation

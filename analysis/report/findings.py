@@ -26,7 +26,7 @@ class Finding:
 
     Attributes:
         text: what was found, a sentence.
-        firm: whether the measurement carries it.
+        firm: whether the measurement supports it.
         why: why it is firm, or why not.
     """
 
@@ -38,7 +38,7 @@ class Finding:
 def findings(
     series: Sequence[Series], found: Sequence[Tails], pairs: Sequence[Pair], checks: Sequence[Check]
 ) -> list[Finding]:
-    """The statements of a report, the one that matters most first."""
+    """Return the statements of a report: first the firm ones, each group in order of importance."""
     measured = [one for one in series if one.used]
     if not measured:
         return []
@@ -64,7 +64,7 @@ def paragraph(said: Sequence[Finding]) -> str:
 
 
 def spoken(series: Series) -> str:
-    """A series as a sentence names it."""
+    """Name of a series within a sentence."""
     return f"{series.title} under {title_of(series.traffic)}" + (
         f" over {series.transport}" if series.transport else ""
     )
@@ -123,7 +123,7 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
 
 
 def _effect(pair: Pair) -> float:
-    """Difference between two kinds, in the middle or in the tail."""
+    """Larger difference of two kinds, in the median or in the 99th percentile, as a logarithm of the ratio."""
     return max(abs(math.log(ratio.value)) for ratio in (pair.result.median_ratio, pair.result.p99_ratio))
 
 

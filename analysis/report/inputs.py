@@ -21,7 +21,7 @@ def environment(sweep: SweepRun) -> dict[str, Any]:
     """Facts about the machines as plain values; absent ones are left out or None.
 
     Returns:
-        ``machines``: one item a node with ``node``, ``host``, ``kernel``, ``architecture``, ``python``, ``processors``,
+        ``machines``: one item per node with ``node``, ``host``, ``kernel``, ``architecture``, ``python``, ``processors``,
         ``memory_bytes``, ``nics`` (``name``, ``speed_mbps``, ``mtu``, ``driver``, ``qdisc``, ``rate_bps``) and
         ``settings``; ``conductor``: the machine that ran the sweep; ``not_recorded``: collectors that failed, and why.
     """
@@ -88,17 +88,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """Series of measurements and what is known of how they were made.
+    """Series of measurements and the facts of their measurement.
 
     Attributes:
-        name: what to call them.
+        name: name of the measurements.
         source: the directory's or the file's name.
-        folder: where a report goes when nothing else is said.
+        folder: default folder of the report.
         series: the series.
         capacity_gbps: full-size capacity of the bottleneck.
         scale: full-size rate over the rate of the testbed.
         info: run.json; empty for a table.
-        plan: the plan as resolved, or what of one a table tells.
+        plan: the resolved plan, or the part of one that a table gives.
         environment: as `ringtap.analysis.report.inputs.environment`.
         not_collected: list of ``{what, why}``.
         torn: torn last records dropped, by file.
@@ -123,7 +123,7 @@ def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> ReportInputs:
     """Measure the points of a sweep and analyse them; ``workers`` read its jobs.
 
     Raises:
-        UsageError: one that cannot be read.
+        UsageError: the sweep is not readable.
     """
     series, plan, name = analyse(sweep, workers), sweep.plan, sweep.path.resolve().name
     around = environment(sweep)

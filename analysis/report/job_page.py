@@ -1,4 +1,4 @@
-"""The report of one job: what `ringtap analyze` says of it, with figures, as one HTML page that needs nothing else."""
+"""Report of one job: the output of `ringtap analyze` with figures, as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
 
     Args:
         job: the run.
-        summary: of `ringtap.analysis.job.summary.summarize`.
+        summary: result of `ringtap.analysis.job.summary.summarize`.
         folder: made if missing; without it ``report/`` in the run directory.
 
     Raises:
@@ -63,7 +63,7 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
 
 
 def _sections(lines: list[str]) -> list[dict[str, str]]:
-    """The text of `describe` by its headings; what comes before the first has none."""
+    """Split the text of `describe` at its headings; lines before the first get an empty title."""
     sections: list[dict[str, Any]] = [{"title": "", "lines": []}]
     for before, line in zip(["", *lines], lines, strict=False):
         if line and not line.startswith(" ") and before == "" and sections[-1]["lines"]:

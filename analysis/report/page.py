@@ -1,4 +1,4 @@
-"""Report pages and the files beside them, of a sweep and of one job alike."""
+"""Report pages and the files beside them, for sweeps and for single jobs."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class PageFigure:
     Attributes:
         name: file name without its ending.
         caption: what it shows.
-        svg: the drawing, to be put in unescaped.
+        svg: the drawing, inserted unescaped.
         csv: its numbers as a data URI.
-        parts: the same in pieces that use the drawing, one below the other, for a narrow page; unescaped, too.
+        parts: the same in pieces that use the drawing, one below the other, for a narrow page; also unescaped.
     """
 
     name: str
@@ -60,12 +60,12 @@ class PageFigure:
 
 
 def page_figures(drawn: Sequence[Drawn], folder: Path) -> list[PageFigure]:
-    """Figures whose files were written into a folder, as the page holds them."""
+    """Read figures, whose files are in a folder, in the form that the page embeds."""
     return [_page_figure(number, one, folder) for number, one in enumerate(drawn)]
 
 
 def data_uri(content: bytes, kind: str) -> str:
-    """Content as an address of its own."""
+    """Return content as a data URI."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
@@ -76,7 +76,7 @@ def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
         raise ValueError(f"{drawn.name}.svg has no viewBox")
     body = _METADATA.sub("", _BEFORE_SVG.sub("", text, count=1)).replace("</svg>", "").strip()
     body = _with_words(body, drawn.marks)
-    # ids are those of one file; a page has several
+    # ids are unique within one file; a page has several
     body = _ID.sub(rf'id="f{number}-\1"', body)
     body = _LEAST_ID.sub("", _REFERENCE.sub(rf"\1#f{number}-", body))
     body = _ATTRIBUTE_COLOUR.sub(_variable, body)
@@ -99,7 +99,7 @@ def _variable(found: re.Match[str]) -> str:
 
 
 def _with_words(body: str, marks: dict[str, list[str]]) -> str:
-    """Each mark with its words as a title, which browsers show where it is pointed at, without any script."""
+    """Give each mark its text as an SVG title, which browsers show as a tooltip without a script."""
     for name, words in marks.items():
         start = body.index(f'<g id="{name}">')
         # the mark's shape, unless an earlier one is the same, then a group with one use of it for each pair of numbers
@@ -119,7 +119,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Written:
-    """Files that a report consists of.
+    """Summary and files of a written report.
 
     Attributes:
         summary: the outcome in a few lines.
@@ -133,14 +133,14 @@ class Written:
 
 
 def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folder: Path, table: str) -> str:
-    """The page, with everything in it.
+    """Render the page with everything embedded.
 
     Args:
         template: name of its template.
-        data: what it says.
+        data: its content.
         drawn: its figures, whose files are in ``figures/``.
         folder: where report.json and the table are.
-        table: name of the table that it offers.
+        table: name of the table that it offers for download.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -159,11 +159,11 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
 
 
 def publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> list[Path]:
-    """Rename the new files into place; figures that this report no longer has go.
+    """Rename the new files into place; figures that this report no longer has are removed.
 
     Args:
-        new: a folder beside them with the page, report.json, the table and ``figures/``.
-        folder: where they go.
+        new: temporary folder with the page, report.json, the table and ``figures/``.
+        folder: target folder.
         table: name of the table.
         figures: names of every figure that a report of this kind may have, in its order.
 

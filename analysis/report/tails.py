@@ -1,4 +1,4 @@
-"""Light against heavy load: growth of the iteration time, its spread and its quantiles, with intervals."""
+"""Iteration times at a light and at a heavy load: growth, spread and quantiles, with intervals."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Loaded:
     """A series at a light or a heavy load.
 
     Attributes:
-        share: load that was looked for, as a share of capacity.
+        share: target load, as a share of capacity.
         bandwidth_gbps: measured load of the point nearest to it.
         iterations: iterations there.
         mean_s: mean iteration time.
-        mean_interval_s: its 95 % interval; None where iterations are too few or not known one by one.
+        mean_interval_s: its 95 % interval; None where iterations are too few, or their number or spread is not known.
         p99_s: 99th percentile.
         p99_low_s: lower end of its 95 % interval.
         p99_high_s: upper end; both None where the iterations cannot bound it.
@@ -69,7 +69,7 @@ class Tails:
     p99_over_mean: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; quantiles keyed as ``p50``."""
+        """The tails as plain values; quantiles keyed as ``p50``."""
         item = asdict(self)
         for name, loaded in (("light", self.light), ("heavy", self.heavy)):
             if loaded is not None:
@@ -95,7 +95,7 @@ def tails(series: Series) -> Tails:
 
 
 def nearest_point(series: Series, share: float) -> Point | None:
-    """The point whose measured load is nearest to a share of capacity; None where none is within 8 % of capacity."""
+    """Find the point of more than one iteration with the load nearest to a share of capacity, within 8 % of capacity."""
     target = share * series.capacity_gbps
     near = [
         (abs(point.cross_gbps - target), number)
@@ -119,7 +119,7 @@ def mean_interval(point: Point) -> Interval | None:
 def _relative_error(point: Point) -> tuple[float, float] | None:
     """Standard error of the mean over the mean, and the number of independent iterations behind it.
 
-    Iterations that are like their neighbours count for fewer
+    Correlated iterations count for fewer
     (`ringtap.analysis.statistics.autocorrelation.effective_count`).
     """
     count = point.iterations if point.independent is None else point.independent

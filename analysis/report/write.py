@@ -1,4 +1,4 @@
-"""Writes a report: one HTML page that needs nothing else, figures, points.csv and report.json."""
+"""Writer of a report: one self-contained HTML page, figures, points.csv and report.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series import Series
 from ringtap.errors import UsageError
 
-# those of a report, in its order: the ones that a later report no longer has are removed
+# figures of a report, in its order; those that a later report no longer has are removed
 NAMES = (
     "iteration-times",
     "rescaled",
@@ -39,7 +39,7 @@ def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, fol
 
     Args:
         series: the series, all of one capacity.
-        found: what `ringtap.analysis.report.tails.tails` says of each.
+        found: result of `ringtap.analysis.report.tails.tails` for each.
         setting: capacity and scale.
         folder: where PNG, SVG and CSV of each go.
 
@@ -73,7 +73,7 @@ def write_report(measured: ReportInputs, folder: Path | None = None) -> Written:
     """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
 
     Args:
-        measured: what `ringtap.analysis.report.inputs.of_sweep` or `of_table` made of one.
+        measured: result of `ringtap.analysis.report.inputs.of_sweep` or `of_table`.
         folder: made if missing; without it ``report/`` in the sweep, ``<table>-report`` here for a table.
 
     Raises:

@@ -1,7 +1,8 @@
 """A node's clock against the run's reference clock, by clock/clock.json (docs/reference/clocks.md).
 
-CLOCK_REALTIME may be set while a run lasts. Times are therefore taken off all steps first: what the clock would have
-shown had nobody set it. Such times never jump, and a line for each segment leads from one node's to another's.
+CLOCK_REALTIME may be set during a run. All steps are therefore removed from times first, which gives the times that the
+clock would have shown without being set. Such times never jump, and one linear offset per segment converts the times of
+one node to those of another.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.rundir import CLOCK
 from ringtap.json_validation import ShapeError, load_json
+from ringtap.rundir import CLOCK
 
 Integers = npt.NDArray[np.int64]
 
 
 class ClockStep(NamedTuple):
-    """CLOCK_REALTIME was set forward by ``step_ns`` between two times of CLOCK_MONOTONIC, to ``t_ns`` at the second."""
+    """Step of CLOCK_REALTIME by ``step_ns`` (forward if positive) between two times of CLOCK_MONOTONIC.
+
+    The clock showed ``t_ns`` at ``mono_ns``, the later of the two.
+    """
 
     mono_before_ns: int
     mono_ns: int
@@ -30,7 +34,7 @@ class ClockStep(NamedTuple):
 
 
 class ClockLine(NamedTuple):
-    """From ``from_ns`` on, a clock is ``offset_ns`` + ``drift_ppm`` * 1e-6 * (t - ``t0_ns``) ahead of the reference."""
+    """Clock minus reference clock from ``from_ns`` on: ``offset_ns`` + ``drift_ppm`` * 1e-6 * (t - ``t0_ns``)."""
 
     from_ns: int
     t0_ns: int
@@ -46,7 +50,7 @@ class NodeClock:
         lines: the offset in each segment, in order of time.
         error_ns: bound of the offset's error; None: the offset was not measured.
         reference: name of the reference node; empty where not measured.
-        steps: when the clock was set, in order of time.
+        steps: steps of this clock, in order of time.
     """
 
     lines: tuple[ClockLine, ...] = (ClockLine(0, 0, 0.0, 0.0),)
@@ -55,7 +59,7 @@ class NodeClock:
     steps: tuple[ClockStep, ...] = ()
 
     def unstepped(self, t_ns: Integers, mono_ns: Integers | None = None) -> Integers:
-        """Times that this clock showed, as it would have shown them without its steps; 0 (not known) stays 0.
+        """Convert times that this clock showed to times without its steps; 0 (not known) stays 0.
 
         Args:
             t_ns: CLOCK_REALTIME.
@@ -75,7 +79,7 @@ class NodeClock:
         return np.where(np.asarray(t_ns) == 0, 0, result)
 
     def on_reference(self, t_ns: Integers, mono_ns: Integers | None = None) -> Integers:
-        """Times that this clock showed, on the reference's; arguments as for `unstepped`."""
+        """Convert times that this clock showed to the reference clock; arguments as for `unstepped`."""
         return self.to_reference(self.unstepped(t_ns, mono_ns))
 
     def _offset_ns(self, t_ns: Integers) -> Integers:
@@ -86,11 +90,11 @@ class NodeClock:
         return found
 
     def to_reference(self, t_ns: Integers) -> Integers:
-        """Unstepped times of this clock on the reference's; 0 (not known) stays 0."""
+        """Convert unstepped times of this clock to the reference clock; 0 (not known) stays 0."""
         return np.where(t_ns == 0, 0, t_ns - self._offset_ns(t_ns))
 
     def from_reference(self, t_ns: Integers) -> Integers:
-        """Times of the reference's clock as unstepped ones of this clock."""
+        """Convert times of the reference clock to unstepped times of this clock."""
         near = t_ns + self._offset_ns(t_ns)
         return t_ns + self._offset_ns(near)
 
@@ -98,8 +102,8 @@ class NodeClock:
 def _after_by_order(t_ns: Integers, after_last: npt.NDArray[np.bool_], step: ClockStep) -> npt.NDArray[np.bool_]:
     """Mark the times, in the order in which a clock showed them, that are later than a step.
 
-    Set forward, a clock leaves a gap: what lies behind its middle is later. Set back, it shows times twice: later is
-    what follows the first time that goes back by more than half the step, and what the clock had not shown before.
+    A step forward leaves a gap; times after its middle are later. After a step back, the clock shows some times twice.
+    Times are later if they follow the first jump back by more than half the step, or exceed all times before the step.
     """
     window_ns = step.mono_ns - step.mono_before_ns
     if step.step_ns > 0:
@@ -110,11 +114,11 @@ def _after_by_order(t_ns: Integers, after_last: npt.NDArray[np.bool_], step: Clo
 
 
 def read_clock(path: Path) -> NodeClock:
-    """A node's clock/clock.json.
+    """Read a node's clock/clock.json.
 
     Raises:
-        OSError: it is not there, or not to be read.
-        ShapeError: it is damaged.
+        OSError: the file is missing or cannot be read.
+        ShapeError: the file is damaged.
     """
     item = load_json(path, CLOCK)
     reference = item.get("reference") or ""
@@ -138,13 +142,13 @@ def read_clock(path: Path) -> NodeClock:
 
 
 def steps_of(items: Any) -> tuple[ClockStep, ...]:
-    """Steps by the list of clock.json (``steps``) or node.json (``clock_steps``); none where these do not say when."""
+    """Return the complete entries of the list of steps in clock.json (``steps``) or node.json (``clock_steps``)."""
     found = [item for item in items or [] if all(name in item for name in ClockStep._fields)]
     return tuple(sorted(ClockStep(*(item[name] for name in ClockStep._fields)) for item in found))
 
 
 def _reference_steps(path: Path, reference: str) -> tuple[ClockStep, ...]:
-    """Steps of the reference's clock; none where its clock.json is missing or damaged."""
+    """Return the steps of the reference clock; none if its clock.json is missing or damaged."""
     try:
         item = load_json(path.parents[2] / reference / "clock" / "clock.json", CLOCK)
         return steps_of(item.get("steps"))
@@ -153,16 +157,16 @@ def _reference_steps(path: Path, reference: str) -> tuple[ClockStep, ...]:
 
 
 def _middle(part: dict[str, Any]) -> int:
-    """CLOCK_MONOTONIC in the middle of a segment, or of a measurement; 0 where it does not say."""
+    """Return CLOCK_MONOTONIC in the middle of a segment or of a measurement; 0 if not recorded."""
     first = int(part.get("from_mono_ns") or part.get("mono_ns") or 0)
     return (first + int(part.get("to_mono_ns") or first)) // 2
 
 
 def _lines(clock: NodeClock, parts: Sequence[dict[str, Any]], theirs: tuple[ClockStep, ...]) -> list[ClockLine]:
-    """Segments as lines between clocks without steps.
+    """Convert segments to offset lines between clocks without steps.
 
-    The offset between two such clocks has no jumps: where the reference was set, the next segment's offset goes on
-    where the last one's ended.
+    The offset between two such clocks has no jumps: after a step of the reference, the next segment's offset continues
+    from the end of the last one's.
     """
     reference = NodeClock(steps=theirs)
     sums_ns = np.cumsum([0, *(step.step_ns for step in theirs)])

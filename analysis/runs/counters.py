@@ -1,4 +1,4 @@
-"""Growth of a logged counter within a window of time, read from where the window lies and nowhere else."""
+"""Growth of a logged counter within a time window, from the records around that window."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy.typing as npt
 
 from ringtap.analysis.runs.run import map_records
 
-# Counters are sampled every 10 ms; an edge of a window in a longer gap would be a guess.
+# Longest gap at an edge of a window, as a share of the window; counters are sampled every 10 ms.
 LONGEST_GAP_SHARE = 0.05
 
 
 class CounterLog:
-    """A wide record file of counters, mapped and not read: a log of days costs what its windows cost.
+    """Memory-mapped record file of counters; the cost depends on the windows read, not on the length of the log.
 
     Attributes:
         torn: torn last records (0 or 1).
     """
 
     def __init__(self, path: Path) -> None:
-        """Map a file.
+        """Map a file into memory.
 
         Raises:
             UsageError: not a record file.
@@ -35,16 +35,16 @@ class CounterLog:
         return len(self._records) > 0 and column in self._widths
 
     def grown(self, column: str, start_ns: int, end_ns: int) -> float | str:
-        """Growth of a counter between two times on CLOCK_REALTIME, in its unit, or the reason that it is unknown.
+        """Return the growth of a counter between two times (CLOCK_REALTIME) in its unit, or the reason it is unknown.
 
-        Linear between the samples around each edge; narrow counters may wrap once between two samples.
+        Interpolation is linear at each edge; narrow counters may wrap once between two samples.
         """
         t_ns = self._records["t_ns"]
         if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns:
             return "does not cover the window"
         first = bisect_right(t_ns, start_ns) - 1
         last = bisect_left(t_ns, end_ns, lo=first)
-        # steps first: counters of many bytes do not fit a float
+        # differences first: counters of many bytes do not fit a float
         values: npt.NDArray[np.int64] = np.array(self._records[column][first : last + 1], dtype=np.int64)
         steps = np.subtract(values[1:], values[:-1])
         width_bits = self._widths[column]

@@ -1,4 +1,4 @@
-"""Derived tables on disk: Parquet, with what they were made from, so that stale ones are made again."""
+"""Derived tables on disk (Parquet), with fingerprints of their sources so that stale tables are rebuilt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import ringtap
 from ringtap.analysis.job.run import Job
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
-from ringtap.rundir import write_json
 from ringtap.json_validation import ShapeError, load_json, open_regular
+from ringtap.rundir import write_json
 
 SCHEMA = 3
 TABLES = ("iterations", "rank_iterations", "ranks", "flows", "wires", "node_iterations", "collectors")
@@ -26,7 +26,7 @@ _SAMPLE_BYTES = 1 << 16
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Every file that analysis reads: its size, and a hash of its first and last 64 KiB (logs only grow)."""
+    """Return size and hash of every file that the analysis reads; hashes cover the first and last 64 KiB."""
     result = {}
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not (Path(folder) == path and name in _NOT_SOURCES))
@@ -36,7 +36,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
             file = Path(folder, name)
             try:
                 result[str(file.relative_to(path))] = _fingerprint(file)
-            except OSError:  # it vanished, or may not be read: the analysis meets the same
+            except OSError:  # missing or unreadable: the analysis reports it
                 continue
     return result
 
@@ -63,7 +63,7 @@ def is_fresh(folder: Path, sources: dict[str, Any]) -> bool:
 
 
 def _outputs(folder: Path) -> dict[str, str]:
-    """The hash of each file of derived tables."""
+    """Return the hash of each file of derived tables."""
     found = {}
     for name in (*(f"{name}.parquet" for name in TABLES), SUMMARY):
         digest = hashlib.sha256()
@@ -75,7 +75,7 @@ def _outputs(folder: Path) -> dict[str, str]:
 
 
 def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, Any]) -> list[Path]:
-    """Write a run's tables, each to a temporary name and renamed; what they were made from comes last.
+    """Write a run's tables, each to a temporary name and then renamed; the fingerprints are written last.
 
     Raises:
         UsageError: the folder cannot be written, or pyarrow is missing.
@@ -89,7 +89,7 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
         ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # from here on until all is renamed nothing claims to be fresh
+        # without this file the tables count as stale until all are written
         (folder / SOURCES).unlink(missing_ok=True)
         paths = [_write_table(getattr(job, name), folder / f"{name}.parquet") for name in TABLES]
         write_json(folder / SUMMARY, summary)
@@ -108,11 +108,11 @@ def _write_table(table: pd.DataFrame, path: Path) -> Path:
 
 
 def read_table(folder: Path, name: str) -> pd.DataFrame:
-    """A derived table as it was written."""
+    """Read a derived table."""
     return pd.read_parquet(folder / f"{name}.parquet", engine="pyarrow")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary as it was written."""
+    """Read the summary of the derived tables."""
     item: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
     return item

@@ -1,4 +1,4 @@
-"""Amounts that grew between two samples, spread over the iterations between them."""
+"""Growth of counters and values of gauges between samples, assigned to the iterations of a run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Borders:
     """The borders of a run's iterations on one clock, as bins of time.
 
     Attributes:
-        edges_ns: ascending; the gaps between two generations of a job are bins too.
-        bin_of: for each iteration the number of its bin.
+        edges_ns: edges of the bins, ascending; gaps between two generations of a job are bins too.
+        bin_of: number of the bin of each iteration.
     """
 
     edges_ns: Integers
@@ -27,7 +27,7 @@ class Borders:
 
     @classmethod
     def of(cls, start_ns: Integers, end_ns: Integers) -> Borders:
-        """Borders of iterations that do not overlap and are in order of time."""
+        """Return the borders of iterations, which must be in order of time and not overlap."""
         edges = np.unique(np.concatenate((start_ns, end_ns)))
         return cls(edges, np.searchsorted(edges, start_ns))
 
@@ -37,16 +37,16 @@ class Borders:
         return max(len(self.edges_ns) - 1, 0)
 
     def shifted(self, edges_ns: Integers) -> Borders:
-        """The same bins on another clock."""
+        """Return the same bins on another clock."""
         return Borders(edges_ns, self.bin_of)
 
 
 def shares(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> tuple[Integers, Integers, Numbers]:
-    """Shares of spans of time in bins.
+    """Split spans of time into their shares of bins.
 
     Args:
         begin_ns: begin of each span.
-        end_ns: its end, later than its begin.
+        end_ns: end of each span, later than its begin.
         edges_ns: borders of the bins, ascending.
 
     Returns:
@@ -67,16 +67,16 @@ def shares(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> tuple[In
 
 
 def add_up(group: Integers, place: Integers, amounts: Numbers, groups: int, bins: int) -> Numbers:
-    """Sums by group and bin, shape (groups, bins)."""
+    """Sum amounts by group and bin, shape (groups, bins)."""
     sums: Numbers = np.bincount(group * bins + place, weights=amounts, minlength=groups * bins).astype(np.float64)
     return sums.reshape(groups, bins)
 
 
 def unwrapped_growth(values: npt.NDArray[Any], width_bits: int) -> Numbers:
-    """Growth of a counter from each sample to the next; a narrow one may have wrapped once, a wide one been reset.
+    """Return the growth of a counter from each sample to the next.
 
-    A counter of 64 bits, or one without a width, that went backwards was set to 0 meanwhile: it has grown by what it
-    shows now.
+    A narrow counter may have wrapped once. A counter of 64 bits, or one without a width, that went backwards was reset
+    to 0 in between: its growth is its new value.
     """
     if values.dtype.kind == "f":
         steps = np.diff(values)
@@ -90,7 +90,7 @@ def unwrapped_growth(values: npt.NDArray[Any], width_bits: int) -> Numbers:
 
 
 def growth(t_ns: Integers, steps: Numbers, borders: Borders) -> Numbers:
-    """Growth of a counter in each bin, linear between samples; NaN for bins that the samples do not cover.
+    """Return the growth of a counter in each bin, linear between samples; NaN for bins that the samples do not cover.
 
     Args:
         t_ns: times of the samples, ascending.
@@ -108,7 +108,7 @@ def growth(t_ns: Integers, steps: Numbers, borders: Borders) -> Numbers:
 
 
 def mean_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Numbers:
-    """Mean of a gauge in each bin, held from each sample to the next; NaN where nothing was sampled."""
+    """Return the mean of a gauge in each bin, held from each sample to the next; NaN for bins that are not covered."""
     if len(t_ns) < 2:
         return np.full(borders.bins, np.nan)
     spans = np.diff(t_ns) / 1e9
@@ -117,11 +117,11 @@ def mean_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Numbe
 
 
 def largest_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Numbers:
-    """Largest sample of a gauge in each bin, the last one before it included; NaN before the first sample."""
+    """Return the largest sample of a gauge in each bin or held at its begin; NaN before the first sample."""
     result = np.full(borders.bins, np.nan)
     if not len(t_ns) or borders.bins < 1:
         return result
-    # samples from the one that held at the bin's begin to the last one within it
+    # from the last sample at or before the bin's begin to the last one within it
     first = np.maximum(np.searchsorted(t_ns, borders.edges_ns[:-1], side="right") - 1, 0)
     after = np.searchsorted(t_ns, borders.edges_ns[1:], side="left")
     known = after > first
@@ -132,7 +132,7 @@ def largest_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Nu
 
 
 def plain(value: Any) -> Any:
-    """A number for JSON: no NaN and no NumPy type; None where there is none."""
+    """Convert a number for JSON: NumPy types to Python types, NaN, infinity and NA to None."""
     if value is None or value is pd.NA or (isinstance(value, float | np.floating) and not np.isfinite(value)):
         return None
     return value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""The logs of a node in a run directory, read as they are: missing, torn, cut off or still being written."""
+"""Tolerant reader of a node's logs in a run directory, which may be missing, torn, cut off or still being written."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ringtap.analysis.runs.clock import NodeClock, read_clock, steps_of
 from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, growth, largest_in, mean_in, unwrapped_growth
 from ringtap.analysis.runs.run import Records, map_records
 from ringtap.errors import RingtapError
+from ringtap.json_validation import Shape, load_json, whole
 from ringtap.records import RecordFile, each_json_line
 from ringtap.rundir import NODE, PROCESS
-from ringtap.json_validation import Shape, load_json, whole
 
 T = TypeVar("T")
-_MOST_TOLD = 5  # damaged lines of one file that are told one by one
-# logs of collectors that sample from the run's begin to its end
+_MOST_TOLD = 5  # damaged lines of one file that are reported individually
+# logs of collectors that sample from the beginning of the run to its end
 SAMPLED = ("nic/nic.rec", "host/host.rec", "sockets/sockets.rec", "qdisc/qdisc.rec", "host/processes.rec")
 
 
 class WideLog:
-    """A log with one record a sample: counters and gauges of a node.
+    """Log with one record per sample: counters and gauges of a node.
 
     Attributes:
         file: its header.
         t_ns: times of the samples, CLOCK_REALTIME of the node, ascending.
-        columns: names of the columns but the times.
+        columns: names of the columns, without times and indices.
     """
 
     def __init__(self, file: RecordFile, records: Records) -> None:
@@ -45,38 +45,38 @@ class WideLog:
 
     @property
     def every_s(self) -> float | None:
-        """Typical time between two samples, as they really came."""
+        """Median time between two samples; None with fewer than two."""
         return float(np.median(np.diff(self.t_ns)) / 1e9) if len(self.t_ns) > 1 else None
 
     def values(self, column: str) -> npt.NDArray[Any]:
-        """The samples of a column as recorded."""
+        """Return the samples of a column as recorded."""
         return np.asarray(self._records[column])
 
     def steps(self, column: str) -> Numbers:
-        """Growth of a counter from each sample to the next."""
+        """Return the growth of a counter from each sample to the next."""
         return unwrapped_growth(self.values(column), self._fields[column].width_bits)
 
     def growth(self, column: str, borders: Borders) -> Numbers:
-        """Growth of a counter in each bin; NaN where it is not covered."""
+        """Return the growth of a counter in each bin; NaN for bins that are not covered."""
         return growth(self.t_ns, self.steps(column), borders)
 
     def mean(self, column: str, borders: Borders) -> Numbers:
-        """Mean of a gauge in each bin; NaN where it is not covered."""
+        """Return the mean of a gauge in each bin; NaN for bins that are not covered."""
         return mean_in(self.t_ns, self.values(column), borders)
 
     def largest(self, column: str, borders: Borders) -> Numbers:
-        """Largest sample of a gauge in each bin."""
+        """Return the largest sample of a gauge in each bin."""
         return largest_in(self.t_ns, self.values(column), borders)
 
 
 class NodeLogs:
-    """One node's folder.
+    """Logs of one node's folder.
 
     Attributes:
         path: the folder.
         name: the node's name.
-        problems: what could not be read and why, one sentence each; grows as logs are read.
-        torn: logs that end in a torn record, which was dropped; grows likewise.
+        problems: files or lines that could not be read, with reasons, one sentence each; grows as logs are read.
+        torn: logs that end in a torn record, which was dropped; grows as logs are read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,16 +96,16 @@ class NodeLogs:
             return otherwise
 
     def read(self, relative: str, read: Callable[[Path], T]) -> T | None:
-        """Apply a function to a file; None if the file is missing or damaged."""
+        """Apply a function to a file; return None if the file is missing or damaged."""
         return self._tolerant(relative, read, None)
 
     def json(self, relative: str, shape: Shape) -> dict[str, Any]:
-        """A JSON object of a shape; empty where it is missing or damaged."""
+        """Read a JSON object of the given shape; empty if the file is missing or damaged."""
         empty: dict[str, Any] = {}
         return self._tolerant(relative, lambda path: load_json(path, shape), empty)
 
     def lines(self, relative: str, shape: Shape) -> list[dict[str, Any]]:
-        """A JSON Lines file; lines of another shape are dropped, and said so when it is not a torn last one."""
+        """Read a JSON Lines file; invalid lines are dropped and noted in `problems`, a torn last line in `torn`."""
 
         def read(path: Path) -> list[dict[str, Any]]:
             items: list[dict[str, Any]] = []
@@ -127,9 +127,9 @@ class NodeLogs:
         return self._tolerant(relative, read, [])
 
     def records(self, relative: str) -> tuple[RecordFile, Records] | None:
-        """A record file, mapped; None where it is missing, empty or damaged.
+        """Map a record file; return None if it is missing, has no whole header or is damaged.
 
-        Its ``t_ns`` is as the node's clock would have shown it, had it not been set during the run.
+        Its ``t_ns`` has the steps of the node's clock removed, except in the ranks' step logs.
         """
         if relative not in self._records:
             self._records[relative] = self._map(relative)
@@ -141,7 +141,7 @@ class NodeLogs:
             file, records, torn = map_records(path)
             if torn:
                 self.torn.append(f"{self.name}/{relative}")
-            # of the ranks' own logs this is done where they are read
+            # readers of the ranks' step logs remove clock steps themselves
             is_sampled = not relative.startswith("steps/")
             if is_sampled and self.clock.steps and {"t_ns", "mono_ns"} <= set(records.dtype.names or ()):
                 records = np.array(records)
@@ -151,26 +151,26 @@ class NodeLogs:
         return self._tolerant(relative, read, None)
 
     def wide(self, relative: str) -> WideLog | None:
-        """A log with one record a sample; None where it is missing, empty or damaged."""
+        """Return a log with one record per sample; None if it is missing, empty or damaged."""
         found = self.records(relative)
         if found is None or not len(found[1]):
             return None
         return self._tolerant(relative, lambda _: WideLog(*found), None)
 
     def names(self, pattern: str) -> list[str]:
-        """Files that match a pattern, relative to the folder, in order."""
+        """Return the files that match a pattern, relative to the folder, in order."""
         return [str(path.relative_to(self.path)) for path in sorted(self.path.glob(pattern))]
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """node.json; empty where the agent was ended before writing it."""
+        """Content of node.json; empty if the agent was ended before writing it."""
         return self.json("node.json", NODE)
 
     @cached_property
     def recorded_ns(self) -> tuple[int, int]:
-        """Times of the first and the last sample of any collector, by the node's clock; (0, 0) without any.
+        """Times of the first and the last sample of any collector, by the node's clock; (0, 0) without samples.
 
-        A log to which only changes are written may end long before its collector did.
+        A log of changes may end long before its collector did.
         """
         times: list[int] = []
         for name in SAMPLED:
@@ -181,11 +181,11 @@ class NodeLogs:
 
     @cached_property
     def rank_of_pid(self) -> dict[int, int | None]:
-        """Ranks of the job's processes as far as they are known.
+        """Known ranks of the job's processes, by process id.
 
-        What a process says of itself once it is in a process group comes first: its environment may give no rank
-        (torch.multiprocessing.spawn), or that of its launcher. Processes that a rank has started (data loaders) are of
-        its rank; one that has started several ranks is of none (None).
+        The rank that a process logs in its process group takes precedence: its environment may have no rank
+        (torch.multiprocessing.spawn), or that of its launcher. Processes started by a rank (data loaders) have its
+        rank; a process that started several ranks has none (None).
         """
         own: dict[int, int] = {}
         for name in self.names("steps/rank*.rec"):
@@ -210,9 +210,9 @@ class NodeLogs:
         return ranks | own
 
     def covers(self, relative: str, borders: Borders) -> npt.NDArray[np.bool_]:
-        """Mask of the bins that a log of changes covers; ``borders`` are by the node's clock.
+        """Return a mask of the bins that a log of changes covers; ``borders`` are by the node's clock.
 
-        Its collector was at work as long as the others were, unless it is known to have failed.
+        Its collector is taken to have worked as long as the others, unless node.json reports that it failed.
         """
         begin, end = self.recorded_ns
         found, said = self.records(relative), self.collectors.get(relative.partition("/")[0], {})
@@ -227,19 +227,19 @@ class NodeLogs:
 
     @cached_property
     def clock(self) -> NodeClock:
-        """The node's clock by clock/clock.json; else at offset 0 with unknown error, and the steps its agent noted."""
+        """Clock of the node by clock/clock.json; without it offset 0, unknown error and the steps in node.json."""
         if (self.path / "clock" / "clock.json").exists():
             return self._tolerant("clock/clock.json", read_clock, NodeClock())
         return NodeClock(steps=steps_of(self.info.get("clock_steps")))
 
     @cached_property
     def collectors(self) -> dict[str, dict[str, Any]]:
-        """The collectors' entries in node.json, by name."""
+        """Entries of the collectors in node.json, by name."""
         return self.info.get("collectors") or {}
 
 
 def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:
-    """The processes above one, the nearest first."""
+    """Return the ancestors of a process, nearest first."""
     found: list[int] = []
     while (pid := parents.get(pid, 0)) and pid not in found:
         found.append(pid)

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.errors import UsageError
+from ringtap.json_validation import ShapeError, check, open_regular, whole
 from ringtap.records import RecordFile
 from ringtap.rundir import RunDirectory, open_log, process_age_ns, read_points
-from ringtap.json_validation import ShapeError, check, open_regular, whole
 
-# a restarted process that gets the same pid (a fresh process namespace) has a number at the end
+# a restarted process with the same pid (in a new process namespace) has a number at the end
 _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
 _DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
@@ -33,13 +33,13 @@ def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
     """Map a record file into memory without reading it; raw bytes (``V16``) come as NumPy voids.
 
     Returns:
-        The header (None where it is not there whole: killed while it was written), the records as a structured array,
-        and the number of torn last records (0 or 1).
+        The header (None if incomplete: killed while it was written), the records as a structured array, and the number
+        of torn last records (0 or 1).
 
     Raises:
-        FileNotFoundError: it is not there.
-        UsageError: it cannot be read, is not a record file, is of a newer version, or its content is not what its name
-            promises.
+        FileNotFoundError: the file is missing.
+        UsageError: the file cannot be read, is not a record file, is of a newer version, or its content does not match
+            its name.
     """
     try:
         with open_regular(path) as stream:
@@ -62,8 +62,8 @@ def read_records(path: Path) -> tuple[pd.DataFrame, int]:
     """Read a record file.
 
     Returns:
-        The records, one column a field and of its type, and the number of torn last records (0 or 1). Fields of raw
-        bytes, as addresses and ports are, are ``bytes`` in network order: ``int.from_bytes(sport, "big")`` is a port.
+        The records, one column per field with its type, and the number of torn last records (0 or 1). Fields of raw
+        bytes, such as addresses and ports, are ``bytes`` in network order: ``int.from_bytes(sport, "big")`` is a port.
 
     Raises:
         UsageError: not a record file, one of a newer version, or a header that contradicts itself.
@@ -75,7 +75,7 @@ def read_records(path: Path) -> tuple[pd.DataFrame, int]:
 
 
 def _column(values: Records) -> Records:
-    """A column in memory; pandas cannot hold NumPy's voids."""
+    """Copy a column into memory, with NumPy's voids as ``bytes``, because pandas cannot hold voids."""
     if values.dtype.kind != "V":
         return np.array(values)
     column = np.empty(len(values), object)
@@ -88,7 +88,7 @@ class JobRun:
 
     Attributes:
         path: the directory.
-        info: its run.json; empty where the job was cut off before writing one.
+        info: its run.json; empty if the job was killed before writing it.
         torn: torn last records dropped so far, by file relative to ``path``; grows as tables are read.
     """
 
@@ -109,19 +109,19 @@ class JobRun:
 
     @cached_property
     def step_files(self) -> list[Path]:
-        """The ranks' step logs; ``process`` in `steps` is a place in this list."""
+        """Step logs of the ranks; ``process`` in `steps` is an index into this list."""
         found = sorted(self.path.glob("nodes/*/steps/*.rec"))
         return [path for path in found if not path.name.endswith(_DDP_SUFFIX)]
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """Optimizer steps of all ranks, one row a step.
+        """Optimizer steps of all ranks, one row per step.
 
         Columns: ``node``, ``rank``, ``pid``, ``process`` (number of its file), ``optimizer``, ``step``, then
         ``start_ns`` and ``end_ns`` (CLOCK_REALTIME), ``start_mono_ns`` and ``end_mono_ns`` (CLOCK_MONOTONIC), ``kind``
-        (0 a step, 1 a step that AMP skipped, 2 a mark of the program's own), ``backwards`` (backward passes since this
-        process's record before it; 0 in logs that have none) and ``age_ns`` (age of the process at its first record; 0
-        in logs that do not say).
+        (0 a step, 1 a step that AMP skipped, 2 a mark set by the program), ``backwards`` (backward passes since the
+        previous record of this process; 0 in logs without them) and ``age_ns`` (age of the process at its first record;
+        0 in logs without it).
         """
         parts = []
         for number, path in enumerate(self.step_files):
@@ -142,24 +142,24 @@ class JobRun:
 
     @cached_property
     def ranks(self) -> int:
-        """Number of ranks that left steps."""
+        """Number of ranks with recorded steps."""
         return int(self.steps["rank"].nunique())
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
-        """Iterations of the job, one row each, in order of time; `iterations_of` says what one is.
+        """Iterations of the job, one row each, in order of time, as defined by `iterations_of`.
 
-        Columns: ``generation``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``, which goes by
-        CLOCK_MONOTONIC: a clock that is set during the run does not change it.
+        Columns: ``generation``, ``step``, ``start_ns``, ``end_ns`` (CLOCK_REALTIME) and ``iteration_s``, which is by
+        CLOCK_MONOTONIC and so not affected by a clock that is set during the run.
         """
         steps = self.steps
         even = {f"even_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
         return iterations_of(iteration_marks(steps.assign(**even)))
 
     def nic(self, node: str) -> pd.DataFrame:
-        """Interface counters of a node in order of time; empty where none were recorded.
+        """Return the interface counters of a node in order of time; empty where none were recorded.
 
-        Columns: ``t_ns`` (CLOCK_REALTIME), ``mono_ns``, and ``<nic>.rx_bytes`` and its like; narrow counters unwrapped.
+        Columns: ``t_ns`` (CLOCK_REALTIME), ``mono_ns``, ``<nic>.rx_bytes`` and so on; narrow counters are unwrapped.
         """
         if node not in self._nic:
             path = self.path / "nodes" / node / "nic" / "nic.rec"
@@ -172,7 +172,7 @@ class JobRun:
 
 
 def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
-    """Times of steps by CLOCK_MONOTONIC, from each node's first CLOCK_REALTIME on.
+    """Return the times of steps by CLOCK_MONOTONIC, shifted to each node's first CLOCK_REALTIME.
 
     Args:
         steps: as `JobRun.steps`.
@@ -184,34 +184,34 @@ def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
 
 
 def iteration_marks(steps: pd.DataFrame) -> pd.DataFrame:
-    """The step records that end an iteration of their rank.
+    """Return the step records that end an iteration of their rank.
 
-    Where a process marks its steps itself these count; else the steps of the optimizer that stepped first, those that
-    AMP skipped among them. A rank that was started again begins a new generation. Of processes that lived at the same
-    time under one rank, which are therefore no ranks of one process group, one counts.
+    If a process marks its steps itself, the marks count; else the steps of the optimizer that stepped first, including
+    those that AMP skipped. A restarted rank begins a new generation. Of several processes that ran at the same time
+    under one rank, which are therefore not ranks of one process group, only one counts.
 
     Args:
         steps: as `JobRun.steps`.
 
     Returns:
         The rows of ``steps`` that count, by process and time, with ``index`` (0 for a process's first), ``generation``,
-        ``skipped`` (AMP skipped a step since the mark before), ``backwards`` (passes since the mark before) and
-        ``optimizers`` (how many the process has).
+        ``skipped`` (AMP skipped a step since the previous mark), ``backwards`` (passes since the previous mark) and
+        ``optimizers`` (number of optimizers of the process).
     """
     return marks_and_processes(steps)[0]
 
 
 def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The result of `iteration_marks`, and the processes that stepped.
+    """Return the result of `iteration_marks`, and the processes that stepped.
 
     Args:
         steps: as `JobRun.steps`.
 
     Returns:
-        The marks; and by the processes' numbers ``node``, ``rank``, ``pid``, ``steps`` (those that end an iteration),
-        ``generation`` (how often the rank had been started before), ``alone`` (no other process lived under this rank
-        before its last step), ``counts`` (alone, or of several such processes the one with the most steps) and
-        ``median_s`` from step to step, of those that are not alone.
+        The marks; and by number of the process ``node``, ``rank``, ``pid``, ``steps`` (those that end an iteration),
+        ``generation`` (number of earlier starts of the rank), ``alone`` (no other process of this rank ran at the same
+        time), ``counts`` (alone, or the one with the most steps of several such processes) and ``median_s`` (time from
+        step to step, for processes that are not alone).
     """
     marks = _marks(steps)
     found = _processes(steps, marks)
@@ -221,8 +221,8 @@ def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame
 
 
 def _marks(steps: pd.DataFrame) -> pd.DataFrame:
-    """The rows of ``steps`` that end an iteration of their process, with all that `iteration_marks` adds to them."""
-    steps = steps.sort_values("process", kind="stable", ignore_index=True)  # a process's records are in its order
+    """Return the rows of ``steps`` that end an iteration of their process, as `iteration_marks` but for ``generation``."""
+    steps = steps.sort_values("process", kind="stable", ignore_index=True)  # records of a process stay in order
     process, kind = steps["process"], steps["kind"]
     marked = process.isin(process[kind == MARK])
     stepped_first = process.map(steps[kind != MARK].groupby("process")["optimizer"].first())
@@ -243,7 +243,7 @@ def _marks(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
-    """The processes that stepped, as `marks_and_processes` gives them."""
+    """Return the processes that stepped, as described in `marks_and_processes`."""
     even = "even_{}_ns" if "even_end_ns" in steps else "{}_ns"
     by = steps.groupby("process")
     table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
@@ -254,7 +254,7 @@ def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     order = np.lexsort((begin, table["rank"].to_numpy()))
     rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
     begin, end = begin[order], end[order]
-    groups: list[list[int]] = []  # places of processes that lived at the same time under one rank
+    groups: list[list[int]] = []  # indices of processes that ran at the same time under one rank
     generation, until = np.zeros(len(order), np.int64), 0
     for place in range(len(order)):
         again = place > 0 and rank[place] == rank[place - 1]
@@ -276,17 +276,17 @@ def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
 
 
 def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
-    """Iterations of a job from the marks of its ranks.
+    """Return the iterations of a job from the marks of its ranks.
 
     Iteration i lasts from the end of step i-1 to the end of step i at the slowest rank. Steps that not every rank ended
-    are left out, and so is the first, whose beginning nothing marks.
+    are left out, and so is the first, because nothing marks its beginning.
 
     Args:
-        marks: as `iteration_marks` gives them; ``end_ns`` of all ranks by one clock. Where they have ``even_end_ns``,
-            that is what the length of an iteration goes by.
+        marks: as from `iteration_marks`; ``end_ns`` of all ranks by one clock. The length of an iteration is by
+            ``even_end_ns``, if present.
 
     Returns:
-        ``generation``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row an iteration.
+        ``generation``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row per iteration.
     """
     ranks = marks.groupby("generation")["rank"].nunique()
     even = "even_end_ns" if "even_end_ns" in marks else "end_ns"
@@ -303,7 +303,7 @@ def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _unwrap(values: pd.Series[Any], width_bits: int) -> pd.Series[Any]:
-    """A narrow counter as if it had never wrapped; 64 bits are taken as they are."""
+    """Unwrap a narrow counter; counters of 64 bits are returned unchanged."""
     if not 0 < width_bits < 63 or values.empty:
         return values
     counts = values.to_numpy().astype(np.int64)
@@ -327,15 +327,15 @@ class SweepRun:
         self._jobs: dict[str, JobRun] = {}
 
     def __reduce__(self) -> tuple[type[SweepRun], tuple[Path, dict[str, Any]]]:
-        """For another process, which reads for itself."""
+        """Pickle the path and run.json only; the other process reads the files itself."""
         return SweepRun, (self.path.absolute(), self.info)
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan as resolved.
+        """The resolved plan.
 
         Raises:
-            UsageError: run.json has none, or lacks what the analysis needs of it.
+            UsageError: run.json has no plan, or the plan lacks keys that the analysis needs.
         """
         plan: dict[str, Any] | None = self.info.get("plan")
         if plan is None:
@@ -348,7 +348,7 @@ class SweepRun:
 
     @property
     def windows(self) -> list[dict[str, Any]]:
-        """The lines of points.jsonl: what was asked for and when, one window a point, all attempts of a series."""
+        """Lines of points.jsonl: requested load and time, one window per point, with all attempts of a series."""
         return self._windows
 
     @property
@@ -363,7 +363,7 @@ class SweepRun:
         return found | ({"points.jsonl": self.torn_lines} if self.torn_lines else {})
 
     def job(self, directory: str) -> JobRun:
-        """The job run directory of a series and attempt, as points.jsonl names it."""
+        """Return the job run of a series and attempt by its directory, as named in points.jsonl."""
         if directory not in self._jobs:
             path = self.path / directory
             if self.path.resolve() not in path.resolve().parents:
@@ -374,17 +374,17 @@ class SweepRun:
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """The points measured from the raw logs, one row a window; columns as in `ringtap.analysis.sweeps.points.Point`."""
+        """Points measured from the raw logs, one row per window; columns as `ringtap.analysis.sweeps.points.Point`."""
         from ringtap.analysis.sweeps.points import measure, table
 
         return table(measure(self))
 
 
 def open_run(path: str | Path) -> JobRun | SweepRun:
-    """Open a run directory, of a single job or of a sweep.
+    """Open the run directory of a single job or of a sweep.
 
     Raises:
-        UsageError: not a run directory, one of a newer schema, or of a kind this version does not know.
+        UsageError: not a run directory, one of a newer schema, or of a kind that this version does not know.
     """
     run = RunDirectory.open(Path(path))
     kind = run.info.get("kind")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.json_validation import Shape, ShapeError, check, load_json, open_regular, parse_json
 from ringtap.records import RecordFile
 from ringtap.rundir import open_log
-from ringtap.json_validation import Shape, ShapeError, check, load_json, open_regular, parse_json
 
 _BATCH_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 8 << 20

@@ -18,7 +18,7 @@ _NOTICED = 2.0  # in standard errors of white noise: a smaller first autocorrela
 
 
 def sample(values: Values, least: int = 1) -> Array:
-    """The values as an array, once they make sense.
+    """Check values and return them as an array.
 
     Raises:
         UsageError: not one list, too few, or a value that is not a finite number.
@@ -32,10 +32,10 @@ def sample(values: Values, least: int = 1) -> Array:
 
 
 def correlation_time(values: Values) -> float:
-    """Integrated autocorrelation time of values in order of time, at least 1: how many of them count as one.
+    """Integrated autocorrelation time of values in order of time, at least 1: the number of values that count as one.
 
-    Of the ranks, so that a few long iterations do not hide the rest; summed in pairs of neighbouring lags as long as
-    they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3), and corrected for the mean being the sample's own
+    It is that of the ranks, so that a few long iterations do not hide the rest; summed in pairs of neighbouring lags as
+    long as they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3), and corrected for the mean being the sample's own
     (Wolff, Comput. Phys. Commun. 156, 2004, equation 49). 1 where the first autocorrelation is below two standard
     errors of independent values.
     """
@@ -59,7 +59,7 @@ def correlation_time(values: Values) -> float:
 
 
 def effective_count(values: Values) -> float:
-    """Number of independent values that say as much as these ones, in order of time: count over correlation time."""
+    """Effective sample size of values in order of time: count over correlation time."""
     ordered = sample(values)
     return max(1.0, len(ordered) / correlation_time(ordered))
 

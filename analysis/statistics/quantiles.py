@@ -1,4 +1,4 @@
-"""A quantile of iteration times with an interval that asks nothing of their distribution."""
+"""Quantiles of iteration times with distribution-free intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringtap.units import counted
 
 @dataclass(frozen=True)
 class QuantileInterval:
-    """A quantile, its interval and what it rests on.
+    """A quantile, its interval and its sample sizes.
 
     Attributes:
         q: which quantile, 0.99 for p99.
@@ -24,7 +24,7 @@ class QuantileInterval:
         low: lower end of the interval, None where the values cannot bound it.
         high: upper end, None where the values cannot bound it.
         count: number of values.
-        effective_count: number of independent values that say as much; smaller where neighbours are alike.
+        effective_count: effective number of independent values; smaller where neighbours are correlated.
         level: confidence of the interval.
         reason: why an end is missing, one sentence; else empty.
     """
@@ -48,12 +48,12 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> Q
 
     The number of values at or below the quantile is binomial whatever the distribution, so two order statistics
     enclose it with a probability of at least ``level`` (David and Nagaraja, Order Statistics, 2003, section 7.1). Each
-    tail takes half of the rest; where one end can only just be reached, it takes more and the other less. Both ends of
+    tail gets half of the rest; where one end can only just be reached, it gets more and the other less. Both ends of
     a 95 % interval of p99 need 299 independent values. Correlated values count for as many as
     `ringtap.analysis.statistics.autocorrelation.effective_count` says.
 
     Args:
-        values: the sample in order of time, shape (values,); of one unit, which the result has too.
+        values: the sample in order of time, shape (values,); the result has its unit.
         q: the quantile, between 0 and 1.
         level: confidence, between 0 and 1.
 
@@ -87,7 +87,7 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> Q
 
 
 def _ranks(count: int, q: float, missed: float) -> tuple[int | None, int | None]:
-    """Numbers, from 1, of the order statistics that enclose the quantile but for a probability of ``missed``."""
+    """Ranks, from 1, of the order statistics that enclose the quantile with probability 1 - ``missed``."""
     above, below = q**count, (1 - q) ** count  # the quantile lies past the greatest, before the least
     lower = upper = missed / 2
     if above + below <= missed:
@@ -99,7 +99,7 @@ def _ranks(count: int, q: float, missed: float) -> tuple[int | None, int | None]
 
 
 def _needed(q: float, level: float) -> int:
-    """Independent values from which on both ends exist."""
+    """Least number of independent values for which both ends exist."""
     count = 1
     while q**count + (1 - q) ** count > 1 - level:
         count += 1

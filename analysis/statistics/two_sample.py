@@ -1,8 +1,8 @@
-"""Two samples of iteration times set against each other: effects first, then the tests that suit.
+"""Comparison of two samples of iteration times: effect sizes with intervals, then tests.
 
-docs/method/method.md, "Traffic kinds compared", gives the equations. Iterations that are alike count for fewer
-(`ringtap.analysis.statistics.autocorrelation`);
-nothing is assumed of the distributions but that iterations are stationary.
+docs/method/method.md, "Traffic kinds compared", gives the equations. Correlated iterations count for fewer
+(`ringtap.analysis.statistics.autocorrelation`). The only assumption on the distributions is that iterations are
+stationary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringtap.errors import UsageError
 from ringtap.units import counted
 
 MIN_VALUES = 5
-TAIL_SHARE = 0.05  # of both samples together, whose origin the tail test looks at
+TAIL_SHARE = 0.05  # of both samples together: the iterations of the tail test
 ALPHA = 0.05  # of all tests together
 _LEAST_P = sys.float_info.min  # a smaller p cannot be written as a normal floating point number
 _EXACT_TO = (
@@ -53,11 +53,11 @@ class Test:
         name: ``distribution`` (Kolmogorov and Smirnov), ``location`` (Brunner and Munzel) or ``tail`` (quantile test).
         statistic: greatest distance of the distribution functions; P(b > a) + P(b = a) / 2; share of the longest
             iterations that are b's, less the share of all that are.
-        p: probability of as large a statistic by chance; never 0: the least floating point number stands for less.
-        p_holm: the same, corrected after Holm for all tests that were made together.
+        p: probability of as large a statistic by chance; at least the smallest normal floating point number, never 0.
+        p_holm: the same, corrected by Holm's method for all tests made together.
     """
 
-    __test__ = False  # not one for pytest
+    __test__ = False  # not a test for pytest
 
     name: str
     statistic: float
@@ -72,7 +72,7 @@ class Comparison:
     Attributes:
         names: names of a and b.
         counts: their numbers of iterations.
-        effective_counts: independent iterations that say as much.
+        effective_counts: effective numbers of independent iterations.
         level: confidence of the intervals.
         median_ratio: median of b over that of a.
         p99_ratio: 99th percentile of b over that of a.
@@ -95,12 +95,12 @@ class Comparison:
 
     @property
     def cliffs_delta(self) -> float:
-        """Cliff's delta: 1 where every iteration of b is longer than any of a, -1 where it is shorter."""
+        """Cliff's delta: 1 where every iteration of b is longer than any of a, -1 where every one is shorter."""
         return 2 * self.superiority.value - 1
 
     @property
     def sentence(self) -> str:
-        """The comparison in plain words."""
+        """The comparison as two sentences."""
         a, b = self.names
         text = f"{b} against {a}: the median iteration takes {_times(self.median_ratio)} as long"
         text += f", p99 {_times(self.p99_ratio)}; {b} is the longer one in {self.superiority.value:.0%} of pairs"
@@ -124,9 +124,9 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
     """Compare two samples of iteration times.
 
     Args:
-        a: iteration times of the one kind, in order of time, in seconds; shape (iterations,).
-        b: those of the other.
-        names: what to call them.
+        a: iteration times of the first sample, in order of time, in seconds; shape (iterations,).
+        b: those of the second.
+        names: their names.
         level: confidence of the intervals.
 
     Raises:
@@ -157,7 +157,7 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
 
 
 def compare_all(samples: Mapping[str, Values], level: float = 0.95) -> tuple[Comparison, ...]:
-    """Every pair of named samples compared, their tests corrected together.
+    """Compare every pair of named samples, and correct their tests together.
 
     Raises:
         UsageError: as `compare`; or fewer than two samples.
@@ -170,7 +170,7 @@ def compare_all(samples: Mapping[str, Values], level: float = 0.95) -> tuple[Com
 
 
 def correct_together(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """The same comparisons with the p values of all of them corrected as one family."""
+    """Return the comparisons with the p values of all of them corrected as one family."""
     corrected = iter(holm([test.p for one in comparisons for test in one.tests]))
     return tuple(
         replace(one, tests=tuple(replace(test, p_holm=next(corrected)) for test in one.tests)) for one in comparisons
@@ -203,7 +203,7 @@ def _times(ratio: Estimate) -> str:
 
 
 def _difference(a: Estimate, b: Estimate) -> Estimate:
-    """b less a; the interval out of those of both (Zou and Donner, Statist. Med. 27, 2008: MOVER)."""
+    """b minus a; the interval from those of both (Zou and Donner, Statist. Med. 27, 2008: MOVER)."""
     value = b.value - a.value
     low = high = None
     if b.low is not None and a.high is not None:
@@ -214,7 +214,7 @@ def _difference(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _ratio(a: Estimate, b: Estimate) -> Estimate:
-    """b over a, the same on logarithms."""
+    """b over a, by the same method on logarithms."""
     logs = [
         Estimate(math.log(one.value), *(None if end is None else math.log(end) for end in (one.low, one.high)))
         for one in (a, b)
@@ -246,7 +246,7 @@ def _scatter(a: Array, b: Array, counts: tuple[float, float]) -> tuple[float, fl
 
 
 def _superiority(a: Array, b: Array, counts: tuple[float, float], level: float) -> tuple[Estimate, float]:
-    """P(b > a) + P(b = a) / 2 with its interval, and the p value of its being one half."""
+    """P(b > a) + P(b = a) / 2 with its interval, and the p value against one half."""
     share, error, freedom = _scatter(a, b, counts)
     if error == 0:
         return _separated(share, counts, level)
@@ -265,7 +265,7 @@ def _location_p(ratio: float, counts: tuple[float, float], freedom: float) -> fl
     if min(counts) >= _SIMULATED_BELOW:
         return float(2 * stats.t.sf(ratio, freedom))
     simulated = _ratios_by_chance(*sorted(min(max(2, round(count)), _SIMULATED_TO) for count in counts))
-    # of rounded numbers, no difference is at times 1e-16
+    # by rounding, no difference may be 1e-16
     as_large = len(simulated) - np.searchsorted(simulated, ratio * (1 - 1e-9) - 1e-9)
     return float((1 + as_large) / (1 + len(simulated)))
 
@@ -286,11 +286,11 @@ def _ratios_by_chance(first: int, second: int) -> Array:
 
 
 def _separated(share: float, counts: tuple[float, float], level: float) -> tuple[Estimate, float]:
-    """Samples that do not overlap, or do not vary: their own scatter says nothing of the share's error.
+    """Superiority of samples that do not overlap or do not vary: their scatter does not give the share's error.
 
     Its variance is at most that of a proportion of the smaller sample (Birnbaum and Klose, Ann. Math. Statist. 28,
-    1957), whose Wilson interval is used; the p value is that of the extreme one among all ways to tell the iterations
-    apart.
+    1957), whose Wilson interval is used; the p value is that of the extreme one among all ways to divide the iterations
+    between the samples.
     """
     least, z = min(counts), float(stats.norm.isf((1 - level) / 2))
     centre, scale = (share + z * z / (2 * least)), 1 + z * z / least
@@ -359,7 +359,7 @@ def _distance_p(distance: float, first: int, second: int) -> float:
 
 
 def _tail(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str, float, float]:
-    """Test that the longest iterations of both come from one of them (quantile test, Johnson et al. 1987)."""
+    """Quantile test of b's share of the longest iterations of both samples together (Johnson et al. 1987)."""
     border = np.quantile(np.concatenate((a, b)), 1 - TAIL_SHARE)
     longest = [int(np.sum(one > border)) for one in (a, b)]
     if sum(longest) == 0:

@@ -1,4 +1,4 @@
-"""Points of a sweep measured again from the raw logs: iteration times and traffic within each window."""
+"""Points of a sweep computed again from the raw logs: iteration times and traffic within each window."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ class Point:
         series: ``<model>-<traffic kind>``, and ``-<transport>`` where it is known.
         model: model as named in the plan.
         traffic: traffic kind.
-        transport: how the training traffic was carried; empty where that was not noted.
+        transport: transport of the training traffic; empty where it was not recorded.
         directory: job run directory it was measured in; empty for a point of a table.
         requested_bps: load asked of the generator; None for a point of a table.
         requested_gbps: the same, full size.
         cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire
-            (`ringtap.ethernet`);
-            None where it was not recorded.
+            (`ringtap.ethernet`); None where it was not recorded.
         cross_gbps: the same, full size.
         total_bps: everything that left the bottleneck port.
         total_gbps: the same, full size.
-        other_bps: traffic at the bottleneck that is not the sweep's, as the sweep noted it; None where it did not.
+        other_bps: traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None where it did not.
         other_gbps: the same, full size.
         training_bps: total less cross traffic and, where it is known, other traffic.
         training_gbps: the same, full size.
@@ -50,14 +49,14 @@ class Point:
         p99_s: 99th percentile, linear between the nearest ranks; near the maximum below about 100 iterations.
         p99_low_s: lower end of its 95 % interval from order statistics; None where the iterations cannot bound it.
         p99_high_s: upper end, likewise.
-        independent: number of independent iterations that say as much, neighbours being alike.
+        independent: effective number of independent iterations, where neighbours are correlated.
         std_s: standard deviation (n - 1); None for a single iteration.
         min_s: shortest.
         max_s: longest.
         variation: standard deviation over mean.
-        ended: why the window ended, as the sweep noted it.
-        late_share: share of the recorder's samples that came late, as the sweep noted it; None where it did not.
-        disturbed: links that were cut and where there was much other traffic, as the sweep noted it, one sentence each.
+        ended: why the window ended, as the sweep recorded it.
+        late_share: share of the recorder's samples that came late, as the sweep recorded it; None where it did not.
+        disturbed: links that were cut and where there was much other traffic, as the sweep recorded it, one sentence each.
         reasons: what is missing and why, one sentence each.
         iteration_s: the iteration times in order of time, shape (iterations,); empty where only their mean is known.
     """
@@ -106,7 +105,7 @@ def measure(sweep: SweepRun, workers: Workers = ALONE) -> list[Point]:
 
     Args:
         sweep: the sweep.
-        workers: who reads its jobs, one each.
+        workers: read its jobs, one call per job.
     """
     order = {name: number for number, name in enumerate(sweep.series)}
     windows = sorted(
@@ -130,7 +129,7 @@ def measure(sweep: SweepRun, workers: Workers = ALONE) -> list[Point]:
 def _points_of(
     sweep: SweepRun, directory: str, windows: Sequence[dict[str, Any]]
 ) -> tuple[list[Point], int, dict[str, int]]:
-    """The points of one job, how many ranks it had, and its torn logs."""
+    """Return the points of one job, its number of ranks, and its torn logs."""
     if not sweep.path.is_dir():
         raise UsageError(f"{sweep.path} is not there for the workers: they need the file system that it lies on")
     logs: dict[tuple[str, str], CounterLog | None] = {}
@@ -139,7 +138,7 @@ def _points_of(
 
 
 def table(points: Sequence[Point]) -> pd.DataFrame:
-    """Points as a table; missing numbers are ``pd.NA``, the sentences of a point one text."""
+    """Return points as a table; missing rates and times are ``pd.NA``, the sentences of a point one text."""
     texts = ("disturbed", "reasons")
     rows = [{**point.to_json(), **{name: "; ".join(getattr(point, name)) for name in texts}} for point in points]
     columns = [item.name for item in fields(Point) if item.name != "iteration_s"]
@@ -165,7 +164,7 @@ class Times:
 
 
 def times_of(seconds: Array) -> Times:
-    """The statistics of iteration times in order of time, shape (iterations,)."""
+    """Compute the statistics of iteration times in order of time, shape (iterations,)."""
     if not len(seconds):
         return Times()
     mean, std = float(seconds.mean()), float(seconds.std(ddof=1)) if len(seconds) > 1 else None
@@ -248,9 +247,9 @@ def _rate(
     window_ns: tuple[int, int],
     logs: dict[tuple[str, str], CounterLog | None],
 ) -> float | str:
-    """Mean rate in bit/s on the wire behind some interface counters in a window, or why there is none.
+    """Mean rate in bit/s on the wire in a window by interface counters, or the reason why there is none.
 
-    No counters at all, an empty list, are those of traffic that nobody sent.
+    An empty list of counters stands for traffic that nobody sent; its rate is 0.
     """
     if isinstance(counters, dict):
         counters = [counters]

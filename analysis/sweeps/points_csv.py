@@ -31,13 +31,13 @@ class Points:
 
 @dataclass(frozen=True)
 class PointRow:
-    """One line of a CSV file, with the words that find it again in a message."""
+    """One line of a CSV file, with its location for messages."""
 
     cells: dict[str, str | None]
     where: str
 
     def number(self, column: str) -> float:
-        """A finite number.
+        """Return the finite number of a column.
 
         Raises:
             UsageError: the cell is empty or holds something else; as all methods here.
@@ -93,7 +93,7 @@ def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None)
         errors: column with the standard error of each time; ``std_s`` is a standard deviation and needs ``count``.
 
     Raises:
-        UsageError: the file cannot be read, or a value makes no sense; names the file and the line.
+        UsageError: the file cannot be read, or a value is invalid; names the file and the line.
     """
     needed = COLUMNS if errors is None else (*COLUMNS, errors, *[COUNT] * (errors == DEVIATION))
     loads, times, spreads = [], [], []
@@ -108,7 +108,7 @@ def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None)
 
 
 def read_rows(path: Path, needed: tuple[str, ...]) -> Iterator[PointRow]:
-    """The lines below the header of a CSV file that has the columns needed.
+    """Yield the lines below the header of a CSV file that has the columns needed.
 
     Raises:
         UsageError: the file cannot be read, is not CSV or lacks a column.

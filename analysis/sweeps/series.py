@@ -54,14 +54,14 @@ class Series:
         model: model as named in the plan.
         title: model as reports call it.
         traffic: traffic kind.
-        transport: how the training traffic was carried; empty where that was not noted.
+        transport: transport of the training traffic; empty where it was not recorded.
         capacity_gbps: full-size capacity C of the bottleneck.
         points: its points, by load.
         used: the points with both a load and a time, by measured load; the fits and the congestion point rest on them.
         demand: data per iteration (equation 3.1).
         no_load_s: mean time over the points without cross traffic; None where there is none.
         required_gbps: demand over that time.
-        measured_mb: training traffic an iteration that left the bottleneck port without cross traffic, as whole frames
+        measured_mb: training traffic per iteration that left the bottleneck port without cross traffic, as whole frames
             and acknowledgements; None where it was not counted.
         congestion: congestion point by the thesis's construction, or why there is none.
         segments: the break of two segments with its interval, or why there is none; its residuals are resampled, so
@@ -71,7 +71,7 @@ class Series:
         most_congested: the point with the most cross traffic.
         mean_difference_gbps: mean difference over the saturated points (Table 3.8).
         mean_difference_reason: why there is none, else empty.
-        saturated: how many points that mean is over.
+        saturated: number of points in that mean.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Subject:
-    """The setting that a series was measured in.
+    """Model, workers and capacity that a series was measured with.
 
     Attributes:
         title: model as reports call it.
@@ -200,7 +200,7 @@ def series_of(points: Sequence[Point], subject: Subject) -> Series:
     """Analyse the points of one series.
 
     Raises:
-        UsageError: workers or parameters make no sense.
+        UsageError: workers or parameters are invalid.
     """
     capacity = subject.capacity_gbps
     needed = demand(subject.parameters, subject.workers)
@@ -253,7 +253,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _workers(sweep: SweepRun, points: list[Point]) -> int:
-    """Workers of a series: as the plan names them, else the ranks that left steps."""
+    """Number of workers of a series: those that the plan names, else the ranks that recorded steps."""
     named = len(sweep.plan["topology"].get("workers") or [])
     ranks = max(sweep.job(directory).ranks for directory in {point.directory for point in points})
     if named + ranks == 0:

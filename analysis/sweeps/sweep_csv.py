@@ -1,8 +1,8 @@
-"""A sweep from a table: iteration times of several models, traffic kinds and transports in one CSV file.
+"""Sweeps read from a table: iteration times of several models, traffic kinds and transports in one CSV file.
 
 Columns ``model``, ``traffic``, ``bandwidth_gbps`` and ``iteration_s``; ``transport``, ``parameters`` and ``workers``
-where they are known. Either a row an iteration, those with the same load in order of time, or a row a point with the
-mean in ``iteration_s`` and ``count``, ``std_s`` and ``p99_s`` beside it.
+where they are known. A row is either an iteration (rows of the same load in order of time) or a point, with the mean in
+``iteration_s`` and ``count``, ``std_s`` and ``p99_s`` beside it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SweepTable:
         series: the series, in order of appearance.
         rows: rows read.
         by_iteration: whether a row is an iteration, not a point.
-        ignored: columns that say nothing here.
+        ignored: columns that are not used.
     """
 
     series: list[Series]
@@ -66,7 +66,7 @@ def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> 
         workers: workers of the ring where the table has no column for it.
 
     Raises:
-        UsageError: the file cannot be read or a value makes no sense; names the file and the line.
+        UsageError: the file cannot be read or a value is invalid; names the file and the line.
     """
     header, lines = _lines(path)
     columns = {name: header.index(name) for name in (*NEEDED, *OF_A_POINT, *OPTIONAL) if name in header}
@@ -167,7 +167,7 @@ def _whole(value: float | None, column: str, where: str) -> int | None:
 
 
 def _known_model(text: str) -> tuple[str, str]:
-    """Name and title of a model; those of the profiles by any spelling."""
+    """Return the name and title of a model; profiles are found by any spelling."""
 
     def plain(name: str) -> str:
         return "".join(letter for letter in name.lower() if letter.isalnum())
@@ -197,7 +197,7 @@ def _series(path: Path, rows: list[_Row], by_iteration: bool, capacity_gbps: flo
 
 
 def _one(path: Path, rows: list[_Row], column: str, value: Callable[[_Row], int | None]) -> int | None:
-    """The one value of a column throughout a series."""
+    """Return the value of a column that is the same throughout a series."""
     found = value(rows[0])
     for row in rows:
         if value(row) != found:
@@ -219,7 +219,7 @@ def _by_load(rows: list[_Row]) -> list[Point]:
 
 
 def _point(row: _Row) -> Point:
-    """A point of which only a row of numbers is known."""
+    """Return a point with only the numbers of a row."""
     model, traffic, transport = row.key
     return Point(
         series="-".join(part for part in row.key if part),

@@ -27,7 +27,8 @@ from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.pcap import cache, read_captures
 from ringtap.analysis.report.inputs import of_sweep
-from ringtap.analysis.runs.run import SweepRun, derived, open_run
+from ringtap.analysis.runs import derived
+from ringtap.analysis.runs.run import SweepRun, open_run
 from ringtap.analysis.workers import Workers
 from ringtap.cli import main
 from ringtap.errors import MeasurementError, UsageError

@@ -1,8 +1,8 @@
 """Published numbers that reports are compared with.
 
 J. Salamy, Network Requirements for Distributed Machine Learning Training in the Cloud, MIT, 2022. Traffic kinds are
-named as in plans: ``iperf``, ``consistent`` and ``burst`` (web-search). docs/method/thesis.md says where the
-source disagrees with itself.
+named as in plans: ``iperf``, ``consistent`` and ``burst`` (web-search). docs/method/thesis.md lists the contradictions
+in the source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lets the benchmarks import ringtap from the checkout that they lie in, installed or not."""
+"""Import path for the benchmarks: ringtap from their own checkout, whether installed or not."""
 
 import sys
 from pathlib import Path

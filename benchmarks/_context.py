@@ -21,17 +21,17 @@ class Settings:
     """Amount of measuring.
 
     Attributes:
-        quick: everything short, repeats only as far as time allows.
-        repeats: of every measure.
-        streams: the numbers of streams of the bulk transfers with several; the first is the one that counts.
+        quick: short measures, with repeats only as time allows.
+        repeats: repeats of every measure.
+        streams: numbers of streams of the bulk transfers with several; the first one counts for the bar.
         bulk_s: length of a bulk transfer.
         load_s: length of a plan at a given load.
         lateness_s: length of a plan whose lateness is measured.
-        offer_s: how long small flows are offered.
-        kept_offered: flows a second offered to kept connections.
-        new_offered: flows a second offered with a connection each.
-        concurrent: flows that shall be open at one time.
-        limit_s: when everything has to be over; None: whenever it is.
+        offer_s: time for which small flows are offered.
+        kept_offered: flows per second offered to kept connections.
+        new_offered: flows per second offered with a connection each.
+        concurrent: flows that must be open at one time.
+        limit_s: time limit of the whole run; None: no limit.
     """
 
     quick: bool
@@ -52,14 +52,14 @@ class Bench:
     """One run of the benchmark.
 
     Attributes:
-        settings: how much is measured.
-        processes: starts and ends them.
-        routes: loopback first, then veth where it could be made.
+        settings: amount of measuring.
+        processes: all processes of the run.
+        routes: loopback first, then veth if it could be created.
         peers: tools to compare with.
-        folder: for plans, logs and captures; removed at the end.
-        samples: name of a measure to what it gave, one dictionary a sample.
-        notes: sentences that belong beside the figures.
-        failures: sentences about what could not be measured.
+        folder: folder for plans, logs and captures; removed at the end.
+        samples: name of a measure -> its samples, one dictionary each.
+        notes: sentences to print with the figures.
+        failures: sentences about failed measures.
     """
 
     settings: Settings
@@ -78,14 +78,14 @@ class Bench:
         return float("inf") if limit_s is None else self.begun_s + limit_s - time.monotonic()
 
     def path(self, name: str) -> Path:
-        """A file in the run's folder that is not there yet."""
+        """Return the path of a new file in the run's folder; an old one of this name is removed."""
         path = self.folder / name
         path.unlink(missing_ok=True)
         return path
 
     @contextlib.contextmanager
     def sample(self, measure: str, **what: Any) -> Iterator[dict[str, Any]]:
-        """Take one sample: the block adds its figures. A measure that fails is told and leaves the others alone."""
+        """Take one sample, to which the block adds its figures; a failure is noted and does not affect other measures."""
         words = " ".join(f"{key}={value}" for key, value in what.items())
         print(f"{time.monotonic() - self.begun_s:6.1f} s  {measure} {words}", file=sys.stderr, flush=True)
         figures: dict[str, Any] = dict(what)
@@ -95,7 +95,7 @@ class Bench:
         except BenchmarkError as error:
             self.failures.append(f"{measure} {words}: {error}".replace(" :", ":"))
             return
-        except (LookupError, ValueError) as error:  # what a command said lacks what this benchmark reads
+        except (LookupError, ValueError) as error:  # a command's output lacks a value that this benchmark reads
             self.failures.append(f"{measure} {words}: unexpected output ({type(error).__name__}: {error})")
             return
         figures.setdefault("stolen_pct", before.stolen_pct_since())

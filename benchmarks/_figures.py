@@ -1,4 +1,4 @@
-"""From samples to medians, paired ratios and the figures that the bars are about."""
+"""Computation of medians, paired ratios and the figures with bars from samples."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LOAD_ERROR_BAR_PCT = 1.0
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure with a bar to clear.
+    """A figure with a bar, the limit that it must meet.
 
     Attributes:
-        key: in the last line.
-        words: what it is.
-        bar: the bar in words.
-        holds: whether a value clears it.
+        key: its key in the last line.
+        words: description of the figure.
+        bar: text of the bar.
+        holds: returns True if a value meets the bar.
     """
 
     key: str
@@ -58,19 +58,19 @@ BARS = (
 
 
 def median(samples: Iterable[dict[str, Any]], key: str) -> float | None:
-    """The median of one figure; None where no sample has it."""
+    """Return the median of one figure; None if no sample has it."""
     values = [float(sample[key]) for sample in samples if sample.get(key) is not None]
     return statistics.median(values) if values else None
 
 
 def select(samples: Samples, measure: str, **what: Any) -> list[dict[str, Any]]:
-    """The samples of a measure that were taken of this."""
+    """Return the samples of a measure with the given values."""
     taken = samples.get(measure, [])
     return [sample for sample in taken if all(sample.get(key) == value for key, value in what.items())]
 
 
 def ratio(samples: Samples, route: str, streams: int, peer: str) -> float | None:
-    """The median over rounds of ringtap's goodput over the peer's in the same round."""
+    """Return the median over rounds of ringtap's goodput divided by the peer's in the same round."""
     pairs = {sample["round"]: [sample["goodput_bps"]] for sample in _bulk(samples, route, streams, RINGTAP)}
     for sample in _bulk(samples, route, streams, peer):
         pairs.setdefault(sample["round"], []).append(sample["goodput_bps"])
@@ -83,12 +83,12 @@ def _bulk(samples: Samples, route: str, streams: int, tool: str) -> list[dict[st
 
 
 def load_error_pct(samples: Samples, tool: str, kind: str, share: float) -> float | None:
-    """The median error at one load, of the samples without doubt; None where each has one."""
+    """Return the median error at one load, of the samples without doubt; None if there are none."""
     return median(select(samples, "load", tool=tool, kind=kind, share=share, doubt=None), "error_pct")
 
 
 def unjudged_loads(samples: Samples) -> list[str]:
-    """A sentence for each load whose error this run cannot judge."""
+    """Return a sentence for each load whose error this run cannot judge."""
     sentences = []
     for kind, share in _loads(samples):
         taken = select(samples, "load", tool=RINGTAP, kind=kind, share=share)
@@ -106,14 +106,14 @@ def _loads(samples: Samples) -> list[tuple[str, float]]:
 
 
 def _worst_load_error_pct(samples: Samples) -> float | None:
-    """The largest error over the loads; None where a load that this run cannot judge may be worse."""
+    """Return the largest error over the loads; None if a load that this run cannot judge may be worse."""
     errors = [load_error_pct(samples, RINGTAP, kind, share) for kind, share in _loads(samples)]
     worst = _most(errors)
     return None if None in errors and (worst or 0.0) <= LOAD_ERROR_BAR_PCT else worst
 
 
 def last_line(samples: Samples, streams: int) -> dict[str, float | None]:
-    """The figures that have bars; None: not measured, or not to be judged."""
+    """Return the figures that have bars; None: not measured, or it cannot be judged."""
     idle = select(samples, "lateness", core="idle")
     rates = {name: select(samples, "flow rate", route="loopback", connections=name) for name in ("kept", "new")}
     million = samples.get("million flows", [])

@@ -1,4 +1,4 @@
-"""Many flows: how many of 1 kB a second one worker finishes, and how many can be open at one time."""
+"""Many flows: the number of 1 kB flows that one worker finishes per second, and the number open at one time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from _processes import BenchmarkError
 from _ringtap import Receiver, free_port, read_sent, send, write_plan
 
 _SIZE_BYTES = 1000
-# The kernel sends a connection's first ten segments at once, 640 kB over loopback; what is beyond is paced and holds
-# the flow open for seconds, however long the others take to start
+# The kernel sends a connection's first ten segments at once, 640 kB over loopback; the rest is paced and keeps the
+# flow open for seconds, however long the others take to start
 _HELD_BYTES, _HELD_BPS = 1_000_000, 800_000
 _PATIENCE_S = 20
 
 
 def measure_rate(bench: Bench, route: Route, connections: str, repeat: int) -> None:
-    """Offer more flows than can be done, on kept connections or with a connection each; count what gets done."""
+    """Offer more flows than can finish, on kept connections or with a connection each; count the finished ones."""
     offered = bench.settings.kept_offered if connections == "kept" else bench.settings.new_offered
     length_s, port, log = bench.settings.offer_s, free_port(), bench.path("rate.rec")
     gap_ns = 1e9 / offered
@@ -37,7 +37,7 @@ def measure_rate(bench: Bench, route: Route, connections: str, repeat: int) -> N
 
 
 def measure_concurrent(bench: Bench) -> None:
-    """Start all flows at once, paced; by the log, how many were open at one instant, and did all of them finish."""
+    """Start all flows at once, paced; count in the log how many finished, and how many were open at one instant."""
     route, port, log, wanted = bench.routes[0], free_port(), bench.path("many.rec"), bench.settings.concurrent
     with bench.sample("concurrent flows", wanted=wanted) as figures:
         plan = write_plan(
@@ -57,7 +57,7 @@ def measure_concurrent(bench: Bench) -> None:
 
 
 def _most_open(spans: list[tuple[int, int]]) -> int:
-    """The most spans that hold one instant; one that ends as another begins does not count with it."""
+    """Return the largest number of spans that contain one instant; a span does not contain its end."""
     events = sorted([(first, 1) for first, _ in spans] + [(finish, -1) for _, finish in spans])
     most = now = 0
     for _, step in events:

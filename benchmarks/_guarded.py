@@ -11,7 +11,7 @@ from _processes import BenchmarkError
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run a benchmark and return its exit code; 1: something could not be measured, 130: interrupted."""
+    """Run a benchmark and return its exit code; 1: a measure failed, 130: interrupted."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return work()

@@ -22,7 +22,7 @@ _BURN = "while True: pass"
 
 
 def measure(bench: Bench, repeat: int) -> None:
-    """One sample on an idle core and one on loaded ones."""
+    """Take one sample on an idle core and one on loaded cores."""
     route, length_s = bench.routes[0], bench.settings.lateness_s
     port = free_port()
     plan = write_plan(bench.path("late.plan"), f"{route.address}:{port}", length_s, _flows(length_s, repeat))
@@ -33,7 +33,7 @@ def measure(bench: Bench, repeat: int) -> None:
 
 
 def _flows(length_s: float, seed: int) -> Iterator[tuple[int, int]]:
-    """Open-ended flows from the start on, and Poisson arrivals of small ones."""
+    """Yield open-ended flows from the start on, and Poisson arrivals of small ones."""
     yield from [(0, 0)] * _BULK_FLOWS
     arrivals = random.Random(seed)
     at_s = arrivals.expovariate(_FLOWS_PER_S)
@@ -50,7 +50,7 @@ def _idle(bench: Bench, plan: Path, port: int) -> dict[str, float]:
 
 
 def _loaded(bench: Bench, plan: Path, port: int) -> dict[str, float]:
-    """Nothing pinned, and a program on every core that wants all of it."""
+    """Measure with nothing pinned, and with one busy program per core."""
     log = bench.path("late.rec")
     burners = [bench.processes.start([sys.executable, "-c", _BURN]) for _ in cores()]
     try:
@@ -63,7 +63,7 @@ def _loaded(bench: Bench, plan: Path, port: int) -> dict[str, float]:
 
 
 def _lateness(log: Path) -> dict[str, float]:
-    """Of the small flows that were launched."""
+    """Return the lateness figures of the small flows that were launched."""
     flows = read_sent(log, "lateness_ns", "size_bytes", "start_ns")
     late_ns = sorted(late for late, size, start in flows if size and start)
     if not late_ns:
@@ -74,5 +74,5 @@ def _lateness(log: Path) -> dict[str, float]:
 
 
 def _quantile(ordered: Sequence[int], share: float) -> int:
-    """The nearest rank: the smallest value that so large a share does not exceed."""
+    """Return the nearest-rank quantile: the smallest value that ``share`` of the values do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

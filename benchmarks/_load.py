@@ -1,4 +1,4 @@
-"""Achieved against planned load, at shares of the ceiling that ``ringtap traffic calibrate`` finds."""
+"""Achieved and planned load, at shares of the ceiling that ``ringtap traffic calibrate`` finds."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from _processes import BenchmarkError
 from _ringtap import TRAFFIC, Receiver, free_port, send, traffic, write_plan
 
 KINDS = ("consistent", "burst")
-SHARES = (0.8, 0.4, 0.1)  # where time is short, the light ones are left out
-_OVERHEAD_S = 2.0  # of a plan beyond its length: sender and receiver start and end
-_MOST_TAKEN_PCT = 2.0  # of the cores' time: at 80 % of the ceiling, these cores have little more to give
-_MOST_SHARE = 0.9  # of the ceiling at that moment: beyond it, the backlog at a plan's end is the machine's
+SHARES = (0.8, 0.4, 0.1)  # if time is short, the light ones are left out
+_OVERHEAD_S = 2.0  # time beyond a plan's length: start and end of sender and receiver
+_MOST_TAKEN_PCT = 2.0  # of the cores' time: at 80 % of the ceiling, these cores have little to spare
+_MOST_SHARE = 0.9  # of the ceiling at that moment: beyond it, the backlog at a plan's end is due to the machine
 
 
 def calibrate(bench: Bench) -> float | None:
-    """The ceiling of this host in payload bits per second, over loopback; None (and told) where it failed.
+    """Measure the ceiling of this host in payload bits per second, over loopback; None (and a note) if it failed.
 
-    Every later sender uses what is found, as a user's would: ringtap keeps it in the cache folder, here the run's own.
+    Every later sender uses this calibration, as a user's would: ringtap keeps it in the cache folder, here the run's.
     """
     with bench.sample("calibrate") as figures:
         ended = traffic(bench.processes, "calibrate", "--json", namespace=bench.routes[0].sender, timeout_s=60)
         figures.update(json.loads(ended.stdout.splitlines()[-1]))
-        figures.pop("host", None)  # the machine's name is nobody's business
+        figures.pop("host", None)  # the machine's name is private
         if figures["ceiling_bps"] <= 0:
             raise BenchmarkError("calibrate found no ceiling")
     return median(bench.samples.get("calibrate", []), "ceiling_bps")
 
 
 def measure(bench: Bench, ceiling_bps: float, repeat: int) -> None:
-    """One sample of each kind at each share, and of each peer that can hold a rate where there is time for it."""
+    """Take one sample of each kind at each share as time allows, and, in a full run, of each peer with pacing."""
     route, length_s, port = bench.routes[0], bench.settings.load_s, free_port()
     cases = [(kind, share) for share in SHARES for kind in KINDS]
     plans = _write_plans(bench, cases, ceiling_bps, f"{route.address}:{port}")
@@ -56,7 +56,7 @@ def measure(bench: Bench, ceiling_bps: float, repeat: int) -> None:
 
 
 def _write_plans(bench: Bench, cases: list[tuple[str, float]], ceiling_bps: float, address: str) -> list[Path]:
-    """All at once: nothing is measured meanwhile."""
+    """Write all plans in parallel, while nothing is measured."""
     plans, writing = [], []
     for kind, share in cases:
         plans.append(bench.path(f"load-{kind}-{share}.plan"))
@@ -77,13 +77,13 @@ def _ringtap(bench: Bench, plan: Path, port: int) -> dict[str, Any]:
         summary = send(bench.processes, bench.routes[0], plan, timeout_s=bench.settings.load_s).summary
     figures: dict[str, Any] = _against(planned_bps, float(summary["achieved_bps"]))
     figures |= {"others_pct": before.others_pct_since(), "stolen_pct": before.stolen_pct_since()}
-    # The achieved rate is over the time until the last flow's end: what the plan leaves waiting at its end lowers it
+    # The achieved rate is over the time until the last flow's end: a backlog at the plan's end lowers it
     figures["tail_s"] = summary["acked_bytes"] * 8 / summary["achieved_bps"] - summary["duration_s"]
     return figures | {name: summary[name] for name in ("flows", "unfinished", "failed", "missed_slots")}
 
 
 def _doubt(bench: Bench, figures: dict[str, Any], ceiling_bps: float) -> str | None:
-    """Say why a sample that misses the bar tells nothing about the sender; None where it does."""
+    """Return the reason why a sample that misses the bar says nothing about the sender; None if it does."""
     if figures["error_pct"] <= LOAD_ERROR_BAR_PCT:
         return None
     others_pct, stolen_pct = figures["others_pct"], figures["stolen_pct"]
@@ -102,7 +102,7 @@ def _doubt(bench: Bench, figures: dict[str, Any], ceiling_bps: float) -> str | N
 
 
 def ceiling_now(bench: Bench) -> float:
-    """Goodput of one stream over loopback at this moment in payload bits per second, as ``calibrate`` measures it."""
+    """Measure the current goodput of one stream over loopback in payload bits per second, as ``calibrate`` does."""
     route, port, length_s = bench.routes[0], free_port(), bench.settings.bulk_s
     plan = write_plan(bench.path("ceiling.plan"), f"{route.address}:{port}", length_s, [(0, 0)])
     with Receiver(bench.processes, route, port):

@@ -14,12 +14,12 @@ from typing import Any
 
 
 def cores() -> list[int]:
-    """The cores that the benchmark may use."""
+    """Return the cores that the benchmark may use."""
     return sorted(os.sched_getaffinity(0))
 
 
 def describe() -> dict[str, Any]:
-    """Date and kind of machine, without its name."""
+    """Return the date and a description of the machine, without its name."""
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -50,9 +50,9 @@ class CpuTimes:
     """Clock ticks since boot, of all cores together.
 
     Attributes:
-        total: all.
-        used: spent in programs, whoever's, and in the kernel for them.
-        stolen: given to others by a virtual machine's host.
+        total: all ticks.
+        used: ticks in all programs and in the kernel for them.
+        stolen: ticks that a virtual machine's host gave to others.
         ours_s: user and system time of this process and of those that it has waited for, in seconds.
     """
 
@@ -63,21 +63,21 @@ class CpuTimes:
 
     @staticmethod
     def now() -> CpuTimes:
-        """Read /proc/stat."""
+        """Read the current times from /proc/stat."""
         columns = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
         ours_s = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        # Interrupts count as used: the kernel charges their time to whichever program it interrupted, ours too
+        # Interrupts count as used: the kernel charges their time to the interrupted program, including ours
         return CpuTimes(sum(columns), sum(columns[:3]) + sum(columns[5:7]), columns[7], ours_s)
 
     def stolen_pct_since(self) -> float:
-        """Per cent of all cores' time that was stolen since this reading."""
+        """Return the per cent of all cores' time that was stolen since this reading."""
         now = CpuTimes.now()
         return 100 * (now.stolen - self.stolen) / max(1, now.total - self.total)
 
     def others_pct_since(self) -> float:
-        """Per cent of all cores' time that went to programs that are not ours since this reading.
+        """Return the per cent of all cores' time that other programs used since this reading.
 
-        Ours are those that started after it and have ended.
+        Ours are this process and its children that have ended.
         """
         now = CpuTimes.now()
         used = now.used - self.used - (now.ours_s - self.ours_s) * os.sysconf("SC_CLK_TCK")
@@ -85,6 +85,6 @@ class CpuTimes:
 
 
 def congestion_control(option: str) -> list[str]:
-    """``option`` with cubic where the kernel has it, as in the thesis: a machine's default may be bbr, which paces."""
+    """Return ``option`` with cubic if the kernel has it, as in the thesis; a default may be bbr, which paces."""
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
     return [option, "cubic"] if "cubic" in known else []

@@ -1,7 +1,7 @@
-"""Two network namespaces with a plain veth pair, held by a process of ours: when it ends, the kernel removes it all.
+"""Two network namespaces with a veth pair, held by a child process: when it ends, the kernel removes them.
 
-As a program (``python _namespaces.py``) it is that process: it builds, says which processes hold the two namespaces,
-and waits until it is ended. Root, or an ordinary user where user namespaces are allowed.
+Run as a program (``python _namespaces.py``), this module is that process: it creates the namespaces, prints which
+processes hold them, and waits until it is ended. It needs root, or permission to create user namespaces.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ringtap.agents.testbed import namespaces
 from ringtap.errors import RingtapError
 
 LEFT, RIGHT = "10.79.0.1", "10.79.0.2"
-# A connection a flow uses up the default port range within seconds; its ports wait a minute for a second use.
+# One connection per flow uses up the default port range within seconds; a port can be reused only after a minute.
 _SYSCTLS = {"ip_local_port_range": "10000 65000", "tcp_tw_reuse": "1"}
 
 
 class Namespace:
-    """A network namespace that a process holds, and how to get into it."""
+    """A network namespace that a process holds, with file descriptors to enter it."""
 
     def __init__(self, pid: int) -> None:
         base, own = Path(f"/proc/{pid}/ns"), Path("/proc/self/ns")
         kinds = {"user": namespaces.NEWUSER, "net": namespaces.NEWNET}
-        # the user namespace first, where it is another one: it is what allows the rest
+        # the user namespace first, if it is another one: it gives the permission for the rest
         self._doors = [
             (os.open(base / name, os.O_RDONLY | os.O_CLOEXEC), kind)
             for name, kind in kinds.items()
@@ -39,7 +39,7 @@ class Namespace:
         ]
 
     def join(self) -> None:
-        """Enter; for a process that was forked and does nothing else before it runs its command."""
+        """Enter the namespace; only for a forked process that then runs its command."""
         for fd, kind in self._doors:
             namespaces.setns(fd, kind)
 
@@ -51,9 +51,9 @@ class Route:
     Attributes:
         name: ``loopback`` or ``veth``.
         sender: the sender's namespace; None: the benchmark's.
-        receiver: the receiver's.
-        address: the receiver's.
-        interface: what the data leaves the sender by.
+        receiver: the receiver's namespace.
+        address: the receiver's address.
+        interface: the interface on which the sender sends.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Route:
 
 
 def make_routes(processes: Processes) -> tuple[list[Route], str]:
-    """Loopback and veth; where no namespace can be made, loopback of this machine alone and a sentence that says so."""
+    """Create the routes: loopback and veth, or only this machine's loopback and a sentence with the reason."""
     holder = processes.start([sys.executable, str(Path(__file__).resolve())])
     deadline_s = time.monotonic() + 10
     while time.monotonic() < deadline_s and not holder.errors_so_far().endswith("\n"):
@@ -80,7 +80,7 @@ def make_routes(processes: Processes) -> tuple[list[Route], str]:
 
 
 def _hold() -> None:
-    """Build, say so on standard error, and wait to be ended."""
+    """Create the namespaces, report them on standard error, and wait to be ended."""
     from pyroute2 import IPRoute
 
     namespaces.isolate(namespaces.NEWNET)
@@ -119,7 +119,7 @@ def _furnish(netlink: Any, interface: str, address: str) -> None:
 
 
 def _await_carrier(netlink: Any, interface: str) -> None:
-    """Links come up in the background, up to a second after they were told to."""
+    """Wait until a link is up, which may take up to a second after it was set up."""
     with netlink() as link:
         index = link.link_lookup(ifname=interface)[0]
         for _ in range(300):
@@ -139,5 +139,5 @@ if __name__ == "__main__":
         _hold()
     except (RingtapError, OSError, ImportError) as error:
         sys.exit(f"{error}")
-    except Exception as error:  # pyroute2's own kinds; the benchmark goes on without and shows the sentence
+    except Exception as error:  # pyroute2's own exceptions; the benchmark runs without veth and prints the sentence
         sys.exit(f"the veth pair could not be built: {error}")

@@ -22,7 +22,7 @@ SOCKETS = 100
 TRAFFIC = {"little": 1.0, "much": 0.02}  # seconds between two messages of 1 kB on a connection
 _PROGRAM = str(Path(__file__).resolve().parent / "_overhead_sockets.py")
 _START_S = 20.0
-_SETTLE_S = 1.0  # for what an agent does once: the first samples, clocks, looking whose the sockets are
+_SETTLE_S = 1.0  # for what an agent does once: the first samples, clocks, look-up of socket owners
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Usage:
     """Resources that the processes of a run have used so far.
 
     Attributes:
-        cpu_ns: of each thread that lives.
-        rss_bytes: of the largest process.
-        disk_bytes: in the run's directory.
-        t_s: when.
+        cpu_ns: CPU time of each running thread.
+        rss_bytes: resident memory of the largest process.
+        disk_bytes: size of the run's directory.
+        t_s: time of the reading.
     """
 
     cpu_ns: dict[str, int]
@@ -43,7 +43,7 @@ class Usage:
 
 
 def measure(bench: Bench, every: str, traffic: str, window_s: float) -> None:
-    """One sample: an agent at one rate beside connections with this traffic."""
+    """Take one sample: an agent at one rate beside connections with this traffic."""
     with bench.sample("agent", every=every, traffic=traffic) as figures:
         route = bench.routes[-1]
         with _connections(bench, route, traffic) as talker, _capture(bench, route, every, talker.pid) as run:
@@ -52,7 +52,7 @@ def measure(bench: Bench, every: str, traffic: str, window_s: float) -> None:
             time.sleep(window_s)
             after = _usage(run)
         seconds = after.t_s - before.t_s
-        # a thread that ended meanwhile is left out: what an agent does once is no part of its rate
+        # a thread that has ended is left out: work that an agent does once is not part of its rate
         cpu_ns = sum(used - before.cpu_ns.get(thread, 0) for thread, used in after.cpu_ns.items())
         figures["agent_cpu_pct"] = cpu_ns / 1e7 / seconds
         figures["rss_mb"] = after.rss_bytes / 1e6
@@ -62,7 +62,7 @@ def measure(bench: Bench, every: str, traffic: str, window_s: float) -> None:
 
 @contextlib.contextmanager
 def _connections(bench: Bench, route: Route, traffic: str) -> Iterator[Child]:
-    """The talker, in the namespace that is recorded; on loopback both ends are, so that half as many will do."""
+    """Start the connections; yield the talker in the recorded namespace (loopback has both ends there: half as many)."""
     count = SOCKETS if route.name == "veth" else SOCKETS // 2
     server = bench.processes.start([sys.executable, _PROGRAM, "serve", route.address], route.receiver)
     port = _first_word(server)
@@ -86,7 +86,7 @@ def _first_word(child: Child) -> str:
 
 @contextlib.contextmanager
 def _capture(bench: Bench, route: Route, every: str, pid: int) -> Iterator[Path]:
-    """``ringtap capture`` with everything that it records by itself; gives the run's directory."""
+    """Run ``ringtap capture`` with its default collectors; yield the run's directory."""
     run = bench.folder / f"capture-{len(bench.samples.get('agent', []))}-{time.monotonic_ns()}"
     argv = [sys.executable, "-m", "ringtap.cli", "capture", "--every", every, "--pid", str(pid), "-o", str(run)]
     child = bench.processes.start([*argv, "--node", "here"], route.sender)
@@ -104,7 +104,7 @@ def _capture(bench: Bench, route: Route, every: str, pid: int) -> Iterator[Path]
 
 
 def _usage(run: Path) -> Usage:
-    """Sum over the processes that have the run's directory on their command line: the agent and what started it."""
+    """Read the usage of the processes with the run's directory on their command line: the agent and its parent."""
     cpu_ns: dict[str, int] = {}
     rss_bytes = 0
     for folder in Path("/proc").iterdir():
@@ -124,7 +124,7 @@ def _usage(run: Path) -> Usage:
 
 
 def _kept_pace(run: Path) -> dict[str, Any]:
-    """Samples a second that were really taken, how many fell out, and the connections seen."""
+    """Return the samples per second actually taken, the missed samples, and the connections seen."""
     times = [row[1] for row in open_records(run / "nodes" / "here" / "nic" / "nic.rec").walk()]
     collectors = json.loads((run / "nodes" / "here" / "node.json").read_text())["collectors"]
     return {

@@ -1,10 +1,10 @@
-"""A training job that runs with and without its recording, in alternating blocks of iterations.
+"""A training job that runs with and without recording, in alternating blocks of iterations.
 
 ``python _overhead_job.py KIND LIMIT_S HALF_WIDTH_PCT SEED`` runs two ranks, each on a core of its own, under ``ringtap
-run``. Between two blocks it switches the recording: the hook's functions are taken out of PyTorch and put back, and in
-the job that communicates the agent is stopped (SIGSTOP) and continued. Both arms of a pair of blocks follow one another
-in random order, so that they see the same machine. It ends when the 95 % interval of the overhead is narrow enough, or
-when its time is over, and prints the pairs as JSON.
+run``. Between two blocks it switches the recording: the hook's functions are removed from PyTorch or put back, and in
+the job that communicates the agent is stopped (SIGSTOP) or continued. The two arms of a pair of blocks follow each
+other in random order, so that they see the same machine. The job ends when the 95 % interval of the overhead is narrow
+enough, or when its time is over, and prints the pairs as JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from _overhead_pairs import COMPUTE_S, RANKS, added_pct, instruction_counter
 
 _WARM_UP = 20  # iterations in which DDP rebuilds its buckets, and caches and the allocator fill
 _LEAST_PAIRS = 12
-_LEAST_S = 15.0  # intervals that end as soon as they are narrow enough are a little too sure: the shorter, the more
+_LEAST_S = 15.0  # stopping as soon as an interval is narrow makes it slightly too narrow, more so in short runs
 _FIGURES = ("mean_s", "cpu_s", "instructions")
 
 
@@ -39,8 +39,8 @@ class Block:
 
     Attributes:
         settle: iterations after the switch that count for neither arm.
-        count: iterations that are measured.
-        stops_agent: the switch stops and continues the agent, too.
+        count: measured iterations.
+        stops_agent: True if the switch also stops and continues the agent.
     """
 
     settle: int
@@ -48,9 +48,9 @@ class Block:
     stops_agent: bool
 
 
-# The agent takes a sample each 0.1 s: it can only be switched between blocks that last longer. On cores that compute
-# all the time only neighbouring iterations are alike within a few per cent: the hook alone is switched there, and what
-# the agent uses is measured as its CPU time.
+# The agent takes a sample every 0.1 s, so it can only be switched between blocks that last longer. On busy cores, only
+# neighbouring iterations are alike within a few per cent: there only the hook is switched, and the agent's cost is
+# measured as its CPU time.
 _BLOCKS = {"computes": Block(0, 1, False), "communicates": Block(1, 3, True)}
 
 
@@ -83,19 +83,19 @@ class Recording:
         self._agent = agent
 
     def turn(self, on: bool) -> None:
-        """Put the hook's functions in their places, or PyTorch's own; continue or stop the agent."""
+        """Install the hook's functions or PyTorch's own; continue or stop the agent."""
         for hooks, given in zip(self._hooks, self._given, strict=True):
             hooks.clear()
             if on:
                 hooks.update(given)
         self._autograd.backward = self._backward if on else self._backward.__wrapped__
-        # PyTorch's own rate is each 100th iteration
+        # PyTorch's default rate is every 100th iteration
         self._model._set_ddp_runtime_logging_sample_rate(1 if on else 100)
         if self._agent:
             os.kill(self._agent, signal.SIGCONT if on else signal.SIGSTOP)
 
     def check(self, on: bool) -> None:
-        """See that the agent is in the state that this arm is about."""
+        """Check that the agent is in the state that this arm requires."""
         if self._agent:
             words = Path(f"/proc/{self._agent}/stat").read_text().rpartition(")")[2].split()
             if (words[0] != "T") != on:
@@ -103,7 +103,7 @@ class Recording:
 
 
 def _agent_pid() -> int:
-    """The process with the run's directory on its command line that is in no session of the job's."""
+    """Return the pid of the agent: the process with the run's directory on its command line outside our session."""
     run = os.environ["RINGTAP_RUN"].encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -120,10 +120,10 @@ def _agent_pid() -> int:
 
 
 def _computing(rank: int) -> tuple[Any, Any, int]:
-    """Matrix products that keep a core busy for about 20 ms, mostly within its caches, and 5 MB to exchange.
+    """Return matrix products that keep a core busy for about 20 ms, mostly within its caches, and 5 MB to exchange.
 
-    What the hook adds to an iteration does not depend on its length, and is known eight times as well after the same
-    time as with iterations of 80 ms.
+    The time that the hook adds does not depend on the length of an iteration; in the same time, it is known eight
+    times as precisely as with iterations of 80 ms.
     """
     import torch
 
@@ -133,7 +133,7 @@ def _computing(rank: int) -> tuple[Any, Any, int]:
 
 
 def _communicating(rank: int) -> tuple[Any, Any, int]:
-    """The scale model of an accelerator's job: 80 ms of slept computation, and 4 MB to exchange in 16 buckets."""
+    """Return the scale model of an accelerator's job: 80 ms of sleep as computation, and 4 MB in 16 buckets."""
     import torch
 
     from ringtap.examples.scale_model import build_model
@@ -171,7 +171,7 @@ class Job:
         self._optimizer.zero_grad()
 
     def _together(self, pair: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-        """A pair of blocks with times that are means, and CPU times and instructions that are sums, over the ranks."""
+        """Combine a pair of blocks over the ranks: the mean of times, the sum of CPU times and of instructions."""
         import torch
 
         values = torch.tensor([[block[key] for key in _FIGURES] for block in pair.values()], dtype=torch.float64)
@@ -183,7 +183,7 @@ class Job:
         }
 
     def _goes_on(self, pairs: list[Any], half_width_pct: float, passed_s: float, limit_s: float) -> bool:
-        """Tell, on rank 0's word, if another pair is wanted: a least number, then while it helps and there is time."""
+        """Return True if another pair is needed, as rank 0 decides: for too few pairs, then for a wide interval."""
         import torch
 
         wanted = torch.zeros(1)
@@ -196,7 +196,7 @@ class Job:
         return bool(wanted)
 
     def measure(self, limit_s: float, half_width_pct: float, seed: int) -> list[dict[str, dict[str, float | None]]]:
-        """Run pairs of blocks until the interval is narrow enough or ``limit_s`` after now."""
+        """Run pairs of blocks until the interval is narrow enough or ``limit_s`` have passed."""
         for _ in range(_WARM_UP):
             self._iterate()
         order = random.Random(seed)
@@ -218,7 +218,7 @@ class Job:
         return used.user + used.system
 
     def _take(self, on: bool) -> dict[str, float]:
-        """Run one block, without garbage collection, whose turn would fall on one arm or the other by chance."""
+        """Run one block, without garbage collection, which would affect one of the arms by chance."""
         gc.collect(0)
         self._recording.turn(on)
         for _ in range(self._block.settle):
@@ -244,7 +244,7 @@ def _train(kind: str, limit_s: float, half_width_pct: float, seed: int) -> None:
     pairs = job.measure(limit_s, half_width_pct, seed)
     if job.rank == 0:
         said = {"pairs": pairs, "recorded": job.recorded, "no_instructions": job.no_instructions}
-        # an agent that is stopped half of the time says nothing of what it uses
+        # the usage of an agent that is stopped half of the time means nothing
         said["agent_cpu_share"] = None if _BLOCKS[kind].stops_agent else job.agent_cpu_share
         print(json.dumps(said), flush=True)
     del job  # its model must go before the group, as in the scale model

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _context import Bench
 
-#: A kind of job -> the figure of its blocks that its overhead is judged by. The time of an iteration on a busy core
-#: depends on what else shares the core's hardware, so the CPU time of the job's own processes counts there.
+#: A kind of job -> the figure by which its overhead is judged. The time of an iteration on a busy core depends on what
+#: else shares the core's hardware, so the CPU time of the job's own processes counts there.
 JUDGED_BY = {"computes": "cpu_s", "communicates": "mean_s"}
 RANKS = 2
-#: Computation in an iteration that overheads are given for. The job that communicates sleeps for it in each of its own.
+#: Computation time of the iteration to which overheads refer. The job that communicates sleeps for this time.
 COMPUTE_S = 0.08
 RATES = ("100ms", "10ms")  # the default, and 100 Hz
 _JOB = str(Path(__file__).resolve().parent / "_overhead_job.py")
@@ -31,17 +31,17 @@ _RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 _JOB_S = 120.0
 _START_S = 60.0
 _HOOK_MODULES = ("sitecustomize", "ringtap_hook")
-#: pairs cut off at either end before the mean is taken: those that something else on the machine disturbed
+#: share of pairs trimmed at either end before the mean: those that something else on the machine disturbed
 TRIMMED = 0.2
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 
 
 def interval(pairs: Sequence[dict[str, dict[str, Any]]], key: str) -> tuple[float, float, float]:
-    """Mean difference of paired blocks, in per cent of the block without recording, and its 95 % interval.
+    """Return the mean difference of paired blocks, in per cent of the block without recording, and its 95 % interval.
 
-    The mean is that of the logarithms of the ratios, which favours neither arm where both scatter. It leaves out a
-    fifth of the pairs at either end; its interval is Yuen's: Student's t with the winsorized variance (Wilcox,
-    Introduction to Robust Estimation and Hypothesis Testing, section 4.3).
+    The mean is that of the logarithms of the ratios, which favours neither arm. It is trimmed by a fifth of the pairs
+    at either end; its interval is Yuen's: Student's t with the winsorized variance (Wilcox, Introduction to Robust
+    Estimation and Hypothesis Testing, section 4.3).
     """
     from scipy.special import stdtrit
 
@@ -58,9 +58,9 @@ def interval(pairs: Sequence[dict[str, dict[str, Any]]], key: str) -> tuple[floa
 
 
 def added_pct(kind: str, pairs: Sequence[dict[str, dict[str, Any]]]) -> tuple[float, float, float]:
-    """Time that the switch adds to an iteration, in per cent, with its 95 % interval.
+    """Return the time that the switch adds to an iteration, in per cent, with its 95 % interval.
 
-    The iterations of the job that computes are short, and what they gain is given in per cent of COMPUTE_S.
+    The iterations of the job that computes are short, so their added time is given in per cent of COMPUTE_S.
     """
     key = JUDGED_BY[kind]
     scale = 1.0
@@ -71,9 +71,9 @@ def added_pct(kind: str, pairs: Sequence[dict[str, dict[str, Any]]]) -> tuple[fl
 
 
 def overhead(sample: dict[str, Any]) -> tuple[float, float, float]:
-    """Overhead of a job's recording in per cent, with its 95 % interval.
+    """Return the overhead of a job's recording in per cent, with its 95 % interval.
 
-    Where the agent ran in both arms, the CPU time that it used is added to that of the job's processes.
+    If the agent ran in both arms, its CPU time is added to that of the job's processes.
     """
     mean, low, high = added_pct(sample["kind"], sample["pairs"])
     agent_pct = 100 * (sample["agent_cpu_share"] or 0) / RANKS  # of as many cores as there are ranks
@@ -81,9 +81,9 @@ def overhead(sample: dict[str, Any]) -> tuple[float, float, float]:
 
 
 def instruction_counter() -> tuple[Callable[[], int] | None, str]:
-    """A reader of the instructions that this process has executed in user mode; None and the reason where none counts.
+    """Return a reader of the user-mode instructions of this process, or None and the reason why there is none.
 
-    It uses perf_event_open(2), which counts the threads started after it, too.
+    It uses perf_event_open(2), which also counts the threads started after it.
     """
     number = _PERF_EVENT_OPEN.get(platform.machine())
     if number is None or sys.platform != "linux":
@@ -101,7 +101,7 @@ def instruction_counter() -> tuple[Callable[[], int] | None, str]:
 
 
 def measure_job(bench: Bench, kind: str, every: str, limit_s: float, half_width_pct: float) -> None:
-    """One job of this kind under ``ringtap run``, its recording switched between blocks of iterations."""
+    """Run one job of this kind under ``ringtap run``, with its recording switched between blocks of iterations."""
     with bench.sample("job", kind=kind, every=every) as figures:
         run = bench.folder / f"job-{kind}-{every}"
         seed = str(random.Random(f"{kind} {every}").randrange(10**6))
@@ -116,7 +116,7 @@ def measure_job(bench: Bench, kind: str, every: str, limit_s: float, half_width_
 
 
 def _check_recorded(run: Path, iterations: int) -> None:
-    """A switch that did not work, or a run that recorded nothing, would cost nothing and prove nothing."""
+    """Check that the run recorded the expected iterations; otherwise the measured overhead would mean nothing."""
     from _processes import BenchmarkError
 
     from ringtap.records import open_records
@@ -128,7 +128,7 @@ def _check_recorded(run: Path, iterations: int) -> None:
 
 
 def measure_imports(bench: Bench, count: int) -> None:
-    """``import torch`` in a rank process with and without the hook, both at once, so that they see the same machine."""
+    """Measure ``import torch`` in a rank process with and without the hook, both at once, on the same machine."""
     for turn in range(count):
         kinds = [("without", {}), ("with", _job_environment(bench))]
         started = {}
@@ -144,13 +144,13 @@ def measure_imports(bench: Bench, count: int) -> None:
 
 
 def _own_modules_ms(said: str) -> float:
-    """Time of the hook's own modules, by Python's own clock: sharper than the pairs, and less than the whole."""
+    """Return the import time of the hook's own modules by Python's clock: more precise than pairs, but incomplete."""
     lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", said)
     return sum(int(self_us) for self_us, name in lines if name.startswith(_HOOK_MODULES)) / 1000
 
 
 def _job_environment(bench: Bench) -> dict[str, str]:
-    """Variables that ``ringtap run`` adds to a job's environment; asked once."""
+    """Return the variables that ``ringtap run`` adds to a job's environment; determined once."""
     from _processes import BenchmarkError
 
     kept = bench.folder / "job-environment.json"
@@ -167,7 +167,7 @@ def _job_environment(bench: Bench) -> dict[str, str]:
 
 
 def import_cost_ms(samples: list[dict[str, Any]], key: str) -> float | None:
-    """Median over pairs of what the hook adds."""
+    """Return the median over pairs of the time that the hook adds."""
     taken = {(sample["pair"], sample["hook"]): sample[key] for sample in samples}
     added = [
         taken[pair, "with"] - taken[pair, "without"]

@@ -1,4 +1,4 @@
-"""From samples of the overhead to the figures with bars and the tables."""
+"""Figures with bars, and tables, from samples of the overhead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BARS = (
 
 
 def last_line(samples: Samples) -> dict[str, Any]:
-    """The figures of the last line; None: not measured."""
+    """Return the figures of the last line; None: not measured."""
     worst = _worst(samples)
     agent = samples.get("agent", [])
     cpu = {every: median(_little(samples, every), "agent_cpu_pct") for every in _HERTZ}
@@ -48,7 +48,7 @@ def last_line(samples: Samples) -> dict[str, Any]:
 
 
 def _worst(samples: Samples) -> tuple[float, float, float] | None:
-    """Overhead and interval of the job that it slows most."""
+    """Return overhead and interval of the job with the largest overhead."""
     return max(map(overhead, samples.get("job", [])), default=None)
 
 
@@ -63,7 +63,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def tables(bench: Bench) -> list[Table]:
-    """Every table that there are samples for; what the run cannot judge goes to its notes."""
+    """Return every table with samples; note the figures that the run cannot judge."""
     samples = bench.samples
     worst, unsure = _worst(samples), set()
     if worst and worst[1] <= OVERHEAD_BAR_PCT < worst[2]:

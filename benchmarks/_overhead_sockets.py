@@ -1,7 +1,7 @@
-"""Connections that carry traffic: what the agent has to look at while its cost is measured.
+"""Connections with traffic, which the agent records while its cost is measured.
 
-``python _overhead_sockets.py serve ADDRESS`` prints its port and answers; ``… talk ADDRESS PORT CONNECTIONS PERIOD_S``
-sends 1 kB on each connection once a period and takes 1 kB back, evenly spread. Both run until they are killed.
+``python _overhead_sockets.py serve ADDRESS`` prints its port and echoes data; ``… talk ADDRESS PORT CONNECTIONS
+PERIOD_S`` sends 1 kB on each connection once per period and receives 1 kB, evenly spread. Both run until killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sender whose launcher has a core for itself."""
+"""A sender whose launcher has a core of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def send_from_own_core(processes: Processes, route: Route, plan: Path, *argument
     """Send a plan with the launcher on the last core and the sender's other processes on the others.
 
     Raises:
-        BenchmarkError: it failed or took too long, or there is no second core.
+        BenchmarkError: the sender failed or took too long, or there is no second core.
     """
     *others, last = cores()
     if not others:
@@ -30,7 +30,7 @@ def send_from_own_core(processes: Processes, route: Route, plan: Path, *argument
 
 
 def _clear(sending: Child, kept: int, others: Sequence[int]) -> None:
-    """Once the sender's launcher has moved to its core, keep the sender's other processes, started before it, off it.
+    """Wait until the sender's launcher has moved to its core, then move the sender's other processes off it.
 
     Raises:
         BenchmarkError: no launcher has moved there.

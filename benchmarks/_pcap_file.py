@@ -1,12 +1,12 @@
-"""Writes captures for the benchmark, as a program of its own: NumPy's memory shall not count as a reader's.
+"""Generator of captures for the benchmark, a separate program so that NumPy's memory does not count as a reader's.
 
 python benchmarks/_pcap_file.py FILE PACKETS [SKIPPED]
 
-1,000 flows, 950 of TCP and 50 of UDP, each between two of 64 hosts: bursts of 12 packets on average, 55 % of them with
-1,448 bytes of payload, 15 % with any number below, 30 % acknowledgements of the other side. TCP's numbers go on as they
-should. The times are those of a link of 10 Gbit/s that is idle a third of the time. What is written is a pattern of up
-to a million packets again and again, with times and TCP's numbers that go on; SKIPPED patterns are left out at the
-beginning. 96 bytes of a packet are kept. The last line has the packets and the bytes on the wire.
+There are 1,000 flows, 950 of TCP and 50 of UDP, each between two of 64 hosts: bursts of 12 packets on average, 55 % of
+them with 1,448 bytes of payload, 15 % with any smaller number, 30 % acknowledgements of the other side. TCP's sequence
+numbers are consistent. The times are those of a link of 10 Gbit/s that is idle a third of the time. The file repeats a
+pattern of up to a million packets, with continuing times and TCP numbers; SKIPPED patterns are left out at the
+beginning. 96 bytes of a packet are kept. The last line contains the number of packets and the bytes on the wire.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Pattern:
-    """Packets of all flows, whose times and TCP numbers can be moved on.
+    """Packets of all flows, whose times and TCP numbers can be advanced.
 
     Args:
-        packets: how many.
+        packets: number of packets.
     """
 
     def __init__(self, packets: int) -> None:
@@ -56,14 +56,14 @@ class Pattern:
         self._place(_records(flow, is_udp, self._back, payload, length, rng), np.minimum(length, SNAP_BYTES), is_udp)
 
     def _place(self, records: Bytes, kept: npt.NDArray[Any], is_udp: npt.NDArray[np.bool_]) -> None:
-        """Records one behind the other, and where in them lies what moves."""
+        """Join the records, and store the positions of their changing fields."""
         self._data = records[np.arange(_RECORD) < 16 + kept[:, None]]
         at = np.concatenate(([0], np.cumsum(16 + kept)[:-1]))
         self._time_at, self._tcp = at, ~is_udp
         self._number_at = at[self._tcp] + 16 + 14 + 20 + 4
 
     def repeated(self, turn: int) -> Bytes:
-        """The pattern as it is when it comes for the so-manieth time."""
+        """Return the pattern in its repetition number ``turn``, from 0."""
         times_ns = self._times_ns + turn * self.span_ns
         seconds = _START_S + times_ns // 1_000_000_000
         self._put(self._time_at, np.stack([seconds, times_ns % 1_000_000_000], 1).astype("<u4").view(np.uint8))
@@ -79,7 +79,7 @@ class Pattern:
 
 
 def _before(flow: npt.NDArray[Any], payload: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Of each packet, the payload of its flow's packets before it."""
+    """Return, for each packet, the payload of the earlier packets of its flow."""
     order = np.argsort(flow, kind="stable")
     through = np.cumsum(payload[order]) - payload[order]
     begins = np.concatenate(([0], np.flatnonzero(np.diff(flow[order])) + 1))
@@ -97,7 +97,7 @@ def _records(
     length: npt.NDArray[Any],
     rng: np.random.Generator,
 ) -> Bytes:
-    """A row a packet: record header, Ethernet, IPv4, TCP or UDP, as far as they are kept."""
+    """Return one row per packet: record header, Ethernet, IPv4, TCP or UDP, as far as they are kept."""
     a, hop = rng.integers(0, HOSTS, FLOWS), rng.integers(1, HOSTS, FLOWS)
     ports = np.arange(FLOWS) + 20_000
     ends = np.stack([a, (a + hop) % HOSTS])[:, flow]
@@ -150,7 +150,7 @@ def _offsets(head: dict[str, tuple[str, Any]]) -> list[int]:
 
 
 def main() -> None:
-    """The command line above."""
+    """Run the command line above."""
     path, packets = Path(sys.argv[1]), int(sys.argv[2])
     skipped = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     pattern = Pattern(min(packets, PATTERN_PACKETS))

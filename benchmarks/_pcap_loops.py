@@ -1,6 +1,6 @@
-"""The loop that one writes in Python, with dpkt or scapy: packets and bytes of each 5-tuple.
+"""Typical Python loops with dpkt or scapy that count packets and bytes of each 5-tuple.
 
-python benchmarks/_pcap_loops.py dpkt|scapy FILE; the last line has the packets and how long the loop took.
+python benchmarks/_pcap_loops.py dpkt|scapy FILE; the last line contains the packets and the time of the loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Flows = dict[tuple[Any, ...], list[int]]
 
 
 def with_dpkt(path: Path, flows: Flows) -> int:
-    """The way of dpkt's own examples."""
+    """Count packets and bytes in the style of dpkt's own examples; return the number of packets."""
     import dpkt
 
     packets = 0
@@ -32,9 +32,9 @@ def with_dpkt(path: Path, flows: Flows) -> int:
 
 
 def with_scapy(path: Path, flows: Flows) -> int:
-    """The way of scapy's own examples."""
+    """Count packets and bytes in the style of scapy's own examples; return the number of packets."""
     from scapy.layers.inet import IP, TCP, UDP
-    from scapy.layers.l2 import Ether  # noqa: F401 -- the reader finds it by being loaded
+    from scapy.layers.l2 import Ether  # noqa: F401 -- its import registers it with the reader
     from scapy.utils import PcapReader
 
     packets = 0
@@ -51,7 +51,7 @@ def with_scapy(path: Path, flows: Flows) -> int:
 
 
 def main() -> None:
-    """The command line above."""
+    """Run the command line above."""
     flows: Flows = defaultdict(lambda: [0, 0])
     loop = {"dpkt": with_dpkt, "scapy": with_scapy}[sys.argv[1]]
     begun_s = time.perf_counter()

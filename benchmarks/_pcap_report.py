@@ -1,4 +1,4 @@
-"""From samples of the readers of captures to the figures with bars and the tables."""
+"""Figures with bars, and tables, from samples of the readers of captures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NONE = "-"
 
 
 def last_line(samples: Samples) -> dict[str, float | None]:
-    """The figures of the last line; None: not measured."""
+    """Return the figures of the last line; None: not measured."""
     ours = median(_one_core(samples, RINGTAP), "packets_per_s")
     memory = [one["peak_rss_mb"] for one in samples.get("read", []) if one["tool"] == RINGTAP]
     figures: dict[str, float | None] = {
@@ -41,7 +41,7 @@ def _one_core(samples: Samples, tool: str) -> list[dict[str, Any]]:
 
 
 def _paired(samples: Samples) -> float | None:
-    """The median over rounds of ringtap's packets a second over tcpdump's in the same round."""
+    """Return the median over rounds of ringtap's packets per second divided by tcpdump's in the same round."""
     theirs = {one["round"]: one["packets_per_s"] for one in _one_core(samples, TCPDUMP)}
     ours = [one for one in _one_core(samples, RINGTAP) if one["round"] in theirs]
     return median([{"ratio": one["packets_per_s"] / theirs[one["round"]]} for one in ours], "ratio")
@@ -59,7 +59,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def tables(samples: Samples) -> list[Table]:
-    """Every table that there are samples for."""
+    """Return every table with samples."""
     return [table for table in (bars_table(BARS, last_line(samples)), _readers(samples)) if table.rows]
 
 

@@ -1,4 +1,4 @@
-"""Every reader of captures that is measured, each in a cold process."""
+"""The measured readers of captures, each in a cold process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_S = 900.0
 
 @dataclass(frozen=True)
 class File:
-    """A generated capture: where, how many packets, how many bytes they had on the wire."""
+    """A generated capture: its path, the number of packets, and their bytes on the wire."""
 
     path: Path
     packets: int
@@ -33,7 +33,7 @@ def make_file(bench: Bench, name: str, packets: int, skipped: int = 0) -> File:
     """Generate a capture in the benchmark's folder.
 
     Raises:
-        BenchmarkError: there is no room for it, or it could not be written.
+        BenchmarkError: the disk has no room for it, or it could not be written.
     """
     needed = packets * 112  # at most: a record's header and the 96 bytes that are kept
     free = shutil.disk_usage(bench.folder).free
@@ -49,10 +49,10 @@ def make_file(bench: Bench, name: str, packets: int, skipped: int = 0) -> File:
 
 
 def run_ringtap(bench: Bench, files: Sequence[File], cpus: Iterable[int] | None) -> Ended:
-    """``ringtap flows FILE... --json``: every packet and every byte must be found, and no cache is used.
+    """Run ``ringtap flows FILE... --json`` without a cache, and check that it finds every packet and every byte.
 
     Raises:
-        BenchmarkError: it failed, or what it found is not what the files hold.
+        BenchmarkError: it failed, or its counts are not those of the files.
     """
     argv = [sys.executable, "-m", "ringtap.cli", "flows", *(str(file.path) for file in files), "--no-cache", "--json"]
     ended = bench.processes.start(argv, cpus=cpus).result(_MOST_S)
@@ -66,7 +66,7 @@ def run_ringtap(bench: Bench, files: Sequence[File], cpus: Iterable[int] | None)
 
 
 def run_tcpdump(bench: Bench, file: File, cpus: Iterable[int]) -> Ended:
-    """``tcpdump -r FILE -w /dev/null``: it reads and copies, and looks at nothing.
+    """Run ``tcpdump -r FILE -w /dev/null``, which reads and copies packets without decoding them.
 
     Raises:
         BenchmarkError: it is not installed, or failed.
@@ -76,7 +76,7 @@ def run_tcpdump(bench: Bench, file: File, cpus: Iterable[int]) -> Ended:
 
 
 def run_tshark(bench: Bench, tool: str, file: File, cpus: Iterable[int]) -> Ended:
-    """One of tshark's two ways to the same table.
+    """Run tshark in one of two ways that lead to the same table.
 
     Raises:
         BenchmarkError: it is not installed, or failed.
@@ -90,7 +90,7 @@ def run_tshark(bench: Bench, tool: str, file: File, cpus: Iterable[int]) -> Ende
 
 
 def run_loop(bench: Bench, library: str, file: File, cpus: Iterable[int]) -> float:
-    """Time of a loop in Python, in seconds, without the interpreter's start.
+    """Return the time of a loop in Python, in seconds, without the interpreter's start.
 
     Raises:
         BenchmarkError: the library is not installed, or it failed.

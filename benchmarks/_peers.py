@@ -1,4 +1,4 @@
-"""Other programs that send TCP as fast as they can, each with its own server and client."""
+"""Other programs that send TCP at full speed, each with its own server and client."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SLACK_S = 20.0
 
 @dataclass(frozen=True)
 class Transfer:
-    """A bulk transfer of some tool.
+    """A bulk transfer of a tool.
 
     Attributes:
         received_bytes: payload, as the receiver counted it.
-        sending_s: how long the sender sent.
+        sending_s: time for which the sender sent.
         cpu_s: user and system time of sender and receiver together, from their start to their end.
     """
 
@@ -38,9 +38,9 @@ class Peer:
     """A tool to compare with.
 
     Attributes:
-        name: as shown.
-        run: sends over a route with so many streams for so long, at so many bits a second in all (None: no limit).
-        paced: whether it can hold a rate.
+        name: its name in the tables.
+        run: function that sends; takes processes, route, port, streams, seconds, and bit/s in total (None: no limit).
+        paced: True if it can send at a given rate.
     """
 
     name: str
@@ -49,10 +49,10 @@ class Peer:
 
 
 def find_peers(given: list[str]) -> list[Peer]:
-    """The peers of this machine: iperf3 where installed, and those given as ``NAME=PATH``.
+    """Return the peers of this machine: iperf3 if installed, and those given as ``NAME=PATH``.
 
     Raises:
-        BenchmarkError: what is given cannot be run or driven.
+        BenchmarkError: a given program cannot be run or is not supported.
     """
     installed = shutil.which("iperf3")
     named = [f"iperf3={installed}"] if installed else []
@@ -104,7 +104,7 @@ def _iperf3(
     received = server.wait(_SLACK_S)
     try:
         report = json.loads(client.stdout)
-        if "error" in report:  # iperf3 may exit with 0 all the same
+        if "error" in report:  # iperf3 may exit with 0 despite an error
             raise BenchmarkError(f"iperf3 failed: {report['error']}")
         end = report["end"]
         received_bytes, sending_s = int(end["sum_received"]["bytes"]), float(end["sum_sent"]["seconds"])
@@ -126,7 +126,7 @@ def _iperf2(
     received = server.end()
     try:
         lines = [line.split(",") for line in received.stdout.split()]
-        # a line a stream; where there are several, one more with their sum, numbered -1
+        # one line per stream; if there are several, one more with their sum, numbered -1
         received_bytes = sum(int(columns[7]) for columns in lines if columns[5] != "-1")
         begun_s, ended_s = client.stdout.split()[-1].split(",")[6].split("-")
         return Transfer(received_bytes, float(ended_s) - float(begun_s), client.cpu_s + received.cpu_s)

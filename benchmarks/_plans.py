@@ -10,7 +10,7 @@ from _processes import BenchmarkError
 from _ringtap import traffic
 
 _FLOWS = 1_000_000
-_MEAN_BYTES = 1_711_250  # of the web-search sizes
+_MEAN_BYTES = 1_711_250  # mean of the web-search sizes
 _LOAD_BPS = 100_000_000_000
 _CHECK = """
 import sys, pathlib
@@ -20,7 +20,7 @@ PlanFile(pathlib.Path(sys.argv[1])).check()
 
 
 def measure(bench: Bench) -> None:
-    """One sample; before anything else, because a child begins with its parent's memory on its account."""
+    """Take one sample; must come first, because a child's peak memory starts at that of its parent."""
     duration_s = _FLOWS * 1.001 * _MEAN_BYTES * 8 / _LOAD_BPS
     plan = bench.path("million.plan")
     with bench.sample("million flows") as figures:

@@ -1,4 +1,4 @@
-"""Real processes: pinned or in a namespace, bounded in time, accounted for, and ended with the benchmark."""
+"""Processes of the benchmark: pinned or in a namespace, with time limits and resource usage, ended with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POLITE_S = 5.0
 
 
 class BenchmarkError(Exception):
-    """One sentence: what could not be measured and why."""
+    """A measure that failed; the message is one sentence with the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Ended:
 
 
 class Child:
-    """A process of ours, in a session of its own so that Ctrl-C reaches only the benchmark.
+    """A child process, in a session of its own so that Ctrl-C reaches only the benchmark.
 
     Args:
         argv: the command line.
         namespace: network namespace to run in; None: the benchmark's.
-        cpus: cores to run on; None: as the benchmark.
-        environment: what its environment has beside the benchmark's.
+        cpus: cores to run on; None: the benchmark's.
+        environment: variables added to the benchmark's environment.
     """
 
     def __init__(
@@ -88,21 +88,21 @@ class Child:
 
     @property
     def name(self) -> str:
-        """The command in short, for messages."""
+        """The shortened command line, for messages."""
         return " ".join(Path(word).name if word.startswith("/") else word for word in self.argv)[:160]
 
     def errors_so_far(self) -> str:
-        """Text that the process has written to standard error so far."""
+        """Return the text that the process has written to standard error so far."""
         return _text(self._stderr.fileno())
 
     def children(self) -> list[int]:
-        """The processes that it has started and that still run."""
+        """Return the processes that it has started and that still run."""
         with contextlib.suppress(OSError):
             return [int(word) for word in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
         return []
 
     def wait(self, timeout_s: float) -> Ended:
-        """Wait for the end; a process that takes longer is ended.
+        """Wait until the process ends; one that takes longer than ``timeout_s`` is ended.
 
         Raises:
             BenchmarkError: it took longer.
@@ -113,10 +113,10 @@ class Child:
         return self._reap()
 
     def result(self, timeout_s: float) -> Ended:
-        """Wait for the end, which must be a good one.
+        """Wait until the process ends successfully.
 
         Raises:
-            BenchmarkError: it took longer, or its exit code was not 0; the message has the last of what it said.
+            BenchmarkError: it took longer, or its exit code was not 0; the message contains its last line of output.
         """
         ended = self.wait(timeout_s)
         if ended.code != 0:
@@ -125,7 +125,7 @@ class Child:
         return ended
 
     def end(self, number: int = signal.SIGTERM) -> Ended:
-        """Ask the process to end and, after 5 s, make it and what it started end."""
+        """Send the process a signal to end; after 5 s, kill it and the processes that it started."""
         if self._ended is None and not self.is_over(0):
             self._send(number)
             if not self.is_over(_POLITE_S):
@@ -139,7 +139,7 @@ class Child:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def is_over(self, timeout_s: float | None) -> bool:
-        """True if the process ends within so long (None: for ever)."""
+        """Return True if the process ends within ``timeout_s`` (None: no limit)."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
@@ -149,7 +149,7 @@ class Child:
             wall_s = time.monotonic() - self._begun_s
             _, status, usage = os.wait4(self.pid, 0)
             code = self._process.returncode = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(ProcessLookupError):  # what it started and left behind; the group is ours
+            with contextlib.suppress(ProcessLookupError):  # processes that it left behind in its group
                 os.killpg(self.pid, signal.SIGKILL)
             os.close(self._pidfd)
             stdout, stderr = _text(self._stdout.fileno()), _text(self._stderr.fileno())
@@ -165,10 +165,10 @@ def _text(fd: int) -> str:
 
 
 class Processes:
-    """Every process that the benchmark starts; leaving the ``with`` block ends those that still run.
+    """All processes that the benchmark starts; leaving the ``with`` block ends those that still run.
 
     Args:
-        environment: what theirs has beside the benchmark's.
+        environment: variables added to the benchmark's environment.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -197,7 +197,7 @@ def wait_until_listening(child: Child, port: int, timeout_s: float = 10.0) -> No
     """Wait until some socket of the child's network namespace listens on a port, without connecting to it.
 
     Raises:
-        BenchmarkError: none does in time, or the child has ended.
+        BenchmarkError: no socket listens in time, or the child has ended.
     """
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

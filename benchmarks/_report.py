@@ -1,4 +1,4 @@
-"""The tables, as text for a terminal and as Markdown for the docs."""
+"""Output of the tables, as text for a terminal and as Markdown for the documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NONE = "-"
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a sentence over it."""
+    """A table with a title."""
 
     title: str
     head: list[str]
@@ -25,7 +25,7 @@ class Table:
 
 
 def tables(bench: Bench) -> list[Table]:
-    """Every table that there are samples for; what the run cannot judge goes to its notes."""
+    """Return every table with samples; note the figures that the run cannot judge."""
     samples, streams = bench.samples, bench.settings.streams[0]
     figures, unjudged = last_line(samples, streams), unjudged_loads(samples)
     bench.notes += unjudged
@@ -45,7 +45,7 @@ def tables(bench: Bench) -> list[Table]:
 def write(
     bench: Bench, machine: dict[str, Any], options: argparse.Namespace, figures: dict[str, Any], made: list[Table]
 ) -> None:
-    """Every sample to the file of -o, the tables to that of --markdown and to the terminal, the figures last."""
+    """Write every sample to the file of -o and the tables to that of --markdown; print the tables, then the figures."""
     if options.output:
         raw: dict[str, Any] = {"machine": machine, "settings": vars(bench.settings), "samples": bench.samples}
         raw |= {"figures": figures, "notes": bench.notes, "failures": bench.failures}
@@ -89,7 +89,7 @@ def _sentences(bench: Bench) -> list[str]:
 
 
 def bars_table(bars: Sequence[Bar], values: dict[str, Any], unsure: Collection[str] = ()) -> Table:
-    """Figures beside the bars that they have to clear; ``unsure`` are those that this run cannot judge."""
+    """Return the table of figures and the bars that they must meet; this run cannot judge those in ``unsure``."""
     rows = []
     for bar in bars:
         value = values[bar.key]
@@ -200,7 +200,7 @@ def _stolen(taken: list[dict[str, Any]]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A cell: three digits that count, thousands whole."""
+    """Return the text of a number: three significant digits, or whole numbers from 1000 on; a dash for None."""
     if value is None:
         return _NONE
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""ringtap through its command line: receivers, senders, plans and logs."""
+"""Use of ringtap through its command line: receivers, senders, plans and logs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ringtap.errors import RingtapError
 from ringtap.records import open_records
 
 TRAFFIC = [sys.executable, "-m", "ringtap.cli", "traffic"]
-#: for the environment of the benchmark's processes: a receiver beyond loopback asks for one
+#: for the environment of the benchmark's processes: a receiver beyond loopback requires a token
 TOKEN = {"RINGTAP_TOKEN": "benchmark"}
 _SLACK_S = 30.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on here; the benchmark's namespaces are empty, so it is free there, too."""
+    """Return a port that is free here; the benchmark's namespaces are empty, so it is also free there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -33,7 +33,7 @@ def free_port() -> int:
 def traffic(
     processes: Processes, *arguments: object, namespace: Namespace | None = None, timeout_s: float = 60.0
 ) -> Ended:
-    """Run ``ringtap traffic ...`` to its good end.
+    """Run ``ringtap traffic ...`` until it ends successfully.
 
     Raises:
         BenchmarkError: it failed or took too long.
@@ -42,11 +42,11 @@ def traffic(
 
 
 class Receiver:
-    """``ringtap traffic serve`` on a route's receiving side, from its listening to its end.
+    """A context manager that runs ``ringtap traffic serve`` on a route's receiving side.
 
     Attributes:
         address: ``HOST:PORT``.
-        summary: what it said at its end.
+        summary: the summary that it printed at its end.
         cpu_s: user and system time, from its start to its end.
     """
 
@@ -75,10 +75,10 @@ class Receiver:
 
     @property
     def received_bytes(self) -> int:
-        """Payload that it counted.
+        """The payload that it counted.
 
         Raises:
-            BenchmarkError: it did not end well, so there is no count.
+            BenchmarkError: it failed, so there is no count.
         """
         if "bytes" not in self.summary:
             raise BenchmarkError("the receiver ended without a summary")
@@ -87,19 +87,19 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Sent:
-    """Output of ``ringtap traffic send``, and the CPU time that it took."""
+    """The summary of ``ringtap traffic send``, and its CPU time."""
 
     summary: dict[str, Any]
     cpu_s: float
 
 
 def start_sending(processes: Processes, route: Route, plan: Path, *arguments: object) -> Child:
-    """Begin to send a plan from a route's sending side."""
+    """Start sending a plan from a route's sending side."""
     return processes.start([*TRAFFIC, "send", str(plan), "--json", *map(str, arguments)], route.sender)
 
 
 def finish_sending(sending: Child, timeout_s: float) -> Sent:
-    """Wait for the sender's good end.
+    """Wait until the sender ends successfully.
 
     Raises:
         BenchmarkError: it failed or took too long.
@@ -109,7 +109,11 @@ def finish_sending(sending: Child, timeout_s: float) -> Sent:
 
 
 def send(processes: Processes, route: Route, plan: Path, *arguments: object, timeout_s: float) -> Sent:
-    """Send a plan; the two above in one."""
+    """Send a plan and wait for the sender's end.
+
+    Raises:
+        BenchmarkError: it failed or took too long.
+    """
     return finish_sending(start_sending(processes, route, plan, *arguments), timeout_s)
 
 
@@ -131,10 +135,10 @@ def write_plan(
 
 
 def read_sent(path: Path, *names: str) -> list[tuple[int, ...]]:
-    """Columns of a sender's log, a tuple a flow.
+    """Read columns of a sender's log, one tuple per flow.
 
     Raises:
-        BenchmarkError: it is no whole log of a sender.
+        BenchmarkError: the file is not a readable log of a sender.
     """
     try:
         log = open_records(path)

@@ -1,9 +1,9 @@
-"""Times how workers of Dask read captures, as a program of its own.
+"""Measurement of the time in which Dask workers read captures, as a separate program.
 
 python benchmarks/_scale_read.py SCHEDULER COUNTS FILE...
 
-COUNTS (``1,2,5,10``) says how many of the files are read, one set after the other, each without a cache. The last line
-has the seconds until the workers stood, and of each set its seconds, packets and bytes on the wire.
+COUNTS (``1,2,5,10``) are numbers of files to read, one set after the other, each without a cache. The last line
+contains the seconds until the workers are ready, and for each set its seconds, packets and bytes on the wire.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ringtap.errors import RingtapError
 
 
 def main() -> int:
-    """The command line above."""
+    """Run the command line above; return the exit code."""
     scheduler, counts, files = sys.argv[1], sys.argv[2], list(map(Path, sys.argv[3:]))
     begun_s = time.perf_counter()
     try:
         with workers(scheduler) as crew:
-            read_captures(files[:2], cache=False, bin_s=1.0, workers=crew)  # every worker has what it needs by then
+            read_captures(files[:2], cache=False, bin_s=1.0, workers=crew)  # afterwards every worker is ready
             told = {"start_s": time.perf_counter() - begun_s, "sets": []}
             for count in map(int, counts.split(",")):
                 for file in files:

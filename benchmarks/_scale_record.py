@@ -1,8 +1,8 @@
-"""Records a small real run: two ranks of the scale model, each with ringtap around it, on two hosts of a testbed.
+"""Recording of a small real run: two ranks of the scale model, each under ringtap, on two hosts of a testbed.
 
 python benchmarks/_scale_record.py RUN ITERATIONS
 
-Root, or an ordinary user where user namespaces are allowed. All of it ends with this program.
+It needs root, or permission to create user namespaces. The testbed ends with this program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMPUTE_S = "0.1"
 
 
 def main() -> int:
-    """The command line above; the exit code of the job."""
+    """Run the command line above; return the exit code of the job."""
     run, iterations = sys.argv[1:]
     name = f"scale{os.getpid()}"
     launch = {"WORLD_SIZE": str(len(_HOSTS)), "MASTER_ADDR": _HOSTS[0], "MASTER_PORT": "29500", "LOCAL_RANK": "0"}

@@ -1,4 +1,4 @@
-"""From samples of large runs and of Dask's workers to the figures with bars and the tables."""
+"""Figures with bars, and tables, from samples of large runs and of Dask workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BARS = (
 
 
 def last_line(samples: Samples) -> dict[str, float | None]:
-    """The figures of the last line; None: not measured."""
+    """Return the figures of the last line; None: not measured."""
     made = samples.get("make", [])
     short = min((one["iterations"] for one in made), default=0)
     nodes = select(samples, "nodes", iterations=short)
@@ -55,7 +55,7 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 
 def _sets(samples: Samples, workers: int, all_files: bool) -> list[dict[str, Any]]:
-    """Sets of captures read by so many workers: those of all files, or of one."""
+    """Return the sets of captures read by ``workers`` workers: those with the most files, or with the fewest."""
     taken = [one for sample in select(samples, "read", workers=workers) for one in sample["sets"]]
     wanted = (max if all_files else min)((one["files"] for one in taken), default=0)
     return [one for one in taken if one["files"] == wanted]
@@ -70,7 +70,7 @@ def _cost(samples: Samples, all_files: bool) -> float | None:
 
 
 def _growth(samples: Samples) -> dict[str, float | None]:
-    """Cost of a further million iterations of a node, from the run that is four times as long."""
+    """Return the cost of a further million node iterations, from the run that is four times as long."""
     both = [select(samples, "nodes", verb="analyze", iterations=one["iterations"]) for one in samples.get("make", [])]
     if len(both) < 2 or not all(both):
         return {"s_per_million_node_iterations": None, "mb_per_million_node_iterations": None}
@@ -88,7 +88,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def tables(samples: Samples) -> list[Table]:
-    """Every table that there are samples for."""
+    """Return every table with samples."""
     made = (bars_table(BARS, last_line(samples)), _nodes(samples), _commands(samples), _reads(samples))
     return [table for table in made if table.rows]
 

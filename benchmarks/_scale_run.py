@@ -1,4 +1,4 @@
-"""Makes a run directory of many nodes from a recorded one of two: copies with their own name, address, rank and clock.
+"""Generator of a run directory of many nodes: copies of two recorded ones with own name, address, rank and clock.
 
 python benchmarks/_scale_run.py SOURCE TARGET NODES
 """
@@ -21,17 +21,17 @@ from ringtap.analysis.runs.run import map_records
 from ringtap.records import RecordFile
 from ringtap.rundir import write_json
 
-_REALTIME_NS = 10**18  # a number of nanoseconds beyond this (2001) is a time of CLOCK_REALTIME, below it a duration
-_SHIFT_NS = 1_000_003  # how far the clock of each node is ahead of that of the node before
+_REALTIME_NS = 10**18  # a number of nanoseconds above this (2001) is a time of CLOCK_REALTIME, below it a duration
+_SHIFT_NS = 1_000_003  # lead of each node's clock over that of the previous node
 _FIRST_ADDRESS = "10.128.0.1"
 _ALIGN = 64
 JOB = "series/scale-consistent-1"
-"""Where the job's run directory lies in the sweep's."""
+"""Path of the job's run directory in the sweep's."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """The parts that a copy of a recorded node does not share."""
+    """The properties that distinguish a copy of a recorded node."""
 
     number: int
     name: str
@@ -41,14 +41,14 @@ class Copy:
 
     @classmethod
     def of(cls, number: int, own: list[bytes]) -> Copy:
-        """The number of the copy says everything; neighbours talk to each other as the two recorded nodes did."""
+        """Derive the properties from the copy's number; nodes are paired as the two recorded ones were."""
         pair = number - number % 2
         addresses = {old: _address(pair + place) for place, old in enumerate(own)}
         return cls(number, node_name(number), node_name(0), number * _SHIFT_NS, addresses)
 
 
 def node_name(number: int) -> str:
-    """The name of a copied node."""
+    """Return the name of a copied node."""
     return f"n{number:04d}"
 
 
@@ -61,7 +61,7 @@ Made = tuple[str, bytes]
 
 
 def _records(file: RecordFile, records: npt.NDArray[Any], relative: str) -> Callable[[Copy], Made]:
-    """A log of packed records, whose times, ranks and addresses are a copy's."""
+    """Return a function that makes a log of packed records with a copy's times, rank and addresses."""
     with file.path.open("rb") as stream:
         header = json.loads(stream.readline())
     times = [field.name for field in file.fields if field.type == "<i8" and field.name.endswith("_ns")]
@@ -84,7 +84,7 @@ def _records(file: RecordFile, records: npt.NDArray[Any], relative: str) -> Call
 
 
 def _changed(item: Any, copy: Copy, key: str = "") -> Any:
-    """A JSON value with a copy's times, rank and clock."""
+    """Return a JSON value with a copy's times, rank and clock."""
     if isinstance(item, dict):
         return {name: _changed(value, copy, name) for name, value in item.items()}
     if isinstance(item, list):
@@ -106,7 +106,7 @@ def _renamed(relative: str, copy: Copy) -> str:
 
 
 def _text(path: Path, relative: str) -> Callable[[Copy], Made]:
-    """A file of JSON, or of JSON lines; anything else stays as it is."""
+    """Return a function that makes a copy's file of JSON or JSON lines; other files stay unchanged."""
     text = path.read_text()
     if path.suffix == ".json":
         item = json.loads(text)
@@ -129,19 +129,19 @@ def _files(folder: Path) -> Iterator[Callable[[Copy], Made]]:
 
 
 def _own_address(folder: Path) -> bytes:
-    """The address that most of a node's sockets have on their own side."""
+    """Return the most frequent source address of a node's sockets."""
     _, records, _ = map_records(folder / "sockets" / "sockets.rec")
     seen, counts = np.unique([bytes(row)[:4] for row in records["source"]], return_counts=True)
     return bytes(seen[np.argmax(counts)]).ljust(4, b"\0")
 
 
 def multiply(source: Path, target: Path, nodes: int) -> None:
-    """Write a sweep of one series, whose job ran on so many nodes.
+    """Write a sweep of one series, whose job has ``nodes`` nodes.
 
     Args:
         source: a job's run directory with two nodes.
-        target: the sweep's folder, which is made.
-        nodes: how many.
+        target: the sweep's folder, which is created.
+        nodes: number of nodes.
     """
     folders = sorted(path for path in (source / "nodes").iterdir() if path.is_dir())
     own = [_own_address(folder) for folder in folders]

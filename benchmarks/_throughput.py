@@ -1,4 +1,4 @@
-"""Bulk transfers: one stream and several, beside each peer, sample after sample so that all see the same machine."""
+"""Bulk transfers with one stream and several, compared with each peer in turn, so that all see the same machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Throughput:
         self.round_s = 0.0
 
     def round(self) -> None:
-        """One sample of everything; every second round in reverse order, so that a drift favours nobody."""
+        """Take one sample of everything; every second round in reverse order, so that drift favours no tool."""
         begun_s = time.monotonic()
         self._rounds += 1
         for streams in (1, *self._bench.settings.streams):
@@ -36,7 +36,7 @@ class Throughput:
         self.round_s = time.monotonic() - begun_s
 
     def _is_wanted(self, name: str, streams: int) -> bool:
-        """In a quick run, of iperf3's two only the one that the bar is about."""
+        """Return True unless a quick run leaves this tool out: of iperf3's two, it takes only the one with a bar."""
         return not self._bench.settings.quick or name != ("iperf3" if streams == 1 else "iperf3 -Z")
 
     def _transfer(self, name: str, streams: int) -> None:

@@ -1,4 +1,4 @@
-"""Burst plans on the wire: what a capture on the sender's side of the veth pair shows in each burst and quiet part."""
+"""Burst plans on the wire: the bytes of each burst and quiet part in a capture on the sender's side of the veth pair."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from _ringtap import TRAFFIC, Receiver, free_port, traffic
 SHARES = (0.03, 0.1)  # a burst is three times its load, and the capture costs as much again
 _LENGTH_S = 3.0
 _VERIFY_S = 300.0
-_HEADERS_BYTES = 128  # of each packet; the rest is noise
+_HEADERS_BYTES = 128  # bytes kept of each packet; the rest is random payload
 _BUFFER_KIB = 65536
 
 
 def measure(bench: Bench, ceiling_bps: float, repeat: int) -> None:
-    """One sample at each share, where there is a veth pair and tcpdump."""
+    """Take one sample at each share, if there is a veth pair and tcpdump."""
     route = bench.routes[-1]
     for share in SHARES:
         with bench.sample("wire", share=share, repeat=repeat) as figures:
@@ -57,7 +57,7 @@ def _capture(bench: Bench, route: Route, load_bps: float) -> dict[str, Any]:
 
 
 def _verify(bench: Bench, plan: Path, log: Path, capture: Path) -> dict[str, Any]:
-    """Result of ``ringtap traffic verify``; deviations that it finds are a result, not a failure."""
+    """Return the result of ``ringtap traffic verify``; deviations are a result, not a failure."""
     argv = [*TRAFFIC, "verify", str(plan), "--sent", str(log), "--capture", str(capture), "--json"]
     ended = bench.processes.start(argv).wait(_VERIFY_S)
     if not ended.stdout.startswith("{"):

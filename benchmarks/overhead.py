@@ -27,11 +27,11 @@ _QUICK_LIMIT_S = 115.0
 _QUICK_IMPORTS = 10  # pairs
 _IMPORT_PAIR_S = 2.5
 _JOB_LIMIT_S = 240.0
-_STARTED_S = 5.0  # a job from its start to its first block, and its end
+_STARTED_S = 5.0  # time of a job before its first block and for its end
 
 
 def main() -> int:
-    """Measure, print the tables and, last, one JSON object; 1 when something could not be measured."""
+    """Measure, print the tables and, last, one JSON object; return 1 if a measure failed."""
     options = _options()
     before = CpuTimes.now()
     with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
@@ -71,7 +71,7 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(bench: Bench, chosen: list[str], half_width_pct: float) -> None:
-    """The agent first, then imports, then the jobs, which share what time is left."""
+    """Measure the agent first, then imports, then the jobs, which share the remaining time."""
     quick = bench.settings.quick
     if "agent" in chosen:
         for traffic in ("little",) if quick else _overhead_agent.TRAFFIC:

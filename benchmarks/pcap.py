@@ -41,7 +41,7 @@ _LARGE_PACKETS = 98_000_000  # more than 10 GB
 
 @dataclass(frozen=True)
 class Sizes:
-    """Packets of the captures: the one that counts, and the parts that slow readers get."""
+    """Packets of the captures: the main one, and the smaller ones for slow readers."""
 
     whole: int
     tshark: int
@@ -54,7 +54,7 @@ _QUICK = Sizes(8_000_000, 50_000, 100_000, 10_000)
 
 
 def main() -> int:
-    """Measure, print the tables and, last, one JSON object; 1 when something could not be measured."""
+    """Measure, print the tables and, last, one JSON object; return 1 if a measure failed."""
     options = _options()
     before = CpuTimes.now()
     with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, Processes({}) as processes:
@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(bench: Bench, sizes: Sizes) -> None:
-    """The slow readers once, then the fast ones by turns, then several cores, and in a full run a large capture."""
+    """Measure the slow readers, then the fast ones in turn, then several cores and, in a full run, a large capture."""
     one = cores()[-1:]
     parts = {name: make_file(bench, name, getattr(sizes, name)) for name in ("tshark", "dpkt", "scapy")}
     single = make_file(bench, "one", 1)
@@ -106,7 +106,7 @@ def _measure(bench: Bench, sizes: Sizes) -> None:
 
 
 def _beyond_start(bench: Bench, tool: str, part: File, single: File, cpus: list[int]) -> Callable[[], float]:
-    """tshark's time without that of its start, which takes as long as many packets."""
+    """Return a measurement of tshark's time without its start, which takes as long as many packets."""
     return lambda: run_tshark(bench, tool, part, cpus).wall_s - run_tshark(bench, tool, single, cpus).wall_s
 
 
@@ -118,7 +118,7 @@ def _slow(bench: Bench, tool: str, part: File, seconds: Callable[[], float]) -> 
 
 
 def _by_turns(bench: Bench, whole: File, one: list[int]) -> None:
-    """ringtap and tcpdump, in every second round the other way round."""
+    """Measure ringtap and tcpdump in turn, in every second round in the other order."""
     longest_s = 0.0
     runs: list[tuple[str, Callable[[], Ended]]] = [
         (RINGTAP, lambda: run_ringtap(bench, [whole], one)),
@@ -126,7 +126,7 @@ def _by_turns(bench: Bench, whole: File, one: list[int]) -> None:
     ]
     for turn in range(bench.settings.repeats):
         left_s = bench.left_s()
-        if longest_s * _CAUTION * 4 > left_s:  # what follows takes some rounds, too
+        if longest_s * _CAUTION * 4 > left_s:  # the later measures take some rounds too
             bench.notes.append(f"The time of --quick allowed {turn} rounds of the fast readers.")
             return
         for tool, run in runs if turn % 2 else runs[::-1]:

@@ -28,8 +28,8 @@ from _scale_run import JOB
 _HERE = Path(__file__).resolve().parent
 _QUICK_LIMIT_S = 55.0
 _MOST_S = 900.0
-_NEEDED_BYTES = 4e9  # of memory: what is measured, twice
-_RECORD_BYTES = 400_000  # of a node, at most
+_NEEDED_BYTES = 4e9  # of memory: twice what is measured
+_RECORD_BYTES = 400_000  # per node, at most
 _PACKETS_A_GB = 9_680_000
 
 
@@ -38,10 +38,10 @@ class Sizes:
     """Amount of data to analyse.
 
     Attributes:
-        nodes: of the run directory.
-        iterations: of its job; a full run has one of four times as many, too.
-        gigabytes: of all captures together.
-        counts: how many of the ten captures are read, one set after the other.
+        nodes: nodes of the run directory.
+        iterations: iterations of its job; a full run also has one with four times as many.
+        gigabytes: size of all captures together.
+        counts: numbers of captures read, one set after the other; the largest is the number of captures.
     """
 
     nodes: int
@@ -51,7 +51,7 @@ class Sizes:
 
 
 def main() -> int:
-    """Measure, print the tables and, last, one JSON object; 1 when something could not be measured."""
+    """Measure, print the tables and, last, one JSON object; return 1 if a measure failed."""
     options = _options()
     before = CpuTimes.now()
     if psutil.virtual_memory().available < _NEEDED_BYTES:
@@ -85,7 +85,7 @@ def _options() -> argparse.Namespace:
 
 
 def _nodes(bench: Bench, sizes: Sizes) -> None:
-    """A small recorded run, multiplied, joined and reported: as it is, and in a full run four times as long."""
+    """Record a small run, multiply, analyze and report it; in a full run, also one that is four times as long."""
     for iterations in (sizes.iterations, *(() if bench.settings.quick else (4 * sizes.iterations,))):
         sweep = bench.folder / "sweep"
         with bench.sample("make", nodes=sizes.nodes, iterations=iterations) as figures:
@@ -105,7 +105,7 @@ def _nodes(bench: Bench, sizes: Sizes) -> None:
 
 
 def _make(bench: Bench, sweep: Path, nodes: int, iterations: int) -> dict[str, Any]:
-    """The run directory; says how large it is."""
+    """Make the run directory; return its number of files and its size."""
     needed = nodes * _RECORD_BYTES * max(1, iterations // 60)
     if shutil.disk_usage(bench.folder).free < needed * 1.1:
         raise BenchmarkError(f"{bench.folder.parent} has no {needed / 1e9:.1f} GB free: set TMPDIR to a larger folder")
@@ -118,7 +118,7 @@ def _make(bench: Bench, sweep: Path, nodes: int, iterations: int) -> dict[str, A
 
 
 def _found(path: Path, of: str) -> dict[str, Any]:
-    """Results of the analysis, which must be what was made."""
+    """Return the counts that the analysis found, for comparison with what was made."""
     item = json.loads(path.read_text())
     if of == "sweep":
         return {"found_iterations": item["series"][0]["points"][0]["iterations"]}
@@ -132,7 +132,7 @@ def _found(path: Path, of: str) -> dict[str, Any]:
 
 
 def _captures(bench: Bench, sizes: Sizes) -> None:
-    """Ten captures: read by one process, by one worker and by two, by turns."""
+    """Measure the reading of the captures by one process, by one worker and by two, in turn."""
     most = max(sizes.counts)
     packets = max(1000, round(sizes.gigabytes * _PACKETS_A_GB / most))
     files = [make_file(bench, f"part{number}.pcap", packets, number) for number in range(most)]
@@ -155,7 +155,7 @@ def _captures(bench: Bench, sizes: Sizes) -> None:
 
 
 def _flows(bench: Bench, files: list[File], *options: str) -> Ended:
-    """``ringtap flows`` of all files, which leaves no cache and finds every packet."""
+    """Run ``ringtap flows`` on all files without a cache, and check that it finds every packet."""
     ended = _ringtap(bench, "flows", *(file.path for file in files), "--no-cache", "--json", *options)
     _check(json.loads(ended.stdout)["counts"], files)
     return ended

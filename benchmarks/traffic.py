@@ -29,11 +29,11 @@ from _throughput import Throughput
 
 MEASURES = ("plans", "throughput", "load", "lateness", "flows", "wire")
 _CAUTION = 1.2  # a round may take longer than the longest one so far
-_QUICK_LIMIT_S = 56.0  # what is left of the minute is for the end of the last measure and of the processes
+_QUICK_LIMIT_S = 56.0  # the rest of the minute is for the end of the last measure and of the processes
 
 
 def main() -> int:
-    """Measure, print the tables and, last, one JSON object; 1 when something could not be measured."""
+    """Measure, print the tables and, last, one JSON object; return 1 if a measure failed."""
     options = _options()
     before = CpuTimes.now()
     peers = find_peers(options.peer)
@@ -81,12 +81,12 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _started_in(folder: str) -> Processes:
-    """Processes whose calibration lies in the run's folder: the user's is neither used nor replaced."""
+    """Return processes whose calibration is in the run's folder, so that the user's is neither used nor replaced."""
     return Processes({"XDG_CACHE_HOME": folder} | TOKEN)
 
 
 def _measure(bench: Bench, chosen: list[str]) -> None:
-    """Everything once, what has a bar first; then again, as often as asked or as time allows."""
+    """Measure everything once, figures with bars first; then repeat as often as requested or as time allows."""
     if "plans" in chosen:
         _plans.measure(bench)
     if chosen == ["plans"]:
@@ -116,7 +116,7 @@ def _measure_flows(bench: Bench, repeat: int) -> None:
 
 
 def _repeat_throughput(bench: Bench, rounds: list[Throughput]) -> None:
-    """The other route, then both by turns."""
+    """Repeat the bulk transfers: the other route, then both in turn."""
     for number in range(1, bench.settings.repeats * len(rounds)):
         turn = rounds[number % len(rounds)]
         if max(throughput.round_s for throughput in rounds) * _CAUTION > bench.left_s():

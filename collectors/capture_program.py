@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 # A shell watches the program and gets signal names on its standard input. When that closes (the agent has ended, for
-# any reason), the shell ends the program a second later, after it has received what the kernel still holds. A parent
-# death signal would not do: the kernel clears it when a program changes its user or gains a capability, as tcpdump does.
+# any reason), the shell ends the program a second later, after it has received what the kernel still holds. A signal
+# on the parent's death would not do: the kernel clears it when a program changes its user or gains a capability.
 _WATCH = """
 exec 3<&0
 "$@" </dev/null 3<&- &

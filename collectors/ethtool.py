@@ -181,7 +181,7 @@ class EthtoolCollector:
         """Take the last sample and close the logs.
 
         Returns:
-            ``nics``; ``gone``: interfaces that vanished, with reasons; ``lost``: statistics that vanished, by interface.
+            ``nics``; ``gone``: vanished interfaces, with reasons; ``lost``: vanished statistics, by interface.
         """
         try:
             self.sample()

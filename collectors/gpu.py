@@ -296,7 +296,7 @@ class GpuCollector:
         """Take the last sample and close everything.
 
         Returns:
-            ``gpus``: number recorded to the end; ``failed_readings`` of these; ``lost``: GPUs that vanished, with reasons.
+            ``gpus``: number recorded to the end; ``failed_readings``; ``lost``: GPUs that vanished, with reasons.
         """
         failed = sum(gpu.failed_readings for gpu in self._gpus)
         try:

@@ -218,7 +218,7 @@ class NicCollector:
             self._links.sample(mono_ns)
 
     def stop(self) -> dict[str, Any]:
-        """Take a last sample and close; return the interfaces that appeared later (not recorded) or vanished, and when."""
+        """Take a last sample and close; return which interfaces appeared later (not recorded) or vanished, and when."""
         try:
             self.sample()
         finally:

@@ -232,7 +232,7 @@ class Ring:
         return struct.pack(">HHH8s", direction, hardware, min(size, 8), address) + struct.pack("=H", protocol)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return packets captured, received by the filter (with the dropped ones), and dropped because it was full."""
+        """Return packets captured, received by the filter (with the dropped ones), and dropped by the full ring."""
         # reading resets the kernel's counts
         received, dropped, _ = struct.unpack("=3I", self._socket.getsockopt(_SOL_PACKET, _STATISTICS, 12))
         self._received += received

@@ -1,4 +1,4 @@
-"""ringtap: what distributed training and a network do to each other, measured."""
+"""Measure how network traffic slows down distributed deep learning."""
 
 from __future__ import annotations
 

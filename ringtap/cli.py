@@ -1,7 +1,7 @@
 """The ``ringtap`` command: imports the module of a verb, and turns errors into one sentence and an exit code.
 
 Exit codes: 0 done; 1 the job or the measurement failed; 2 usage or bad input; 130 interrupted. ``ringtap run`` and
-``ringtap lab exec`` pass on the wrapped command's own code.
+``ringtap testbed exec`` pass on the wrapped command's own code.
 """
 
 from __future__ import annotations
@@ -18,30 +18,46 @@ from ringtap.errors import RingtapError, UsageError
 from ringtap.standard_streams import discard_output, fill_standard_descriptors
 from ringtap.terminal import guarded, one_line
 
-# verb -> (module with register(subparsers), one line for --help); a module is imported only when its verb is used
-VERBS = {
-    "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
-    "lab": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
-    "traffic": ("ringtap.trafficgen.commands.traffic", "cross traffic: plan, serve, send"),
-    "capture": ("ringtap.agents.commands", "record this node without a job"),
-    "doctor": ("ringtap.agents.doctor.command", "what can be recorded here, and how to get the rest"),
-    "live": ("ringtap.analysis.commands.live", "watch a run that is being written"),
-    "flows": ("ringtap.analysis.commands.flows", "conversations and rates of packet captures, at memory speed"),
-    "structure": (
-        "ringtap.analysis.commands.structure",
-        "a training job's iterations, ring and volume, from packets",
-    ),
-    "analyze": ("ringtap.analysis.commands.analyze", "what a job and its network did, iteration by iteration"),
-    "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
-    "submit": ("ringtap.slurm.commands", "run a wrapped command or a sweep as a Slurm job"),
-    "status": ("ringtap.slurm.status", "how a sweep or a submitted run stands"),
-    "collect": ("ringtap.slurm.collect", "put the parts of a submitted sweep together"),
-    "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),
-    "report": ("ringtap.analysis.commands.report", "turn a sweep into figures, tables and one HTML page"),
-    "fit": ("ringtap.analysis.commands.fit", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
-    "predict": ("ringtap.analysis.commands.predict", "iteration time at a load, or the load that a slowdown allows"),
-    "demand": ("ringtap.analysis.commands.fit", "network demand of a training iteration"),
+# heading -> verb -> (module with register(subparsers), one line for --help); only the called verb's module is imported
+GROUPS = {
+    "Record": {
+        "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
+        "capture": ("ringtap.agents.commands", "record this node without a job"),
+        "live": ("ringtap.analysis.commands.live", "watch a run that is being written"),
+        "doctor": ("ringtap.agents.doctor.command", "what can be recorded here, and how to get the rest"),
+    },
+    "Measure": {
+        "sweep": ("ringtap.agents.commands", "step cross traffic under training jobs and measure"),
+        "report": ("ringtap.analysis.commands.report", "turn a sweep into figures, tables and one HTML page"),
+        "fit": ("ringtap.analysis.commands.fit", "fit t = A*exp(B/(C-BW)^n) to a CSV of points"),
+        "predict": (
+            "ringtap.analysis.commands.predict",
+            "iteration time at a load, or the load that a slowdown allows",
+        ),
+        "demand": ("ringtap.analysis.commands.fit", "network demand of a training iteration"),
+    },
+    "Analyze": {
+        "analyze": ("ringtap.analysis.commands.analyze", "what a job and its network did, iteration by iteration"),
+        "flows": ("ringtap.analysis.commands.flows", "conversations and rates of packet captures, at memory speed"),
+        "structure": (
+            "ringtap.analysis.commands.structure",
+            "a training job's iterations, ring and volume, from packets",
+        ),
+    },
+    "Traffic and testbed": {
+        "traffic": ("ringtap.trafficgen.commands.traffic", "cross traffic: plan, serve, send, verify"),
+        "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
+    },
+    "Clusters": {
+        "submit": ("ringtap.slurm.commands", "run a wrapped command or a sweep as a Slurm job"),
+        "status": ("ringtap.slurm.status", "how a sweep or a submitted run stands"),
+        "collect": ("ringtap.slurm.collect", "put the parts of a submitted sweep together"),
+        "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),
+    },
 }
+VERBS = {name: entry for verbs in GROUPS.values() for name, entry in verbs.items()}
+# names of version 0.1 that still work
+_FORMER = {"lab": "testbed"}
 # (verb, sub-verb) -> the same, for sub-verbs in another package than their verb; its register returns its sub-verbs
 ATTACHED = {
     ("traffic", "verify"): (
@@ -62,10 +78,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.ArgumentParser:
-    """Build the argument parser; only the arguments of the named verb, and of its sub-verb, are built."""
-    parser = Parser(prog="ringtap", description=ringtap.__doc__, allow_abbrev=False)
+    """The argument parser; only the arguments of the named verb, and of its sub-verb, are built."""
+    parser = Parser(
+        prog="ringtap",
+        usage="ringtap [-h] [--version] COMMAND ...",
+        description=ringtap.__doc__,
+        epilog=_overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(
+        prog="ringtap", dest="verb", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
     for name, (module, summary) in VERBS.items():
         if name == verb:
             sub_verbs = importlib.import_module(module).register(subparsers, name, summary)
@@ -75,8 +100,17 @@ def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.Argu
                 elif of == verb:
                     sub_verbs.add_parser(attached, help=text, add_help=False)
         else:
-            subparsers.add_parser(name, help=summary, add_help=False)
+            subparsers.add_parser(name, add_help=False)
     return parser
+
+
+def _overview() -> str:
+    """The commands under their headings, as ``ringtap --help`` lists them."""
+    width = max(map(len, VERBS))
+    lines = []
+    for heading, verbs in GROUPS.items():
+        lines += [f"{heading}:", *(f"  {name:{width}}  {text}" for name, (_, text) in verbs.items()), ""]
+    return "\n".join([*lines, "ringtap COMMAND --help lists the options of a command."])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in _FORMER:
+        arguments[0] = _FORMER[arguments[0]]
     words = [argument for argument in arguments if not argument.startswith("-")]
     verb, sub_verb = (*words[:2], None, None)[:2]
     options = None

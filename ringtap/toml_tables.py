@@ -86,7 +86,7 @@ class TomlTable:
 
         Args:
             key: the key.
-            refused: names that cannot be given, as ringtap sets them.
+            refused: names that a plan may not give, as ringtap sets them.
         """
         rule = 'a table of variables, such as { NCCL_DEBUG = "INFO" }'
         items = self.take(key, dict, {}, lambda _: True, rule)

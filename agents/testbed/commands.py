@@ -1,4 +1,4 @@
-"""``ringtap lab``: build, use, show and remove virtual testbeds."""
+"""``ringtap testbed``: build, use, show and remove virtual testbeds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ringtap.units import counted
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
-    """Add the ``lab`` verb."""
+    """Add the ``testbed`` verb."""
     lab = subparsers.add_parser(name, help=summary, description=summary)
     verbs = lab.add_subparsers(dest="lab_verb", metavar="up|exec|status|down", required=True)
     _register_up(verbs)
     execute = verbs.add_parser("exec", help="run a command on a host")
-    execute.add_argument("--lab", help="the testbed, where several stand")
+    execute.add_argument("--testbed", "--lab", help="the testbed, if there are several")
     execute.add_argument("host", help="a host, or switch")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
     execute.set_defaults(handler=_exec)
@@ -77,7 +77,7 @@ def _up(options: argparse.Namespace) -> int:
             print(f"{link['host']:>10} {link['direction']:<4} {rate}, {link['congestion_control']}")
         for warning in warnings:
             print(f"warning: {warning}")
-        print(f"Testbed {spec.name} stands. Next: ringtap lab exec {hosts[0]} -- ping -c 1 {hosts[1]}")
+        print(f"Testbed {spec.name} stands. Next: ringtap testbed exec {hosts[0]} -- ping -c 1 {hosts[1]}")
     if warnings:
         raise MeasurementError(
             f"testbed {spec.name} stands, but the rate of {counted(len(warnings), 'link direction')} is off by over 5 %"
@@ -100,8 +100,8 @@ def _exec(options: argparse.Namespace) -> int:
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise UsageError("nothing to run: ringtap lab exec HOST -- COMMAND")
-    return enter(registry.find(options.lab), options.host, command)
+        raise UsageError("nothing to run: ringtap testbed exec HOST -- COMMAND")
+    return enter(registry.find(options.testbed), options.host, command)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -115,7 +115,7 @@ def _status(options: argparse.Namespace) -> int:
         return 0
     for lab in labs:
         spec = lab["spec"]
-        word = "stands" if lab["standing"] else "is gone (ringtap lab down --all clears its record)"
+        word = "stands" if lab["standing"] else "is gone (ringtap testbed down --all clears its record)"
         print(f"{lab['name']} {word}: pid {lab['pid']}, {len(spec['hosts'])} hosts, {spec['rate_bps'] / 1e6:g} Mbit/s")
         for host in lab["hosts"]:
             print(f"  {host['host']:>10}  training {host['training_ip']}  cross {host['cross_ip']}")

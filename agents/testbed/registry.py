@@ -189,7 +189,7 @@ def find(name: str | None) -> TestbedState:
         return labs[0]
     if labs:
         raise UsageError(f"several testbeds stand: name one with --lab ({', '.join(lab.spec.name for lab in labs)})")
-    raise UsageError(f"no testbed {name or ''} stands: build one with ringtap lab up".replace("  ", " "))
+    raise UsageError(f"no testbed {name or ''} stands: build one with ringtap testbed up".replace("  ", " "))
 
 
 def remove(lab: TestbedState) -> bool:

@@ -54,7 +54,7 @@ class RunningTestbed:
             for lab in registry.all_testbeds():
                 if lab.spec.name == spec.name and lab.alive():
                     raise UsageError(
-                        f"testbed {spec.name} stands already: ringtap lab down {spec.name}, or --name another"
+                        f"testbed {spec.name} stands already: ringtap testbed down {spec.name}, or --name another"
                     )
             entry = registry.TestbedState(spec, pid, ticks, os.getpid(), [])
             entry.save()

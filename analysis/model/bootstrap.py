@@ -29,9 +29,9 @@ def parameter_intervals(
     """Return intervals of A, B and n from resampled residuals, each resampled set scaled by its own scatter.
 
     Residuals of ln t, scaled by their weights and widened for leverage, are drawn with replacement and added to the
-    fitted curve; each resampled solution's distance from the fit is divided by the scatter of its own residuals (bootstrap-t:
-    Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2.1 and 6.2.3). ln A, ln B and ln n
-    are compared, B itself where its sign is in doubt. Loads and weights stay as they are.
+    fitted curve; each resampled solution's distance from the fit is divided by the scatter of its own residuals
+    (bootstrap-t: Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2.1 and 6.2.3). ln A,
+    ln B and ln n are compared, B itself where its sign is in doubt. Loads and weights stay as they are.
 
     Returns:
         Lower and upper ends by name; both ends of n are n where it was given.

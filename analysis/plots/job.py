@@ -93,7 +93,7 @@ def _times(job: Job) -> Drawn:
 
 
 def _ranks(job: Job) -> Drawn | None:
-    """Compute, communication, optimizer and the rest of each rank's iterations; of many ranks the slowest and fastest."""
+    """Compute, communication, optimizer and the rest of each rank's iterations; of many the slowest and fastest."""
     table = job.ranks
     columns = ["compute_s", "overlap_s", "exposed_s", "optimizer_s", "unattributed_s"]
     if not len(table) or table[columns[:3]].isna().all(axis=None):

@@ -1,4 +1,4 @@
-"""Figures of distributions, spread and growth at light and heavy load (thesis, figures 3-5 and B-1, sections 3.3 and 3.4)."""
+"""Distributions, spread and growth at a light and a heavy load (thesis, figures 3-5 and B-1, sections 3.3 and 3.4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HOLLOW_LINE = (0, (3, 1, 1, 1))
 
 
 def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """Draw distributions of the iteration time at a light and a heavy load, kinds of traffic side by side (figure 3-5)."""
+    """Draw distributions of the iteration time at a light and a heavy load, traffic kinds side by side (figure 3-5)."""
     caption = (
         "Distribution of the single iteration times at a light and at a heavy load, traffic kinds side by side. Marked "
         f"are the median and the 99th percentile, {_BAR}"
@@ -151,7 +151,7 @@ def _axes(axes: Axes, points: Sequence[Point], share: float) -> None:
 
 
 def spread_and_growth(series: Sequence[Series], found: Sequence[Tails], setting: Setting) -> Drawn | None:
-    """Draw the spread of iteration times at a light and a heavy load, and their growth from no load to the heavy one."""
+    """Draw the spread of iteration times at light and heavy load, and their growth from no load to heavy load."""
     kept = [(one, tail) for one, tail in zip(series, found, strict=True) if tail.heavy is not None]
     if not kept:
         return None

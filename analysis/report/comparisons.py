@@ -41,7 +41,7 @@ class Pair:
 
 
 def compare_kinds(series: Sequence[Series]) -> list[Pair]:
-    """Compare the pairs of a model's series that differ in traffic or transport alone, at about 30 % and 80 % of capacity.
+    """Compare series of a model that differ in traffic or transport alone, at about 30 % and 80 % of capacity.
 
     The p values of all pairs are corrected together. Pairs without single iteration times are left out.
     """

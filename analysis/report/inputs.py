@@ -21,9 +21,10 @@ def environment(sweep: SweepRun) -> dict[str, Any]:
     """Facts about the machines as plain values; absent ones are left out or None.
 
     Returns:
-        ``machines``: one item per node with ``node``, ``host``, ``kernel``, ``architecture``, ``python``, ``processors``,
-        ``memory_bytes``, ``nics`` (``name``, ``speed_mbps``, ``mtu``, ``driver``, ``qdisc``, ``rate_bps``) and
-        ``settings``; ``conductor``: the machine that ran the sweep; ``not_recorded``: collectors that failed, and why.
+        ``machines``: one item per node with ``node``, ``host``, ``kernel``, ``architecture``, ``python``,
+        ``processors``, ``memory_bytes``, ``nics`` (``name``, ``speed_mbps``, ``mtu``, ``driver``, ``qdisc``,
+        ``rate_bps``) and ``settings``; ``conductor``: the machine that ran the sweep; ``not_recorded``: collectors that
+        failed, and why.
     """
     machines: dict[str, dict[str, Any]] = {}
     collectors: dict[tuple[str, str, str], set[str]] = {}

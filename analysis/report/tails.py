@@ -95,7 +95,7 @@ def tails(series: Series) -> Tails:
 
 
 def nearest_point(series: Series, share: float) -> Point | None:
-    """Find the point of more than one iteration with the load nearest to a share of capacity, within 8 % of capacity."""
+    """Find the point with the load nearest to a share of capacity, within 8 %; points of one iteration are left out."""
     target = share * series.capacity_gbps
     near = [
         (abs(point.cross_gbps - target), number)

@@ -221,7 +221,7 @@ def marks_and_processes(steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame
 
 
 def _marks(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of ``steps`` that end an iteration of their process, as `iteration_marks` but for ``generation``."""
+    """Return the rows of ``steps`` that end an iteration of their process; `iteration_marks` has the columns."""
     steps = steps.sort_values("process", kind="stable", ignore_index=True)  # records of a process stay in order
     process, kind = steps["process"], steps["kind"]
     marked = process.isin(process[kind == MARK])

@@ -1,4 +1,4 @@
-"""The socket log of a node: which TCP connections there were, and how they grew from sample to sample."""
+"""Socket log of a node: its TCP connections, and the growth of their counters between samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile
 
-# records taken in at a time: what bounds memory on long runs
+# records read at a time, to bound memory on long runs
 CHUNK_RECORDS = 1 << 20
 GONE, TIME_WAIT, LISTEN, NEW_SYN_RECV = 0, 6, 10, 12
 # states in which the kernel fills in no counters
@@ -32,7 +32,7 @@ COUNTERS = (
     "rwnd_limited_us",
     "sndbuf_limited_us",
 )
-_UNKNOWN_US = 2**32 - 1  # of a round-trip time that was never measured
+_UNKNOWN_US = 2**32 - 1  # round-trip time that was never measured
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
 
@@ -41,9 +41,9 @@ class Growth:
     """Growth of the sockets in one chunk of records.
 
     Attributes:
-        end: for each growth the number of its socket, as in `SocketLog.sockets`.
-        begin_ns: since when.
-        end_ns: until when; CLOCK_REALTIME of the node.
+        end: number of the socket of each growth, as in `SocketLog.sockets`.
+        begin_ns: begin of each growth, CLOCK_REALTIME of the node.
+        end_ns: end of each growth, by the same clock.
         amounts: growth of each of `COUNTERS`, by name.
     """
 
@@ -59,14 +59,14 @@ class SocketLog:
     Args:
         file: its header.
         records: its records.
-        rounds_ns: when the node's agent took samples, by a log that has a record of each; None: not known.
+        rounds_ns: times of the node's samples, by a log with a record of each sample; None: not known.
 
     Attributes:
         every_s: period of the samples.
-        all_every_s: period at which connections that carried little so far are asked for as well.
-        sockets: one row a connection: ``cookie``, ``family``, ``local``, ``local_port``, ``remote``, ``remote_port``,
-            ``inode``, ``first_ns``, ``last_ns``, ``closed``, ``rtt_us`` (median over its records of at most the first
-            chunk it is in), ``min_rtt_us``.
+        all_every_s: period of the samples that include connections with little traffic so far.
+        sockets: one row per connection: ``cookie``, ``family``, ``local``, ``local_port``, ``remote``, ``remote_port``,
+            ``inode``, ``first_ns``, ``last_ns``, ``closed``, ``rtt_us`` (median over its records; in a log of several
+            chunks the median of the chunks' medians), ``min_rtt_us``.
     """
 
     def __init__(self, file: RecordFile, records: Records, rounds_ns: Integers | None = None) -> None:
@@ -91,7 +91,7 @@ class SocketLog:
 
     @cached_property
     def _seen(self) -> tuple[dict[str, npt.NDArray[Any]], Records]:
-        """The records of each socket that was ever connected, by cookie, and the first record of each."""
+        """Values of each socket that was ever connected, summarized over its records, by cookie, and its first record."""
         parts, first = [], [np.asarray(self._records[:0])]
         for chunk in self._chunks():
             part, places = _by_cookie(chunk)
@@ -110,18 +110,18 @@ class SocketLog:
 
     @cached_property
     def sockets(self) -> pd.DataFrame:
-        """One row a connection, by cookie."""
+        """Connections, one row each, by cookie."""
         found, first = self._seen
         return pd.DataFrame(_addresses(first) | found)
 
     def growth(self) -> Iterator[Growth]:
-        """The growth between a socket's successive records, a chunk of records at a time.
+        """Yield the growth between successive records of each socket, one chunk of records at a time.
 
-        A socket that is not in a sample had not changed, so it grew since the sample before its record. Where it is not
-        known when that was taken, growth that took more than two periods to show up happened in the last one.
-        Connections that carried little so far are not in every sample: they grew within the longer period at which
-        all are asked. What a socket had moved before the log began does not count; of one that came later everything
-        does.
+        A socket that is missing from a sample had not changed, so its growth began at the sample before its record. If
+        the time of that sample is not known, growth after more than two periods is assigned to the last period.
+        Connections with little traffic so far are not in every sample: their growth is assigned to the longer period
+        at which all are sampled. Bytes from before the log began do not count; of a connection that opened later, all
+        bytes count.
         """
         cookies = self._seen[0]["cookie"]
         if not len(cookies):
@@ -144,13 +144,13 @@ class SocketLog:
             carried = joined[np.append(end[1:] != end[:-1], True)]
 
     def _grown(self, joined: Records, before: Integers, end: Integers, often_ns: Integers) -> Growth:
-        """Differences of records that are sorted by socket and time; ``before`` is 0 for those of an earlier chunk.
+        """Return the differences of records sorted by socket and time; ``before`` is 0 for those of an earlier chunk.
 
-        ``often_ns`` has the last time that each socket was in two samples in a row, and is brought up to date.
+        ``often_ns`` has the last time that each socket was in two samples in a row, and is updated.
         """
         t_ns = np.asarray(joined["t_ns"], np.int64)
         follows = np.append(False, end[1:] == end[:-1])
-        # a socket's first record: history where the log begins with it, else new since the sample before
+        # a socket's first record: history if the log begins with it, else growth since the previous sample
         fresh = ~follows & (before > 0) & (t_ns > self._first_ns + self._period_ns // 2)
         rows = np.flatnonzero(follows | fresh)
         at_ns, own_before = t_ns[rows], np.where(follows[rows], t_ns[rows - 1], 0)
@@ -173,7 +173,7 @@ class SocketLog:
 
 
 def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
-    """The records of each socket, by cookie, and the position of each one's first record."""
+    """Summarize the records of each socket in a chunk, by cookie, and return the position of its first record."""
     cookies, places, socket_of = np.unique(np.asarray(chunk["cookie"]), return_index=True, return_inverse=True)
     order = np.argsort(socket_of, kind="stable")
     begins = np.searchsorted(socket_of[order], np.arange(len(cookies)))
@@ -193,7 +193,7 @@ def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
 
 
 def _ranked(values: npt.NDArray[Any], group: Integers, begins: Integers) -> tuple[Numbers, Integers]:
-    """Round-trip times by group and size, unknown ones (NaN) last in theirs, and how many of each are known."""
+    """Sort round-trip times by group and size, unknown ones (NaN) last, and count the known ones of each group."""
     times = np.asarray(values, np.float64)
     times = np.where((times > 0) & (times < _UNKNOWN_US), times, np.nan)
     ranked: Numbers = times[np.lexsort((times, group))]
@@ -201,9 +201,9 @@ def _ranked(values: npt.NDArray[Any], group: Integers, begins: Integers) -> tupl
 
 
 def _last_before(group: Integers, at_ns: Integers, marked: npt.NDArray[np.bool_], last_ns: Integers) -> Integers:
-    """For each row the time of the last marked one before it in its group; rows are sorted by group, then time.
+    """Return for each row the time of the last marked row before it in its group; rows are sorted by group, then time.
 
-    ``last_ns`` has each group's last mark before these rows, 0 for none, and gets the last one within them.
+    ``last_ns`` has the time of each group's last marked row before these, 0 for none, and is updated.
     """
     marks = np.maximum.accumulate(np.where(marked, np.arange(len(group)), -1))
     before = np.append(-1, marks)[:-1]
@@ -214,7 +214,7 @@ def _last_before(group: Integers, at_ns: Integers, marked: npt.NDArray[np.bool_]
 
 
 class _Samples:
-    """Tells when the sample before a record's own was taken, over chunks that may cut a sample in two."""
+    """Times of the sample before each record's own, over chunks that may split a sample."""
 
     def __init__(self, first_ns: int, period_ns: int, rounds_ns: Integers | None) -> None:
         self._apart_ns = period_ns // 4  # records of one sample may differ by some time
@@ -222,7 +222,7 @@ class _Samples:
         self._rounds_ns = rounds_ns
 
     def before(self, t_ns: Integers) -> Integers:
-        """For each record of the next chunk the last time of the sample before its own."""
+        """Return for each record of the next chunk the last time of the sample before its own."""
         times = np.unique(np.append(t_ns, self._last_ns))
         heads = np.flatnonzero(np.append(False, np.diff(times) > self._apart_ns))
         sample = np.searchsorted(heads, np.arange(len(times)), side="right")
@@ -236,7 +236,7 @@ class _Samples:
 
 
 def _addresses(rows: Records) -> dict[str, Any]:
-    """Addresses that a socket connects, as text."""
+    """Return the addresses and ports of sockets, addresses as text."""
     family = np.asarray(rows["family"])
     table: dict[str, Any] = {"cookie": np.asarray(rows["cookie"]), "family": family}
     for side, address, port in (("local", "source", "sport"), ("remote", "destination", "dport")):
@@ -259,7 +259,7 @@ def _text(family: int, raw: bytes) -> str:
 
 
 def socket_log(logs: NodeLogs) -> SocketLog | None:
-    """A node's socket log; None where it has none."""
+    """Return a node's socket log; None if it has none or lacks columns."""
     found = logs.records("sockets/sockets.rec")
     if found is None:
         return None
@@ -271,7 +271,7 @@ def socket_log(logs: NodeLogs) -> SocketLog | None:
 
 
 def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
-    """Times of the samples: the interfaces' log has a record of each, if its period is the same."""
+    """Return the times of the samples by the interface log, which has a record of each; None unless periods are equal."""
     counters, every_s = logs.wide("nic/nic.rec"), file.about.get("every_s")
     if counters is None or every_s is None or counters.file.about.get("every_s") != every_s:
         return None

@@ -1,6 +1,7 @@
-"""Files that grow: each poll gives what was added since the poll before, and never gives anything twice.
+"""Incremental readers of the files of a running job: record files, JSON Lines, text, and JSON files that are replaced.
 
-Files are opened anew at each poll: network file systems show another node's writes to a freshly opened file only.
+Each poll returns only what was added since the previous poll. Files are opened anew at each poll, because network file
+systems show another node's writes only in a freshly opened file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Record = tuple[Any, ...]
 
 
 class _Growing:
-    """A file by its name: knows whether it grew, and whether another one took its place."""
+    """Size and identity of a file by name, to detect growth, truncation and replacement."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,10 +36,10 @@ class _Growing:
         self._inode = -1
 
     def look(self) -> bool:
-        """Take note of the file's size; True where it is another file than before, or was cut."""
+        """Update the file's size; return True if the file was replaced or truncated."""
         try:
             status = self.path.stat()
-        except OSError:  # not there yet, or gone: what was read stays
+        except OSError:  # missing: earlier content is kept
             return False
         other = self._inode not in (-1, status.st_ino) or status.st_size < self.size
         self.size, self._inode = status.st_size, status.st_ino
@@ -46,16 +47,16 @@ class _Growing:
 
 
 class RecordTail:
-    """The growing end of a record file.
+    """Incremental reader of a record file.
 
     Args:
         path: the file; it need not exist yet.
-        begin: for the file as first seen, the number of the first record to give; None: all from the first.
+        begin: returns the number of the first record to read, for the file as first seen; None: from the first record.
 
     Attributes:
-        file: header and layout; None until the header is whole.
+        file: header and layout; None until the header and the first record are complete.
         first: the file's first record, once there is one.
-        failure: why the file cannot be read, one sentence; empty while it can.
+        failure: reason that the file cannot be read, one sentence; empty while it can.
     """
 
     def __init__(self, path: Path, begin: Callable[[RecordFile], int] | None = None) -> None:
@@ -68,7 +69,7 @@ class RecordTail:
         self._next = 0
 
     def poll(self) -> Iterator[list[Record]]:
-        """Whole records that were added, in batches of bounded size."""
+        """Yield the complete records that were added, in batches of bounded size."""
         if self._growing.look():
             self.file, self.first, self.failure, self._begin, self._next = None, None, "", None, 0
         if self.failure or (self.file is None and not self._open()):
@@ -88,7 +89,7 @@ class RecordTail:
             yield records
 
     def _open(self) -> bool:
-        """Read the header if it is whole by now."""
+        """Read the header; return True if it and the first record are complete."""
         try:
             with open_regular(self.path) as file:
                 line = file.readline(_MAX_HEADER_BYTES)
@@ -110,7 +111,7 @@ class RecordTail:
 
 
 def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]:
-    """A beginning for `RecordTail`: the last seconds by a column of nanoseconds, at most so many records."""
+    """Return a ``begin`` for `RecordTail`: the last seconds by a column of nanoseconds, at most ``most`` records."""
 
     def begin(file: RecordFile) -> int:
         position = [field.name for field in file.fields].index(column)
@@ -120,7 +121,7 @@ def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]
 
         low, high = max(0, file.count - most), file.count - 1
         wanted_ns = at(high) - round(seconds * 1e9)
-        while low < high:  # records lie in order of time
+        while low < high:  # records are in order of time
             middle = (low + high) // 2
             low, high = (middle + 1, high) if at(middle) < wanted_ns else (low, middle)
         return low
@@ -129,14 +130,14 @@ def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]
 
 
 class LinesTail:
-    """The growing end of a JSON Lines file, from its beginning.
+    """Incremental reader of a JSON Lines file, from its beginning.
 
     Args:
         path: the file; it need not exist yet.
-        shape: what its objects must have.
+        shape: required shape of its objects.
 
     Attributes:
-        damaged: whole lines that were no such object.
+        damaged: number of complete lines without such an object.
     """
 
     def __init__(self, path: Path, shape: Shape) -> None:
@@ -148,7 +149,7 @@ class LinesTail:
         self._within_damage = False
 
     def poll(self) -> Iterator[dict[str, Any]]:
-        """Objects that were added; a torn last line waits until it is whole."""
+        """Yield the objects that were added; an incomplete last line is read once it is complete."""
         if self._growing.look():
             self._next, self._within_damage = 0, False
         while self._next < self._growing.size:
@@ -162,7 +163,7 @@ class LinesTail:
             if not newline:
                 if len(data) < _BATCH_BYTES:
                     return
-                self._next += len(data)  # a line without end: passed over
+                self._next += len(data)  # skip an overlong line
                 self._within_damage = True
                 continue
             self._next += len(whole) + 1
@@ -185,7 +186,7 @@ class LinesTail:
 
 
 class TextTail:
-    """The last lines of a job's output as a terminal shows them: without colours, of a redrawn line the last state."""
+    """Last lines of a job's output as a terminal shows them: without colours, redrawn lines in their last state."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -195,7 +196,7 @@ class TextTail:
         self._open_line = b""
 
     def poll(self) -> None:
-        """Take in what was added; of a large addition the end only."""
+        """Read the text that was added; only the end of a large addition."""
         if self._growing.look():
             self._next, self._open_line = 0, b""
         start = max(self._next, self._growing.size - _TEXT_BYTES)
@@ -207,7 +208,7 @@ class TextTail:
                 data = file.read(self._growing.size - start)
         except OSError:
             return
-        if start > self._next:  # something was passed over: begin at a whole line
+        if start > self._next:  # text was skipped: begin at a whole line
             data, self._open_line = data.partition(b"\n")[2] or data, b""
         self._next = self._growing.size
         *lines, rest = (self._open_line + data).split(b"\n")
@@ -216,19 +217,19 @@ class TextTail:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The last lines, the one being written included."""
+        """Last lines, including the one being written."""
         now = _shown(self._open_line)
         return (*self._lines, now) if now else tuple(self._lines)
 
 
 def _shown(line: bytes) -> str:
-    """Text that a terminal shows of a line that a progress bar may have redrawn."""
+    """Return the text that a terminal shows of a line, which a progress bar may have redrawn."""
     parts = [part for part in line.decode(errors="replace").split("\r") if part]
     return _ESCAPES.sub("", parts[-1]).expandtabs() if parts else ""
 
 
 class Document:
-    """A small JSON file that is replaced as a whole; ``item`` is its last readable state of the ``shape``."""
+    """Reader of a small JSON file that is replaced as a whole; ``item`` is its last readable state of the ``shape``."""
 
     def __init__(self, path: Path, shape: Shape) -> None:
         self.path = path

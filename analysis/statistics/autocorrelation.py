@@ -35,8 +35,8 @@ def correlation_time(values: Values) -> float:
     """Integrated autocorrelation time of values in order of time, at least 1: the number of values that count as one.
 
     It is that of the ranks, so that a few long iterations do not hide the rest; summed in pairs of neighbouring lags as
-    long as they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3), and corrected for the mean being the sample's own
-    (Wolff, Comput. Phys. Commun. 156, 2004, equation 49). 1 where the first autocorrelation is below two standard
+    long as they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3), and corrected for the mean being the sample's
+    own (Wolff, Comput. Phys. Commun. 156, 2004, equation 49). 1 where the first autocorrelation is below two standard
     errors of independent values.
     """
     ordered = sample(values)

@@ -1,6 +1,6 @@
-"""The structure of a training job, from its packets.
+"""Structure of a training job, inferred from its packets.
 
-``read_structure`` gives a `Structure`; it is imported when it is asked for.
+``read_structure`` returns a `Structure`; it is imported on first access.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what reads captures only when it is asked for."""
+    """Import the reader of captures on first access."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ringtap.analysis.structure import captures

@@ -1,4 +1,4 @@
-"""Likeness of a rate with itself some time later: the second, independent look at the period."""
+"""Autocorrelation of a payload rate: a second, independent estimate of the iteration period."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class Likeness:
 
     Attributes:
         lags: lags in bins, ascending from 0.
-        values: autocorrelation at each, 1 at lag 0.
-        period_bins: lag of the highest peak about the expected period, its multiples and fractions taken into account;
-            None: no peak there.
-        at_period: autocorrelation there; None likewise.
+        values: autocorrelation at each lag, 1 at lag 0.
+        period_bins: lag of the peak near the expected period; None: no peak there.
+        at_period: autocorrelation at this lag; None: no peak.
     """
 
     lags: Integers
@@ -32,13 +31,14 @@ class Likeness:
 
 
 def likeness(payload: Integers, expected_bins: float) -> Likeness:
-    """Autocorrelation of payload in bins up to four expected periods, and the peak at the period.
+    """Return the autocorrelation of payload at lags up to four expected periods, and the peak at the period.
 
-    The peak must be a local maximum after smoothing over 5 % of the period, between 0.75 and 1.33 of what is expected.
+    The payload is smoothed over 5 % of the period. The peak is the highest positive value between 0.75 and 1.33 of the
+    expected period; it does not count at either end of this range.
 
     Args:
         payload: bytes in each bin, shape (bins,).
-        expected_bins: the period that is to be checked.
+        expected_bins: the expected period.
     """
     width = max(1, round(expected_bins * 0.05))
     rate = np.convolve(payload.astype(np.float64), np.ones(width) / width, mode="same")

@@ -11,12 +11,12 @@ import pandas as pd
 from ringtap.analysis.structure.periodicity import Integers, is_loud
 
 SCALES_S = (0.001, 0.01, 0.1, 1.0)
-# pauses of fewer bins do not part two bursts
+# pauses of fewer bins do not separate two bursts
 _PAUSE_BINS = 2
 
 
 def loud_bins(payload: Integers) -> Integers:
-    """Bins in which a stream sent more than trifles (`rhythm.is_loud`).
+    """Return the bins in which a stream sent more than small messages (`periodicity.is_loud`).
 
     Args:
         payload: bytes in each bin, shape (bins,).
@@ -28,15 +28,15 @@ def loud_bins(payload: Integers) -> Integers:
 def iterations_of(
     payload: Integers, starts: Integers, found: npt.NDArray[np.bool_], start_ns: int, bin_ns: int
 ) -> pd.DataFrame:
-    """One row an iteration, from the begin of its communication to that of the next one's.
+    """Return the iterations, one row per iteration, each from the start of its communication to the next start.
 
     Columns: ``start_ns``, ``end_ns`` (CLOCK_REALTIME), ``iteration_s``, ``communication_s`` (first to last payload),
-    ``silence_s`` (after it), ``bytes`` (payload of all training streams), ``seen`` (silences on both sides were seen).
+    ``silence_s`` (after it), ``bytes`` (payload of ``payload``), ``seen`` (a silence was found before and after it).
 
     Args:
         payload: training payload in each bin, shape (bins,).
         starts: bins in which communication begins, ascending.
-        found: whether there was a silence before each.
+        found: True for starts that follow a silence.
         start_ns: begin of bin 0.
         bin_ns: width of a bin.
     """
@@ -56,9 +56,9 @@ def iterations_of(
 
 
 def bursts_of(payload: Integers, starts: Integers, bin_ns: int) -> pd.DataFrame:
-    """Bursts of one sender within the iterations; pauses under two bins do not part them.
+    """Return the bursts of one sender within the iterations; pauses under two bins do not separate bursts.
 
-    Columns: ``iteration`` (its number), ``begin_s`` (after the iteration's begin), ``length_s``, ``bytes``.
+    Columns: ``iteration`` (its number), ``begin_s`` (since the iteration's start), ``length_s``, ``bytes``.
 
     Args:
         payload: bytes that the host sent in each bin, shape (bins,).
@@ -83,7 +83,7 @@ def bursts_of(payload: Integers, starts: Integers, bin_ns: int) -> pd.DataFrame:
 
 
 def peak_to_mean(senders: Mapping[str, Integers], starts: Integers, bin_ns: int) -> pd.DataFrame:
-    """Highest rate in windows of several lengths over the mean rate of whole iterations.
+    """Return the highest rate in windows of several lengths, relative to the mean rate of whole iterations.
 
     Columns: ``host``, ``scale_s``, ``peak_bps`` (highest over sliding windows), ``mean_bps``, ``peak_to_mean``. Scales
     below a bin or above half of the iterations' span are left out.

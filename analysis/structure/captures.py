@@ -26,7 +26,7 @@ _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a capture: a file, or a node of a run with its clock and addresses."""
+    """Capture point: a file, or a node of a run with its clock and addresses."""
 
     name: str
     files: Sequence[Path]
@@ -43,20 +43,20 @@ def read_structure(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Structure:
-    """The structure of training traffic in captures.
+    """Find the structure of training traffic in captures.
 
     Args:
-        paths: capture files, each of one place or a part of one, their clocks in step; or one run directory with
-            ``packets/``, whose clock offsets are applied and whose step logs are compared with.
+        paths: capture files, each of one capture point or a part of it, with synchronised clocks; or one run directory
+            with ``packets/``, whose clock offsets are applied and whose step logs are compared.
         bin_s: width of the time bins.
-        hosts: name to addresses of hosts that have several, or shall have a name.
-        words: a filter in tcpdump's language; the rest of the traffic is left out.
-        cache: whether the scans of the captures are kept beside them, for the next time.
-        progress: told the bytes read of each capture, and the bytes there are.
+        hosts: addresses by name, for hosts that have several addresses or need a name.
+        words: filter in tcpdump's language; all other traffic is left out.
+        cache: whether the scans of the captures are stored beside them for later calls.
+        progress: called with the bytes read of each capture and its size.
 
     Raises:
-        UsageError: not captures, or nothing in them that could be training.
-        MeasurementError: there is no training in them; says what there was instead.
+        UsageError: not captures, or no traffic in them that could be training.
+        MeasurementError: there is no training in them; the message describes the traffic instead.
     """
     named = [Path(path) for path in paths]
     if not named:
@@ -94,7 +94,7 @@ def read_structure(
 
 
 def _timed(traffic: Traffic) -> Traffic:
-    """The same, where it says when something was sent."""
+    """Return the traffic; raise UsageError if its packets have no times."""
     if not traffic.bins:
         raise UsageError(
             f"{', '.join(traffic.files)}: no packet has a time, so there are no iterations to find: "
@@ -104,7 +104,7 @@ def _timed(traffic: Traffic) -> Traffic:
 
 
 def _places_of(job: Job) -> list[_Place]:
-    """The nodes of a run that captured."""
+    """Return the nodes of a run that captured packets."""
     places = []
     for name, logs in job.nodes.items():
         files = [logs.path / each for each in logs.names("packets/*.pcap*")]
@@ -118,14 +118,14 @@ def _places_of(job: Job) -> list[_Place]:
 
 
 def _lost(logs: NodeLogs) -> str:
-    """A sentence where the node's capture is known to lack packets."""
+    """Return a warning if the node's capture is known to lack packets, else an empty string."""
     about = logs.json("packets/packets.json", PACKETS)
     lost = sum(about.get(name) or 0 for name in ("dropped_by_kernel", "dropped_by_interface"))
     return f"the capture of {logs.name} lost {lost:,} packets: volumes are too small there" if lost else ""
 
 
 def own_addresses(logs: NodeLogs) -> frozenset[str]:
-    """Addresses of a node by its sockets, without those that every node has."""
+    """Return the addresses of a node by its sockets, without those that every node has (loopback, link-local)."""
     log = socket_log(logs)
     if log is None:
         return frozenset()

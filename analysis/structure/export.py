@@ -1,4 +1,4 @@
-"""A job's structure on disk: figures with the numbers behind them, tables, structure.json."""
+"""Export of a job's structure: figures with their data, tables, structure.json."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ringtap.errors import UsageError
 
 
 def write(found: Structure, folder: Path, samples: int | None = None) -> list[Path]:
-    """Write everything into a folder, which is made; returns the files' paths.
+    """Write figures, tables and structure.json into a folder, which is created; return the files' paths.
 
     Args:
-        found: what was found.
-        folder: where to; files of the same names are overwritten.
+        found: the structure.
+        folder: target folder; files of the same names are overwritten.
         samples: bins of the moving average in the figure of the flows; None: `figures.SAMPLES` at most.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the folder or a file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

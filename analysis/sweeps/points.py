@@ -56,7 +56,7 @@ class Point:
         variation: standard deviation over mean.
         ended: why the window ended, as the sweep recorded it.
         late_share: share of the recorder's samples that came late, as the sweep recorded it; None where it did not.
-        disturbed: links that were cut and where there was much other traffic, as the sweep recorded it, one sentence each.
+        disturbed: links that were cut or had much other traffic, as the sweep recorded it, one sentence each.
         reasons: what is missing and why, one sentence each.
         iteration_s: the iteration times in order of time, shape (iterations,); empty where only their mean is known.
     """

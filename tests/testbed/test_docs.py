@@ -41,7 +41,7 @@ def newcomer(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 
 def shown(page: Path) -> pytest.ParameterSet:
     """A page whose commands are run; what is for the only testbed, or for all, is so for those of other tests, too."""
-    alone = any("ringtap lab" in block for block in blocks(page, "sh"))
+    alone = any("ringtap testbed" in block for block in blocks(page, "sh"))
     captures = any("tcpdump" in block for block in blocks(page, "sh"))
     marks = [pytest.mark.alone] * alone + [pytest.mark.needs_root("capture packets here")] * captures
     return pytest.param(page, id=name(page), marks=marks)

@@ -85,7 +85,7 @@ class Bench:
 
     @contextlib.contextmanager
     def sample(self, measure: str, **what: Any) -> Iterator[dict[str, Any]]:
-        """Take one sample, to which the block adds its figures; a failure is noted and does not affect other measures."""
+        """Take one sample, to which the block adds its figures; a failure is noted and leaves other measures alone."""
         words = " ".join(f"{key}={value}" for key, value in what.items())
         print(f"{time.monotonic() - self.begun_s:6.1f} s  {measure} {words}", file=sys.stderr, flush=True)
         figures: dict[str, Any] = dict(what)

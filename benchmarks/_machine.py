@@ -1,4 +1,4 @@
-"""Facts about this machine, and the share of it that its host took away meanwhile."""
+"""Facts about this machine, and the share of its CPU time used by its host and by other programs."""
 
 from __future__ import annotations
 

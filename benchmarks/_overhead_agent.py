@@ -62,7 +62,7 @@ def measure(bench: Bench, every: str, traffic: str, window_s: float) -> None:
 
 @contextlib.contextmanager
 def _connections(bench: Bench, route: Route, traffic: str) -> Iterator[Child]:
-    """Start the connections; yield the talker in the recorded namespace (loopback has both ends there: half as many)."""
+    """Start the connections; yield the talker, in the recorded namespace (half as many on loopback, with both ends)."""
     count = SOCKETS if route.name == "veth" else SOCKETS // 2
     server = bench.processes.start([sys.executable, _PROGRAM, "serve", route.address], route.receiver)
     port = _first_word(server)

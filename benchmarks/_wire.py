@@ -1,4 +1,4 @@
-"""Burst plans on the wire: the bytes of each burst and quiet part in a capture on the sender's side of the veth pair."""
+"""Burst plans on the wire: the bytes of each burst and quiet part, captured on the sender's side of the veth pair."""
 
 from __future__ import annotations
 

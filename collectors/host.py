@@ -79,7 +79,7 @@ _PROCESS_FIELDS = (
 
 
 class HostCollector:
-    """Recorder of ``host.rec``, ``processes.rec`` and ``processes.jsonl`` in ``host/`` (docs/reference/collectors.md)."""
+    """Recorder of ``host.rec``, ``processes.rec``, ``processes.jsonl`` in ``host/`` (docs/reference/collectors.md)."""
 
     name = "host"
     slow = True

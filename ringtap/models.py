@@ -20,7 +20,6 @@ class ModelProfile:
         parameters: full-size parameter count (32-bit gradients).
         layers: equal layers that the gradient is cut into.
         compute_s: forward and backward compute time of an iteration, in seconds.
-        batch: images or sequences per worker and iteration (Table 2.1).
         thesis_iteration_s: mean iteration time without cross traffic (Table 3.1), None for other models.
     """
 
@@ -29,7 +28,6 @@ class ModelProfile:
     parameters: int
     layers: int
     compute_s: float
-    batch: int
     thesis_iteration_s: float | None = None
 
 
@@ -37,9 +35,9 @@ class ModelProfile:
 PROFILES: dict[str, ModelProfile] = {
     profile.name: profile
     for profile in (
-        ModelProfile("bert-large", "BERT-large", 335_174_458, 24, 0.60, 8, 0.84),
-        ModelProfile("vgg16", "VGG-16", 138_357_444, 16, 0.30, 64, 0.37),
-        ModelProfile("densenet161", "DenseNet-161", 28_681_000, 161, 0.37, 64, 0.38),
-        ModelProfile("resnet50", "ResNet-50", 25_557_032, 50, 0.142, 64, 0.16),
+        ModelProfile("bert-large", "BERT-large", 335_174_458, 24, 0.60, 0.84),
+        ModelProfile("vgg16", "VGG-16", 138_357_444, 16, 0.30, 0.37),
+        ModelProfile("densenet161", "DenseNet-161", 28_681_000, 161, 0.37, 0.38),
+        ModelProfile("resnet50", "ResNet-50", 25_557_032, 50, 0.142, 0.16),
     )
 }

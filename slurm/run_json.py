@@ -16,10 +16,6 @@ from ringtap.terminal import as_command
 from ringtap.units import counted
 
 _CAUSES = {
-    "USR1": "it was stopped ahead of the time limit",
-    "TERM": "it was cancelled, its time was over, or a node failed",
-}
-_CAUSES = {
     "": "",
     "USR1": "it was stopped ahead of the time limit",
     "TERM": "it was cancelled, its time was over, or a node failed",

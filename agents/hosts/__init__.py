@@ -1,4 +1,4 @@
-"""Hosts as places to run things: this machine, a virtual testbed, servers over ssh, nodes of a Slurm allocation."""
+"""Hosts that run commands: this machine, a virtual testbed, servers over ssh, or nodes of a Slurm allocation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["HostProcess", "Hosts", "LocalHosts", "TestbedHosts", "understood"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what the servant on a host has no use for when it is asked for."""
+    """Import `LocalHosts` and `TestbedHosts` on first use, as the host worker does not need them."""
     if name == "TestbedHosts":
         from ringtap.agents.hosts.testbed import TestbedHosts
 

@@ -1,4 +1,4 @@
-"""The interface to the hosts of a measurement, however they are reached."""
+"""Interface to the hosts of a measurement, independent of how they are reached."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NOT_AS_ASKED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticE
 
 @contextmanager
 def understood(host: str) -> Iterator[None]:
-    """Take a host's answer apart within the block: a host may answer anything.
+    """Parse a host's answer within the block, and report an unexpected answer as an error.
 
     Raises:
-        MeasurementError: it is not what was asked for.
+        MeasurementError: the answer does not have the expected form.
     """
     try:
         yield
@@ -34,50 +34,50 @@ class HostProcess(Protocol):
     """A process on a host.
 
     Attributes:
-        name: what it is and where, for messages.
-        log: file on this machine that what it says on standard error (and on standard output, unless that has a file
-            of its own) is in while it runs.
+        name: its name and host, for messages.
+        log: file on this machine that receives its standard error while it runs, and its standard output unless that
+            has a file of its own.
     """
 
     name: str
     log: Path
 
     def exit_code(self) -> int | None:
-        """Exit code, None while it runs; below 0 the signal that ended it. Its output is complete once there is one."""
+        """Exit code; None while it runs, negative if a signal ended it. Once it is known, the output is complete."""
 
     def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
         """Send a signal without waiting."""
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to end, if that was not done before, and make it end after 10 s; returns its exit code."""
+        """Send a signal unless it was sent before, kill the process after 10 s, and return its exit code."""
 
     def last_words(self, lines: int = 3) -> str:
-        """The end of its output, on one line."""
+        """Last lines of its output, joined into one line."""
 
 
 class Hosts(Protocol):
-    """The hosts of a measurement as places to run things.
+    """Hosts of a measurement, on which commands are run.
 
     Attributes:
-        names: the hosts.
+        names: names of the hosts.
     """
 
     names: tuple[str, ...]
 
     def ringtap(self, host: str) -> list[str]:
-        """The command that is ringtap on a host."""
+        """Command that runs ringtap on a host."""
 
     def python(self, host: str) -> str:
-        """The Python interpreter on a host that has ringtap."""
+        """Python interpreter on a host that has ringtap."""
 
     def path(self, host: str, path: Path) -> str:
         """Location of a path below a published run directory on a host: the same path where files are shared."""
 
     def publish(self, run: Path) -> None:
-        """Make a freshly made run directory known on every host; nothing to do where files are shared.
+        """Announce a new run directory to every host; does nothing where files are shared.
 
         Raises:
-            MeasurementError: a host does not take it.
+            MeasurementError: a host does not accept it.
         """
 
     def start(
@@ -90,14 +90,14 @@ class Hosts(Protocol):
         environment: Mapping[str, str] | None = None,
         report: Path | None = None,
     ) -> HostProcess:
-        """Start a command on a host; what it says is appended to log, its standard output to report where given.
+        """Start a command on a host; its output is appended to ``log``, its standard output to ``report`` if given.
 
         Args:
-            host: where.
-            name: what it is, for messages.
+            host: name of the host.
+            name: name of the process, for messages.
             command: the command and its arguments.
             log: file on this machine for its standard error.
-            environment: variables beside those that the host has.
+            environment: variables in addition to those of the host.
             report: file on this machine for its standard output; None: the log.
 
         Raises:
@@ -105,40 +105,40 @@ class Hosts(Protocol):
         """
 
     def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
-        """A short command's answer.
+        """Run a short command on a host and return its result.
 
         Raises:
-            MeasurementError: the host gives none in time.
+            MeasurementError: the host does not answer in time.
         """
 
     def put(self, host: str, local: Path) -> None:
-        """Copy a file below a published run directory to where `path` says.
+        """Copy a file below a published run directory to its `path` on a host.
 
         Raises:
-            MeasurementError: the host does not take it.
+            MeasurementError: the host does not accept it.
         """
 
     def gather(self, run: Path) -> None:
-        """See that all the hosts have written below a published run directory is here; lost hosts are left out."""
+        """Wait until all files that hosts wrote below a published run directory are here; lost hosts are skipped."""
 
     def lease(self, host: str, holder: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a host's lease for as long as it is being reached (`ringtap.agents.hosts.lease`).
+        """Take a host's lease (`ringtap.agents.hosts.lease`), which lasts as long as the connection to the host.
 
         Returns:
-            Empty where it is taken; else facts of the sweep that holds it.
+            Empty if the lease was taken; otherwise facts about the sweep that holds it.
 
         Raises:
-            MeasurementError: the host gives no answer, or has no leases.
+            MeasurementError: the host does not answer, or does not support leases.
         """
 
     def lost(self) -> dict[str, str]:
-        """The hosts known to be lost, and why."""
+        """Hosts known to be lost, with the reason."""
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
-        """True if a server process comes to listen on a TCP port of a host within so many seconds."""
+        """Return True if a server process listens on a TCP port of a host within the given number of seconds."""
 
     def stop_all(self) -> None:
-        """End everything started here, the newest first; a lost host is no error."""
+        """End all processes started here, the newest first; a lost host is not an error."""
 
     def close(self) -> None:
-        """End everything, leave the hosts, and remove what was put on them. A lost host is no error."""
+        """End all processes, disconnect, and remove the files put on the hosts. A lost host is not an error."""

@@ -1,7 +1,7 @@
-"""Frames between the controller and its servant on a host: a line of JSON, then the bytes that it announces.
+"""Frames between the controller and the host worker: a line of JSON, then the number of bytes that it announces.
 
-Lines, because srun hands its step's output on line by line. Both parts have an upper length: a host that has been
-broken into must not fill the controller's memory.
+The protocol uses lines because srun forwards the output of a step line by line. Both parts of a frame have a maximum
+length, so that a compromised host cannot fill the controller's memory.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import json
 from typing import Any
 
 PROTOCOL = 2
-# what comes before it is noise: the words of a login shell's start-up files
+# everything before it is output of a login shell's start-up files
 MARKER = b"\0ringtap-host "
-# both sides say something this often
+# interval of the heartbeats of both sides
 BEAT_S = 3.0
-# so long without a word and a host counts as lost
+# a host that sends nothing for this long counts as lost
 SILENT_S = 12.0
-# so long without a word and a servant takes its controller for dead: it ends what it has started
+# a host worker that receives nothing for this long ends what it has started
 ORPHAN_S = 30.0
 CHUNK_BYTES = 1 << 18
-# the longest line is a command's answer: 1 MiB of each of its outputs, of which JSON may make six times as much
+# the longest line is a command's answer: 1 MiB of each of its outputs, which JSON may make six times as long
 ANSWER_BYTES = 1 << 20
 _LONGEST_LINE = 16 << 20
 
@@ -28,24 +28,24 @@ Frame = tuple[dict[str, Any], bytes]
 
 
 def pack(item: dict[str, Any], data: bytes = b"") -> bytes:
-    """A frame as it goes over the wire."""
+    """Encode a frame."""
     if data:
         item = item | {"bytes": len(data)}
     return json.dumps(item, separators=(",", ":")).encode() + b"\n" + data
 
 
 class Unpacker:
-    """Takes in bytes as they come and gives out whole frames."""
+    """Decoder that turns a stream of bytes into complete frames."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._item: dict[str, Any] | None = None
 
     def feed(self, piece: bytes) -> list[Frame]:
-        """The frames that these bytes complete.
+        """Add bytes and return the frames that they complete.
 
         Raises:
-            ValueError: this is no frame.
+            ValueError: the bytes are not a valid frame.
         """
         self._data += piece
         found: list[Frame] = []
@@ -69,10 +69,10 @@ class Unpacker:
 
 
 def read_object(line: bytes) -> dict[str, Any]:
-    """Read a line of JSON that holds an object.
+    """Parse a line of JSON that holds an object.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: it is not a JSON object.
     """
     try:
         item: Any = json.loads(line.decode())

@@ -1,7 +1,8 @@
-"""On a host: the lease that a sweep holds on its links while it measures.
+"""Lease that a sweep holds on a host's links while it measures.
 
 The lease is an abstract Unix socket. Its name exists once per network namespace, for all users, and the kernel removes
-it with the process that holds it, so a lease never outlives its holder. Whoever connects is told who holds it.
+it with the process that holds it, so a lease never outlives its holder. A client that connects receives facts about
+the holder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Holder = dict[str, Any]
 
 
 class Lease:
-    """The lease of this host's network namespace, held by at most one sweep."""
+    """Lease of this host's network namespace; at most one sweep holds it."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -31,17 +32,17 @@ class Lease:
     def take(self, holder: Holder) -> Holder:
         """Take the lease.
 
-        Two hosts of one sweep may share a network namespace: then the first of them holds it for both.
+        Two hosts of one sweep may share a network namespace; then the first of them holds it for both.
 
         Args:
-            holder: facts of the sweep; ``id`` tells it from others.
+            holder: facts about the sweep; ``id`` identifies it.
 
         Returns:
-            Empty where the sweep has the lease; else facts of the sweep that holds it: what that says of itself, and
-            ``silent`` with its process's ``pid`` and ``uid`` where it says nothing.
+            Empty if the sweep has the lease. Otherwise the facts that its holder sends about itself, or ``silent``
+            with the ``pid`` and ``uid`` of its process, as far as they are known, if it sends none.
 
         Raises:
-            OSError: this machine has no such sockets.
+            OSError: this machine does not support such sockets.
         """
         words = json.dumps(holder).encode()
         if self._socket is None:
@@ -61,11 +62,11 @@ class Lease:
         return {}
 
     def fileno(self) -> int:
-        """Descriptor that is readable when somebody asks who holds the lease; -1 where it is not held here."""
+        """Descriptor that is readable when a client connects to the lease; -1 if the lease is not held here."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def answer(self) -> None:
-        """Tell who holds the lease to everybody who asks."""
+        """Send facts about the holder to all waiting clients."""
         assert self._socket is not None
         with suppress(OSError):
             while True:
@@ -76,13 +77,13 @@ class Lease:
 
 
 def held() -> Holder:
-    """Facts of the sweep that holds this network namespace's lease; empty where none does."""
+    """Facts about the sweep that holds this network namespace's lease; empty if none does."""
     found = _ask()
-    return {} if found == {"silent": True} else found  # nobody to connect to
+    return {} if found == {"silent": True} else found  # no holder to connect to
 
 
 def _ask() -> Holder:
-    """Facts of the sweep that holds the lease, as far as it gives them."""
+    """Ask the holder of the lease for its facts; ``silent`` is set if it sends none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.settimeout(_ANSWER_S)
         who: Holder = {"silent": True}
@@ -94,6 +95,6 @@ def _ask() -> Holder:
             who |= {"pid": pid, "uid": uid}
             words = caller.recv(_LONGEST_BYTES)
             found = json.loads(words)
-        except (OSError, ValueError, RecursionError):  # whoever holds it may say anything
+        except (OSError, ValueError, RecursionError):  # the holder may send anything
             return who
         return found if found and isinstance(found, dict) else who

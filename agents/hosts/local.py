@@ -8,12 +8,12 @@ from ringtap.agents.hosts.remote import SERVANT, RemoteHosts
 
 
 class LocalHosts(RemoteHosts):
-    """This machine, under one name or several.
+    """This machine under one or several host names.
 
     Args:
-        names: the hosts.
+        names: names of the hosts.
     """
 
     def command(self, host: str) -> list[str]:  # noqa: ARG002
-        """A servant that is a child of this process."""
+        """Command of a host worker that runs as a child of this process."""
         return [sys.executable, *SERVANT]

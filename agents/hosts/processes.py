@@ -1,6 +1,6 @@
-"""On a host: the processes that the controller has started there, and their end.
+"""Processes that the controller has started on a host, and their end.
 
-A command's end is that of its process group: what it has left behind is asked to end, and made to 3 s later.
+When a command has ended, the rest of its process group receives SIGTERM, and SIGKILL 3 s later.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ringtap.agents.node.jobs import descendants
 from ringtap.agents.testbed import namespaces
 from ringtap.records import mend_last_line
 
-_GRACE_S = 3.0  # from SIGTERM to SIGKILL for what the controller has left behind
+_GRACE_S = 3.0  # from SIGTERM to SIGKILL
 
 
 class Child:
-    """A command that runs; its words go to files.
+    """Command that runs; its output goes to files.
 
     Args:
         command: the command and its arguments.
-        environment: variables beside this process's.
+        environment: variables in addition to those of this process.
         output: file its standard output is appended to.
         log: file its standard error is appended to.
     """
@@ -45,7 +45,7 @@ class Child:
                 stderr=log,
                 env=dict(os.environ) | dict(environment),
                 start_new_session=True,
-                # should this process be killed, its children are asked to end all the same
+                # if this process is killed, its children receive SIGTERM
                 preexec_fn=lambda: namespaces.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -56,7 +56,7 @@ class Child:
                 log.flush()
 
     def poll(self) -> int | None:
-        """Exit code once it has ended."""
+        """Exit code of the command; None while it runs."""
         if self.code is None and self._process is not None:
             self.code = self._process.poll()
         return self.code
@@ -67,7 +67,7 @@ class Child:
             self._process.send_signal(number)
 
     def signal_group(self, number: int) -> bool:
-        """Send a signal to the command's process group, which may outlive it; returns whether there is anybody."""
+        """Send a signal to the command's process group, which may outlive it; return True if the group exists."""
         if self._process is None:
             return False
         try:
@@ -77,7 +77,7 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """End the command, its process group, and everything below it."""
+        """Kill the command, its process group and all its descendants."""
         below = descendants([self._process.pid]) if self._process and self.poll() is None else []
         self.signal_group(signal.SIGKILL)
         for pid in below:
@@ -91,33 +91,33 @@ class Child:
 
 
 class HostProcesses:
-    """The commands of one controller by its numbers for them."""
+    """Commands of one controller, by the numbers that it gives them."""
 
     def __init__(self) -> None:
         self._running: dict[int, Child] = {}
-        self._bereft: list[tuple[float, Child]] = []  # ended, with some of its group left; and until when
+        self._bereft: list[tuple[float, Child]] = []  # deadline and ended command whose process group still exists
         self._questions: set[int] = set()
 
     def start(self, item: dict[str, Any]) -> None:
-        """Start a command whose words go to files."""
+        """Start a command whose output goes to files."""
         try:
             files = [_append(item["report"] or item["log"]), _append(item["log"])]
-        except OSError:  # it runs all the same: what it says is lost, what it records is not
+        except OSError:  # the command still runs; only its output is lost, not its records
             files = [_append(os.devnull), _append(os.devnull)]
         self._running[item["id"]] = Child(item["argv"], item["environment"], *files)
 
     def question(self, item: dict[str, Any]) -> None:
-        """Start a command whose words are to be handed over when it has ended."""
+        """Start a command whose output is part of the answer when it has ended."""
         files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115
         self._running[item["id"]] = Child(item["argv"], {}, *files)
         self._questions.add(item["id"])
 
     def get(self, number: int) -> Child | None:
-        """A command that has not ended."""
+        """Return a command that has not ended, or None."""
         return self._running.get(number)
 
     def ended(self) -> list[dict[str, Any]]:
-        """News of those that have ended, for the controller; ``files`` is what they wrote to."""
+        """Return a frame for each command that has ended; ``files`` are its output files."""
         found = []
         for number, child in list(self._running.items()):
             if (code := child.poll()) is None:
@@ -139,7 +139,7 @@ class HostProcesses:
         return found
 
     def end_all(self) -> None:
-        """Ask all to end, and make them end a little later."""
+        """Send SIGTERM to all process groups, and SIGKILL 3 s later."""
         left = [*self._running.values(), *(child for _, child in self._bereft)]
         for child in left:
             child.signal_group(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Hosts that are each served by a servant of ours (servant.py), whatever carries its words."""
+"""Hosts that are each served by a host worker (`ringtap.agents.hosts.worker`), and the channels to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.base import HostProcess, understood
 from ringtap.errors import MeasurementError
 
-_NOISE_BYTES = 1 << 20  # of what a login prints, on standard output and on standard error
+_NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
 _NOISE_CHECK_S = 0.25
 _FACTS_BYTES = 1 << 16
 _LAST_WORDS_BYTES = 1 << 16
@@ -31,7 +31,7 @@ _CLOSE_S = 5.0
 
 Answer = dict[str, Any]
 
-# fields of the frames that answer a request, and of those that an answer may have
+# required fields of the frames that answer a request, and optional ones
 _ANSWERS: dict[str, dict[str, type]] = {
     "exit": {"code": int},
     "answer": {"code": int, "out": str, "err": str},
@@ -41,22 +41,22 @@ _OPTIONAL = {"why": str, "listens": bool}
 
 
 class Call(NamedTuple):
-    """A request: its number, and the answer, whose exception is the host's loss."""
+    """Number of a request, and its answer; the loss of the host is raised as the answer's exception."""
 
     number: int
     answer: Future[Answer]
 
 
 class Channel:
-    """A host that is being reached, is reached, or is lost.
+    """Connection to the worker of a host, which is being set up, is open, or is lost.
 
     Args:
-        host: its name.
-        command: what carries standard input and output to ``python -m ringtap.agents.hosts.worker`` on it.
-        patience_s: how long the connection may take, and how long the host may then be silent.
-        sink: takes what the host sends of its files, on this channel's own thread.
-        explain: makes a reason for the loss out of what the command said on standard error, what was noticed here, and
-            the command's exit code.
+        host: name of the host.
+        command: command whose standard input and output lead to ``python -m ringtap.agents.hosts.worker`` on the host.
+        patience_s: time limits for the connection's set-up and for the host's silence afterwards.
+        sink: receives the chunks of files that the host sends, on this channel's own thread.
+        explain: returns the reason for the loss from the host's name, the command's standard error, the failure noticed
+            here, and the command's exit code.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Channel:
         self.lost = ""
         self.facts: Future[Answer] = Future()
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
-        # A session of its own: a Ctrl-C at the terminal is for the controller, which ends things in order.
+        # A session of its own: Ctrl-C at the terminal goes to the controller alone, which ends processes in order.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, start_new_session=True
         )
@@ -83,14 +83,14 @@ class Channel:
         self._thread.start()
 
     def tell(self, item: Answer, data: bytes = b"") -> None:
-        """Send a frame; to a lost host it goes nowhere."""
+        """Send a frame; it is discarded if the host is lost."""
         assert self._process.stdin is not None
         with self._write_lock, contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(frames.pack(item, data))
             self._process.stdin.flush()
 
     def request(self, item: Answer, data: bytes = b"") -> Call:
-        """Send a frame that is answered."""
+        """Send a frame that expects an answer."""
         call = Call(next(self._numbers), Future())
         with self._lock:
             if self.lost:
@@ -104,7 +104,7 @@ class Channel:
         return MeasurementError(f"{self.host} is lost: {self.lost}")
 
     def _listen(self) -> None:
-        """Take in what the host says until it says no more."""
+        """Read frames from the host until the connection ends."""
         why = ""
         try:
             rest = self._await_marker()
@@ -113,7 +113,7 @@ class Channel:
                 for item, data in unpacker.feed(rest):
                     self._take(item, data)
                 rest = self._read(self._silent_s)
-        except Exception as error:  # whatever it is: all would wait for a thread that has died unseen
+        except Exception as error:  # of any kind: otherwise all requests would wait for a dead thread
             why = str(error) or type(error).__name__
         self._end(why)
 
@@ -126,7 +126,7 @@ class Channel:
         return os.read(self._process.stdout.fileno(), 1 << 18)
 
     def _await_marker(self) -> bytes:
-        """Skip what a login shell says first; returns what has come after the servant's first line."""
+        """Skip the output of a login shell; return the data after the host worker's first line."""
         data, deadline_s = b"", time.monotonic() + self._connect_s
         while True:
             before, marker, line = data.partition(frames.MARKER)
@@ -160,7 +160,7 @@ class Channel:
                 answer.set_result(item)
 
     def _end(self, why: str) -> None:
-        """The host is lost, or left."""
+        """End the channel after the host was lost or disconnected, and fail all waiting requests."""
         if why:
             self._process.kill()
         try:
@@ -179,13 +179,13 @@ class Channel:
                 answer.set_exception(self._loss())
 
     def hang_up(self) -> None:
-        """Let the servant go: it ends what may still run there."""
+        """Close the host worker's input; it then ends all commands that still run there."""
         assert self._process.stdin is not None
         with self._write_lock, contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def close(self) -> None:
-        """Leave the host."""
+        """Disconnect from the host."""
         self.hang_up()
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
@@ -197,7 +197,7 @@ class Channel:
 
 
 def _is_answer(item: Answer) -> bool:
-    """Tell if a host's frame is an answer with all of its fields: a host may send anything."""
+    """Return True if a host's frame is an answer with all required fields; a host may send anything."""
     op = item.get("op")
     wanted = _ANSWERS.get(op) if isinstance(op, str) else None
     if wanted is None or type(item.get("id")) is not int:
@@ -207,10 +207,10 @@ def _is_answer(item: Answer) -> bool:
 
 
 def _facts(line: bytes) -> Answer:
-    """Answer of the host worker to the first question: facts about itself and its host.
+    """Parse the first line of the host worker: facts about itself and its host.
 
     Raises:
-        ValueError: it is not of this version.
+        ValueError: the line is not valid, or the worker has another version.
     """
     facts = frames.read_object(line)
     if not isinstance(facts.get("workdir"), str):
@@ -225,12 +225,12 @@ def _facts(line: bytes) -> Answer:
 _STOP_TIMEOUT_S = 10.0
 _TAIL_BYTES = 4096
 _PORT_POLL_S = 0.05
-LOST_CODE = 255  # as ssh says it
+LOST_CODE = 255  # as ssh returns it
 SERVANT = ("-m", "ringtap.agents.hosts.worker")
 
 
 class RemoteProcess:
-    """A command that a servant has started."""
+    """Command that a host worker has started."""
 
     def __init__(self, name: str, log: Path, channel: Channel, item: Answer) -> None:
         self.name, self.log = name, log
@@ -239,10 +239,10 @@ class RemoteProcess:
         self._asked: set[int] = set()
 
     def exit_code(self) -> int | None:
-        """Exit code, None while it runs; below 0 the signal that ended it, 255 where its host is lost."""
+        """Exit code; None while it runs, negative if a signal ended it, 255 if its host is lost."""
         if not self._end.done():
             return None
-        # an answer without a code says why the host could not start it
+        # an answer without a code gives the reason that the host could not start it
         return LOST_CODE if self._end.exception() else int(self._end.result().get("code", LOST_CODE))
 
     def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
@@ -252,17 +252,17 @@ class RemoteProcess:
             self._channel.tell({"op": "signal", "of": self._number, "number": int(number)})
 
     def ask_once(self, number: int) -> None:
-        """Send a signal if it has not been sent yet: a second SIGTERM has ringtap leave its agent alone."""
+        """Send a signal unless it was sent before, as a second SIGTERM makes ringtap leave its agent running."""
         if number not in self._asked:
             self.ask_to_stop(number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to end, if that was not done before, and make it end after 10 s; returns its exit code."""
+        """Send a signal unless it was sent before, kill the process after 10 s, and return its exit code."""
         self.ask_once(number)
         return self.wait_or_kill(_STOP_TIMEOUT_S)
 
     def wait_or_kill(self, seconds: float) -> int:
-        """Wait so long for its end, then make it end; returns its exit code."""
+        """Wait the given time for its end, then kill it; return its exit code."""
         if not self._wait(max(0.0, seconds)):
             self._channel.tell({"op": "kill", "of": self._number})
             self._wait(frames.SILENT_S + _STOP_TIMEOUT_S)  # the host may be about to count as lost
@@ -275,7 +275,7 @@ class RemoteProcess:
         return self._end.done()
 
     def last_words(self, lines: int = 3) -> str:
-        """The end of its output, on one line; where its host is lost, why."""
+        """Last lines of its output, joined into one line; if its host is lost, the reason."""
         if self._end.done() and (loss := self._end.exception()):
             return str(loss)
         text = ""
@@ -286,10 +286,10 @@ class RemoteProcess:
 
 
 class RemoteHosts:
-    """Hosts that share the files of this machine.
+    """Hosts that are each served by a host worker; as implemented here, they share the files of this machine.
 
     Args:
-        names: the hosts.
+        names: names of the hosts.
     """
 
     connect_s = 30.0
@@ -303,53 +303,53 @@ class RemoteHosts:
         self._beats: threading.Thread | None = None
         self._lost: dict[str, str] = {}
 
-    # what the realisations differ in
+    # overridden by subclasses
 
     def command(self, host: str) -> list[str]:
-        """Command that starts a host worker and carries its standard input and output."""
+        """Command that starts a host worker and connects to its standard input and output."""
         raise NotImplementedError("each kind of hosts has its own command")
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:  # noqa: ARG002
-        """Reason for the loss of a host.
+        """Return the reason for the loss of a host.
 
         Args:
-            host: the host.
-            said: what the carrying command has said on standard error.
-            why: what was noticed here; empty where the command has ended by itself.
-            code: its exit code.
+            host: name of the host.
+            said: standard error of the command that connects to the host worker.
+            why: failure noticed here; empty if the command ended by itself.
+            code: exit code of the command.
         """
         words = [line.strip() for line in said.splitlines() if line.strip()]
         return " - ".join([why or "its servant ended", *words[-1:]])
 
     def receive(self, host: str, item: Answer, data: bytes) -> None:
-        """Take a file's chunk from a host; none comes where files are shared."""
+        """Receive a chunk of a file from a host; hosts that share files send none."""
 
     def log_path(self, host: str, log: Path) -> str:  # noqa: ARG002
-        """Path that a command on a host writes its output to, so that it arrives in a file here."""
+        """Path on a host to which a command writes its output so that it arrives in a log file here."""
         return str(log.absolute())
 
     # the interface of base.Hosts
 
     def python(self, host: str) -> str:  # noqa: ARG002
-        """The Python interpreter on a host that has ringtap."""
+        """Python interpreter on a host that has ringtap."""
         return sys.executable
 
     def ringtap(self, host: str) -> list[str]:
-        """The command that is ringtap on a host."""
+        """Command that runs ringtap on a host."""
         return [self.python(host), "-m", "ringtap.cli"]
 
     def path(self, host: str, path: Path) -> str:  # noqa: ARG002
-        """The same path: files are shared."""
+        """Return the same path, as files are shared."""
         return str(path)
 
     def publish(self, run: Path) -> None:
-        """Nothing to do: files are shared."""
+        """Do nothing, as files are shared."""
 
     def put(self, host: str, local: Path) -> None:
-        """Nothing to do: files are shared."""
+        """Do nothing, as files are shared."""
 
     def gather(self, run: Path) -> None:
-        """Nothing to do: files are shared."""
+        """Do nothing, as files are shared."""
 
     def start(
         self,
@@ -361,7 +361,7 @@ class RemoteHosts:
         environment: Mapping[str, str] | None = None,
         report: Path | None = None,
     ) -> RemoteProcess:
-        """Start a command on a host; what it says is appended to log, its standard output to report where given.
+        """Start a command on a host; its output is appended to ``log``, its standard output to ``report`` if given.
 
         Raises:
             MeasurementError: the host is lost.
@@ -377,10 +377,10 @@ class RemoteHosts:
         return process
 
     def ask(self, host: str, command: list[str], timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
-        """A short command's answer.
+        """Run a short command on a host and return its result.
 
         Raises:
-            MeasurementError: the host gives none in time.
+            MeasurementError: the host does not answer in time.
         """
         channel = self.channel(host)
         call = channel.request({"op": "ask", "argv": command})
@@ -394,7 +394,7 @@ class RemoteHosts:
         return subprocess.CompletedProcess(command, answer["code"], answer["out"], answer["err"])
 
     def wait_for_port(self, host: str, port: int, process: HostProcess, seconds: float = 10.0) -> bool:
-        """True if a server process comes to listen on a TCP port of a host within so many seconds."""
+        """Return True if a server process listens on a TCP port of a host within the given number of seconds."""
         deadline_s = time.monotonic() + seconds
         with contextlib.suppress(MeasurementError, FutureTimeoutError):
             while (left_s := deadline_s - time.monotonic()) > 0 and process.exit_code() is None:
@@ -405,13 +405,13 @@ class RemoteHosts:
         return False
 
     def lease(self, host: str, holder: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a host's lease for as long as it is being reached.
+        """Take a host's lease, which lasts as long as the connection to the host.
 
         Returns:
-            Empty where it is taken; else facts of the sweep that holds it.
+            Empty if the lease was taken; otherwise facts about the sweep that holds it.
 
         Raises:
-            MeasurementError: the host gives no answer, or has no leases.
+            MeasurementError: the host does not answer, or does not support leases.
         """
         call = self.channel(host).request({"op": "lease", "holder": dict(holder)})
         try:
@@ -424,13 +424,13 @@ class RemoteHosts:
             return dict(answer["held"])
 
     def lost(self) -> dict[str, str]:
-        """The hosts known to be lost, and why."""
+        """Hosts known to be lost, with the reason."""
         if not self._closed.is_set():
             self._lost = {host: channel.lost for host, channel in self._channels.items() if channel.lost}
         return self._lost
 
     def stop_all(self) -> None:
-        """End everything started here, the newest first; a lost host is no error."""
+        """End all processes started here, the newest first; a lost host is not an error."""
         running = [process for process in reversed(self._processes) if process.exit_code() is None]
         for process in running:
             process.ask_once(signal.SIGTERM)
@@ -440,14 +440,14 @@ class RemoteHosts:
         self._processes.clear()
 
     def close(self) -> None:
-        """End everything and leave the hosts. A lost host is no error."""
+        """End all processes and disconnect from the hosts. A lost host is not an error."""
         self.stop_all()
         self.lost()
         self._closed.set()
         self.leave()
 
     def leave(self) -> None:
-        """Let the servants go; the next command on a host gets another one."""
+        """Disconnect from the host workers; the next command on a host starts another one."""
         with self._lock:
             channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
@@ -456,10 +456,10 @@ class RemoteHosts:
             channel.close()
 
     def channel(self, host: str) -> Channel:
-        """The way to a host, made when it is first needed.
+        """Return the channel to a host, which is opened on first use.
 
         Raises:
-            MeasurementError: it has been left for good.
+            MeasurementError: the hosts have been closed.
         """
         with self._lock:
             if host not in self._channels:
@@ -473,7 +473,7 @@ class RemoteHosts:
             return self._channels[host]
 
     def _beat(self) -> None:
-        """Tell the servants that this process lives, until it leaves them or does not live."""
+        """Send heartbeats to the host workers until the hosts are closed."""
         while not self._closed.wait(frames.BEAT_S):
             for channel in list(self._channels.values()):
                 channel.tell({"op": "beat"})

@@ -1,4 +1,4 @@
-"""Nodes of the Slurm allocation that this process runs in, each by one step of it; files are shared."""
+"""Nodes of the Slurm allocation that this process runs in, each reached by one job step; files are shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtap.agents.hosts.remote import SERVANT, RemoteHosts
 from ringtap.errors import UsageError
 
 _ASK_S = 5.0
-# of the job's own shape, and of the user's taste: srun would take them for wishes of the step
+# options of the job and of the user, which srun would apply to the step
 _SHAPE = ["CPUS_PER_TASK", "CPUS_PER_GPU", "GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND", "TRES_PER_TASK"]
 _SHAPE += ["NTASKS_PER_NODE", "NTASKS_PER_CORE", "NTASKS_PER_SOCKET", "NTASKS_PER_GPU", "MEM_PER_CPU", "MEM_PER_GPU"]
 _SHAPE += [
@@ -27,10 +27,10 @@ _SHAPE += [
     "HOSTFILE",
 ]
 _SHAPE += ["LABELIO", "UNBUFFEREDIO", "STDINMODE", "STDOUTMODE", "STDERRMODE"]
-# where a job asks for GPUs like this, a step that names no number gets none, or one
+# if a job requests GPUs in this way, a step that gives no number gets none or one
 _GPUS_IN_ALL = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET")
 _STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet"]
-# of the step that the servant is: frameworks would take what it starts for the only rank of a job
+# variables of the host worker's step, by which frameworks would take its children for the only rank of a job
 _PLACE = ["PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID"]
 _PLACE += ["STEP_NODELIST", "STEP_NUM_NODES", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE", "STEP_LAUNCHER_PORT"]
 
@@ -39,7 +39,7 @@ def allocated_nodes() -> list[str]:
     """Nodes of the allocation that this process runs in, in Slurm's order.
 
     Raises:
-        UsageError: it runs in none, or Slurm's tools are missing.
+        UsageError: it does not run in an allocation, or Slurm's commands are missing.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes or not os.environ.get("SLURM_JOB_ID"):
@@ -60,13 +60,13 @@ class SlurmHosts(RemoteHosts):
 
     Args:
         nodes: node of each host.
-        pythons: interpreter of each host that is not this one's.
+        pythons: interpreter of each host that does not use the interpreter of this process.
 
     Raises:
-        UsageError: this is no allocation, or a node is not in it.
+        UsageError: this process does not run in an allocation, or a node is not in it.
     """
 
-    connect_s = 90.0  # a busy controller starts steps late
+    connect_s = 90.0  # a busy slurmctld starts steps late
 
     def __init__(self, nodes: Mapping[str, str], pythons: Mapping[str, str] | None = None) -> None:
         super().__init__(tuple(nodes))
@@ -78,17 +78,17 @@ class SlurmHosts(RemoteHosts):
                 raise UsageError(f"node {node} of {host} is not in this allocation, which has {', '.join(allocated)}")
 
     def command(self, host: str) -> list[str]:
-        """A step beside all others, with all that the job has of the node and nothing of it to itself."""
+        """Command of a job step that shares all resources of the job on the node with the other steps."""
         node = self._nodes[host]
         step = ["srun", *_STEP, f"--nodelist={node}", *([f"--gpus={self._gpus[node]}"] if node in self._gpus else [])]
         return [*_without(_SHAPE), "-u", "SRUN_CPUS_PER_TASK", *step, *_without(_PLACE), self.python(host), *SERVANT]
 
     def python(self, host: str) -> str:
-        """The Python interpreter on a host that has ringtap."""
+        """Python interpreter on a host that has ringtap."""
         return self._pythons.get(host, sys.executable)
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:
-        """Reason for the loss of a host, with srun's last message and Slurm's state of the node."""
+        """Return the reason for the loss of a host, with srun's last message and Slurm's state of the node."""
         reason = super().explain(host, said, why, code)
         node = self._nodes[host]
         words = _scontrol("--oneliner", "show", "node", node).split()
@@ -107,7 +107,7 @@ def _gpus_by_node() -> dict[str, int]:
 
 
 def _scontrol(*words: str) -> str:
-    """Answer of scontrol; empty if it gives none."""
+    """Standard output of scontrol; empty if it cannot be run or does not end in time."""
     try:
         done = subprocess.run(["scontrol", *words], capture_output=True, text=True, check=False, timeout=_ASK_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -116,5 +116,5 @@ def _scontrol(*words: str) -> str:
 
 
 def _without(names: Sequence[str]) -> list[str]:
-    """The command that, in front of another, takes Slurm's variables of these names away from it."""
+    """Command prefix that removes Slurm's variables of these names from the environment of a command."""
     return ["env", *(word for name in names for word in ("-u", f"SLURM_{name}"))]

@@ -1,8 +1,8 @@
-"""On a host: what has been written in its folders since it was last looked at, as frames for the controller.
+"""File synchronisation from a host to the controller: the sender on the host and the receiver on this machine.
 
-Files of a run either grow or, as ``*.json`` does, are replaced as a whole. A new file is sent under a temporary name
-until the size that it had is there, so a reader on the other side sees a replaced file whole, too. What the host
-deletes is kept on the other side.
+The sender turns everything written in its folders since the last pass into frames. Files of a run either grow or, like
+``*.json``, are replaced as a whole. The receiver writes a new file under a temporary name until the size that it had is
+complete, so a reader here always sees a complete file. Files that the host deletes stay here.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ringtap.agents.hosts.frames import CHUNK_BYTES, Frame
 
 
 class _Tracked:
-    """A file and how much of it has been sent."""
+    """File of which a part has been sent."""
 
     def __init__(self, key: str, name: str, path: str) -> None:
         self._key, self._name, self._path = key, name, path
         self._identity: tuple[int, ...] = ()
         self._sent = 0
-        self._whole_at: int | None = None  # size at which a new file is complete; None once it is
+        self._whole_at: int | None = None  # size at which a new file is complete; None once it is complete
 
     def look(self, found: os.stat_result) -> bool:
-        """True if there is anything to send; a file that is another one than before is sent anew."""
+        """Return True if there is anything to send; a file that was replaced is sent from its beginning."""
         identity: tuple[int, ...] = (found.st_ino,)
-        if self._path.endswith(".json"):  # the inode of the version before the last is given out again
+        if self._path.endswith(".json"):  # the file system reuses inodes of earlier versions
             identity = (found.st_ino, found.st_size, found.st_mtime_ns)
         if identity != self._identity or found.st_size < self._sent:
             self._identity, self._sent, self._whole_at = identity, 0, found.st_size
         return self._whole_at is not None or found.st_size > self._sent
 
     def frames(self) -> Iterator[Frame]:
-        """The new part of the file as frames, chunk by chunk, up to its present size."""
+        """Yield the new part of the file as frames, chunk by chunk, up to its present size."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # gone again
+        except OSError:  # deleted meanwhile
             return
         try:
             found = os.fstat(fd)
@@ -52,7 +52,7 @@ class _Tracked:
             identity = self._identity
             while identity == self._identity and (self._sent < found.st_size or self._whole_at is not None):
                 data = os.pread(fd, min(CHUNK_BYTES, found.st_size - self._sent), self._sent)
-                if not data and self._sent < found.st_size:  # cut off meanwhile
+                if not data and self._sent < found.st_size:  # truncated meanwhile
                     return
                 yield self._chunk(data, stat.S_IMODE(found.st_mode))
         finally:
@@ -69,14 +69,14 @@ class _Tracked:
 
 
 class FolderSync:
-    """The folders and files of a host that the controller wants to have."""
+    """Folders and files of a host that the controller wants to receive."""
 
     def __init__(self) -> None:
         self._folders: dict[str, str] = {}
         self._files: dict[str, str] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._foreign: set[str] = set()
-        self.walk_s = 0.0  # what the last look at all files has cost
+        self.walk_s = 0.0  # duration of the last pass over all files
 
     def add_folder(self, key: str, path: str) -> None:
         """Follow everything below ``path/nodes``."""
@@ -87,7 +87,7 @@ class FolderSync:
         self._files[key] = path
 
     def remove(self, path: str) -> None:
-        """Follow a folder no more."""
+        """Stop following a folder and the files below it."""
         self._folders = {key: folder for key, folder in self._folders.items() if folder != path}
         inside = path + "/"
         self._files = {key: file for key, file in self._files.items() if not file.startswith(inside)}
@@ -95,11 +95,11 @@ class FolderSync:
         self._foreign = {name for name in self._foreign if not name.startswith(inside)}
 
     def exclude(self, path: str) -> None:
-        """A file that has come from the controller is not sent back."""
+        """Exclude a file that came from the controller, so that it is not sent back."""
         self._foreign.add(path)
 
     def round(self) -> Iterator[Frame]:
-        """Everything that was written before this began."""
+        """Yield everything that was written before this call as frames."""
         began_s = time.monotonic()
         paths = [
             *self._files.values(),
@@ -111,13 +111,13 @@ class FolderSync:
             yield from tracked.frames()
 
     def catch_up(self, paths: list[str]) -> Iterator[Frame]:
-        """The new part of these files as frames, as far as they are followed."""
+        """Yield the new parts of those of these files that are followed as frames."""
         for path in paths:
             if tracked := self._changed(path):
                 yield from tracked.frames()
 
     def _changed(self, path: str) -> _Tracked | None:
-        """A followed file, if there is anything new in it."""
+        """Return a followed file with new content, or None."""
         if path in self._foreign:
             return None
         with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class FolderSync:
         return None
 
     def _track(self, path: str) -> _Tracked | None:
-        """Begin to follow a file, if it is one of those that the controller wants."""
+        """Begin to follow a file if the controller wants it; return None otherwise."""
         names = {key: "" for key, file in self._files.items() if file == path}
         names |= {key: path[len(f) + 1 :] for key, f in self._folders.items() if path.startswith(f"{f}/nodes/")}
         for key, name in names.items():
@@ -137,7 +137,7 @@ class FolderSync:
 
 
 def _files_below(folder: str) -> Iterator[str]:
-    """Every regular file; names that begin with a dot are on their way to becoming others."""
+    """Yield every regular file, except those whose names begin with a dot, which are temporary."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -148,7 +148,7 @@ def _files_below(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
-# what a node's clock says goes to the others, and that a node asks goes to the reference (agents/clock)
+# clock files of the reference node go to the other hosts, and a node's pings file to the reference node (agents/clock)
 _SAID = ("server.json", "clock.json")
 _ASKED = "pings.rec"
 _MOST_PASSED_BYTES = 1 << 22
@@ -156,10 +156,11 @@ _DEEPEST = 32  # folders below a run
 
 
 class Receiver:
-    """Writes the frames of all hosts, which are not trusted: each writes below its own node's folder alone.
+    """Writer of the frames of all hosts; hosts are not trusted, and each writes only below its own node's folder.
 
     Args:
-        spread: passes a file of a run on: run, name in it, content, and the host it is for; None: every other host.
+        spread: passes a file on to other hosts; its arguments are the run's key, the file's name in the run, its content,
+            the host that wrote it, and the host to pass it to (None: every other host).
     """
 
     def __init__(self, spread: Callable[[str, str, bytes, str, str | None], None]) -> None:
@@ -172,13 +173,13 @@ class Receiver:
         self.failures: dict[str, str] = {}  # by host
 
     def expect(self, key: str, root: Path, reference: str = "", *, owner: str = "") -> None:
-        """Set where files of a key go.
+        """Set the destination of the frames with a key.
 
         Args:
-            key: of the frames.
-            root: a run directory, or a file that the frames are added to.
+            key: key of the frames.
+            root: a run directory, or a file to which the frames are appended.
             reference: the run's reference node.
-            owner: the one host that may write the file; empty for a run directory, where each has its folder.
+            owner: the only host that may write the file; empty for a run directory, where each host has its folder.
         """
         with self._lock:
             self._owners[key] = owner
@@ -187,7 +188,7 @@ class Receiver:
             self._began_bytes[key] = root.stat().st_size if root.is_file() else 0
 
     def take(self, host: str, item: dict[str, Any], data: bytes) -> None:
-        """Write a chunk; what fails is kept in `failures`, and the host keeps its files."""
+        """Write a chunk; a failure is kept in `failures`, and later frames of that host are ignored."""
         if host in self.failures:
             return
         try:
@@ -208,7 +209,7 @@ class Receiver:
             self.failures[host] = f"what it sends cannot be written here: {error}"
 
     def _pass_on(self, host: str, key: str, name: str, path: Path) -> None:
-        """Pass on what the clocks of other hosts must see, where no shared file system shows it to them."""
+        """Pass clock files on to the hosts that need them, as there is no shared file system."""
         parts = PurePosixPath(name).parts
         reference = self._references.get(key, "")
         if len(parts) != 4 or parts[0] != "nodes" or parts[2] != "clock":
@@ -222,10 +223,10 @@ class Receiver:
 
 
 def _check(item: dict[str, Any]) -> None:
-    """See that a frame has the fields of a file's chunk.
+    """Check that a frame has the fields of a file's chunk.
 
     Raises:
-        ValueError: it has not.
+        ValueError: it does not.
     """
     whole_numbers = [item.get("at"), *([item.get("mode")] if item.get("whole") else [])]
     words = (item.get("key"), item.get("name"))
@@ -236,10 +237,10 @@ def _check(item: dict[str, Any]) -> None:
 
 
 def _inside(root: Path, name: str, host: str) -> Path:
-    """A file in a host's folder of a run, or the root itself where no name is given.
+    """Return the path of a file in a host's folder of a run, or the root itself if no name is given.
 
     Raises:
-        ValueError: it would lie elsewhere.
+        ValueError: the path would lie outside the host's folder.
     """
     if not name:
         return root
@@ -250,15 +251,15 @@ def _inside(root: Path, name: str, host: str) -> Path:
 
 
 def _is_path(name: str) -> bool:
-    """Tell if a file system can hold such a name."""
+    """Return True if a file system can hold such a name."""
     try:
         return b"\0" not in os.fsencode(name)
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 
 def _write(path: Path, item: dict[str, Any], data: bytes) -> None:
-    """Write a chunk of a file, of a new one under a temporary name until it is whole.
+    """Write a chunk of a file; a new file has a temporary name until it is complete.
 
     Raises:
         ValueError: the chunk lies beyond the file's end.
@@ -273,7 +274,7 @@ def _write(path: Path, item: dict[str, Any], data: bytes) -> None:
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        if item["at"] > os.fstat(fd).st_size:  # else a few bytes could take all of a quota
+        if item["at"] > os.fstat(fd).st_size:  # otherwise a sparse file could fill a quota
             raise ValueError(f"a part of {path.name[:100]!r} is missing")
         written = 0
         while written < len(data):

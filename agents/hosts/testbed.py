@@ -1,4 +1,4 @@
-"""The hosts of a virtual testbed: namespaces of this machine, so files are shared."""
+"""Hosts of a virtual testbed, which are namespaces of this machine, so files are shared."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ringtap.agents.testbed.topology import TestbedSpec
 
 
 class TestbedHosts(RemoteHosts):
-    """The hosts of a testbed as places to run things; its switch is one, too.
+    """Hosts of a testbed, on which commands are run; its switch is one of them.
 
     Args:
-        spec: the testbed, which stands.
+        spec: the testbed, which must be running.
     """
 
     def __init__(self, spec: TestbedSpec) -> None:
@@ -20,11 +20,11 @@ class TestbedHosts(RemoteHosts):
         self.spec = spec
 
     def command(self, host: str) -> list[str]:
-        """A servant in the host's namespaces."""
+        """Command of a host worker in the host's namespaces."""
         enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", self.spec.name, host]
         return [*enter, sys.executable, *SERVANT]
 
     def stop_all(self) -> None:
-        """End everything started here, the newest first, and the servants: the testbed may be about to end."""
+        """End all processes started here, the newest first, and the host workers, as the testbed may be about to end."""
         super().stop_all()
         self.leave()

@@ -1,8 +1,8 @@
-"""The controller's servant on a host: ``python -m ringtap.agents.hosts.worker [FOLDER]``.
+"""Host worker, which serves the controller on a host: ``python -m ringtap.agents.hosts.worker [FOLDER]``.
 
-It starts and signals commands, sends back what is written in the run's folders, and writes what it is sent. It speaks
-frames on its standard input and output. It ends with its input, or when the controller has not been heard of for
-30 s, and nothing that it has started outlives it by more than a few seconds.
+It starts and signals commands, sends the files of a run's folders to the controller, and writes the files that the
+controller sends. It exchanges frames on its standard input and output. It ends when its input ends, or when it has
+received nothing for 30 s, and ends all that it has started within a few seconds.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from ringtap.agents.hosts.sync import FolderSync
 from ringtap.agents.node import agent_socket
 
 _ROUND_S = 0.5
-# looking through the folders takes a twentieth of a core at most
+# passes over the folders take at most a twentieth of a core
 _WALK_SHARE = 20
 _WAITING_BYTES = 1 << 20
-_MARK = ".ringtap"  # in each folder of a run, held by flock for as long as its servant lives
+_MARK = ".ringtap"  # in each folder of a run, locked by flock while its host worker lives
 
 
 class HostWorker:
-    """Serves one controller."""
+    """Host worker of one controller."""
 
     def __init__(self) -> None:
         self._children, self._mirror, self._lease = HostProcesses(), FolderSync(), Lease()
         self._unpacker = frames.Unpacker()
         self._out = bytearray()
-        self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # last words of commands, and news of their end
+        self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # remaining output of ended commands, and their exit frames
         self._round: Iterator[Frame] | None = None
-        self._due: list[dict[str, Any]] = []  # goes out when this round is over
-        self._next: list[dict[str, Any]] = []  # when the next one is
+        self._due: list[dict[str, Any]] = []  # sent when this pass is over
+        self._next: list[dict[str, Any]] = []  # sent when the next pass is over
         self._next_s = 0.0
         self._heard_s = self._said_s = time.monotonic()
         self._over = False
         self._made: list[Path] = []
-        self._owned: dict[str, int] = {}  # folders, and what keeps each from being cleaned away
+        self._owned: dict[str, int] = {}  # descriptor of the lock that protects each folder from being cleaned
         self._wake, self._waker = os.pipe()
 
     def serve(self) -> None:
-        """Work until the controller goes."""
+        """Serve until the controller disconnects."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._end)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -113,7 +113,7 @@ class HostWorker:
             del self._out[: os.write(1, self._out)]
         except BlockingIOError:
             pass
-        except OSError:  # nobody listens any more
+        except OSError:  # the controller has closed its end
             self._over = True
 
     def _say(self, item: dict[str, Any], data: bytes = b"") -> None:
@@ -123,7 +123,7 @@ class HostWorker:
         return bool(self._ended or self._round) and len(self._out) < _WAITING_BYTES
 
     def _pause_s(self) -> float:
-        """Seconds until something is due if nothing arrives; the end of a child is a signal and ends the wait."""
+        """Seconds until the next action if nothing arrives; SIGCHLD ends the wait."""
         if self._can_send():
             return 0.0
         next_s = self._said_s + frames.BEAT_S
@@ -132,7 +132,7 @@ class HostWorker:
         return max(0.0, next_s - time.monotonic())
 
     def _tick(self) -> None:
-        """News of processes and files, and a sign of life."""
+        """Send heartbeats, exit codes and new parts of files that are due."""
         now_s = time.monotonic()
         if now_s - self._heard_s > frames.ORPHAN_S:
             self._over = True
@@ -148,7 +148,7 @@ class HostWorker:
             self._send()
 
     def _send(self) -> None:
-        """Pass a piece of what is new on: what ended commands have said goes first."""
+        """Send one frame; the output of ended commands goes first."""
         if self._ended:
             words, item = self._ended[0]
             news = next(words, None)
@@ -164,14 +164,14 @@ class HostWorker:
             self._say(*news)
 
     def _end_round(self) -> None:
-        """All that was due is on its way: those who waited for it are told."""
+        """End a pass over the files, and answer the requests that waited for it."""
         self._round = None
         self._next_s = time.monotonic() + max(_ROUND_S, _WALK_SHARE * self._mirror.walk_s)
         for item in self._due:
             self._say(item)
 
     def _take(self, item: dict[str, Any], data: bytes) -> None:
-        """Do what a frame asks for; what goes wrong is told, and the rest goes on."""
+        """Carry out the request of a frame; a failure is reported to the controller."""
         op = item["op"]
         try:
             if op == "start":
@@ -202,7 +202,7 @@ class HostWorker:
             self._done(item, why=why)
 
     def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Do what a frame asks for that is answered with more than that it is done."""
+        """Carry out a request that is answered with data, and return the data."""
         if item["op"] == "clean":
             return {"removed": clean(Path(item["workdir"]), item["run"])}
         if item["op"] == "lease":
@@ -219,11 +219,11 @@ class HostWorker:
         if (fd := self._owned.pop(path, -1)) >= 0:
             os.close(fd)
         for folder in self._made:
-            with contextlib.suppress(OSError):  # others' runs may be in there
+            with contextlib.suppress(OSError):  # other runs may be in it
                 folder.rmdir()
 
     def _make_private(self, workdir: str, path: str, run: str = "") -> None:
-        """Make a folder for this user alone, in one that no other user but root can have put there."""
+        """Create a folder that is private to this user, in a working directory that belongs to this user or root."""
         base = Path(workdir)
         try:
             base.mkdir(mode=0o700, parents=True)
@@ -240,7 +240,7 @@ class HostWorker:
             self._owned[path] = _own(Path(path), run)
 
     def _put(self, item: dict[str, Any], data: bytes) -> None:
-        """Write a file that the controller sends, under a temporary name until it is whole."""
+        """Write a file that the controller sends; it has a temporary name until it is complete."""
         path = Path(item["path"])
         temporary = path.with_name(f".{path.name}.put")
         if item["at"] == 0:
@@ -257,29 +257,29 @@ class HostWorker:
 
 
 def _own(folder: Path, run: str) -> int:
-    """Mark a folder as a run's, and as in use for as long as the file descriptor is open; -1 where it cannot be.
+    """Mark a folder as belonging to a run, and lock it while the returned descriptor is open; -1 if this fails.
 
-    The mark names the run directory, so that a later sweep knows what it left.
+    The mark contains the name of the run directory, by which a later sweep recognises the folder.
     """
     try:
         fd = os.open(folder / _MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:  # such as a full disk
         return -1
-    with contextlib.suppress(OSError):  # a file system without locks, where nothing is ever cleaned away
+    with contextlib.suppress(OSError):  # a file system without locks, where no folder is ever cleaned
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(fd, run.encode(errors="surrogateescape"))
     return fd
 
 
 def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
-    """Remove folders that sweeps left: those of this user that are marked and no longer in use.
+    """Remove folders that sweeps left behind: folders of this user that are marked and no longer in use.
 
     Args:
-        workdir: the folder they are in.
-        run: only those of this run directory or of one below it; empty: all.
+        workdir: the parent of the folders.
+        run: remove only folders of this run directory or of one below it; empty: all.
 
     Returns:
-        What was removed: ``path``, ``bytes`` and ``run``.
+        ``path``, ``bytes`` and ``run`` of each removed folder.
     """
     removed = []
     for mark in sorted(workdir.glob(f"*/{_MARK}")):
@@ -303,19 +303,19 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
         finally:
             os.close(fd)
     if removed:
-        with contextlib.suppress(OSError):  # others' runs may be in there
+        with contextlib.suppress(OSError):  # other runs may be in it
             workdir.rmdir()
     return removed
 
 
 def _usual_workdir() -> str:
-    """A folder on local disk that is this user's alone or can be made so; the name that others have taken is left."""
+    """Return a folder on local disk that is private to this user or does not exist; names taken by others are skipped."""
     names = agent_socket.local_names(f"ringtap-{_user()}")
     for path in names:
         try:
             if agent_socket.is_private(path):
                 return str(path)
-        except OSError:  # nobody has it yet
+        except OSError:  # it does not exist yet
             return str(path)
     return str(names[0])
 
@@ -328,7 +328,7 @@ def _user() -> str:
 
 
 def _listens(port: int) -> bool:
-    """True if somebody listens on a TCP port: asking by a connection would reach the server as a client."""
+    """Return True if a process listens on a TCP port; a trial connection would reach the server as a client."""
     rows: list[list[str]] = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -337,13 +337,13 @@ def _listens(port: int) -> bool:
 
 
 def main() -> int:
-    """Serve on standard input and output; the argument, if any, is the folder that commands start in.
+    """Serve on standard input and output; the argument, if any, is the folder in which commands start.
 
-    Not if there is a checkout of ringtap in it: ``python -m ringtap.cli`` would take that for the package.
+    A folder with an entry named ringtap is not entered: ``python -m ringtap.cli`` would take that for the package.
     """
     for folder in sys.argv[1:]:
         if not Path(folder, "ringtap").exists():
-            with contextlib.suppress(OSError):  # a home that is not there
+            with contextlib.suppress(OSError):  # a home directory that does not exist
                 os.chdir(folder)
     HostWorker().serve()
     return 0

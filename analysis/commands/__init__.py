@@ -1,1 +1,1 @@
-"""The analysis verbs, one module per verb."""
+"""Analysis verbs of the command line, one module per verb; ``fit`` and ``demand`` share a module."""

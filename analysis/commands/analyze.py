@@ -1,4 +1,4 @@
-"""``ringtap analyze``: what a job and its network did, in words, as JSON and as Parquet."""
+"""``ringtap analyze``: analysis of a job and its network, as text, JSON and Parquet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
 
-# more iterations than this are in the Parquet file only
+# tables with more iterations than this are only in the Parquet file
 _MOST_IN_JSON = 20_000
 
 
@@ -63,7 +63,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
-    """A table as plain values, None where there is none."""
+    """Return the rows of a table as plain values, None for missing ones."""
     from ringtap.analysis.runs.intervals import plain
 
     names = [str(name) for name in table.columns]

@@ -1,4 +1,4 @@
-"""The verbs ``fit`` and ``demand``."""
+"""``ringtap fit`` and ``ringtap demand``: fits of measured points, and the bytes that a collective needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free"
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
-    """Add the arguments of one verb."""
+    """Add the arguments of the verb ``fit`` or ``demand``."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     {"demand": _demand_arguments, "fit": _fit_arguments}[name](parser)
     parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
@@ -144,8 +144,8 @@ class Found:
 
     Attributes:
         fit: the fit.
-        construction: the congestion point as the thesis's appendix A.2 makes it.
-        placed: the break of two segments.
+        construction: the congestion point by the construction in the thesis's appendix A.2.
+        placed: the break between two fitted line segments.
     """
 
     fit: FitResult
@@ -153,7 +153,7 @@ class Found:
     placed: BreakResult
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain values; a missing point is null, and a warning says why."""
+        """Return everything as plain values; a missing point is null, with the reason as a warning."""
         item = self.fit.to_json()
         for name, found in (("congestion_point", self.construction), ("break", self.placed)):
             item[name] = None if found.point is None else found.point.to_json()
@@ -164,7 +164,7 @@ class Found:
         return item
 
     def lines(self) -> list[str]:
-        """Text for a terminal."""
+        """Return the lines of the text for a terminal."""
         lines = [self.fit.report()]
         point, place = self.construction.point, self.placed.point
         if point is None:

@@ -62,7 +62,7 @@ def _flows(options: argparse.Namespace) -> int:
         if path is not None:
             tables.check_table(path, options.force)
     words = _filter(options)
-    # bins that can be made of the usual ones are: a cache then serves all of them
+    # multiples of the usual bins are summed from these, so that one cache serves all
     scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
     with workers(options.scheduler) as crew, Bar() as bar:
         whole = read_captures(
@@ -86,7 +86,7 @@ def _flows(options: argparse.Namespace) -> int:
 
 
 def _may_hold_training(traffic: Traffic) -> bool:
-    """True if ``ringtap structure`` would look at these captures."""
+    """True if ``ringtap structure`` could analyse these captures."""
     from ringtap.analysis.pcap.traffic import MOST_TRAINING_BINS
 
     has_payload = traffic.scanned.conversations["payload"][traffic.rows].any()
@@ -122,7 +122,7 @@ def _write(traffic: Traffic, options: argparse.Namespace, bin_ns: int) -> None:
 
 
 def _print_json(traffic: Traffic, words: str | None, with_matrix: bool) -> None:
-    """Write one object, its conversations one after another: there may be millions."""
+    """Write one JSON object, with its conversations one by one, as there may be millions."""
     from ringtap.analysis.pcap import tables
     from ringtap.analysis.pcap.text import notes
 

@@ -1,4 +1,4 @@
-"""``ringtap live``."""
+"""``ringtap live``: live view of a run, on the whole terminal or as plain lines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ringtap import installation
 from ringtap.errors import UsageError
 from ringtap.terminal import shell_word
 
-# ringtap run --live starts the view and the run at once; a shared file system takes a moment to show a new folder
+# ringtap run --live starts the view and the run together; a shared file system may show a new folder late
 _APPEARS_S = 15.0
 _NICENESS = 10
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
-    """Add the arguments of ``live``."""
+    """Add the arguments of the verb."""
     description = (
         f"{summary[0].upper()}{summary[1:]}: iteration times, flows, interfaces, queues, host, collectors. "
         "Ending the view never ends the recording."
@@ -31,7 +31,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _live(options: argparse.Namespace) -> int:
-    # The import comes first: a missing package is said at once, not after waiting for a run.
+    # The import comes first, to report a missing package before waiting for a run.
     watch = None if options.plain else _import_view()
     path = _wait_for(options.run, _APPEARS_S)
     with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def _live(options: argparse.Namespace) -> int:
     if watch is None:
         try:
             follow_plain(source.take, sys.stdout)
-        except KeyboardInterrupt:  # how one leaves a view that has no keys
+        except KeyboardInterrupt:  # the plain view has no keys to leave it
             return 0
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -67,10 +67,10 @@ def _import_view() -> Any:
 
 
 def _wait_for(path: Path, seconds: float) -> Path:
-    """Wait for a run that is being made; a sweep's newest series counts as its run.
+    """Wait for a run directory to appear, and return it; for a sweep, return its newest series.
 
     Raises:
-        UsageError: no run directory there within so many seconds, or one of a newer schema.
+        UsageError: no run directory within ``seconds``, one of a newer schema, or a sweep without a series.
     """
     from ringtap.rundir import RunDirectory
 

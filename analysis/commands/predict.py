@@ -1,4 +1,4 @@
-"""The verb ``predict``."""
+"""``ringtap predict``: iteration time at a load, or load for a slowdown, from a fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb ``report``."""
+"""``ringtap report``: report of a sweep, of a job, or of a table of iteration times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report and say where."""
+    """Write the report and print the paths of its files."""
     source = Path(options.source)
     if source.is_dir() and (options.capacity or options.workers is not None):
         given = "--capacity" if options.capacity else "--workers"
@@ -66,7 +66,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _write(source: Path, folder: Path | None, capacity_gbps: float, options: argparse.Namespace) -> Written:
-    """The report of a table, a sweep or a job."""
+    """Write the report of a table, a sweep or a job."""
     from ringtap.analysis.job.run import Job
     from ringtap.analysis.job.summary import summarize
     from ringtap.analysis.report.inputs import of_sweep, of_table

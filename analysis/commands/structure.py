@@ -1,4 +1,4 @@
-"""``ringtap structure``: iterations, pattern and volume of a training job, from its packets alone."""
+"""``ringtap structure``: iterations, topology and volume of a training job, from its packets alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ringtap traffic verify``: a flow plan against what was sent and what crossed the link."""
+"""``ringtap traffic verify``: comparison of a flow plan with the flows sent and the bytes on the link."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _lines(data: dict[str, Any]) -> list[str]:
-    """The numbers in a few lines."""
+    """Return the numbers as lines of text."""
     flows, total, whole = data["flows"], data["bytes"], data["load"]["whole"]
     became = ", ".join(f"{flows[name]} {name}" for name in ("finished", "unfinished", "failed", "missing"))
     achieved = f"{format_rate(whole['achieved_bps'])} achieved{_share(whole['error'])}"

@@ -232,7 +232,7 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
     reduced = timeline[timeline["operation"].str.upper().str.contains("ALLREDUCE")]
     steps_seen = len(marks)
     if len(reduced) and "bytes" in reduced and reduced["bytes"].sum() > 0:
-        # every tensor once an iteration: the sum over tensors of their size
+        # every tensor once per iteration: the sum over tensors of their size
         by_tensor = reduced.groupby("tensor")["bytes"].agg(["max", "count"])
         often = by_tensor[by_tensor["count"] >= steps_seen / 2]
         gradient_bytes = float(often["max"].sum())

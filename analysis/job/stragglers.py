@@ -63,7 +63,7 @@ def _unattributed_s(job: Job, table: pd.DataFrame) -> pd.Series[float]:
 
 
 def expected_share_limit(ranks: int, iterations: int) -> float:
-    """Return the share of iterations that a rank exceeds as the slowest by chance in about 1 of 700 runs (3 sigma)."""
+    """Return the share of slowest iterations that a rank exceeds by chance in about 1 of 700 runs (3 sigma)."""
     mean = 1 / ranks
     return float(mean + 3 * np.sqrt(mean * (1 - mean) / max(iterations, 1)))
 

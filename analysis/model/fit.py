@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,6 @@ from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise
 from ringtap.analysis.model.weights import weigh
 from ringtap.errors import UsageError
 from ringtap.units import counted
-
-if TYPE_CHECKING:
-    from ringtap.analysis.model.fit_result import FitResult
-
 
 UNSURE_SHARE = 0.5  # of A: with a larger standard error its size is not known
 EXTREME_CORRELATION = 0.995

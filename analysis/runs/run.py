@@ -96,7 +96,6 @@ class JobRun:
         self.path = path
         self.info = info
         self.torn: dict[str, int] = {}
-        self._nic: dict[str, pd.DataFrame] = {}
 
     def _read(self, path: Path) -> pd.DataFrame:
         try:
@@ -155,20 +154,6 @@ class JobRun:
         steps = self.steps
         even = {f"even_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
         return iterations_of(iteration_marks(steps.assign(**even)))
-
-    def nic(self, node: str) -> pd.DataFrame:
-        """Return the interface counters of a node in order of time; empty where none were recorded.
-
-        Columns: ``t_ns`` (CLOCK_REALTIME), ``mono_ns``, ``<nic>.rx_bytes`` and so on; narrow counters are unwrapped.
-        """
-        if node not in self._nic:
-            path = self.path / "nodes" / node / "nic" / "nic.rec"
-            table = self._read(path) if path.is_file() else pd.DataFrame()
-            if len(table):
-                widths = {field.name: field.width_bits for field in open_log(path).fields if field.kind == "counter"}
-                table = table.assign(**{name: _unwrap(table[name], width) for name, width in widths.items()})
-            self._nic[node] = table
-        return self._nic[node]
 
 
 def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
@@ -300,15 +285,6 @@ def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
     start, end = end_ns[:-1][follows], end_ns[1:][follows]
     columns = {"generation": of[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
     return pd.DataFrame({**columns, "iteration_s": np.diff(even_ns)[follows] / 1e9})
-
-
-def _unwrap(values: pd.Series[Any], width_bits: int) -> pd.Series[Any]:
-    """Unwrap a narrow counter; counters of 64 bits are returned unchanged."""
-    if not 0 < width_bits < 63 or values.empty:
-        return values
-    counts = values.to_numpy().astype(np.int64)
-    steps = np.diff(counts) % (1 << width_bits)
-    return pd.Series(counts[0] + np.concatenate(([0], np.cumsum(steps))), index=values.index)
 
 
 class SweepRun:

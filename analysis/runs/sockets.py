@@ -91,7 +91,7 @@ class SocketLog:
 
     @cached_property
     def _seen(self) -> tuple[dict[str, npt.NDArray[Any]], Records]:
-        """Values of each socket that was ever connected, summarized over its records, by cookie, and its first record."""
+        """Values of each socket that was ever connected over its records, by cookie, and its first record."""
         parts, first = [], [np.asarray(self._records[:0])]
         for chunk in self._chunks():
             part, places = _by_cookie(chunk)
@@ -271,7 +271,7 @@ def socket_log(logs: NodeLogs) -> SocketLog | None:
 
 
 def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
-    """Return the times of the samples by the interface log, which has a record of each; None unless periods are equal."""
+    """Return the times of the samples by the interface log, which has a record of each; None if its period differs."""
     counters, every_s = logs.wide("nic/nic.rec"), file.about.get("every_s")
     if counters is None or every_s is None or counters.file.about.get("every_s") != every_s:
         return None

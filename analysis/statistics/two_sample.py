@@ -8,10 +8,9 @@ stationary.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from ringtap.analysis.model.regression import Array
 from ringtap.analysis.statistics.autocorrelation import Values, effective_count, sample
 from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.errors import UsageError
-from ringtap.units import counted
 
 MIN_VALUES = 5
 TAIL_SHARE = 0.05  # of both samples together: the iterations of the tail test
@@ -153,19 +151,6 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
         shift_s=_shift(low, high, counts, level),
         superiority=superiority,
         tests=tuple(Test(*test, p_holm) for test, p_holm in zip(tests, corrected, strict=True)),
-    )
-
-
-def compare_all(samples: Mapping[str, Values], level: float = 0.95) -> tuple[Comparison, ...]:
-    """Compare every pair of named samples, and correct their tests together.
-
-    Raises:
-        UsageError: as `compare`; or fewer than two samples.
-    """
-    if len(samples) < 2:
-        raise UsageError(f"{counted(len(samples), 'sample')} cannot be compared: give at least two")
-    return correct_together(
-        [compare(samples[a], samples[b], (a, b), level) for a, b in itertools.combinations(samples, 2)]
     )
 
 

@@ -14,20 +14,20 @@ from ringtap.units import counted, format_duration, format_size
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 
-# streams with less of all payload are not looked at
+# streams with a smaller share of all payload are not examined
 _LEAST_SHARE = 0.0005
 _MOST_STREAMS = 64
 LEAST_CONFIDENCE = 0.99
 # starts of two streams of one job lie within this share of the period
 _NEAR = 0.3
-# of several streams' starts, those this close to their median, as a share of the period, are believed
+# starts of several streams count if they are this close to their median, as a share of the period
 _CLOSE = 0.1
 _MATCHED = 0.8
 # a stream of the job's structure carries at least this share of its largest one; less is control traffic
 MAJOR_SHARE = 0.05
-# cross traffic is what has this share of all payload between two hosts and is no training
+# other streams between two hosts count as cross traffic from this share of all payload
 _CROSS_SHARE = 0.01
-# of a stream without a rhythm of its own: spread of its bytes an iteration, and rate in silence over its mean rate
+# of a stream without its own periodicity: spread of its bytes per iteration, and rate in silence over mean rate
 _SAME_BYTES, _SILENT_RATE = 0.05, 0.2
 
 
@@ -37,9 +37,9 @@ class Member:
 
     Attributes:
         stream: the stream.
-        rhythm: its own rhythm; None: it shares the others' iterations without a rhythm that is clear by itself.
-        volume: payload bytes an iteration, median.
-        major: whether it carries gradients; False: control traffic.
+        rhythm: its own periodicity; None: not clear by itself, but the stream shares the iterations of the others.
+        volume: payload bytes per iteration, median.
+        major: True if it carries gradients; False: control traffic.
     """
 
     stream: PayloadStream
@@ -50,14 +50,14 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A training job as its packets show it.
+    """A training job as seen in its packets.
 
     Attributes:
         members: its streams, largest volume first.
         starts: bin in which each iteration's communication begins, ascending.
-        found: for each of these, whether there was a silence before it.
-        reference: the member whose rhythm is the clearest.
-        one_way: only one direction of the connections was captured.
+        found: True for starts that follow a silence.
+        reference: the member with the clearest periodicity.
+        one_way: True if only one direction of the connections was captured.
     """
 
     members: tuple[Member, ...]
@@ -74,13 +74,13 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Sorted:
-    """All streams, told apart.
+    """Classes of all streams.
 
     Attributes:
         training: the job; None where there is none.
-        why: without one, a sentence that says what there was instead.
+        why: without a job, a sentence that describes the traffic; else empty.
         kinds: class and reason of each stream, in the order of the streams.
-        rivals: other exchanges with a rhythm of their own, a few words each.
+        rivals: other periodic exchanges, a few words each.
     """
 
     training: Training | None
@@ -90,7 +90,7 @@ class Sorted:
 
 
 def sort_out(streams: Streams) -> Sorted:
-    """Tell the training job's streams from all others."""
+    """Classify streams, and find those of the training job."""
     looked_at = [one for one in streams.streams[:_MOST_STREAMS] if one.total >= _LEAST_SHARE * streams.total]
     rhythms: dict[PayloadStream, Periodicity | None] = {}
     clear: dict[PayloadStream, Periodicity] = {}
@@ -116,9 +116,9 @@ def sort_out(streams: Streams) -> Sorted:
 
 
 def _weight(training: Training) -> tuple[int, int, bool, int]:
-    """Three hosts and more before two, which may be any exchange; then the largest payload.
+    """Return the sort key of a candidate: three hosts or more before two, which may be any exchange; then the payload.
 
-    Of the same streams under two rhythms, the one whose silences stand out, and the faster one.
+    Of the same streams with two periods, the one whose silences stand out wins, then the shorter period.
     """
     hosts = {host for member in training.major for host in (member.stream.source, member.stream.destination)}
     rhythm = training.reference.rhythm
@@ -128,7 +128,7 @@ def _weight(training: Training) -> tuple[int, int, bool, int]:
 
 
 def _groups(rhythms: dict[PayloadStream, Periodicity]) -> list[list[PayloadStream]]:
-    """Streams whose iterations begin together."""
+    """Group the streams whose iterations begin together."""
     groups: list[list[PayloadStream]] = []
     for stream in sorted(rhythms, key=lambda one: -one.total):
         for group in groups:
@@ -141,7 +141,7 @@ def _groups(rhythms: dict[PayloadStream, Periodicity]) -> list[list[PayloadStrea
 
 
 def _together(a: Integers, b: Integers) -> bool:
-    """True if two sequences of starts pair up, one to one, at a lag that stays the same."""
+    """True if two sequences of starts match one to one at a constant lag."""
     if min(len(a), len(b)) < _MATCHED * max(len(a), len(b)):
         return False
     begin, end = max(a[0], b[0]), min(a[-1], b[-1])
@@ -156,19 +156,19 @@ def _together(a: Integers, b: Integers) -> bool:
 
 
 def nearest(values: Integers, to: Integers) -> Integers:
-    """Of ascending values the nearest to each of ``to``."""
+    """Return for each of ``to`` the nearest of ascending values."""
     place = np.clip(np.searchsorted(values, to), 1, len(values) - 1)
     below, above = values[place - 1], values[place]
     return np.where(to - below <= above - to, below, above)
 
 
 def _exchanges(streams: Sequence[PayloadStream]) -> bool:
-    """True if a host both sends and receives gradients: traffic that goes one way is no collective."""
+    """True if a host both sends and receives gradients: traffic in one direction is not a collective."""
     return bool({stream.source for stream in streams} & {stream.destination for stream in streams})
 
 
 def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Training:
-    """The job that some streams with one rhythm make, with those that share its iterations."""
+    """Build a job from streams with a common period, and add the streams that share its iterations."""
     largest = max(rhythm.volume for rhythm in rhythms.values())
     major = [stream for stream, rhythm in rhythms.items() if rhythm.volume >= MAJOR_SHARE * largest]
     reference = max(major, key=lambda one: (round(rhythms[one].found_share, 2), rhythms[one].volume, one.total))
@@ -177,7 +177,7 @@ def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Tr
     starts, found, shared = _common_starts(rhythm, [rhythms[stream] for stream in major], period)
     volumes = {stream: one.volume for stream, one in rhythms.items()}
     hosts = {host for stream in major for host in (stream.source, stream.destination)}
-    # where the other direction is among those without a clear rhythm, its host may not be known yet
+    # if the other direction has no clear periodicity, its host may not be known yet
     complete = _exchanges(major)
     for stream in streams.streams:
         ends = {stream.source, stream.destination}
@@ -198,11 +198,11 @@ def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Tr
 def _common_starts(
     reference: Periodicity, of_streams: Sequence[Periodicity], period: float
 ) -> tuple[Integers, npt.NDArray[np.bool_], slice]:
-    """Beginning of the first stream of each iteration; streams that are far from the others do not count.
+    """Find the first start of each iteration over all streams, without streams that are far from the others.
 
     Returns:
-        Starts near those of the reference, whether any stream had a silence there, and which of them are shared: not
-        those at either end that most streams do not have, as where parameters were broadcast before the iterations.
+        Starts near those of the reference; a mask of those at which any stream had a silence; and the slice that is
+        shared, without starts at either end that most streams lack, such as a broadcast of parameters before training.
     """
     at = reference.starts
     each = np.array([nearest(rhythm.starts[rhythm.found], at) for rhythm in of_streams])
@@ -219,7 +219,7 @@ def _common_starts(
 
 
 def _shared_volume(stream: PayloadStream, starts: Integers, rhythm: Periodicity) -> float | None:
-    """Bytes an iteration of a stream that moves the same in each, and nothing in the silences; else None."""
+    """Return the bytes per iteration of a stream that sends equal amounts in each and little in silences; else None."""
     # the silence before a start is not part of the iteration that it begins
     edges = starts - max(int(rhythm.silence_bins) // 2, 1)
     place = np.searchsorted(edges, stream.bins, side="right") - 1
@@ -228,7 +228,7 @@ def _shared_volume(stream: PayloadStream, starts: Integers, rhythm: Periodicity)
         return None
     volumes = np.bincount(place[inside], stream.payload[inside], len(edges) - 1)
     median = float(np.median(volumes))
-    # a sender of constant rate moves more in a slow iteration
+    # a sender at constant rate sends more in a slow iteration
     if median <= 0 or float((np.abs(volumes - median) <= _SAME_BYTES * median).mean()) < _MATCHED:
         return None
     quiet = max(int(rhythm.silence_bins * 0.6), 1)
@@ -282,7 +282,7 @@ def _repeats(stream: PayloadStream, rhythms: Mapping[PayloadStream, Periodicity]
 def _why_none(
     streams: Streams, rhythms: dict[PayloadStream, Periodicity | None], clear: dict[PayloadStream, Periodicity]
 ) -> str:
-    """Describe what there was instead of training."""
+    """Describe the traffic of captures without training."""
     seconds = format_duration(streams.bins * streams.bin_ns / 1e9)
     top = streams.streams[0]
     share = f"{top.total / streams.total:.0%}"

@@ -1,4 +1,4 @@
-"""Figures of a job's structure: its three flows, its rates, its period, its iterations, who exchanges, its bursts."""
+"""Figures of a job's structure: three flows, injection rates, period, iterations, traffic matrix, bursts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ringtap.units import format_duration, format_rate, format_size
 _COLOURS: Mapping[str, str] = {roles.ONLY: "#0072B2", roles.SHARED: "#D55E00", roles.CROSSING: "#8a8a8a"}
 _HOSTS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000", "#999933")
 _SHOWN_ITERATIONS = 4
-SAMPLES = 30  # of the moving average in figures 3-10 (a) and 3-11 (a)
+SAMPLES = 30  # width of the moving average in figures 3-10 (a) and 3-11 (a)
 _LEAST_SAMPLES = 3
 _FOLDS = 80
 
 
 def draw(found: Structure, samples: int | None = None) -> list[Drawn]:
-    """All figures.
+    """Draw all figures.
 
     Args:
-        found: what was found.
-        samples: bins of the moving average in the figure of the flows; None: 30, or a tenth of an iteration where that
-            is less.
+        found: the structure.
+        samples: bins of the moving average in the figure of the flows; None: 30, or a tenth of an iteration if that is
+            less, but at least 3.
     """
     return [
         flows_figure(found, samples),
@@ -46,7 +46,7 @@ def draw(found: Structure, samples: int | None = None) -> list[Drawn]:
 
 
 def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
-    """Injection rates of the three flows on one clock, iterations marked (figures 3-10 and 3-11)."""
+    """Draw the injection rates of the three flows on one clock, with iterations marked (figures 3-10 and 3-11)."""
     streams, starts = found.streams, found.training.starts
     width = samples or max(_LEAST_SAMPLES, min(SAMPLES, round(found.period.median_s * 1e8 / streams.bin_ns)))
     first = max(0, (len(starts) - 1 - _SHOWN_ITERATIONS) // 2)
@@ -86,7 +86,7 @@ def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
 
 
 def histogram(found: Structure) -> Drawn:
-    """Instantaneous injection rates of the largest sender and of the cross traffic (as figure 3-8)."""
+    """Draw the instantaneous injection rates of the largest sender and of the cross traffic (as figure 3-8)."""
     starts, streams = found.training.starts, found.streams
     host, sent = max(found.senders.items(), key=lambda item: int(item[1].sum()))
     amounts = {f"training, sent by {host}": sent}
@@ -107,7 +107,7 @@ def _rates(label: str, payload: np.ndarray, bin_ns: int) -> Rates:
 
 
 def period_figure(found: Structure) -> Drawn:
-    """The training rate's likeness with itself, and its course within an iteration."""
+    """Draw the autocorrelation of the training rate, and the rate within an iteration."""
     bin_s = found.streams.bin_ns / 1e9
     lags_s, values = found.alike.lags * bin_s, found.alike.values
     phase_s, quartiles = _fold(found)
@@ -145,7 +145,7 @@ def period_figure(found: Structure) -> Drawn:
 
 
 def _fold(found: Structure) -> tuple[np.ndarray, np.ndarray]:
-    """Quartiles over iterations of the training rate in slots since their begin, shape (3, slots)."""
+    """Return time since the start of an iteration, and quartiles of the training rate over iterations, (3, slots)."""
     starts, bin_ns = found.training.starts, found.streams.bin_ns
     length = max(1, round(float(np.median(np.diff(starts)))))
     width = max(1, round(length / _FOLDS))
@@ -157,7 +157,7 @@ def _fold(found: Structure) -> tuple[np.ndarray, np.ndarray]:
 
 
 def iterations_figure(found: Structure) -> Drawn:
-    """Each iteration's time, and what of it was communication."""
+    """Draw the time of each iteration, and the communication part of it."""
     mine = found.iterations
     at_s = (mine["start_ns"] - mine["start_ns"].iloc[0]) / 1e9
     with styled():
@@ -183,7 +183,7 @@ def iterations_figure(found: Structure) -> Drawn:
 
 
 def matrix_figure(found: Structure) -> Drawn:
-    """Draw the bytes that each host sends to each other in an iteration."""
+    """Draw the bytes that each host sends to each other host per iteration."""
     table = found.matrix
     values = table.to_numpy() / 1e6
     with styled():

@@ -1,4 +1,4 @@
-"""The iteration time found in packets, with its interval, its certainty, and the reasons."""
+"""Iteration time found in packets, with its confidence interval, a verdict, and the reasons."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Period:
 
     Attributes:
         iterations: whole iterations captured.
-        mean_s: their mean.
+        mean_s: mean of the iteration times.
         low_s: lower end of the mean's 95 % interval, by bootstrap over iterations.
-        high_s: upper end.
-        median_s: their median.
-        p99_s: their 99th percentile.
+        high_s: upper end of this interval.
+        median_s: median of the iteration times.
+        p99_s: 99th percentile of the iteration times.
         verdict: ``sure``, ``likely`` or ``doubtful``.
         confidence: 1 less the probability that chance gives as many silences at the boundaries.
         found_share: share of the boundaries at which there was a silence.
-        silence_s: usual silence before a boundary.
-        other_silence_s: the longest silence within an iteration, usually.
-        autocorrelation: of the training rate at the period of its own peak; None: it has none there.
-        autocorrelation_s: that peak's period; None likewise.
-        reasons: what speaks against the period, a sentence each.
+        silence_s: usual silence before a boundary (lower quartile).
+        other_silence_s: usual length of the longest silence within an iteration (lower quartile).
+        autocorrelation: autocorrelation of the training rate at its peak near the median; None: no peak there.
+        autocorrelation_s: lag of this peak; None: no peak.
+        reasons: arguments against the period, one sentence each.
     """
 
     iterations: int
@@ -54,25 +54,25 @@ class Period:
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the period as plain values."""
         return vars(self) | {"reasons": list(self.reasons)}
 
 
 def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin_ns: int) -> Period:
-    """Sum up the iterations and judge them.
+    """Summarize the iteration times, and give a verdict with reasons.
 
     Args:
         training: the job.
-        iterations: as `bursts.iterations_of`.
+        iterations: as from `bursts.iterations_of`.
         alike: autocorrelation of the training payload.
         bin_ns: width of a bin.
     """
     rhythm = training.reference.rhythm
-    assert rhythm is not None  # the reference is a stream with a rhythm
+    assert rhythm is not None  # the reference has its own periodicity
     times = iterations["iteration_s"].to_numpy(np.float64)
     draws = np.random.default_rng(1).integers(0, len(times), (_RESAMPLES, len(times)))
     low, high = np.quantile(times[draws].mean(axis=1), (0.025, 0.975))
-    # a boundary lies anywhere in its bin
+    # a boundary may lie anywhere in its bin
     grain_s = bin_ns / 1e9 / len(times)
     reasons = []
     contrast = rhythm.silence_bins / rhythm.other_bins if rhythm.other_bins else np.inf
@@ -90,7 +90,7 @@ def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin
     near = alike.period_bins is not None and abs(alike.period_bins * bin_ns / 1e9 / np.median(times) - 1) < 0.1
     if not near and float(np.std(times)) < 0.1 * float(times.mean()):
         reasons.append("the rate's autocorrelation has no peak at this period")
-    # of a few silences, one that is longer by far may be the only one between iterations
+    # of a few silences, a far longer one may be the only one between iterations
     several = long and len(times) < _FEW_ITERATIONS
     verdict = SURE if not reasons else LIKELY if len(reasons) == 1 and not several else DOUBTFUL
     return Period(

@@ -1,9 +1,9 @@
-"""The rhythm of one stream of payload: a silence each time the same volume has passed.
+"""Periodicity of one payload stream: a silence after each equal volume of bytes.
 
-A training job moves the same bytes in every iteration, whatever time they take, and is silent while it computes the
-forward pass. Over *bytes passed* instead of time, these silences are equally far apart: slow iterations, jitter and
-stalls of the transport do not move them. The equal distance is the iteration's volume; the ends of the silences are
-the iterations' boundaries.
+A training job sends the same number of bytes in every iteration, however long that takes, and is silent while it
+computes the forward pass. Plotted over *bytes sent* instead of time, these silences are equally far apart: slow
+iterations, jitter and stalls of the transport do not move them. The distance is the iteration's volume, and the ends of
+the silences are the boundaries of the iterations.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from scipy.special import bdtrc
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 
-# bins that together hold less than this share of a stream's bytes, each far less than the usual one, count as silent:
-# a library's own small messages
+# bins that together hold less than this share of a stream's bytes, each far less than a usual bin, count as silent:
+# they hold a library's own small messages
 _QUIET_SHARE, _QUIET_BIN = 0.01, 0.1
-# how far from where it is due a silence may lie, as a share of the volume (bytes sent again are in the way)
+# largest distance of a silence from its expected position, as a share of the volume (retransmissions shift it)
 TOLERANCE = 0.02
 LEAST_ITERATIONS = 4
 _LEAST_SILENCE_BINS = 2
-# a silence counts as found where it has this share of the usual length
+# a silence counts as found if it has this share of the usual length
 _LIKE_USUAL = 0.8
 _FAR_FROM_USUAL = 0.4
-# of volumes whose silences are nearly as long, the smallest: the others are its multiples
+# the smallest of the volumes with silences of nearly this length is chosen: the others are its multiples
 _NEARLY = 0.75
-# another stream's volume is taken over where its silences are longer than all others by this factor
+# another stream's volume is adopted if its silences are longer than all others by this factor
 _STANDS_OUT = 1.2
 _MOST_ITERATIONS = 20_000
 _MOST_BUCKETS, _LEAST_ROWS = 256, 3
-# the silence between iterations over those between buckets; with less than four iterations chance has a say
+# least ratio of silences between iterations to those between buckets; the larger one for fewer than four iterations
 _LONGER, _FAR_LONGER = 1.05, 1.5
 _CANDIDATES_EACH, _LAGS = 10, 12
 _SCORED_ITERATIONS = 120
 _ANCHORS = 6
-# volumes and beginnings that are tried, about
+# approximate number of volumes and anchors tried
 _TRIED = 500
-# a volume counts where chance would give its silences with this probability at most, over all volumes tried
+# largest probability that the silences of an accepted volume arise by chance, over all volumes tried
 _UNLIKELY = 1e-3
 
 
 @dataclass(frozen=True)
 class Silences:
-    """Spans in which a stream sent (next to) nothing, in order of time; arrays of one shape.
+    """Spans in which a stream sent (almost) nothing, in order of time; arrays of one shape.
 
     Attributes:
-        position: payload bytes that had passed when it ended.
-        length: its bins.
+        position: payload bytes sent before the end of each.
+        length: length of each in bins.
         end: the bin that ended it.
         total: payload bytes of the stream.
     """
@@ -69,24 +69,24 @@ class Silences:
 
     @cached_property
     def positions(self) -> list[int]:
-        """`position` as a list, which is searched in a fraction of the time."""
+        """`position` as a list, which is much faster to search."""
         found: list[int] = self.position.tolist()
         return found
 
 
 @dataclass(frozen=True)
 class Periodicity:
-    """The repeating pattern of a stream.
+    """Repeating pattern of a stream.
 
-    Chance is what silences of the same lengths would give were they anywhere in the stream: a step of one volume meets
-    one with the share of the stream's bytes that lies within the tolerance of such a silence.
+    The chance model places silences of the same lengths anywhere in the stream. A step of one volume then meets a
+    silence with a probability equal to the share of the stream's bytes within the tolerance of such a silence.
 
     Attributes:
         volume: payload bytes between two boundaries, median.
         starts: bin in which each iteration's communication begins, ascending.
-        found: for each of these, whether a silence was there; else the bin is where the volume was reached.
+        found: True for starts with a silence; other starts are the bins in which the volume was reached.
         silence_bins: usual length of the silences at the boundaries (lower quartile).
-        long_bins: length that one in ten of them exceeds.
+        long_bins: 90th percentile of their lengths.
         other_bins: usual length of the longest other silence in an iteration (lower quartile).
         confidence: 1 less the probability of finding as many boundaries by chance, over all volumes tried.
     """
@@ -106,21 +106,21 @@ class Periodicity:
 
 
 def is_loud(payload: Integers) -> npt.NDArray[np.bool_]:
-    """Mask of the bins with more than a library's own small messages.
+    """Return a mask of the bins with more than a library's own small messages.
 
     Args:
         payload: bytes in bins with payload.
     """
     ascending = np.sort(payload)
     passed = np.cumsum(ascending)
-    # half of all bytes lie in bins of this many and more
+    # half of all bytes are in bins of this size or larger
     usual = ascending[np.searchsorted(passed, passed[-1] / 2)]
     most = ascending[np.searchsorted(passed, _QUIET_SHARE * passed[-1])]
     return np.asarray(payload >= min(most, _QUIET_BIN * usual))
 
 
 def silences_of(bins: Integers, payload: Integers) -> Silences:
-    """The silences of a stream.
+    """Return the silences of a stream.
 
     Args:
         bins: numbers of the bins with payload, strictly ascending.
@@ -132,19 +132,19 @@ def silences_of(bins: Integers, payload: Integers) -> Silences:
     keep = length >= _LEAST_SILENCE_BINS
     after = loud[1:][keep]
     passed = np.cumsum(payload) - payload
-    # before a stream begins it is silent, if not for how long is not known
+    # the silence before a stream begins has an unknown length
     longest = int(length.max(initial=0))
     position, end = np.append(passed[loud[0]], passed[after]), np.append(bins[loud[0]], bins[after])
     return Silences(position, np.append(longest, length[keep]), end, total)
 
 
 def find_periodicity(bins: Integers, payload: Integers, known: Sequence[float] = ()) -> Periodicity | None:
-    """The rhythm of a stream; None where no volume recurs, at least `LEAST_ITERATIONS` times, beyond chance.
+    """Find the periodicity of a stream; None if no volume recurs at least `LEAST_ITERATIONS` times beyond chance.
 
     Args:
         bins: numbers of the bins with payload, strictly ascending.
         payload: bytes in each.
-        known: volumes of other streams, to be tried first: all streams of a ring have the same.
+        known: volumes of other streams, tried first, because all streams of a ring have the same volume.
     """
     silences = silences_of(bins, payload)
     if len(silences) < LEAST_ITERATIONS:
@@ -164,7 +164,7 @@ def find_periodicity(bins: Integers, payload: Integers, known: Sequence[float] =
 
 
 def _choose(silences: Silences, volumes: Numbers) -> float | None:
-    """The smallest volume whose silences are nearly as long as any other's; None where all may be chance."""
+    """Return the smallest volume whose silences are nearly as long as any other's; None if all may be chance."""
     scored = [(volume, *_score(silences, volume)) for volume in volumes]
     beyond = [(volume, usual) for volume, usual, _, unlikely in scored if usual > 0 and unlikely < _UNLIKELY]
     if not beyond:
@@ -174,7 +174,7 @@ def _choose(silences: Silences, volumes: Numbers) -> float | None:
 
 
 def _candidates(silences: Silences) -> Numbers:
-    """Volumes that often lie between the longest silences: of the 8 longest, the 16 longest and so on."""
+    """Return frequent volumes between the longest silences: of the 8 longest, the 16 longest and so on."""
     middle = _middle(silences)
     position = silences.position[middle]
     longest = np.argsort(-silences.length[middle], kind="stable")
@@ -188,7 +188,7 @@ def _candidates(silences: Silences) -> Numbers:
 
 
 def _frequent(distance: Numbers, total: int) -> Numbers:
-    """Distances that occur most often, to 1 %."""
+    """Return the most frequent distances, to 1 %."""
     distance = distance[(distance > total / _MOST_ITERATIONS) & (distance < total / (LEAST_ITERATIONS - 1))]
     if not len(distance):
         return np.empty(0)
@@ -201,17 +201,17 @@ def _frequent(distance: Numbers, total: int) -> Numbers:
 
 
 def _middle(silences: Silences) -> slice:
-    """A part of the silences that is enough to find candidates."""
+    """Return the middle part of the silences, which is enough to find candidates."""
     most = 4096
     begin = max(0, (len(silences) - most) // 2)
     return slice(begin, begin + most)
 
 
 def _score(silences: Silences, volume: float) -> tuple[float, int, float]:
-    """Usual length of the silences at multiples of a volume (lower quartile).
+    """Score a volume by the usual length (lower quartile) of the silences at its multiples.
 
     Returns:
-        This length, the silence that is best to start at, and the probability of as much by chance.
+        This length, the best silence to start from, and the probability of such silences by chance.
     """
     best, at, unlikely = 0.0, -1, 1.0
     for anchor in _anchors(silences, volume):
@@ -226,18 +226,18 @@ def _score(silences: Silences, volume: float) -> tuple[float, int, float]:
 
 
 def _by_chance(silences: Silences, volume: float, lengths: Numbers, usual: float) -> float:
-    """Probability that chance gives as many silences of the usual length, over all volumes and beginnings tried."""
+    """Return the probability of as many silences of the usual length by chance, over all volumes and anchors tried."""
     least = _LIKE_USUAL * usual
     position = silences.position[silences.length >= least]
     near = 2 * TOLERANCE * volume
     covered = float(np.minimum(np.diff(position), near).sum() + near) / max(silences.total, 1)
-    # the first one was chosen, the others could have failed
+    # the first silence was chosen, only the others are trials
     hits, steps = int((lengths >= least).sum()) - 1, len(lengths) - 1
     return min(1.0, _TRIED * float(bdtrc(hits - 1, steps, min(covered, 1.0))))
 
 
 def _anchors(silences: Silences, volume: float) -> list[int]:
-    """Silences to start from: the longest of several stretches of one volume each, about the middle."""
+    """Return silences to start from: the longest in each of several stretches of one volume around the middle."""
     middle = silences.position[len(silences) // 2]
     borders = middle + (np.arange(_ANCHORS + 1) - _ANCHORS / 2) * volume
     places = np.searchsorted(silences.position, borders)
@@ -260,7 +260,7 @@ def _lengths(silences: Silences, path: Integers) -> Numbers:
 
 
 def _follow(silences: Silences, volume: float) -> Integers:
-    """The silences one volume apart over the whole stream; -1 where there is none."""
+    """Return the silences one volume apart over the whole stream; -1 where there is none."""
     usual, anchor, _ = _score(silences, volume)
     if anchor < 0:
         return np.empty(0, np.int64)
@@ -268,11 +268,11 @@ def _follow(silences: Silences, volume: float) -> Integers:
 
 
 def _track(silences: Silences, volume: float, anchor: int, most: int, enough: float = np.inf) -> Integers:
-    """Step from a silence to those about one volume on and back; -1 where a step finds none.
+    """Step from a silence to those about one volume before and after; -1 where a step finds none.
 
-    Of several in reach the longest is taken; if some are as long as ``enough``, the nearest of these: a stall of the
-    transport may be longer than what is looked for. Much shorter ones are none of it: stepping on from them would
-    lose the rhythm where bytes were sent again.
+    Of several silences in reach the longest is taken; if some are as long as ``enough``, the nearest of these, because
+    a stall of the transport may be longer than the silence sought. Much shorter silences do not count: stepping on from
+    them would lose the period where bytes were retransmitted.
     """
     least = _FAR_FROM_USUAL * min(enough, float(silences.length[anchor]))
     back = _steps(silences, -volume, anchor, most, enough, least)
@@ -305,15 +305,15 @@ def _steps(silences: Silences, step: float, anchor: int, most: int, enough: floa
 
 
 def _multiple(silences: Silences, path: Integers) -> int:
-    """Steps per iteration: the smallest number of which one in as many has the longest silence; else 1.
+    """Return the steps per iteration: the smallest n for which every n-th silence is longer than the others; else 1.
 
-    Evenly spaced buckets of one size have a rhythm of their own; every so many, the silence is a little longer.
+    Evenly spaced buckets of one size have a period of their own; the silence between iterations is a little longer.
     """
-    lengths = _lengths(silences, path[path != 0])  # how long it was silent before its begin is not known
+    lengths = _lengths(silences, path[path != 0])  # the silence before the stream has an unknown length
     for many in range(2, min(len(lengths) // _LEAST_ROWS, _MOST_BUCKETS) + 1):
         whole = lengths[: len(lengths) // many * many].reshape(-1, many)
         place = int(np.argmax(np.median(whole, axis=0)))
-        # stalls lie anywhere, so they are among the others too
+        # stalls occur anywhere, so the others include some too
         others = float(np.quantile(np.delete(whole, place, axis=1), 0.9))
         longer = _LONGER if len(whole) >= LEAST_ITERATIONS else _FAR_LONGER
         if float(np.quantile(whole[:, place], 0.1)) > longer * others:
@@ -328,7 +328,7 @@ def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integer
     usual = _usual(silences, path)
     if usual <= 0:
         return None
-    # a stall at the rim is no boundary: begin and end with silences as they usually are
+    # a stall at either end is not a boundary: begin and end with silences of usual length
     good = np.flatnonzero(lengths >= _LIKE_USUAL * usual)
     path, lengths = path[good[0] : good[-1] + 1], lengths[good[0] : good[-1] + 1]
     found = path >= 0
@@ -346,7 +346,7 @@ def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integer
 
 
 def _longest_between(silences: Silences, path: Integers) -> float:
-    """The longest silence between two boundaries that follow each other, as it usually is (lower quartile)."""
+    """Return the usual length (lower quartile) of the longest silence between two successive boundaries."""
     pairs = [(a, b) for a, b in itertools.pairwise(path) if a >= 0 and b >= 0]
     longest = [int(silences.length[a + 1 : b].max(initial=0)) for a, b in pairs]
     return _lower_quartile(np.array(longest, np.float64)) if longest else 0.0

@@ -1,4 +1,4 @@
-"""The three flows of the thesis's figures 3-10 and 3-11: training alone, beside cross traffic, and cross traffic."""
+"""Roles of flows as in the thesis's figures 3-10 and 3-11: training alone, beside cross traffic, and cross traffic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONLY, SHARED, CROSSING = "training only", "training beside cross traffic", "cros
 
 @dataclass(frozen=True, eq=False)
 class Role:
-    """A flow by what it meets.
+    """A flow and its role.
 
     Attributes:
         role: `ONLY`, `SHARED` or `CROSSING`.
@@ -32,10 +32,10 @@ class Role:
 
 
 def roles_of(streams: Streams, found: Sorted) -> tuple[tuple[Role, ...], str]:
-    """The three flows, and a sentence on the ones that are not there.
+    """Return the three flows, and a sentence about those that are missing.
 
-    A training flow is beside cross traffic where it goes to the host that receives the most of it, else where it comes
-    from the host that sends it. Of several flows in the same role the largest stands for them.
+    The cross traffic is the largest such flow between two hosts. A training flow is beside cross traffic if it has the
+    same receiver, or, without such a flow, the same sender. Of several flows in one role the largest is used.
     """
     if found.training is None:
         return (), found.why
@@ -71,7 +71,7 @@ def roles_of(streams: Streams, found: Sorted) -> tuple[tuple[Role, ...], str]:
 
 
 def mean_rates(streams: Streams, roles: tuple[Role, ...], iterations: pd.DataFrame) -> pd.DataFrame:
-    """Mean payload rate of each flow around the iterations (thesis, Table 3.11).
+    """Return the mean payload rate of each flow over the iterations (thesis, Table 3.11).
 
     Columns: ``role``, ``source``, ``destination``, ``communication_bps`` (while the job communicates),
     ``iteration_bps`` (over whole iterations), ``bytes_per_iteration``.
@@ -79,7 +79,7 @@ def mean_rates(streams: Streams, roles: tuple[Role, ...], iterations: pd.DataFra
     Args:
         streams: all streams.
         roles: the flows.
-        iterations: as `bursts.iterations_of`.
+        iterations: as from `bursts.iterations_of`.
     """
     begin = ((iterations["start_ns"] - streams.start_ns) // streams.bin_ns).to_numpy(np.int64)
     end = ((iterations["end_ns"] - streams.start_ns) // streams.bin_ns).to_numpy(np.int64)
@@ -97,7 +97,7 @@ def mean_rates(streams: Streams, roles: tuple[Role, ...], iterations: pd.DataFra
 
 
 def moving_average(payload: Integers, samples: int, bin_ns: int) -> np.ndarray:
-    """Payload rate in bit/s as a moving average over some bins, shape (bins,); centred."""
+    """Return the payload rate in bit/s as a centred moving average over ``samples`` bins, shape (bins,)."""
     kernel = np.ones(samples) / samples
     rates: np.ndarray = np.convolve(payload.astype(np.float64), kernel, mode="same") * 8e9 / bin_ns
     return rates

@@ -1,7 +1,7 @@
-"""Streams of payload between hosts, in time bins on one clock, from the captures of one or several places.
+"""Payload streams between hosts, in time bins on one clock, from captures at one or several capture points.
 
-A packet that two hosts captured counts once. Flows that matter are streams of their own; the many small ones of a pair
-of hosts and a service are one stream together.
+A packet that two hosts captured counts once. Each large flow is a stream of its own; the small flows of a pair of hosts
+and a service are combined into one stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 
 # a flow with this share of all payload is a stream of its own
 _OWN_SHARE = 0.003
-# what several places saw of a flow at the same time, as a share of the shorter span, is the same packets twice
+# captures of a flow that overlap by this share of the shorter span are the same packets twice
 _SAME_SHARE = 0.05
 _VXLAN_PORT = 4789
 _CHUNK = 1 << 20
@@ -39,8 +39,8 @@ class Vantage:
 
     Attributes:
         name: file or node.
-        traffic: what it holds, or what a filter takes of it.
-        to_reference: puts times of its clock (ns, int64) on the common clock; None: it is the common clock.
+        traffic: its traffic, possibly filtered.
+        to_reference: converts times of its clock (ns, int64) to the common clock; None: it is the common clock.
         addresses: addresses known to be the node's own.
     """
 
@@ -57,15 +57,15 @@ class PayloadStream:
     Attributes:
         protocol: ``tcp``, ``udp``, ``roce`` …
         source: name or address of the sending host.
-        destination: of the receiving one.
+        destination: name or address of the receiving host.
         ports: ``source port > destination port``, or ``port N`` of a service.
-        flows: how many connections' directions it sums up.
+        flows: number of flows (directions of connections) in the stream.
         bins: numbers of the bins with payload, ascending.
-        payload: bytes in each.
-        retransmitted_bytes: of these, bytes sent again, as far as the capture shows them.
-        answered: whether the capture has any packet of the opposite direction.
-        seen_by: names of the places that captured it.
-        copies: how many of them captured it at the same time, so are different places for sure.
+        payload: bytes in each of these bins.
+        retransmitted_bytes: retransmitted bytes that the captures show.
+        answered: True if a capture has packets of the opposite direction.
+        seen_by: names of the capture points of the stream.
+        copies: number of these that captured it at the same time, and are therefore different points.
     """
 
     protocol: str
@@ -87,7 +87,7 @@ class PayloadStream:
 
     @property
     def name(self) -> str:
-        """Name of it in texts."""
+        """Name of the stream in texts."""
         return f"{self.source} > {self.destination} {self.protocol} {self.ports}"
 
 
@@ -100,7 +100,7 @@ class Streams:
         bin_ns: width of a bin.
         bins: number of bins.
         streams: the streams.
-        places: names of the places that captured.
+        places: names of the capture points.
     """
 
     start_ns: int
@@ -111,11 +111,11 @@ class Streams:
 
     @property
     def total(self) -> int:
-        """Payload bytes of all."""
+        """Payload bytes of all streams."""
         return sum(stream.total for stream in self.streams)
 
     def dense(self, members: Sequence[PayloadStream]) -> Integers:
-        """Payload of some streams together in every bin, shape (bins,)."""
+        """Return the summed payload of some streams in every bin, shape (bins,)."""
         result = np.zeros(self.bins, np.int64)
         for stream in members:
             result[stream.bins] += stream.payload
@@ -123,14 +123,14 @@ class Streams:
 
 
 def streams_of(vantages: Sequence[Vantage], names: dict[str, str] | None = None) -> Streams:
-    """Put what several places captured on one clock and add it up, each packet once.
+    """Combine the captures of several points on one clock, counting each packet once.
 
     Args:
         vantages: the captures.
-        names: address to name of the host that has it.
+        names: name of the host by address.
 
     Raises:
-        UsageError: the captures hold no payload, or do not overlap in time.
+        UsageError: the captures hold no payload, or span too many bins.
     """
     flows = pd.concat([_flows(place, vantage) for place, vantage in enumerate(vantages)], ignore_index=True)
     if not len(flows):
@@ -164,10 +164,10 @@ def streams_of(vantages: Sequence[Vantage], names: dict[str, str] | None = None)
 
 
 def _flows(place: int, vantage: Vantage) -> pd.DataFrame:
-    """Directions with payload of a capture's conversations."""
+    """Return the directions with payload of a capture's conversations."""
     rows = vantage.traffic.scanned.conversations
     inner = rows["layer"] == 1
-    # what is inside a tunnel says who talks to whom; the tunnel's own packets are the same bytes again
+    # packets inside a tunnel have the real hosts; the tunnel's own packets are the same bytes again
     tunnel = ~inner & ((rows["a_port"] == _VXLAN_PORT) | (rows["b_port"] == _VXLAN_PORT)) & inner.any()
     counts = vantage.traffic.selected & (rows["payload"].reshape(-1) > 0) & np.repeat(~tunnel, 2)
     numbers = np.flatnonzero(counts)
@@ -180,7 +180,7 @@ def _flows(place: int, vantage: Vantage) -> pd.DataFrame:
 
 
 def _stream_numbers(flows: pd.DataFrame) -> pd.Series[int]:
-    """Stream number of each flow; also sets ``ports``."""
+    """Return the stream number of each flow; also set ``ports``."""
     key = flows.groupby(_FLOW, sort=False)
     most = key["payload"].transform("max")
     total = float(key["payload"].max().sum())
@@ -191,7 +191,7 @@ def _stream_numbers(flows: pd.DataFrame) -> pd.Series[int]:
 
 
 def _services(flows: pd.DataFrame) -> pd.Series[str]:
-    """Of a small flow's two ports the one that more flows of the same hosts have."""
+    """Return the service port of each flow: the one of its two ports that more flows of the same hosts have."""
     hosts = [np.minimum(flows["source"], flows["destination"]), np.maximum(flows["source"], flows["destination"])]
     ends = [
         pd.DataFrame({"low": hosts[0], "high": hosts[1], "port": flows[f"{side}_port"]})
@@ -204,7 +204,7 @@ def _services(flows: pd.DataFrame) -> pd.Series[str]:
 
 
 def _cells(vantage: Vantage, flows: pd.DataFrame, bin_ns: int) -> pd.DataFrame:
-    """Payload of a capture by stream and bin of the common clock, its bins counted since the epoch."""
+    """Sum the payload of a capture by stream and bin of the common clock; bins are counted since the epoch."""
     scanned = vantage.traffic.scanned
     stream = np.full(2 * len(scanned.conversations), -1, np.int64)
     stream[flows["flow"].to_numpy()] = flows["stream"].to_numpy()
@@ -218,7 +218,7 @@ def _cells(vantage: Vantage, flows: pd.DataFrame, bin_ns: int) -> pd.DataFrame:
     table = pd.concat(parts, ignore_index=True)
     time_ns = scanned.start_ns + table["bin"].to_numpy() * bin_ns
     if vantage.to_reference is not None:
-        # by another clock a bin lies across two: it counts where most of it lies
+        # on another clock a bin overlaps two: it counts in the one with the larger part
         time_ns = vantage.to_reference(time_ns) + bin_ns // 2
     table["bin"] = time_ns // bin_ns
     place = int(flows["place"].iloc[0])
@@ -229,10 +229,10 @@ def _cells(vantage: Vantage, flows: pd.DataFrame, bin_ns: int) -> pd.DataFrame:
 def _seen_once(
     cells: pd.DataFrame, flows: pd.DataFrame, vantages: Sequence[Vantage]
 ) -> tuple[pd.DataFrame, Counter[int]]:
-    """The cells without those that another place captured better: where they were sent, else where there are more.
+    """Drop duplicate cells of streams that several points captured: keep the sender's, else those with more payload.
 
     Returns:
-        These cells, and how many places captured each stream at the same time.
+        The remaining cells, and the number of points that captured each stream at the same time.
     """
     copies = Counter[int](cells["stream"].unique().tolist())
     if len(vantages) == 1:
@@ -261,7 +261,7 @@ def _seen_once(
 
 
 def _most_frequent(vantage: Vantage) -> frozenset[str]:
-    """Addresses of the node that captured: as known, else the one that is in most packets."""
+    """Return the addresses of the capturing node: known ones, else the address in most packets."""
     if vantage.addresses:
         return vantage.addresses
     rows = vantage.traffic.scanned.conversations

@@ -1,4 +1,4 @@
-"""The structure of training traffic from packets alone: one object with everything that was found."""
+"""Structure of training traffic, inferred from packets alone: one object with all results."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from ringtap.errors import MeasurementError
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The structure of a training job, from its packets.
+    """Structure of a training job, inferred from its packets.
 
     Times ending in ``_ns`` are CLOCK_REALTIME of the common clock.
 
     Attributes:
         streams: all payload, as streams between hosts.
-        sorted: which of them are training, cross traffic or other.
+        sorted: class of each stream: training, cross traffic or other.
         training: the job.
-        iterations: one row an iteration (`bursts.iterations_of`).
+        iterations: one row per iteration (`bursts.iterations_of`).
         alike: autocorrelation of the training payload.
         period: iteration time.
-        shape: who exchanges with whom.
-        volume: bytes of a worker in an iteration, and parameters.
+        shape: topology of the exchange between hosts.
+        volume: bytes of a worker per iteration, and parameters.
         roles: the three flows of figures 3-10 and 3-11.
-        roles_missing: a sentence on those of them that are not there.
-        steps: errors against step logs; None without.
-        warnings: what of the captures is missing, a sentence each.
-        notes: what was unusual in them, likewise.
+        roles_missing: a sentence about those of them that are missing; empty if none is.
+        steps: errors against step logs; None without step logs.
+        warnings: missing parts of the captures, one sentence each.
+        notes: remarks on the captures, one sentence each.
     """
 
     streams: Streams
@@ -61,7 +61,7 @@ class Structure:
 
     @cached_property
     def boundaries_ns(self) -> Integers:
-        """Begins of communication, one more than there are iterations."""
+        """Starts of communication, one more than there are iterations."""
         return self.streams.start_ns + self.training.starts * self.streams.bin_ns
 
     @cached_property
@@ -84,12 +84,12 @@ class Structure:
 
     @cached_property
     def peaks(self) -> pd.DataFrame:
-        """Peak to mean of each sender at several time scales (`bursts.peak_to_mean`)."""
+        """Peak-to-mean ratio of each sender at several time scales (`bursts.peak_to_mean`)."""
         return bursts.peak_to_mean(self.senders, self.training.starts, self.streams.bin_ns)
 
     @cached_property
     def matrix(self) -> pd.DataFrame:
-        """Gradient bytes an iteration, median: a row a sender, a column a receiver."""
+        """Gradient bytes per iteration (median), one row per sender and one column per receiver."""
         edges = edges_of(self.training)
         hosts = list(dict.fromkeys([*self.shape.hosts, *(host for pair in edges for host in pair)]))
         table = pd.DataFrame(0.0, index=hosts, columns=hosts)
@@ -99,11 +99,11 @@ class Structure:
 
     @cached_property
     def flow_rates(self) -> pd.DataFrame:
-        """Mean rates of the three flows around iterations (`ringtap.analysis.structure.roles.mean_rates`)."""
+        """Mean rates of the three flows over iterations (`ringtap.analysis.structure.roles.mean_rates`)."""
         return mean_rates(self.streams, self.roles, self.iterations)
 
     def table(self) -> pd.DataFrame:
-        """All streams: ``class``, ``why``, hosts, ports, ``flows``, ``payload_bytes`` and what repeats in training."""
+        """Return all streams: ``class``, ``why``, hosts, ports, ``flows``, bytes and ``bytes_per_iteration``."""
         members = {member.stream: member for member in self.training.members}
         rows = []
         for stream, (kind, why) in zip(self.streams.streams, self.sorted.kinds, strict=True):
@@ -117,7 +117,7 @@ class Structure:
         return pd.DataFrame(rows).astype({"bytes_per_iteration": "Float64"})
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain values; times of iterations in nanoseconds, all else in the units of its name."""
+        """Return everything as plain values, in the units of their names."""
         streams, mine = self.streams, self.iterations
         training_retransmitted = sum(member.stream.retransmitted_bytes for member in self.training.members)
         item: dict[str, Any] = {"places": list(streams.places), "start_ns": streams.start_ns}
@@ -173,13 +173,13 @@ class Structure:
 
 
 def find_structure(streams: Streams) -> Structure:
-    """Find the training job in some streams, and everything about it.
+    """Find the training job in some streams, and measure its structure.
 
     Args:
-        streams: as `streams.streams_of` makes them.
+        streams: as from `streams.streams_of`.
 
     Raises:
-        MeasurementError: there is no training in them; says what there was instead.
+        MeasurementError: there is no training in them; the message describes the traffic instead.
     """
     found = sort_out(streams)
     training = found.training
@@ -206,7 +206,7 @@ def find_structure(streams: Streams) -> Structure:
 
 
 def edges_of(training: Training) -> dict[tuple[str, str], float]:
-    """Gradient bytes an iteration by (sender, receiver): medians of the streams, added up."""
+    """Return the gradient bytes per iteration by (sender, receiver), as sums of the streams' medians."""
     edges: dict[tuple[str, str], float] = {}
     for member in training.major:
         pair = (member.stream.source, member.stream.destination)
@@ -215,9 +215,9 @@ def edges_of(training: Training) -> dict[tuple[str, str], float]:
 
 
 def only_host(training: Training) -> str | None:
-    """The host at which every packet was captured; None where the captures together show all exchanges.
+    """Return the host at which every packet was captured; None if the captures together show all exchanges.
 
-    A capture that shows exchanges without a host in common is of the wire, and shows all that pass there.
+    A capture of exchanges without a common host was taken on the link, and shows all exchanges that pass there.
     """
     places: dict[str, set[frozenset[str]]] = {}
     for member in training.major:
@@ -231,20 +231,20 @@ def only_host(training: Training) -> str | None:
         owners.append(common)
     common = set.intersection(*owners)
     different = any(member.stream.copies > 1 for member in training.major)
-    # two hosts are common to all of it: neither exchanges with others, if each of them captured
+    # two common hosts: if each of them captured, neither exchanges with others
     if not common or (len(common) > 1 and different):
         return None
     return sorted(common)[0]
 
 
 def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> float:
-    """Bytes that a worker sends in an iteration, mean over the workers whose packets are there."""
+    """Return the bytes that a worker sends per iteration, as a mean over the workers whose packets were captured."""
     sent: dict[str, float] = {}
     for (source, _), volume in edges.items():
         sent[source] = sent.get(source, 0.0) + volume
     workers: Sequence[str] = [host for host in sent if not (shape.name == STAR and host == shape.hub)]
     if not shape.whole and shape.hosts and len(shape.hosts) > 1:
-        # only one host's own packets are all there
+        # only the packets of one host are complete
         centre = max(sent, key=lambda host: sum(1 for pair in edges if host in pair))
         return sent[centre]
     return sum(sent[host] for host in workers) / len(workers)

@@ -1,4 +1,4 @@
-"""The structure of training traffic in words: what was found, and how sure that is."""
+"""Structure of training traffic as text: results and their certainty."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLLECTIVES = {
 
 
 def describe(found: Structure) -> list[str]:
-    """The lines of the text."""
+    """Return the lines of the text."""
     sections = (
         ("", _first(found)),
         ("Time", _time(found)),

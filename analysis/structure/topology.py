@@ -1,4 +1,4 @@
-"""The pattern in which hosts exchange gradients: ring, star, tree, all to all, from who sends how much to whom."""
+"""Topology of the exchange of gradients (ring, star, tree, all to all), inferred from the bytes between hosts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Edges = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class Topology:
-    """A pattern of exchange.
+    """Topology of an exchange.
 
     Attributes:
         name: one of the constants of this module.
-        hosts: hosts that take part, as far as they are seen; in a ring in its order, each sends to the next.
-        hub: the host in the middle of a star.
-        whole: whether all exchanges between these hosts were captured.
-        workers: number of workers, one a host; None where it cannot be known.
-        unseen: a sentence on what the captures cannot show; empty where they show everything.
-        spread: difference of the largest and smallest edge over the largest; None without edges to compare.
+        hosts: hosts that take part, as far as they were captured; in a ring in order, each sends to the next.
+        hub: the host in the middle of a star; None for other topologies.
+        whole: True if all exchanges between these hosts were captured.
+        workers: number of workers, one per host; None if not known.
+        unseen: a sentence about facts that the captures cannot show; empty if they show everything.
+        spread: difference of the largest and smallest edge over the largest; None for fewer than two edges.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Topology:
 
 
 def shape_of(edges: Edges, only_host: str | None = None) -> Topology:
-    """Name the pattern of some exchanges.
+    """Determine the topology of some exchanges.
 
     Args:
-        edges: bytes an iteration by (sender, receiver); control traffic left out.
-        only_host: the host at which all of it was captured; None: every exchange between the hosts was.
+        edges: bytes per iteration by (sender, receiver), without control traffic.
+        only_host: the host at which all packets were captured; None: every exchange between the hosts was captured.
     """
     hosts = _hosts(edges)
     values = list(edges.values())
@@ -55,7 +55,7 @@ def shape_of(edges: Edges, only_host: str | None = None) -> Topology:
     if only_host is not None and len(hosts) > 1:
         return _from_one_host(edges, only_host, spread)
     name, order, hub, text = _name(edges, hosts)
-    # the server of a star is none of its workers
+    # the server of a star is not a worker
     workers = len(hosts) - 1 if name == STAR else len(hosts)
     return Topology(name, order, hub, True, None if name == IRREGULAR else workers, text, spread)
 
@@ -65,7 +65,7 @@ def _hosts(edges: Edges) -> tuple[str, ...]:
 
 
 def _name(edges: Edges, hosts: tuple[str, ...]) -> tuple[str, tuple[str, ...], str | None, str]:
-    """Name, hosts in order, hub, and what looks the same."""
+    """Return name, hosts in order, hub, and a sentence about a topology that looks the same."""
     out = {host: [b for a, b in edges if a == host] for host in hosts}
     into = {host: [a for a, b in edges if b == host] for host in hosts}
     mutual = all((b, a) in edges for a, b in edges)
@@ -97,7 +97,7 @@ def _star_or_tree(out: Mapping[str, list[str]], hosts: tuple[str, ...]) -> tuple
 def _cycle(
     edges: Edges, out: Mapping[str, list[str]], hosts: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...], str | None, str]:
-    """Every host exchanges with two others, both ways."""
+    """Return the same as `_name` for hosts that each exchange with two others in both directions."""
     if not _equal(edges.values()):
         return (HALVING if _halves(edges, out, hosts) else IRREGULAR), hosts, None, ""
     if len(hosts) == 3:
@@ -142,7 +142,7 @@ def _halves(edges: Edges, out: Mapping[str, list[str]], hosts: tuple[str, ...]) 
 
 
 def _from_one_host(edges: Edges, host: str, spread: float | None) -> Topology:
-    """Topology as one host's own packets show it."""
+    """Determine the topology as far as the packets of one host show it."""
     sends = sorted(b for a, b in edges if a == host)
     receives = sorted(a for a, b in edges if b == host)
     hosts = (host, *sorted({*sends, *receives} - {host}))

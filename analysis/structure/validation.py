@@ -15,22 +15,22 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StepCheck:
-    """Errors of the packets' iterations against the logs, on the reference node's clock.
+    """Errors of iterations found in packets against the step logs, on the reference node's clock.
 
     Attributes:
-        iterations: iterations compared: those with a boundary by packets in them, but for the run's first, which ranks
-            begin apart from each other.
+        iterations: iterations compared: those with a boundary by packets, except the first of the run, which the ranks
+            begin at different times.
         missed: iterations of the log, between the first and the last of these, without a boundary by packets.
-        extra: boundaries beyond one in an iteration.
-        log_s: mean iteration time by the logs over the same iterations: from begin to begin of communication by DDP's
-            own log, without it from end to end of steps.
-        packets_s: the same by packets.
-        period_error: packets over log, less 1.
-        iteration_error_s: median of the absolute differences of single iterations: against the begins of communication
+        extra: boundaries beyond one per iteration.
+        log_s: mean iteration time by the logs over the same iterations: between starts of communication by DDP's own
+            log, without it between ends of steps.
+        packets_s: mean time between boundaries by packets over the same iterations.
+        period_error: ``packets_s`` over ``log_s``, less 1.
+        iteration_error_s: median of the absolute differences of single iterations: against the starts of communication
             by DDP's own log, without it against the ends of steps.
-        boundary_median_s: median of boundary less the begin of communication by DDP's own log; None without such logs.
-        boundary_p95_s: 95th percentile of its absolute value; None likewise.
-        clock_error_s: bound of the error of comparing the nodes' clocks; None: not known.
+        boundary_median_s: median of boundary less start of communication by DDP's own log; None without such logs.
+        boundary_p95_s: 95th percentile of the absolute value of this difference; None without such logs.
+        clock_error_s: largest clock error of the nodes; None if one is not known.
     """
 
     iterations: int
@@ -45,16 +45,16 @@ class StepCheck:
     clock_error_s: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the errors as plain values."""
         return vars(self).copy()
 
 
 def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
-    """Compare boundaries by packets with a run's step logs; None where it has none for the same time.
+    """Compare boundaries by packets with a run's step logs; None if the logs have fewer than two common iterations.
 
     Args:
         job: the run.
-        boundaries_ns: begins of communication by packets, ascending, on the reference node's clock.
+        boundaries_ns: starts of communication by packets, ascending, on the reference node's clock.
     """
     table = job.work.iterations
     if len(table) < 2:
@@ -62,7 +62,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
     ends = table["end_ns"].to_numpy(np.int64)
     iterations, begins = _communication_begins(job)
     if len(begins) > 1:
-        # a rank may begin before the last one has ended the step before
+        # a rank may begin before the slowest one has ended the previous step
         near = np.abs(begins[None, :] - boundaries_ns[:, None]).argmin(axis=1)
         place, logged = iterations[near], begins[near]
     else:
@@ -99,7 +99,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
 
 
 def _communication_begins(job: Job) -> tuple[Integers, Integers]:
-    """Beginning of the first rank's communication, by DDP's own log: numbers of iterations, and times."""
+    """Return numbers of iterations, and the time at which the first rank began to communicate, by DDP's own log."""
     rows = job.work.rank_iterations[["iteration", "node", "end_ns"]]
     found = [np.empty((0, 2), np.int64)]
     for node, logs in job.nodes.items():

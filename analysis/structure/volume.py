@@ -1,4 +1,4 @@
-"""The bytes of an iteration against what collectives need, and so the number of parameters."""
+"""Bytes of an iteration compared with the demand of collectives, and the number of parameters that follows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ringtap.analysis.model.demand import GRADIENT_BYTES, demand
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.topology import Topology
 
-# messages' headers of the libraries: gloo 48 bytes a message, 0.2 to 0.6 % of the volume in scale models
+# message headers of the libraries: gloo 48 bytes per message, 0.2 to 0.6 % of the volume in scale models
 HEADER_SHARE = 0.02
-# shapes whose volume has an equation
+# topologies with an equation for the volume
 _COLLECTIVES = {
     shapes.RING: "ring",
     shapes.TWO_WAY_RING: "ring",
@@ -25,16 +25,17 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True)
 class Volume:
-    """The bytes that a worker sends in an iteration, and the size of the model that follows.
+    """Bytes that a worker sends per iteration, and the size of the model that follows.
 
     Attributes:
-        worker_bytes: payload that a worker sends in an iteration: median over iterations, mean over workers.
-        collective: the collective whose equation was used; None where the pattern has none.
-        parameters: 32-bit parameters that ask for this much, taking all payload for gradients; None without equation.
-        parameters_least: the same were `HEADER_SHARE` of the payload headers; where the number of workers is not
-            known also for endlessly many of them.
-        parameters_most: where the number of workers is not known, the same for two of them.
-        why: a sentence where something of it is not known, or what was assumed.
+        worker_bytes: payload that a worker sends per iteration: median over iterations, mean over workers.
+        collective: the collective whose equation was used; None if the topology has none or workers are not known.
+        parameters: number of 32-bit parameters for this volume, if all payload is gradients; None without equation.
+        parameters_least: the same if `HEADER_SHARE` of the payload is headers; if the number of workers is not known,
+            also for infinitely many workers.
+        parameters_most: the same as ``parameters``; if the number of workers is not known, for the fewest possible
+            workers (2, or 3 for a member of a ring).
+        why: the assumptions, or the reason that a value is not known, as a clause.
     """
 
     worker_bytes: float
@@ -45,20 +46,20 @@ class Volume:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the volume as plain values."""
         return vars(self).copy()
 
 
 def volume_of(shape: Topology, worker_bytes: float) -> Volume:
-    """Infer the model from the bytes of an iteration.
+    """Infer the size of the model from the bytes of an iteration.
 
     Args:
-        shape: the pattern of exchange.
-        worker_bytes: payload that a worker sends in an iteration.
+        shape: the topology of the exchange.
+        worker_bytes: payload that a worker sends per iteration.
     """
     collective = _COLLECTIVES.get(shape.name)
     if collective is not None and shape.workers is not None:
-        # bytes an iteration of one parameter, by the collective's equation
+        # bytes per iteration for one parameter, by the collective's equation
         each = demand(1, shape.workers, collective).worker_bytes
         count = round(worker_bytes / each)
         why = (

@@ -7,7 +7,7 @@ import ringtap
 from ringtap.analysis.runs.run import JobRun, SweepRun, open_run, read_records
 from ringtap.analysis.sweeps.points import measure
 from ringtap.errors import UsageError
-from ringtap.records import Field, RecordWriter
+from ringtap.records import RecordWriter
 from ringtap.rundir import RunDirectory
 from tests.gold.analysis_sweep import START_NS, STEP_FIELDS, counter_fields, edit_info, write_job, write_sweep
 from tests.gold.job_run import Node, Socket
@@ -78,7 +78,6 @@ def test_a_job_without_steps_has_empty_typed_tables(tmp_path):
     assert list(run.iterations.columns) == ["generation", "step", "start_ns", "end_ns", "iteration_s"]
     assert run.iterations.empty
     assert run.steps.empty
-    assert run.nic("S0").empty
 
 
 def test_torn_records_are_dropped_and_counted(tmp_path):
@@ -105,17 +104,6 @@ def test_record_files_that_contradict_themselves_are_refused(tmp_path):
     (tmp_path / "c.rec").write_bytes(b"hello\n")
     with pytest.raises(UsageError, match="record file"):
         read_records(tmp_path / "c.rec")
-
-
-def test_counters_of_32_bits_are_unwrapped(tmp_path):
-    job = RunDirectory.create(tmp_path / "job", "job", [], 1)
-    fields = [Field(name, "<i8", "ns", "time") for name in ("t_ns", "mono_ns")]
-    fields += [Field("a.rx_bytes", "<u4", "bytes", "counter", 32)]
-    writer = RecordWriter(job.node("S0") / "nic" / "nic.rec", fields, {})
-    for second, value in enumerate((2**32 - 10, 5, 30)):
-        writer.append(START_NS + second * 10**9, second * 10**9, value)
-    writer.close()
-    assert np.diff(open_run(tmp_path / "job").nic("S0")["a.rx_bytes"]).tolist() == [15, 25]
 
 
 def test_points_measure_times_and_traffic_of_the_window(sweep):

@@ -170,7 +170,7 @@ class ClockLog:
         return Fit(begin_ns, end_ns, self._begin_mono_ns, mono_ns, begin_ns, 0, 0.0, error_ns, 0)
 
     def _theirs(self) -> dict[str, Any]:
-        """The reference's own clock.json; empty where it is not to be seen."""
+        """The reference's own clock.json; empty if it is not visible."""
         with suppress(RingtapError):
             item: dict[str, Any] = read_json(self._run / "nodes" / self.reference / "clock" / "clock.json", CLOCK)
             return item

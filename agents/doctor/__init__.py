@@ -1,1 +1,1 @@
-"""Checks of what a node, a user and a job environment allow."""
+"""Checks of a node, of a user's limits and of a job's environment (``ringtap doctor``)."""

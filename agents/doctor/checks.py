@@ -1,6 +1,6 @@
-"""Checks of what can be recorded on a node, by a user and in a job environment, each in its own process.
+"""Checks of the collectors, the node and the software of other subcommands; each task runs in its own process.
 
-A check that raises, hangs or takes its process down costs one line of the result. Nothing is written to disk.
+A check that raises, hangs or crashes its process affects only its own lines of the result. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ringtap.collectors.registry import ORDER, collector_class
 from ringtap.errors import RingtapError
 from ringtap.installation import install_command
 
-# what `traffic serve` and iperf3 listen on where nothing else is said
+# default ports of `traffic serve` and iperf3
 TRAFFIC_PORTS = (5001, 5201)
 
 
@@ -41,7 +41,7 @@ def _missing(packages: tuple[str, ...]) -> list[str]:
 
 
 def live(_runs: Path) -> Check:
-    """Packages of the live view."""
+    """Check that the packages of the live view are installed."""
     missing = _missing(("textual", "rich"))
     if missing:
         remedy = "pip install --no-index textual rich" if on_alliance() else install_command("tui")
@@ -50,7 +50,7 @@ def live(_runs: Path) -> Check:
 
 
 def analysis(_runs: Path) -> Check:
-    """Packages of the analysis."""
+    """Check that the packages of the analysis are installed."""
     missing = _missing(("numpy", "pandas", "pyarrow", "scipy"))
     if missing:
         remedy = (
@@ -63,7 +63,7 @@ def analysis(_runs: Path) -> Check:
 
 
 def lab(_runs: Path) -> Check:
-    """Check that namespaces and links of the testbed can be made, in a process that takes them along when it ends."""
+    """Check that a testbed's namespaces and links can be created; they are removed when the calling process ends."""
     from ringtap.agents.testbed import namespaces
 
     try:
@@ -133,19 +133,19 @@ CHECKS: tuple[tuple[str, Callable[[Path], Check]], ...] = (
 )
 
 
-LONGEST_S = 2.2  # all checks run at once; whoever needs longer is not waited for
-# without these a recording says nothing of a job
+LONGEST_S = 2.2  # all checks run at once; one that needs longer counts as failed
+# checks that must not fail for a job to be recordable
 NEEDED = ("steps", "nic")
 
 
 @dataclass(frozen=True)
 class Task:
-    """Checks that one process makes.
+    """Checks that run in one process.
 
     Attributes:
-        group: heading they are shown under.
-        names: what they are of, in the order of the result.
-        work: makes them.
+        group: heading under which they are shown.
+        names: names of the checks, in the order of the result.
+        work: runs the checks and returns them by name.
     """
 
     group: str
@@ -155,14 +155,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """Result of one check.
 
     Attributes:
-        group: heading it is shown under.
-        name: collector, or what else was looked at.
-        state: ``ok``, ``degraded``, ``unavailable``, or ``failed`` where the check itself broke.
+        group: heading under which it is shown.
+        name: name of the collector, or of another check.
+        state: ``ok``, ``degraded``, ``unavailable``, or ``failed`` if the check itself failed.
         reason: what was found, or what is missing.
-        remedy: what to do about it; empty where nothing is missing.
+        remedy: what to do about it; empty if nothing is missing.
     """
 
     group: str
@@ -174,10 +174,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Question:
-    """A question to the doctor.
+    """Parameters of the checks.
 
     Attributes:
-        runs: folder that run directories would be made in.
+        runs: folder in which run directories would be made.
         python: the job's interpreter; empty: the one on the PATH.
     """
 
@@ -186,7 +186,7 @@ class Question:
 
 
 def tasks(question: Question) -> list[Task]:
-    """Every check there is, in the order of the result."""
+    """Return all tasks, in the order of the result."""
     probe = Task("collectors", doctor_job.NAMES, lambda: doctor_job.check(question.python))
     collectors = [Task("collectors", (name,), _collector_check(name, question.runs)) for name in ORDER]
     node = [Task(group, (name,), _single(name, work, question.runs)) for group, name, work in doctor_node.CHECKS]
@@ -215,11 +215,11 @@ def _collector_check(name: str, runs: Path) -> Callable[[], dict[str, Check]]:
 
 
 def diagnose(question: Question, chosen: Sequence[Task] | None = None) -> dict[str, Any]:
-    """Make every check.
+    """Run all checks, or the given tasks.
 
     Returns:
         ``ringtap``, ``host``, ``user``, ``uid``, ``kernel``, ``python``, ``t_ns``, ``duration_s``, ``recordable``
-        (steps and interface counters can be had) and ``checks``, a list of `Finding` as plain data.
+        (steps and interface counters can be recorded) and ``checks``, a list of `Finding` as plain data.
     """
     began_s = time.monotonic()
     findings = run_apart(tasks(question) if chosen is None else chosen, LONGEST_S)
@@ -246,7 +246,7 @@ def _user() -> str:
 
 
 class _Apart:
-    """A task in a process of its own, which answers through a pipe."""
+    """Task in its own process, which returns its result through a pipe."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -263,12 +263,12 @@ class _Apart:
         os.close(writer)
 
     def _be_the_child(self, writer: int) -> None:
-        """Make the checks and end without a trace, whatever they do."""
+        """Run the checks in the child, send their result and exit, without output whatever they do."""
         try:
             os.setsid()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             quiet = os.open(os.devnull, os.O_RDWR)
-            for fd in (0, 1, 2):  # libraries that talk
+            for fd in (0, 1, 2):  # libraries may print
                 os.dup2(quiet, fd)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
@@ -282,7 +282,7 @@ class _Apart:
         os._exit(0)
 
     def end(self, late: bool) -> list[Finding]:
-        """Take the process away, with what it started; returns its findings."""
+        """Kill the process group of the task and return its findings."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
@@ -303,7 +303,7 @@ class _Apart:
 
 
 def broken(task: Task, reason: str) -> list[Finding]:
-    """The findings of a task whose checks gave no answer."""
+    """Return the findings of a task whose checks gave no result."""
     return [Finding(task.group, name, "failed", reason, "") for name in task.names]
 
 
@@ -312,7 +312,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def run_apart(chosen: Sequence[Task], longest_s: float) -> list[Finding]:
-    """Run tasks at once, each in a process of its own, for so long at most."""
+    """Run tasks in parallel, each in its own process, for at most the given number of seconds."""
     running: list[_Apart] = []
     results: dict[int, list[Finding]] = {}
     with selectors.DefaultSelector() as selector:

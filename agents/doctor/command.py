@@ -1,4 +1,4 @@
-"""``ringtap doctor``."""
+"""Command ``ringtap doctor``: checks of this node, or of every host of a plan, as a table or JSON."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _REPORT = {
 
 
 def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) -> dict[str, Any]:
-    """Ask every host of a plan.
+    """Check every host of a plan.
 
     Returns:
-        ``plan``, ``recordable`` (every worker can be recorded, and nothing else keeps the plan from running),
-        ``missing`` (tools of the plan that are not there), ``problems`` (what else keeps it from running, a sentence
-        each) and ``hosts``, a list of what `doctor.diagnose` returns, in the plan's order; a host with a problem of
-        its own is left out.
+        ``plan``, ``recordable`` (every worker can be recorded, and no other problem prevents the plan from running),
+        ``missing`` (missing programs of a plan on a testbed), ``problems`` (all reasons that the plan cannot run, one
+        sentence each) and ``hosts``, a list of results of `ringtap.agents.doctor.checks.diagnose` in the plan's order;
+        a host of a cluster without a usable answer is left out.
 
     Raises:
-        UsageError: a plan that is wrong, or no testbed can be built here.
-        MeasurementError: a host of a testbed gave no answer.
+        UsageError: the plan is wrong, or no testbed can be built here.
+        MeasurementError: a host of a testbed did not answer.
     """
     plan = load_plan(path)
     workers, problems, silent = plan.topology.workers, [], set()
@@ -59,7 +59,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
             say(f"calling {', '.join(hosts.names)}")
             answers = ask_hosts(plan, hosts)
             problems = [problem for answer in answers for problem in answer.problems]
-            with suppress(AttributeError):  # a host may say anything
+            with suppress(AttributeError):  # a host may send anything
                 users = lease_problem({answer.host: answer.facts.get("lease", {}) for answer in answers})
                 problems += [users] if users else []
             silent = {answer.host for answer in answers if not answer.facts}
@@ -92,7 +92,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
 
 
 def _ways(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]:
-    """Return the obstacles between hosts that are each ready by themselves."""
+    """Return the problems of the connections between hosts that are each ready."""
     try:
         return check_ways(cluster_roles(plan, answers), hosts)
     except (UsageError, MeasurementError) as error:
@@ -118,7 +118,7 @@ def _hosts_of(plan: SweepPlan) -> Iterator[Hosts]:
 
 
 def _question_of(plan: SweepPlan, hosts: Hosts, host: str, question: Question) -> Question:
-    """The question as it is for a host: in a cluster the scale model runs by its Python, and ssh shares no files."""
+    """Return the question for a host: a cluster's host has its own Python, and over ssh its own folder for runs."""
     if not isinstance(plan.topology, Cluster):
         return question
     runs = Path(plan.topology.host(host).workdir or "/tmp") if plan.topology.reach == "ssh" else question.runs
@@ -126,7 +126,7 @@ def _question_of(plan: SweepPlan, hosts: Hosts, host: str, question: Question) -
 
 
 def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
-    """A host's own diagnosis."""
+    """Run ``ringtap doctor`` on a host and return its report."""
     command = [*hosts.ringtap(host), "doctor", "--json", "-o", str(question.runs)]
     command += ["--python", question.python] if question.python else []
     done = hosts.ask(host, command, _HOST_S)
@@ -147,7 +147,7 @@ _TITLES = {"collectors": "Collectors", "run": "Run", "node": "Node", "software":
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
-    """Add the verb."""
+    """Add the ``doctor`` subcommand."""
     parser = subparsers.add_parser(
         name,
         help=summary,
@@ -180,14 +180,14 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         colour = sys.stdout.isatty()
         text = "\n\n".join("\n".join(table(report, colour)) for report in reports)
-        print(text, file=unguarded(sys.stdout))  # with colours; what others said in it is made plain there
+        print(text, file=unguarded(sys.stdout))  # with colours; `_plain` has removed control characters from other hosts' text
         if options.plan:
             print("\n" + "\n".join(verdict(options.plan, item["problems"])))
     return 0 if item["recordable"] else 1
 
 
 def verdict(plan: Path, problems: list[str]) -> list[str]:
-    """Say in the last line that a plan can run, or name the first obstacle."""
+    """Return lines that say whether a plan can run, with the first problem in the last line."""
     if not problems:
         return [f"The plan can run. Next: ringtap sweep {shell_word(plan)}"]
     if len(problems) == 1:
@@ -197,7 +197,7 @@ def verdict(plan: Path, problems: list[str]) -> list[str]:
 
 
 def table(report: dict[str, Any], colour: bool) -> list[str]:
-    """A report as lines of at most 80 columns."""
+    """Format a report as lines of at most 80 columns."""
     about = (
         f"ringtap {report['ringtap']} on {report['host']}, user {report['user']} ({report['uid']}), "
         f"kernel {report['kernel']}, Python {report['python']}"
@@ -230,7 +230,7 @@ def _wrap(text: str, indent: int) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A text of a driver, a file or another host as one line without control characters."""
+    """Return text of a driver, a file or another host as one line without control characters."""
     return visible(" ".join(text.split()))
 
 

@@ -1,4 +1,4 @@
-"""Checks of the job's own interpreter, which need not be ringtap's: the hook, torch, Horovod, NCCL."""
+"""Checks of the job's interpreter, which may differ from ringtap's: the hook, torch, Horovod and NCCL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringtap.collectors.base import Check
 NAMES = ("steps", "ddp", "horovod", "nccl")
 _PROBE_S = 2.0
 _LEAST_PYTHON = (3, 8)
-# Runs under any Python that may be found; looks packages up without importing them: `import torch` takes seconds.
+# Runs under any Python version; looks packages up without importing them, as `import torch` takes seconds.
 _PROBE = r"""
 import json, os, sys
 found = {"version": list(sys.version_info[:3]), "executable": sys.executable}
@@ -68,7 +68,7 @@ print(json.dumps(found))
 
 
 def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
-    """Ask the job's interpreter; returns a check for each of `NAMES`."""
+    """Query the job's interpreter; return a check for each of `NAMES`."""
     program = find_python(python)
     if program is None:
         missing = Check("unavailable", f"there is no {python or 'python'} on the PATH", _python_remedy())
@@ -84,7 +84,7 @@ def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
 
 
 def find_python(asked: str) -> str | None:
-    """The interpreter a job would use: as asked, ``python`` or ``python3`` on the PATH, or else ringtap's own."""
+    """Return the interpreter of a job: the given one, else ``python`` or ``python3`` on the PATH, else ringtap's own."""
     if asked:
         return shutil.which(asked)
     return shutil.which("python") or shutil.which("python3") or sys.executable or None
@@ -92,7 +92,7 @@ def find_python(asked: str) -> str | None:
 
 def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # no run is named, so the hook only hands on; and no byte code is left beside it
+    # no run is named, so the hook records nothing; and no byte code is written beside it
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RINGTAP_")}
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Checks of the node, the user's limits and the scheduler, each in its own process."""
+"""Checks of the node: clock, run directory, scheduler, cores, limits, shared memory and network interfaces."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def on_alliance() -> bool:
-    """True if this is a cluster of the Digital Research Alliance of Canada."""
+    """Return True if this is a cluster of the Digital Research Alliance of Canada."""
     return bool(os.environ.get("CC_CLUSTER"))
 
 
 def install_hint(package: str) -> str:
-    """Advice on how to get a Python package here."""
+    """Return a command that installs a Python package on this machine."""
     if on_alliance():
         return f"pip download {package} on a login node, then pip install --no-index --find-links=. {package}"
     return f"{pip()} install {package}"
@@ -50,7 +50,7 @@ def _slurm_nodes() -> int:
 
 
 def run_directory(runs: Path) -> Check:
-    """Check that a run directory can be made below a folder, on which file system, and that other nodes see it."""
+    """Check that a run directory can be made below a folder, that it has space, and that a job's nodes share it."""
     folder = runs.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -80,7 +80,7 @@ def _elsewhere() -> str:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Write a file that has no name; where the file system has no such files, one that is removed at once."""
+    """Create an unnamed file; if the file system does not support them, create a named file and remove it at once."""
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -92,7 +92,7 @@ def _try_to_write(folder: Path) -> None:
 
 
 def clock(_runs: Path) -> Check:
-    """Receive stamps of the kernel, synchronisation, and what reading the clock costs."""
+    """Check the kernel's receive timestamps, the synchronisation of the clock, and the clock source."""
     state = clock_source.adjtimex()
     source = _text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     said, remedies = [], []
@@ -115,9 +115,9 @@ def clock(_runs: Path) -> Check:
 
 
 def _kernel_stamps() -> bool:
-    """True if a datagram to oneself comes with a stamp."""
+    """Return True if a datagram over loopback arrives with a kernel timestamp."""
     with open_socket("127.0.0.1") as sock:
-        for _ in range(2):  # the first one after the option may still be without
+        for _ in range(2):  # the first one after the option is set may lack it
             with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                 sender.sendto(b"?", sock.getsockname())
             sock.settimeout(0.1)
@@ -135,7 +135,7 @@ def _daemon() -> str:
 
 
 def scheduler(_runs: Path) -> Check:
-    """In which job, if any."""
+    """Check that this process runs in a scheduler's job if there is a scheduler."""
     environment = os.environ
     cluster = environment.get("CC_CLUSTER") or environment.get("SLURM_CLUSTER_NAME", "")
     where = f" on {cluster}" if cluster else ""
@@ -156,7 +156,7 @@ def scheduler(_runs: Path) -> Check:
 
 
 def cores(_runs: Path) -> Check:
-    """Processors and memory that this job may use."""
+    """Check the processor cores and the memory that this job may use."""
     usable = len(os.sched_getaffinity(0))
     share = cpu_share()
     count = min(usable, share) if share else usable
@@ -170,7 +170,7 @@ def cores(_runs: Path) -> Check:
 
 
 def _cgroups() -> list[tuple[str, Path]]:
-    """This process's control groups up to the root: (kind of controller, folder); the kind is empty for version 2."""
+    """Return this process's control groups up to the root as (controllers, folder); version 2 has no controllers here."""
     found = []
     for line in _text(CGROUP_FILE).splitlines():
         _, kinds, path = line.split(":", 2)
@@ -181,7 +181,7 @@ def _cgroups() -> list[tuple[str, Path]]:
 
 
 def cpu_share() -> float:
-    """Cores by the tightest quota of a control group; 0 without one."""
+    """Number of cores by the lowest CPU quota of a control group; 0 without a quota."""
     shares = []
     for kinds, folder in _cgroups():
         if not kinds:
@@ -196,7 +196,7 @@ def cpu_share() -> float:
 
 
 def memory_limit_bytes() -> int:
-    """The tightest memory limit of a control group; 0 without one."""
+    """Lowest memory limit of a control group; 0 without a limit."""
     limits = []
     for kinds, folder in _cgroups():
         name = "memory.max" if not kinds else "memory.limit_in_bytes" if kinds == "memory" else ""
@@ -207,7 +207,7 @@ def memory_limit_bytes() -> int:
 
 
 def limits(_runs: Path) -> Check:
-    """Open files and processes."""
+    """Check the limits on open files and processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     told = f"{soft} open files"
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -220,7 +220,7 @@ def limits(_runs: Path) -> Check:
 
 
 def shared_memory(_runs: Path) -> Check:
-    """/dev/shm, through which NCCL and data loaders talk."""
+    """Check /dev/shm, through which NCCL and data loaders communicate."""
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError as error:
@@ -232,7 +232,7 @@ def shared_memory(_runs: Path) -> Check:
 
 
 def network(_runs: Path) -> Check:
-    """Interfaces that carry traffic, and their speeds."""
+    """Check that an interface other than loopback is up, and list the interfaces and their speeds."""
     up = []
     for name, row in sorted(psutil.net_if_stats().items()):
         if row.isup and name != "lo":

@@ -1,4 +1,4 @@
-"""Servers that are reached by the system's own OpenSSH, and that share no files with this machine."""
+"""Servers reached by the system's OpenSSH client, over jump hosts or not; they share no files with this machine."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SSH_FAILED = 255
 
 
 def jump_hosts(ssh: Sequence[str], destination: str) -> tuple[str, ...]:
-    """The jump hosts on the way to a destination, in the order in which they are passed.
+    """Return the jump hosts on the way to a destination, in the order in which they are passed; empty if unknown.
 
     Args:
         ssh: ssh and its options.
-        destination: what ssh(1) takes.
+        destination: a destination as ssh(1) takes it.
     """
     try:
         done = subprocess.run(
@@ -55,7 +55,7 @@ def jump_hosts(ssh: Sequence[str], destination: str) -> tuple[str, ...]:
 
 
 def failing_jump(ssh: Sequence[str], hops: Sequence[str]) -> tuple[str, str] | None:
-    """The first jump host that ssh cannot use, and what ssh says of it; None where all can be used, or it is not known.
+    """Return the first jump host that ssh cannot use, and ssh's message; None if all can be used or it is not known.
 
     Args:
         ssh: ssh and its options.
@@ -63,7 +63,7 @@ def failing_jump(ssh: Sequence[str], hops: Sequence[str]) -> tuple[str, str] | N
     """
     for at, hop in enumerate(hops):
         way = ["-J", ",".join(hops[:at])] if at else []
-        target = hop if "://" in hop else f"ssh://{hop}"  # a hop may end in a port, which ssh takes in this form alone
+        target = hop if "://" in hop else f"ssh://{hop}"  # a hop may end in a port, which ssh accepts only in this form
         with tempfile.TemporaryFile() as words:
             try:
                 done = subprocess.run(
@@ -71,11 +71,11 @@ def failing_jump(ssh: Sequence[str], hops: Sequence[str]) -> tuple[str, str] | N
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=words,
-                    start_new_session=True,  # without a terminal, on which the ssh to an earlier hop might ask
+                    start_new_session=True,  # without a terminal, on which ssh to an earlier hop might prompt
                     check=False,
                     timeout=_TRY_S,
                 )
-            except (OSError, subprocess.TimeoutExpired):  # a login there that hangs is no fault of the way
+            except (OSError, subprocess.TimeoutExpired):  # a login that hangs there is not a fault of the jump host
                 return None
             words.seek(max(0, words.seek(0, os.SEEK_END) - _WORDS_BYTES))
             said = words.read().decode(errors="replace")
@@ -89,23 +89,23 @@ _ANSWER_S = 20.0
 _CLEAN_S = 60.0
 _LONGEST_NAME = 200  # bytes
 _LONGEST_WORDS = 300  # characters
-# on standard error, between what a login says and what ringtap says; by sh, as login shells differ in how they redirect
+# separates the login's standard error from ringtap's; printed by sh, as login shells differ in their redirections
 _STARTED = "ringtap is being started"
 _START = f'echo "{_STARTED}" >&2; exec "$0" "$@"'
 _TRY = " (try: ssh "
-# what hangs or prints at a login has to be left out where no person logs in
+# commands that hang or print must not run at a login without a terminal
 _LOGIN = "begin its login files (.bashrc) with [ -t 1 ] || return, as ringtap logs in without a terminal"
 _NOT_PASSED_ON = "administratively prohibited"
-# what ssh says because of what it, or the ssh to a jump host below it, has said before; its own lines end in CR LF
+# messages of ssh that follow from earlier ones of it, or of the ssh to a jump host; its own lines end in CR LF
 _AFTERMATH = re.compile(
     r"kex_exchange_identification: |stdio forwarding failed|Connection (to|closed by|reset by) UNKNOWN port|"
     r"Host key verification failed"
 )
-# the user's configuration stays in force; what would ask, or take the connection for something else, is off
+# the user's configuration applies; options that prompt, or use the connection for something else, are off
 _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": _CONNECT_S,
-    "ServerAliveInterval": 3,  # ends ssh where this process has been killed and the host has gone, too
+    "ServerAliveInterval": 3,  # ends ssh if this process was killed and the host is lost, too
     "ServerAliveCountMax": 4,
     "ClearAllForwardings": "yes",
     "PermitLocalCommand": "no",
@@ -116,13 +116,13 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class SshHost:
-    """A server.
+    """Server reached over ssh.
 
     Attributes:
-        name: its name in the run.
-        destination: what ssh(1) takes: a host, ``user@host`` or a name of the user's configuration.
-        python: an interpreter there that has ringtap.
-        workdir: folder there for the files of runs; empty: ``/tmp/ringtap-<user>``.
+        name: name of the server in the run.
+        destination: a destination as ssh(1) takes it: a host, ``user@host`` or a name of the user's configuration.
+        python: interpreter on the server that has ringtap.
+        workdir: folder on the server for the files of runs; empty: ``/tmp/ringtap-<user>``.
     """
 
     name: str
@@ -133,13 +133,13 @@ class SshHost:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A folder that a sweep left on a host.
+    """Folder that a sweep left on a host.
 
     Attributes:
-        host: the host.
-        path: the folder there.
-        size_bytes: its files.
-        run: the run directory that it belongs to, after its machine's name.
+        host: name of the host.
+        path: path of the folder on the host.
+        size_bytes: total size of its files.
+        run: the run directory that it belongs to, as ``machine:path``.
     """
 
     host: str
@@ -149,15 +149,15 @@ class Leftover:
 
 
 class SshHosts(RemoteHosts):
-    """Servers, each over one connection; what they write below a run directory comes here while it grows.
+    """Servers, each reached over one connection; the files below their run directories are copied here as they grow.
 
     Args:
         hosts: the servers.
-        config: a configuration file for ssh in the place of the user's.
-        all_needed: whether a host that cannot be used is an error; else it counts as lost.
+        config: a configuration file for ssh that replaces the user's.
+        all_needed: if True, a host that cannot be used is an error; otherwise it counts as lost.
 
     Raises:
-        UsageError: one of them cannot be reached, or has no ringtap of this version, and all are needed.
+        UsageError: a server cannot be reached, or does not have this version of ringtap, and all are needed.
     """
 
     connect_s = _CONNECT_S + 20.0
@@ -172,11 +172,11 @@ class SshHosts(RemoteHosts):
         self._hosts = {host.name: host for host in hosts}
         self._config = ["-F", str(config)] if config else []
         self._receiver = Receiver(self._spread)
-        self._runs: dict[Path, str] = {}  # run directories here and their folders' names there
-        self._words: dict[tuple[str, Path], str] = {}  # files outside of run directories
+        self._runs: dict[Path, str] = {}  # folder names on the hosts, by run directory here
+        self._words: dict[tuple[str, Path], str] = {}  # paths on the hosts of log files outside of run directories
         self._workdirs: dict[str, str] = {}
         self._token = secrets.token_hex(3)
-        self._jumps: dict[tuple[str, ...], tuple[str, str] | None] = {}  # the first that cannot be used, and why
+        self._jumps: dict[tuple[str, ...], tuple[str, str] | None] = {}  # first unusable jump host and reason, by jump hosts
         self._jump_lock = threading.Lock()
         try:
             self._connect(all_needed)
@@ -185,7 +185,7 @@ class SshHosts(RemoteHosts):
             raise
 
     def _connect(self, all_needed: bool) -> None:
-        """Reach all hosts at once."""
+        """Connect to all hosts in parallel."""
         for host in self.names:
             self.channel(host)
         failures: dict[str, list[str]] = {}
@@ -194,7 +194,7 @@ class SshHosts(RemoteHosts):
                 facts = self.channel(host).facts.result()
                 self._workdirs[host] = self._hosts[host].workdir or str(facts["workdir"])
             except MeasurementError:
-                same = self.channel(host).lost.partition(_TRY)[0]  # often of all hosts: a jump host, say
+                same = self.channel(host).lost.partition(_TRY)[0]  # often the same for all hosts, such as a jump host
                 failures.setdefault(same, []).append(host)
         if failures and all_needed:
             words = [
@@ -204,9 +204,9 @@ class SshHosts(RemoteHosts):
             raise UsageError("; ".join(words))
 
     def command(self, host: str) -> list[str]:
-        """The ssh command of a host: no words of the plan's reach the shell there but the interpreter's path."""
+        """Return the ssh command of a host; of the plan's text, only the interpreter's path reaches the remote shell."""
         target = self._hosts[host]
-        # from / on: a folder named ringtap in the home would be taken for the package
+        # starts in /, as a folder named ringtap in the home would be taken for the package
         start = f"exec sh -c {shlex.quote(_START)} {shlex.quote(target.python)}"
         servant = f'cd /; {start} {shlex.join(SERVANT)} "$HOME"'
         return [*self._ssh(), "--", target.destination, servant]
@@ -216,7 +216,7 @@ class SshHosts(RemoteHosts):
         return ["ssh", "-T", *self._config, *options]
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:
-        """Return the reason that a host is lost, in ssh's or the interpreter's words; a login's output is no reason."""
+        """Return the reason for the loss of a host, with the last message of ssh, of the login or of the interpreter."""
         login, started, words = said.partition(_STARTED)
         last = _last_words(words if started else login)
         if started and host not in self._workdirs and not why and code != LOST_CODE:
@@ -243,7 +243,7 @@ class SshHosts(RemoteHosts):
         return f"{reason}{_TRY}{shlex.quote(destination)} true)"
 
     def _failing_jump(self, hops: tuple[str, ...]) -> tuple[str, str] | None:
-        """The first jump host that cannot be used, and why; it is tried once for all hosts behind it."""
+        """Return the first unusable jump host and the reason; it is tried once for all hosts behind it."""
         with self._jump_lock:
             if hops not in self._jumps:
                 failing = failing_jump(self._ssh(), hops)
@@ -261,14 +261,14 @@ class SshHosts(RemoteHosts):
         return f"its {python} cannot start ringtap: {last or f'exit code {code}'}"
 
     def python(self, host: str) -> str:
-        """The Python interpreter on a host that has ringtap."""
+        """Python interpreter on a host that has ringtap."""
         return self._hosts[host].python
 
     def path(self, host: str, path: Path) -> str:
         """Location of a path below a published run directory on a host.
 
         Raises:
-            UsageError: it is below none.
+            UsageError: the path is below no published run directory.
         """
         found = self._remote(host, path)
         if found is None:
@@ -283,11 +283,11 @@ class SshHosts(RemoteHosts):
         return None
 
     def _folder(self, host: str, name: str) -> Path:
-        """A run's folder on a host; two hosts may be one machine."""
+        """Folder of a run on a host; its name differs by host, as two hosts may be one machine."""
         return Path(self._workdirs[host], f"{name}-{self.names.index(host)}")
 
     def log_path(self, host: str, log: Path) -> str:
-        """Path that a command on a host writes its output to, so that it arrives in a file here."""
+        """Path on a host to which a command writes its output so that it arrives in a log file here."""
         log = log.absolute()
         found = self._remote(host, log)
         if found is not None and any(log.is_relative_to(run / "nodes") for run in self._runs):
@@ -301,14 +301,14 @@ class SshHosts(RemoteHosts):
         return self._words[host, log]
 
     def receive(self, host: str, item: Answer, data: bytes) -> None:
-        """Write what a host sends of its files."""
+        """Write a chunk of a file that a host sends."""
         self._receiver.take(host, item, data)
 
     def publish(self, run: Path) -> None:
-        """Make a freshly made run directory known on every host.
+        """Announce a new run directory to every host.
 
         Raises:
-            MeasurementError: a host does not take it.
+            MeasurementError: a host does not accept it.
         """
         run = run.absolute()
         key = f"{os.fsdecode(os.fsencode(run.name)[:_LONGEST_NAME])}-{self._token}-{len(self._runs)}"
@@ -325,7 +325,7 @@ class SshHosts(RemoteHosts):
             _accepted(host, answer)
 
     def _reference(self, run: Path) -> str:
-        """The node whose clock is the run's: where nobody has named one, the first host, as they cannot elect one."""
+        """Return the run's reference node; if none is named, it is the first host, as the hosts cannot elect one."""
         named = RunDirectory.open(run).info.get("reference")
         path = run / "reference"
         if not named and not path.exists():
@@ -333,10 +333,10 @@ class SshHosts(RemoteHosts):
         return str(named or path.read_text().strip())
 
     def put(self, host: str, local: Path) -> None:
-        """Copy a file below a published run directory to where `path` says.
+        """Copy a file below a published run directory to its `path` on a host.
 
         Raises:
-            MeasurementError: the host does not take it.
+            MeasurementError: the host does not accept it.
         """
         _accepted(host, self._send(host, local))
 
@@ -349,19 +349,19 @@ class SshHosts(RemoteHosts):
         return self.channel(host).request(last, data).answer
 
     def _spread(self, key: str, name: str, content: bytes, source: str, target: str | None) -> None:
-        """Pass a file that a host has written on to those that have to see it."""
+        """Pass a file of a host on to one other host, or to all others."""
         for host, channel in list(self._channels.items()):
             if host != source and target in (None, host):
                 for item, piece in _pieces(str(self._folder(host, key) / name), content, 0o600):
                     channel.tell(item, piece)
 
     def gather(self, run: Path) -> None:
-        """See that everything the hosts have written below a published run directory is here; lost hosts are left out.
+        """Wait until all files that hosts wrote below a published run directory are here; lost hosts are skipped.
 
         Raises:
-            MeasurementError: it could not be written here.
+            MeasurementError: a file could not be written here.
         """
-        del run  # a host's files come in one stream, in order
+        del run  # the files of a host arrive in order in one stream
         live = [channel for channel in self._channels.values() if not channel.lost]
         waiting = [channel.request({"op": "sync"}).answer for channel in live]
         for answer in waiting:
@@ -375,13 +375,13 @@ class SshHosts(RemoteHosts):
             raise MeasurementError("; ".join(failures))
 
     def clean(self, run: Path | None = None) -> list[Leftover]:
-        """Remove what sweeps that have ended left on the hosts; lost hosts are left out.
+        """Remove folders that ended sweeps left on the hosts; lost hosts are skipped.
 
         Args:
-            run: only what a sweep of this run directory left; None: what any of this user's sweeps left.
+            run: remove only folders of this run directory; None: those of all sweeps of this user.
 
         Returns:
-            What was removed.
+            The removed folders.
         """
         waiting = []
         for host, workdir in self._workdirs.items():
@@ -391,15 +391,15 @@ class SshHosts(RemoteHosts):
         for host, answer in waiting:
             with suppress(
                 MeasurementError, FutureTimeoutError, KeyError, TypeError, ValueError
-            ):  # a host may say anything
+            ):  # a host may send anything
                 removed = answer.result(_CLEAN_S).get("removed", [])
                 found += [Leftover(host, str(one["path"]), int(one["bytes"]), str(one["run"])) for one in removed]
         return found
 
     def close(self) -> None:
-        """End everything, bring the last of it here, and remove what was put on the hosts.
+        """End all processes, copy the remaining files here, and remove the run folders on the hosts.
 
-        Where not everything came here, as from a lost host, the files stay on that host. A lost host is no error.
+        If a host's files could not all be copied, as from a lost host, they stay on it. A lost host is not an error.
         """
         self.stop_all()
         with suppress(MeasurementError):
@@ -418,7 +418,7 @@ class SshHosts(RemoteHosts):
 
 
 def _last_words(said: str) -> str:
-    """The last line of an output; of ssh's own lines, the one that led to the others, if there is one."""
+    """Return the last line of an output; lines of ssh that only follow from an earlier error are skipped."""
     lines = [line for line in said.splitlines(keepends=True) if line.strip()]
     while len(lines) > 1 and _AFTERMATH.match(lines[-1].strip()) and lines[-2].endswith("\r\n"):
         lines.pop()
@@ -426,12 +426,12 @@ def _last_words(said: str) -> str:
 
 
 def _origin(run: Path) -> str:
-    """A run directory as its folders on hosts name it: with the machine that it is on."""
+    """Name of a run directory in the marks of its folders on hosts: ``machine:path``."""
     return f"{os.uname().nodename}:{run}"
 
 
 def _pieces(path: str, content: bytes, mode: int) -> list[tuple[Answer, bytes]]:
-    """The frames that write a file on a host."""
+    """Return the frames that write a file on a host."""
     found = []
     for at in range(0, max(1, len(content)), frames.CHUNK_BYTES):
         piece = content[at : at + frames.CHUNK_BYTES]
@@ -441,10 +441,10 @@ def _pieces(path: str, content: bytes, mode: int) -> list[tuple[Answer, bytes]]:
 
 
 def _accepted(host: str, answer: Future[Answer]) -> None:
-    """Wait until a host has done what it was asked.
+    """Wait until a host has carried out a request.
 
     Raises:
-        MeasurementError: it has not, or is lost.
+        MeasurementError: the host refused, did not answer in time, or is lost.
     """
     try:
         why = answer.result(_ANSWER_S).get("why", "")

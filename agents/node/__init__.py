@@ -1,1 +1,1 @@
-"""The agent: one a node, however many ranks of a job it has."""
+"""The agent: one per node, however many ranks of a job it has."""

@@ -30,7 +30,7 @@ def describe(data: dict[str, Any]) -> list[str]:
         ("NCCL", _nccl(data)),
         ("Marks", [f"{mark['at_s']:.1f} s  {mark['text']}" for mark in data["marks"]]),
         ("Not collected", _not_collected(data)),
-        ("Mind", data["warnings"]),
+        ("Warnings", data["warnings"]),
     )
     lines: list[str] = []
     for title, text in sections:

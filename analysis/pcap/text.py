@@ -124,7 +124,7 @@ def describe(traffic: Traffic, filtered: str | None, with_matrix: bool, sort: st
     lines += ["", *_largest(traffic, sort)]
     lines += _matrix(traffic, with_matrix)
     if found := notes(traffic):
-        lines += ["", "Mind", *(f"  {line}" for line in found)]
+        lines += ["", "Warnings", *(f"  {line}" for line in found)]
     return lines
 
 

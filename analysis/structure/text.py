@@ -29,8 +29,8 @@ def describe(found: Structure) -> list[str]:
         ("Flows", _flows(found)),
         ("Other traffic", _others(found)),
         ("Against the step log", _steps(found)),
-        ("Not to be seen", _unseen(found)),
-        ("Mind", _mind(found)),
+        ("Not observable", _unseen(found)),
+        ("Warnings", _mind(found)),
     )
     lines: list[str] = []
     for title, text in sections:

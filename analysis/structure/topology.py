@@ -50,7 +50,7 @@ def shape_of(edges: Edges, only_host: str | None = None) -> Topology:
     values = list(edges.values())
     spread = (max(values) - min(values)) / max(values) if len(values) > 1 else None
     if len(hosts) == 1:
-        text = "all ranks share one address, so who sends to whom is not to be seen"
+        text = "all ranks share one address, so who sends to whom is not observable"
         return Topology(ONE_HOST, hosts, None, False, None, text, spread)
     if only_host is not None and len(hosts) > 1:
         return _from_one_host(edges, only_host, spread)
@@ -149,13 +149,13 @@ def _from_one_host(edges: Edges, host: str, spread: float | None) -> Topology:
     elsewhere = f"only packets of {host} were captured"
     if not sends or not receives:
         side = f"sends to {_and(sends)}" if sends else f"receives from {_and(receives)}"
-        text = f"{elsewhere}, and of these one direction: {host} {side}; the rest of the pattern is not to be seen"
+        text = f"{elsewhere}, and of these one direction: {host} {side}; the rest of the pattern is not observable"
         return Topology(ONE_DIRECTION, hosts, None, False, None, text, spread)
     if len(sends) == 1 == len(receives) and sends != receives:
         before, after = receives[0], sends[0]
         text = (
             f"{elsewhere}: {before} sends to {host} and {host} to {after}, as in a ring of three or more; how many "
-            "hosts lie between the neighbours, and in what order, is not to be seen"
+            "hosts lie between the neighbours, and in what order, is not observable"
         )
         return Topology(RING_MEMBER, (before, host, after), None, False, None, text, spread)
     if sends == receives and len(sends) == 1:

@@ -111,7 +111,7 @@ def test_one_host_of_a_ring_sees_its_neighbours_alone() -> None:
         None,
         False,
     )
-    assert "in what order, is not to be seen" in shape.unseen
+    assert "in what order, is not observable" in shape.unseen
     volume = volume_of(shape, 1200.0)
     # three workers send 4/3 of the gradients, endlessly many twice as much
     assert volume.parameters_most == 225

@@ -11,14 +11,15 @@ import errno
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ringtap
 from ringtap.errors import RingtapError, UsageError
 from ringtap.standard_streams import discard_output, fill_standard_descriptors
 from ringtap.terminal import guarded, one_line
 
-# heading -> verb -> (module with register(subparsers), one line for --help); only the called verb's module is imported
+# heading -> verb -> (module with register(subparsers, name, summary), or empty if the verb has SUB_VERBS; one line for
+# --help); only the module of the called verb is imported
 GROUPS = {
     "Record": {
         "run": ("ringtap.agents.commands", "wrap a training job and record what it and the network do"),
@@ -45,7 +46,7 @@ GROUPS = {
         ),
     },
     "Traffic and testbed": {
-        "traffic": ("ringtap.trafficgen.commands.traffic", "cross traffic: plan, serve, send, verify"),
+        "traffic": ("", "cross traffic: plan, serve, send, verify"),
         "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
     },
     "Clusters": {
@@ -58,12 +59,31 @@ GROUPS = {
 VERBS = {name: entry for verbs in GROUPS.values() for name, entry in verbs.items()}
 # names of version 0.1 that still work
 _FORMER = {"lab": "testbed"}
-# (verb, sub-verb) -> the same, for sub-verbs in another package than their verb; its register returns its sub-verbs
-ATTACHED = {
-    ("traffic", "verify"): (
-        "ringtap.analysis.commands.traffic_verify",
-        "compare a flow plan with what was sent and captured",
-    ),
+# verb -> sub-verb -> (module with register(subparsers, name, summary), one line for --help), loaded as late
+SUB_VERBS = {
+    "traffic": {
+        "plan": (
+            "ringtap.trafficgen.commands.plan",
+            "write a flow plan: which flow starts when, where to and how large",
+        ),
+        "serve": (
+            "ringtap.trafficgen.commands.serve",
+            "receive flows and discard their data, until SIGINT or SIGTERM",
+        ),
+        "send": ("ringtap.trafficgen.commands.send", "send the flows of a plan, each at its time"),
+        "verify": (
+            "ringtap.analysis.commands.traffic_verify",
+            "compare a flow plan with what was sent and captured",
+        ),
+        "calibrate": (
+            "ringtap.trafficgen.commands.calibrate",
+            "measure this host's launch lateness and throughput ceiling over loopback; takes 10 s",
+        ),
+        "bundle": (
+            "ringtap.trafficgen.commands.bundle",
+            "write the traffic generator as one file that any Python from 3.10 on runs, with nothing installed",
+        ),
+    },
 }
 
 _UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
@@ -92,16 +112,24 @@ def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.Argu
         prog="ringtap", dest="verb", metavar="COMMAND", required=True, help=argparse.SUPPRESS
     )
     for name, (module, summary) in VERBS.items():
-        if name == verb:
-            sub_verbs = importlib.import_module(module).register(subparsers, name, summary)
-            for (of, attached), (room, text) in ATTACHED.items():
-                if of == verb and attached == sub_verb:
-                    importlib.import_module(room).register(sub_verbs, attached, text)
-                elif of == verb:
-                    sub_verbs.add_parser(attached, help=text, add_help=False)
-        else:
+        if name != verb:
             subparsers.add_parser(name, add_help=False)
+        elif name in SUB_VERBS:
+            _add_sub_verbs(subparsers, name, summary, sub_verb)
+        else:
+            importlib.import_module(module).register(subparsers, name, summary)
     return parser
+
+
+def _add_sub_verbs(subparsers: Any, verb: str, summary: str, asked: str | None) -> None:
+    """Add a verb whose sub-verbs have modules of their own; only the arguments of the asked one are built."""
+    parser = subparsers.add_parser(verb, help=summary, description=summary, allow_abbrev=False)
+    verbs = parser.add_subparsers(dest=f"{verb}_verb", metavar="COMMAND", required=True)
+    for name, (module, text) in SUB_VERBS[verb].items():
+        if name == asked:
+            importlib.import_module(module).register(verbs, name, text)
+        else:
+            verbs.add_parser(name, help=text, add_help=False)
 
 
 def _overview() -> str:

@@ -153,8 +153,9 @@ def run(arguments, closed, folder):
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-for module, _ in cli.VERBS.values():
-    importlib.import_module(module)
+for module, _ in [*cli.VERBS.values(), *(entry for verbs in cli.SUB_VERBS.values() for entry in verbs.values())]:
+    if module:
+        importlib.import_module(module)
 top, commands = Path(sys.argv[1]), json.loads(sys.argv[2])
 for number, arguments in enumerate(commands):
     for count in range(4):

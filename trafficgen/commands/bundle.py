@@ -39,10 +39,9 @@ sys.exit(main(["traffic", *sys.argv[1:]]))
 """
 
 
-def add_bundle(verbs: Any) -> None:
+def register(verbs: Any, name: str, summary: str) -> None:
     """Add the ``bundle`` sub-verb."""
-    text = "write the traffic generator as one file that any Python from 3.10 on runs, with nothing installed"
-    parser = verbs.add_parser("bundle", help=text, description=text, allow_abbrev=False)
+    parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     usual = Path("ringtap-traffic.pyz")
     parser.add_argument("-o", "--output", type=Path, default=usual, metavar="FILE", help=f"file to write ({usual})")
     parser.add_argument("--force", action="store_true", help="overwrite the file")

@@ -12,10 +12,9 @@ from typing import Any
 from ringtap.units import format_duration, format_rate
 
 
-def add_calibrate(verbs: Any) -> None:
+def register(verbs: Any, name: str, summary: str) -> None:
     """Add the ``calibrate`` sub-verb."""
-    text = "measure this host's launch lateness and throughput ceiling over loopback; takes 10 s"
-    parser = verbs.add_parser("calibrate", help=text, description=text, allow_abbrev=False)
+    parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="where to keep it (default: the user's cache)"
     )

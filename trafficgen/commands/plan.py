@@ -45,10 +45,9 @@ KIND_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _ANYWHERE = "127.0.0.1:5001"
 
 
-def add_plan(verbs: Any) -> None:
+def register(verbs: Any, name: str, summary: str) -> None:
     """Add the ``plan`` sub-verb."""
-    text = "write a flow plan: which flow starts when, where to and how large"
-    parser = verbs.add_parser("plan", help=text, description=text, allow_abbrev=False)
+    parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     add = parser.add_argument
     add("--kind", required=True, choices=tuple(KIND_OPTIONS), help="docs/commands/traffic-plans.md describes each")
     add("--load", metavar="RATE", help="bits per second, mean over the plan, for example 10gbit")

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 _LONGEST_S = 365 * 86_400.0
 
 
-def add_send(verbs: Any) -> None:
+def register(verbs: Any, name: str, summary: str) -> None:
     """Add the ``send`` sub-verb."""
-    text = "send the flows of a plan, each at its time"
-    parser = verbs.add_parser("send", help=text, description=text, allow_abbrev=False)
+    parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     add = parser.add_argument
     add("plan", type=Path, metavar="PLAN", help="file written by 'ringtap traffic plan'")
     add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")

@@ -11,10 +11,9 @@ from ringtap.trafficgen.commands.common import add_token, add_worker_options, at
 from ringtap.units import counted, format_size, parse_duration_s
 
 
-def add_serve(verbs: Any) -> None:
+def register(verbs: Any, name: str, summary: str) -> None:
     """Add the ``serve`` sub-verb."""
-    text = "receive flows and discard their data, until SIGINT or SIGTERM"
-    parser = verbs.add_parser("serve", help=text, description=text, allow_abbrev=False)
+    parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     add = parser.add_argument
     add("--bind", default="127.0.0.1:5001", metavar="HOST:PORT", help="where (default 127.0.0.1:5001)")
     add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")

@@ -35,7 +35,7 @@ GROUPS = {
             "ringtap.analysis.commands.predict",
             "iteration time at a load, or the load that a slowdown allows",
         ),
-        "demand": ("ringtap.analysis.commands.fit", "network demand of a training iteration"),
+        "demand": ("ringtap.analysis.commands.demand", "network demand of a training iteration"),
     },
     "Analyze": {
         "analyze": ("ringtap.analysis.commands.analyze", "what a job and its network did, iteration by iteration"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal, InvalidOperation
 
 from ringtap.errors import UsageError
 
@@ -96,3 +97,18 @@ def format_change(seconds: float) -> str:
     """Write a difference in seconds with its sign: ``+1 h 00 min``, ``-3 s``."""
     size = abs(seconds)
     return f"{'-' if seconds < 0 else '+'}{format_duration(size if size < 60 else round(size))}"
+
+
+def whole_number(text: str, option: str) -> int:
+    """Parse the whole number of an option; ``_`` and ``,`` may group its digits.
+
+    Raises:
+        UsageError: it is no whole number below 10^18; the message names the option.
+    """
+    try:
+        number = Decimal(text.replace("_", "").replace(",", ""))
+    except InvalidOperation:
+        number = Decimal("nan")
+    if not number.is_finite() or abs(number) >= 10**18 or number != int(number):
+        raise UsageError(f"{option} {text!r} is not a whole number below 10^18")
+    return int(number)

@@ -180,7 +180,7 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         colour = sys.stdout.isatty()
         text = "\n\n".join("\n".join(table(report, colour)) for report in reports)
-        print(text, file=unguarded(sys.stdout))  # with colours; `_plain` has removed control characters from other hosts' text
+        print(text, file=unguarded(sys.stdout))  # with colours; other text is without control characters
         if options.plan:
             print("\n" + "\n".join(verdict(options.plan, item["problems"])))
     return 0 if item["recordable"] else 1

@@ -84,7 +84,7 @@ def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
 
 
 def find_python(asked: str) -> str | None:
-    """Return the interpreter of a job: the given one, else ``python`` or ``python3`` on the PATH, else ringtap's own."""
+    """Return a job's interpreter: the given one, else ``python`` or ``python3`` on the PATH, else ringtap's own."""
     if asked:
         return shutil.which(asked)
     return shutil.which("python") or shutil.which("python3") or sys.executable or None
@@ -92,7 +92,7 @@ def find_python(asked: str) -> str | None:
 
 def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # no run is named, so the hook records nothing; and no byte code is written beside it
+    # no run is named, so the hook records nothing, and no byte code is written beside it
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RINGTAP_")}
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

@@ -170,7 +170,7 @@ def cores(_runs: Path) -> Check:
 
 
 def _cgroups() -> list[tuple[str, Path]]:
-    """Return this process's control groups up to the root as (controllers, folder); version 2 has no controllers here."""
+    """This process's control groups up to the root, as (controllers, folder); controllers are empty for version 2."""
     found = []
     for line in _text(CGROUP_FILE).splitlines():
         _, kinds, path = line.split(":", 2)

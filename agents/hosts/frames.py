@@ -1,4 +1,4 @@
-"""Frames between the controller and the host worker: a line of JSON, then the number of bytes that it announces.
+"""Frames between the controller and the host worker: a line of JSON, then as many bytes as it announces.
 
 The protocol uses lines because srun forwards the output of a step line by line. Both parts of a frame have a maximum
 length, so that a compromised host cannot fill the controller's memory.

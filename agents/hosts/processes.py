@@ -77,7 +77,7 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """Kill the command, its process group and all its descendants."""
+        """Kill the command's process group and, if the command still runs, all its descendants."""
         below = descendants([self._process.pid]) if self._process and self.poll() is None else []
         self.signal_group(signal.SIGKILL)
         for pid in below:

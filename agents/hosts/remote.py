@@ -252,7 +252,7 @@ class RemoteProcess:
             self._channel.tell({"op": "signal", "of": self._number, "number": int(number)})
 
     def ask_once(self, number: int) -> None:
-        """Send a signal unless it was sent before, as a second SIGTERM makes ringtap leave its agent running."""
+        """Send a signal unless it was sent before, as a second SIGTERM makes ringtap stop waiting for its agent."""
         if number not in self._asked:
             self.ask_to_stop(number)
 

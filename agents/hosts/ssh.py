@@ -154,7 +154,7 @@ class SshHosts(RemoteHosts):
     Args:
         hosts: the servers.
         config: a configuration file for ssh that replaces the user's.
-        all_needed: if True, a host that cannot be used is an error; otherwise it counts as lost.
+        all_needed: if True, an unusable host is an error; otherwise it counts as lost.
 
     Raises:
         UsageError: a server cannot be reached, or does not have this version of ringtap, and all are needed.
@@ -176,7 +176,7 @@ class SshHosts(RemoteHosts):
         self._words: dict[tuple[str, Path], str] = {}  # paths on the hosts of log files outside of run directories
         self._workdirs: dict[str, str] = {}
         self._token = secrets.token_hex(3)
-        self._jumps: dict[tuple[str, ...], tuple[str, str] | None] = {}  # first unusable jump host and reason, by jump hosts
+        self._jumps: dict[tuple[str, ...], tuple[str, str] | None] = {}  # first unusable one, and reason
         self._jump_lock = threading.Lock()
         try:
             self._connect(all_needed)
@@ -204,7 +204,7 @@ class SshHosts(RemoteHosts):
             raise UsageError("; ".join(words))
 
     def command(self, host: str) -> list[str]:
-        """Return the ssh command of a host; of the plan's text, only the interpreter's path reaches the remote shell."""
+        """Return the ssh command of a host; from the plan, only the interpreter's path reaches the remote shell."""
         target = self._hosts[host]
         # starts in /, as a folder named ringtap in the home would be taken for the package
         start = f"exec sh -c {shlex.quote(_START)} {shlex.quote(target.python)}"
@@ -216,7 +216,7 @@ class SshHosts(RemoteHosts):
         return ["ssh", "-T", *self._config, *options]
 
     def explain(self, host: str, said: str, why: str, code: int) -> str:
-        """Return the reason for the loss of a host, with the last message of ssh, of the login or of the interpreter."""
+        """Return the reason for the loss of a host, with the last message of ssh, the login or the interpreter."""
         login, started, words = said.partition(_STARTED)
         last = _last_words(words if started else login)
         if started and host not in self._workdirs and not why and code != LOST_CODE:

@@ -159,8 +159,8 @@ class Receiver:
     """Writer of the frames of all hosts; hosts are not trusted, and each writes only below its own node's folder.
 
     Args:
-        spread: passes a file on to other hosts; its arguments are the run's key, the file's name in the run, its content,
-            the host that wrote it, and the host to pass it to (None: every other host).
+        spread: passes a file on to other hosts; arguments are the run's key, the file's name in the run, its content,
+            the host that wrote it, and the host that receives it (None: every other host).
     """
 
     def __init__(self, spread: Callable[[str, str, bytes, str, str | None], None]) -> None:

@@ -25,6 +25,6 @@ class TestbedHosts(RemoteHosts):
         return [*enter, sys.executable, *SERVANT]
 
     def stop_all(self) -> None:
-        """End all processes started here, the newest first, and the host workers, as the testbed may be about to end."""
+        """End all processes started here, the newest first, and the host workers, as the testbed may end next."""
         super().stop_all()
         self.leave()

@@ -43,7 +43,7 @@ class HostWorker:
         self._children, self._mirror, self._lease = HostProcesses(), FolderSync(), Lease()
         self._unpacker = frames.Unpacker()
         self._out = bytearray()
-        self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # remaining output of ended commands, and their exit frames
+        self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # rest of output, and exit frames
         self._round: Iterator[Frame] | None = None
         self._due: list[dict[str, Any]] = []  # sent when this pass is over
         self._next: list[dict[str, Any]] = []  # sent when the next pass is over
@@ -309,7 +309,7 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
 
 
 def _usual_workdir() -> str:
-    """Return a folder on local disk that is private to this user or does not exist; names taken by others are skipped."""
+    """Return a local folder that is private to this user or does not exist; names taken by others are skipped."""
     names = agent_socket.local_names(f"ringtap-{_user()}")
     for path in names:
         try:

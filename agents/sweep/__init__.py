@@ -1,1 +1,1 @@
-"""A sweep: series of training jobs measured under stepped cross traffic."""
+"""Sweeps: series of training jobs that are measured under stepped cross traffic."""

@@ -1,4 +1,4 @@
-"""Calibration of a host's traffic generator, made if there is none: ``python -m ringtap.agents.sweep.calibration``."""
+"""Calibration of a host's traffic generator, on first use: ``python -m ringtap.agents.sweep.calibration``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringtap.trafficgen.calibration import Calibration, load, save, usual_path
 
 
 def calibrated(say: Callable[[str], None] = lambda _: None) -> Calibration:
-    """This host's calibration; making it takes 10 s.
+    """Return this host's calibration; if there is none, make one, which takes 10 s.
 
     Raises:
         MeasurementError: flows failed over loopback.
@@ -24,13 +24,13 @@ def calibrated(say: Callable[[str], None] = lambda _: None) -> Calibration:
     if calibration is None:
         say("Calibrating this host's traffic generator, once; takes 10 s")
         calibration = calibrate()
-        with suppress(UsageError):  # a home that cannot be written costs another 10 s the next time, no more
+        with suppress(UsageError):  # if the home directory is not writable, the next run calibrates again
             save(calibration, usual_path())
     return calibration
 
 
 def main() -> int:
-    """The module as a command: write it as JSON."""
+    """Print the calibration as JSON."""
     print(json.dumps(asdict(calibrated())))
     return 0
 

@@ -1,4 +1,4 @@
-"""Reaching the hosts of a cluster, and telling a host that was lost from a job that failed."""
+"""Connection to the hosts of a cluster, and detection of lost hosts as the cause of a failed measurement."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class LostHostError(MeasurementError):
 
 
 def check_lost(hosts: Hosts) -> None:
-    """See that no host is known to be lost.
+    """Check that no host is known to be lost.
 
     Raises:
-        LostHostError: one is.
+        LostHostError: a host is lost.
     """
     if lost := hosts.lost():
         raise LostHostError(_words(lost))
 
 
 def check_alive(hosts: Hosts) -> None:
-    """See that every host answers.
+    """Check that every host answers.
 
     Raises:
-        LostHostError: one does not.
+        LostHostError: a host is lost or does not answer.
     """
     if lost := hosts.lost() or _silent(hosts):
         raise LostHostError(_words(lost))
 
 
 def _words(lost: Mapping[str, str]) -> str:
-    """The loss in words; what a host has said at last may hold anything, and only printable words are passed on."""
+    """Describe the loss of hosts; only printable characters are kept, as a host's last output may contain anything."""
     by_reason: dict[str, list[str]] = {}  # all hosts behind one jump host or switch are lost for the same reason
     for name, why in lost.items():
         by_reason.setdefault(" ".join(why.split()), []).append(name)
@@ -56,9 +56,9 @@ def _words(lost: Mapping[str, str]) -> str:
 
 @contextmanager
 def losses_named(hosts: Hosts) -> Iterator[None]:
-    """Report the loss of a host as the reason when the measurement within fails because of it.
+    """Report the loss of a host as the reason if the measurement within the block fails.
 
-    A job's other ranks notice the loss of one at once, its connection perhaps much later: so every host is asked.
+    The other ranks of a job notice a loss at once, the connection perhaps much later, so every host is queried.
 
     Raises:
         LostHostError: the measurement failed, and a host is lost.
@@ -74,7 +74,7 @@ def losses_named(hosts: Hosts) -> Iterator[None]:
 
 
 def _silent(hosts: Hosts) -> dict[str, str]:
-    """The hosts that give no answer now; this machine and its testbeds are not asked."""
+    """Return the hosts that do not answer now, with the reason; this machine and its testbeds are not queried."""
     if isinstance(hosts, LocalHosts | TestbedHosts):
         return {}
 
@@ -92,14 +92,15 @@ def _silent(hosts: Hosts) -> dict[str, str]:
 
 @contextmanager
 def reached(cluster: Cluster, *, all_needed: bool = True) -> Iterator[Hosts]:
-    """The hosts of a cluster for as long as the block lasts; everything started on them ends with it.
+    """Connect to the hosts of a cluster within the block; all processes started on them end with it.
 
     Args:
         cluster: the cluster.
-        all_needed: whether a server that cannot be reached is an error; else it counts as lost.
+        all_needed: if True, an unreachable server is an error; otherwise it counts as lost.
 
     Raises:
-        UsageError: a host cannot be reached, ssh or Slurm's commands are not here, or this is no allocation.
+        UsageError: a host cannot be reached, ssh or Slurm's commands are missing, or this process does not run in an
+            allocation.
     """
     hosts = _connect(cluster, all_needed)
     try:
@@ -120,10 +121,10 @@ def _connect(cluster: Cluster, all_needed: bool) -> Hosts:
 
 
 def nodes_of(cluster: Cluster, allocated: Sequence[str]) -> dict[str, str]:
-    """The node of each host: the one that the plan pins, else the next of the allocation that no host has.
+    """Return the node of each host: the one that the plan names, else the next unused one of the allocation.
 
     Raises:
-        UsageError: the allocation has fewer nodes than the plan hosts.
+        UsageError: the allocation has too few nodes for the hosts of the plan.
     """
     pinned = {host.node for host in cluster.hosts}
     free = [node for node in allocated if node not in pinned]

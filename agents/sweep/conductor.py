@@ -1,4 +1,4 @@
-"""The conductor: sets the stage, checks the generators, runs every series, keeps what was measured."""
+"""Run of a whole sweep: set up the hosts, check the generators, measure every series, and keep the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.units import counted, format_rate
 
-PRECHECK_TRIES = 3  # a busy moment of the machine is not the generator's
+PRECHECK_TRIES = 3  # the machine may be busy for a moment
 _NOT_ASKED = "not asked for: a sweep records what tells iteration times and loads"
 _NOT_COLLECTED = {
     "packets": "not asked for: the bottleneck is counted at its interfaces",
@@ -63,7 +63,7 @@ class SweepSetup(NamedTuple):
 
 
 class PendingSeries(NamedTuple):
-    """A series and the steps of it that are to be measured."""
+    """Series with the load steps that are still to be measured."""
 
     model: Model
     kind: str
@@ -76,14 +76,14 @@ class PendingSeries(NamedTuple):
 
 
 class Conductor:
-    """Runs a sweep plan into a run directory.
+    """Measurement of a sweep plan into a run directory.
 
     Args:
-        plan: what to measure.
+        plan: the sweep.
         run: the sweep's run directory.
-        ground: the hosts of the plan's cluster; None: the plan's testbed, which is built.
-        only: the one series to measure; empty: all.
-        force: measure although others use the links.
+        ground: the hosts and roles of the plan's cluster; None: build the plan's testbed.
+        only: the only series to measure; empty: all.
+        force: measure even if other traffic uses the links.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Conductor:
         self._points = run.path / "points.jsonl"
 
     def _todo(self) -> list[PendingSeries]:
-        """The points that are not there yet, by series."""
+        """Return the points that have not been measured yet, by series."""
         done = {(item["series"], item.get("step")) for item in read_points(self._points)[0]}
         found = []
         for model in self._plan.models:
@@ -108,7 +108,7 @@ class Conductor:
         return found
 
     def conduct(self) -> None:
-        """Measure every point that is not there yet.
+        """Measure all points that have not been measured yet.
 
         Raises:
             MeasurementError: the testbed, a generator, a job or a host failed.
@@ -150,10 +150,10 @@ class Conductor:
                 yield SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""))
 
     def _look_first(self, ground: SweepSetup, progress: Progress) -> None:
-        """See that nobody else uses the links; what was found is kept in run.json.
+        """Check that no other traffic uses the links, and keep the result in run.json.
 
         Raises:
-            MeasurementError: somebody does, and that is not to be ignored.
+            MeasurementError: other traffic uses the links, and ``force`` is not set.
         """
         idle = look_at_idle_links(self._plan, ground.hosts, ground.stage, self._attempt("precheck", "idle"))
         self._run.info["idle"] = idle
@@ -169,7 +169,7 @@ class Conductor:
         progress.say(f"warning: others use the links: {words}")
 
     def _precheck(self, ground: SweepSetup, kind: str, progress: Progress) -> None:
-        """See that a generator alone can load the bottleneck; the result is kept in run.json."""
+        """Check that a generator alone can load the bottleneck, and keep the result in run.json."""
         for _ in range(PRECHECK_TRIES):
             result = check_generator(self._plan, kind, ground.hosts, ground.stage, self._attempt("precheck", kind))
             if result["ok"] and (self._force or not result["others"]):
@@ -191,7 +191,7 @@ class Conductor:
             )
 
     def _attempt(self, first: str, second: str) -> Path:
-        """A folder below series/ that no earlier attempt has used."""
+        """Return a folder below series/ that no earlier attempt has used."""
         number = 1
         while (path := self._run.path / "series" / f"{first}-{second}-{number}").exists():
             number += 1
@@ -260,7 +260,7 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
 
 @contextmanager
 def _kept(run: RunDirectory) -> Iterator[None]:
-    """However the measurement within ends, run.json says so."""
+    """Record in run.json how the measurement within the block ends."""
     kept = f"Kept what was measured in {run.path}; go on with: ringtap sweep … -o {shell_word(run.path)} --resume"
     try:
         yield
@@ -278,23 +278,23 @@ def _kept(run: RunDirectory) -> Iterator[None]:
 
 
 def _check_space(plan: SweepPlan, path: Path) -> None:
-    """See that this machine has space for the files of all hosts.
+    """Check that this machine has space for the files of all hosts.
 
     Raises:
-        UsageError: it has not.
+        UsageError: it does not.
     """
     count = len(plan.topology.hosts if isinstance(plan.topology, Cluster) else layout(plan)[0].hosts)
-    with suppress(OSError):  # what keeps the folder from being written is said when it is made
+    with suppress(OSError):  # an unwritable folder is reported when it is made
         if problem := space_problem(nearest_folder(path.absolute()), count * room_bytes(plan)):
             raise UsageError(f"{problem}: free some, or name another folder with -o")
 
 
 def _checked_roles(plan: SweepPlan, hosts: Hosts) -> SweepRoles:
-    """A cluster's stage, once its hosts have what the sweep needs and reach each other.
+    """Return a cluster's roles after checking that its hosts meet the sweep's needs and reach each other.
 
     Raises:
-        UsageError: they have not, or do not.
-        MeasurementError: a host gives no answer.
+        UsageError: a host does not meet them, or a connection fails.
+        MeasurementError: a host does not answer.
     """
     stage = cluster_roles(plan, ask_hosts(plan, hosts))
     if problems := check_ways(stage, hosts):
@@ -303,10 +303,10 @@ def _checked_roles(plan: SweepPlan, hosts: Hosts) -> SweepRoles:
 
 
 def _check_machine(plan: SweepPlan) -> None:
-    """See that a testbed's sweep has what it needs on this machine, before anything starts.
+    """Check that this machine has the software that a sweep on a testbed needs.
 
     Raises:
-        UsageError: it has not.
+        UsageError: it does not, or the testbed is not valid.
     """
     layout(plan)
     if needs_iperf3(plan):
@@ -319,10 +319,10 @@ def _check_machine(plan: SweepPlan) -> None:
 
 
 def check_series(plan: SweepPlan, only: str) -> None:
-    """See that a plan has a series.
+    """Check that a plan has a series; an empty name is accepted.
 
     Raises:
-        UsageError: it has not.
+        UsageError: it does not.
     """
     names = series_names(plan)
     if only and only not in names:
@@ -342,20 +342,20 @@ def run_sweep(
     """Measure a sweep into a run directory.
 
     Args:
-        plan: what to measure.
-        path: the run directory to make, or to go on with.
-        resume: keep the points that are there and measure the rest; all of them where there is no run yet.
-        force: measure loads beyond what the sender's traffic generator is calibrated for, and on links that others use.
-        only: the one series to measure; empty: all.
-        access: who may enter a run directory that is made.
+        plan: the sweep.
+        path: the run directory to make or to resume.
+        resume: keep the existing points and measure the others; if there is no run yet, measure all.
+        force: measure loads beyond the calibration of the sender's traffic generator, and on links with other traffic.
+        only: the only series to measure; empty: all.
+        access: access rights of a new run directory.
 
     Returns:
         ``{path, status, points, duration_s}``.
 
     Raises:
-        UsageError: a tool is missing, the folder is in use or cannot be written, another plan was measured there,
+        UsageError: a program is missing, the folder is in use or cannot be written, it has points of another plan, or
             another sweep measures into it or on the same hosts.
-        MeasurementError: the measurement failed; what was measured is kept, and can be resumed.
+        MeasurementError: the measurement failed; the points measured so far are kept, and the sweep can be resumed.
     """
     check_series(plan, only)
     _check_space(plan, path)

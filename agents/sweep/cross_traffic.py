@@ -1,4 +1,4 @@
-"""Cross traffic of a sweep: the receiver, and one sender a load step, on two of its hosts."""
+"""Cross traffic of a sweep between two of its hosts: one receiver, and one sender per load step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
-# iperf3 paces by whole blocks: its own 128 kB would be bursts of 4 ms at 250 Mbit/s
+# iperf3 paces whole blocks: its default of 128 kB would give bursts of 4 ms at 250 Mbit/s
 IPERF_BLOCK_BYTES = 131_072
 LEAST_BLOCK_BYTES = 1448
 _NS = 1_000_000_000
@@ -27,12 +27,12 @@ class CrossTraffic:
     Args:
         plan: the sweep.
         kind: ``iperf``, ``consistent`` or ``burst``.
-        hosts: where processes run.
-        stage: who sends to whom, and how much at most.
-        run: the job run directory that plans and logs go to, published.
+        hosts: the hosts on which processes run.
+        stage: roles and addresses of the hosts, and the load limit.
+        run: the published job run directory for plans and logs.
 
     Attributes:
-        port: TCP port that the receiver listens on; 0 before it does.
+        port: TCP port on which the receiver listens; 0 before `start_receiver`.
     """
 
     def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, stage: SweepRoles, run: Path) -> None:
@@ -40,17 +40,17 @@ class CrossTraffic:
         self._from, self._to = stage.roles.cross_from, stage.roles.cross_to
         self._sent = run / "nodes" / self._from / "sent"
         self._received = run / "nodes" / self._to / "received"
-        # of this run's sender and receiver; in the environment, where other users of the hosts cannot read it
+        # shared by this run's sender and receiver; in the environment, which other users of the hosts cannot read
         self._token = {TOKEN_VARIABLE: secrets.token_hex(8)}
         self.port = 0
         self._sender: HostProcess | None = None
         self._report = self._sent
 
     def start_receiver(self) -> None:
-        """Start the receiving side and wait until it listens; nothing to do where the plan has no cross traffic.
+        """Start the receiver and wait until it listens; does nothing if the plan has no cross traffic.
 
         Raises:
-            MeasurementError: it does not come up.
+            MeasurementError: the receiver does not listen in time.
         """
         if not max(self._plan.loads):
             return
@@ -74,12 +74,12 @@ class CrossTraffic:
         """Start sending.
 
         Args:
-            load_bps: load asked for: payload, bits per second, at the links' own scale.
+            load_bps: requested load, in bits of payload per second, at the scale of the links.
             name: name of the step, for its files.
-            longest_s: how long it may have to go on; it ends by itself then, whoever is left to end it.
+            longest_s: longest duration in seconds, after which the sender ends by itself.
 
         Raises:
-            UsageError: more than the plan allows to load.
+            UsageError: the load exceeds the limit of the plan.
             MeasurementError: the host is lost.
         """
         most_bps = self._stage.most_load_bps
@@ -103,7 +103,7 @@ class CrossTraffic:
             bind=self._stage.cross[self._from],
             block_bytes=max(LEAST_BLOCK_BYTES, round(IPERF_BLOCK_BYTES / self._plan.scale)),
         )
-        # the kernel's own pacing, which what iperf3 makes up for after a pause is bound by, too
+        # pacing by the kernel also limits the rate at which iperf3 catches up after a pause
         return [*command, "--fq-rate", str(round(most_bps / streams))] if most_bps else command
 
     def _flows(self, load_bps: float, name: str, longest_s: float) -> list[str]:
@@ -137,10 +137,10 @@ class CrossTraffic:
         )
 
     def check(self) -> None:
-        """See that the sender still sends.
+        """Check that the sender still runs.
 
         Raises:
-            MeasurementError: it has ended.
+            MeasurementError: the sender has ended.
         """
         if self._sender is not None and self._sender.exit_code() is not None:
             why = self._sender.last_words()
@@ -149,17 +149,17 @@ class CrossTraffic:
             raise MeasurementError(f"the {self._sender.name} ended early: {why}")
 
     def stop_sender(self) -> None:
-        """End the load step; its logs are complete afterwards."""
+        """Stop the sender; its logs are complete afterwards."""
         if self._sender is not None:
             self._sender.stop()
             self._sender = None
 
 
 def free_port(hosts: Hosts, host: str, address: str, count: int = 1, ports: tuple[int, int] | None = None) -> int:
-    """The first of so many TCP ports in a row that are free at an address of a host.
+    """Return the first of ``count`` consecutive TCP ports that are free at an address of a host.
 
     Raises:
-        MeasurementError: there are none, or the host gives no answer.
+        MeasurementError: there are no such ports, or the host does not answer.
     """
     code = f"from ringtap.agents.sweep.host_facts import free_port\nprint(free_port({address!r}, {count}, {ports!r}))"
     done = hosts.ask(host, [hosts.python(host), "-c", code])

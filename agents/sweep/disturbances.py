@@ -1,7 +1,7 @@
-"""Disturbances of a sweep's window: links that were cut, frames with errors, and traffic that is not the sweep's.
+"""Disturbances of a sweep's window: lost links, frames with errors, other traffic, and late samples.
 
-Traffic that is not the sweep's is what a host's interfaces counted less what the sweep's own TCP connections moved:
-those of the training job's processes, and those of the cross traffic's port.
+Other traffic is what a host's interfaces counted minus what the sweep's own TCP connections transferred: those of the
+training job's processes, and those of the cross traffic's port.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ringtap.records import RecordFile, read_json_lines
 from ringtap.rundir import LINK_STATE, OWNER, open_log
 from ringtap.units import counted, format_rate
 
-# On links of 250 Mbit/s, idle ones carried 0.2 Mbit/s of ringtap's own, and loaded ones were accounted for within 0.5 %
+# Of links of 250 Mbit/s, idle ones carried 0.2 Mbit/s of ringtap's own, and loaded ones were accounted for to 0.5 %
 MOST_OTHER_SHARE = 0.03
 MOST_ERROR_SHARE = 1e-4
-SOCKETS_EVERY = "10ms,sockets=100ms"  # as `ringtap run --every` takes it: enough for connections
+SOCKETS_EVERY = "10ms,sockets=100ms"  # value of `ringtap run --every`; sufficient for connections
 _IPV6_MORE_BYTES = 20
 _SPARE_ROWS = 500
 _SEGMENTS = 1 << 32  # tcp_info counts them in 32 bits
 
 
 class PortBytes(NamedTuple):
-    """Payload bytes and segments of any kind that one or several connections moved."""
+    """Payload bytes and segments of any kind that one or several connections have transferred."""
 
     received_bytes: int = 0
     segments_in: int = 0
@@ -44,7 +44,7 @@ _MOVED = ("bytes_received", "segs_in", "bytes_sent", "segs_out", "bytes_acked") 
 
 
 class _Connection(NamedTuple):
-    """A connection: whether it is the cross traffic's, its inode, the headers of its segments, what it has moved."""
+    """Connection: whether it is cross traffic, its inode, the header bytes per segment, and its counters."""
 
     is_cross: bool
     inode: int
@@ -57,10 +57,10 @@ class Disturbance:
     """Disturbances of a window.
 
     Attributes:
-        other_bps: traffic at the bottleneck that is not the sweep's, as frames on the wire; None where it is not known.
-        other_why: why it is not known; empty where it is, and where there can be none.
-        links: what happened to the links, a sentence each.
-        others: where there was much other traffic, a sentence each.
+        other_bps: other traffic at the bottleneck, in bit/s, as frames on the wire; None if it is not known.
+        other_why: reason that it is not known; empty if it is, or if there can be none.
+        links: events of the links, one sentence each.
+        others: places with much other traffic, one sentence each.
     """
 
     other_bps: float | None
@@ -73,9 +73,9 @@ class Rates(NamedTuple):
     """Rates of a host's port in a window, in bit/s, as frames on the wire.
 
     Attributes:
-        total: what its interfaces counted, by direction (``rx``, ``tx``).
-        own: what the sweep's connections moved, likewise.
-        acknowledged_bps: of the cross traffic that the host sends, what the receiver has acknowledged.
+        total: rate that its interfaces counted, by direction (``rx``, ``tx``).
+        own: rate of the sweep's connections, by direction.
+        acknowledged_bps: rate of the cross traffic sent by the host that the receiver acknowledged.
     """
 
     total: dict[str, float]
@@ -84,11 +84,11 @@ class Rates(NamedTuple):
 
 
 class SocketCounts:
-    """Bytes that the sweep's connections of a node have moved, from its growing ``sockets.rec``.
+    """Bytes that the sweep's connections of a node have transferred, from its growing ``sockets.rec``.
 
     Args:
         folder: the node's folder.
-        port: where they have to go through.
+        port: the interfaces that the connections use.
         cross_port: TCP port of the cross traffic's receiver.
     """
 
@@ -100,7 +100,7 @@ class SocketCounts:
         self._rates: Rates | None = None
 
     def rates(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
-        """The rates of a window; windows must follow each other.
+        """Return the rates of a window; windows must be queried in order of time.
 
         Raises:
             UsageError: they were not recorded.
@@ -142,7 +142,7 @@ class SocketCounts:
         )
 
     def _own_bytes(self, before: dict[int, PortBytes]) -> tuple[float, float, float]:
-        """Bytes received and sent by the sweep's connections, and the acknowledged part of the cross traffic."""
+        """Bytes received and sent by the sweep's connections, and acknowledged bytes of cross traffic, with headers."""
         owned = {item["inode"] for item in read_json_lines(self._folder / "sockets" / "owners.jsonl", OWNER)[0]}
         into = out = acknowledged = 0.0
         for cookie, one in self._now.items():
@@ -156,7 +156,7 @@ class SocketCounts:
         return into, out, acknowledged
 
     def _take(self, row: tuple[Any, ...], at: Mapping[str, int]) -> None:
-        """Keep what a record says of its connection, if that goes through the port."""
+        """Keep the counters of a record's connection if it uses the port."""
         source, destination = (_address(row[at["family"]], row[at[key]]) for key in ("source", "destination"))
         is_cross = self._cross_port in [int.from_bytes(row[at[key]], "big") for key in ("sport", "dport")]
         if source not in self._port.addresses or (destination in self._port.addresses and not is_cross):
@@ -172,7 +172,7 @@ class SocketCounts:
 
 
 def _grown(before: PortBytes, after: PortBytes) -> PortBytes:
-    """Differences of counters; those of segments wrap."""
+    """Return the differences of counters; segment counters wrap at 32 bits."""
     return PortBytes(
         after.received_bytes - before.received_bytes,
         (after.segments_in - before.segments_in) % _SEGMENTS,
@@ -190,12 +190,12 @@ def _address(family: int, data: bytes) -> str:
 
 
 class Counters:
-    """A node's interface counters at any time in the newest part of its ``nic.rec``.
+    """Interface counters of a node, interpolated in the newest part of its ``nic.rec``.
 
     Args:
         folder: the node's folder.
-        start_ns: since when (CLOCK_REALTIME).
-        end_ns: until when.
+        start_ns: start of the time of interest (CLOCK_REALTIME).
+        end_ns: its end, which is close to the newest sample.
 
     Raises:
         UsageError: they were not recorded.
@@ -216,16 +216,16 @@ class Counters:
         return f"{nic}.rx_bytes" in self._columns
 
     def grown(self, nic: str, name: str, start_ns: int, end_ns: int) -> float:
-        """Growth of a counter between two times.
+        """Return the growth of a counter between two times.
 
         Raises:
-            UsageError: they are not within what was recorded.
+            UsageError: a time is outside the recorded samples.
         """
         column = self._columns[f"{nic}.{name}"]
         return self._value(column, end_ns) - self._value(column, start_ns)
 
     def port_bytes(self, port: Attachment, way: str, mtu: int, start_ns: int, end_ns: int) -> float:
-        """Frames on the wire that a port's interfaces counted in one direction between two times.
+        """Return the bytes of frames on the wire that a port's interfaces counted in one direction between two times.
 
         Raises:
             UsageError: it was not recorded.
@@ -249,13 +249,13 @@ class Counters:
 
 
 class Watch:
-    """Tells what disturbed the windows of a series.
+    """Detector of disturbances in the windows of a series.
 
     Args:
-        run: its job run directory.
-        stage: the sweep's stage.
-        capacity_bps: of the bottleneck.
-        cross_port: TCP port of the cross traffic's receiver; 0 where there is none.
+        run: job run directory of the series.
+        stage: roles and addresses of the hosts.
+        capacity_bps: capacity of the bottleneck.
+        cross_port: TCP port of the cross traffic's receiver; 0 if there is none.
     """
 
     def __init__(self, run: Path, stage: SweepRoles, capacity_bps: int, cross_port: int) -> None:
@@ -271,17 +271,17 @@ class Watch:
         return self._run / "nodes" / node
 
     def window(self, start_ns: int, end_ns: int, settle_s: float) -> Disturbance:
-        """Return the disturbances of a window; windows must follow each other.
+        """Return the disturbances of a window; windows must be queried in order of time.
 
         Args:
             start_ns: start of the window (CLOCK_REALTIME).
             end_ns: its end.
-            settle_s: seconds before it in which a link that is cut disturbs it, too.
+            settle_s: seconds before the window in which the loss of a link also counts.
         """
         links = tuple(self.links(start_ns - round(settle_s * 1e9), end_ns, start_ns))
         others: list[str] = []
         other_bps = None
-        at_bottleneck = self._stage.attachments.get(self._bottleneck[0])  # none of a testbed's switch
+        at_bottleneck = self._stage.attachments.get(self._bottleneck[0])  # None for a testbed's switch
         other_why = at_bottleneck.why if at_bottleneck else ""
         for node, port in self._stage.attachments.items():
             if port.why:
@@ -300,7 +300,7 @@ class Watch:
         return Disturbance(other_bps, other_why, links, tuple(others))
 
     def rates(self, node: str, start_ns: int, end_ns: int) -> Rates:
-        """The rates of a host's port in a window; windows must follow each other.
+        """Return the rates of a host's port in a window; windows must be queried in order of time.
 
         Raises:
             UsageError: they were not recorded.
@@ -308,12 +308,12 @@ class Watch:
         return self._sockets[node].rates(start_ns, end_ns, self._mtu)
 
     def links(self, since_ns: int, end_ns: int, start_ns: int) -> Iterator[str]:
-        """Changes of the state of the sweep's links, and frames with errors.
+        """Yield a sentence for each link that lost its carrier or had many frames with errors.
 
         Args:
-            since_ns: since when a change of state counts.
-            end_ns: until when things count.
-            start_ns: since when frames with errors count.
+            since_ns: start of the time in which changes of state count.
+            end_ns: end of the time.
+            start_ns: start of the time in which frames with errors count.
         """
         for node, nics in self._stage.links.items():
             log = read_json_lines(self._folder(node) / "nic" / "links.jsonl", LINK_STATE)[0]
@@ -323,7 +323,7 @@ class Watch:
                 counters = Counters(self._folder(node), start_ns, end_ns)
                 for nic in nics:
                     yield from self._error_words(node, nic, counters, start_ns, end_ns)
-            except UsageError:  # a host that is lost, say: that is told elsewhere
+            except UsageError:  # such as a lost host, which is reported elsewhere
                 continue
 
     def _error_words(self, node: str, nic: str, counters: Counters, start_ns: int, end_ns: int) -> Iterator[str]:
@@ -350,32 +350,38 @@ def _link_words(node: str, nic: str, log: list[dict[str, Any]], since_ns: int, e
 
 
 def other_words(node: str, way: str, bps: float, capacity_bps: float) -> str:
-    """Traffic that is not the sweep's, in words."""
+    """Return a sentence about traffic that is not the sweep's."""
     took = {"rx": "took in", "tx": "sent"}[way]
     return f"{node} {took} {format_rate(bps)} of other traffic ({bps / capacity_bps:.0%} of the capacity)"
 
 
-# Quiet windows had at most 2.1 % of late samples, windows that measured visibly wrong times 4 to 17 %
+# Quiet windows had at most 2.1 % of late samples; windows with visibly wrong times had 4 to 17 %
 # (docs/method/method.md)
 MOST_LATE_SHARE = 0.03
 _LATE_PERIODS = 1.5
 
 
 def late_share(log: Path, start_ns: int, end_ns: int) -> float:
-    """Share of a recorder's samples within a window that came more than half a period late.
+    """Return the share of a recorder's samples within a window that came more than half a period late.
 
     Args:
-        log: a nic.rec file, being written or not.
+        log: a nic.rec file, which may still grow.
         start_ns: start of the window (CLOCK_REALTIME).
         end_ns: its end.
+
+    Returns:
+        The share; 1 if the window has fewer than two samples.
+
+    Raises:
+        UsageError: the file does not give its sampling period.
     """
-    if not log.exists():  # none has come from the host yet
+    if not log.exists():  # the file has not arrived from the host yet
         return 1.0
     records = open_log(log)
     if not records.about.get("every_s"):
         raise UsageError(f"{log} cannot be used: it does not say how often it was sampled")
     period_ns = records.about["every_s"] * 1e9
-    # the newest samples are enough: the window has only just closed
+    # the newest samples suffice, as the window has just ended
     newest = int((end_ns - start_ns) / period_ns * 1.2) + 500
     times = [row[0] for row in records.tail(max(0, records.count - newest)) if start_ns <= row[0] <= end_ns]
     gaps = [after - before for before, after in pairwise(times)]

@@ -1,4 +1,4 @@
-"""Estimate of what a sweep will measure and how long it will take."""
+"""Estimate of a sweep: its points, duration and disk space, and the parts that its report will lack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.units import counted, format_duration, format_rate
 
-# of different loads that a report needs, and of the rise from the lightest to the heaviest
+# number of different loads that a report needs, and least rise from the lightest to the heaviest
 # (`analysis/model/congestion_point.py`)
 LEAST_LOADS = {"a fit": 3, "a congestion point": 4}
 LEAST_RISE = 1.2
@@ -27,10 +27,10 @@ _HEADER_SHARE = 1448 / 1514
 
 
 def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
-    """The testbed and the roles that a plan asks for.
+    """Return the testbed and the roles that a plan asks for.
 
     Raises:
-        UsageError: a name or size that no testbed can have.
+        UsageError: a name or size is not valid for a testbed.
     """
     testbed = plan.topology
     assert not isinstance(testbed, Cluster)
@@ -52,7 +52,7 @@ def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
 
 
 def resolved(plan: SweepPlan) -> dict[str, Any]:
-    """Return the plan as run.json keeps it: hosts and roles of the named configurations filled in, secrets masked."""
+    """Return the plan as stored in run.json: hosts and roles of named configurations filled in, secrets masked."""
     item: dict[str, Any] = json.loads(json.dumps(plan.to_json()))
     for model in item["models"]:
         model["command"] = mask_words(model["command"])
@@ -68,9 +68,10 @@ def resolved(plan: SweepPlan) -> dict[str, Any]:
 
 
 def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
-    """Rough iteration time under a load.
+    """Estimate the iteration time under a load, in seconds.
 
-    The compute time, or what the rest of the link needs for a ring all-reduce (eq. 3.1).
+    It is the compute time, or, if longer, a third of it plus the time of a ring all-reduce (eq. 3.1) on the share of
+    the link that the load leaves.
     """
     cluster = plan.topology if isinstance(plan.topology, Cluster) else None
     workers = sum(cluster.host(name).ranks for name in cluster.workers) if cluster else len(layout(plan)[1].workers)
@@ -79,20 +80,20 @@ def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
 
 
 def series_names(plan: SweepPlan) -> list[str]:
-    """The series of a sweep, in the order in which they are measured."""
+    """Names of the series of a sweep, in the order in which they are measured."""
     return [f"{model.name}-{kind}" for model in plan.models for kind in plan.traffic]
 
 
 def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
-    """Every point of a sweep with the seconds it is expected to take.
+    """Return all points of a sweep with their expected durations.
 
     Args:
         plan: the sweep.
         only: one of its series; empty: all.
 
     Returns:
-        A list of ``{series, requested_bps, load, duration_s}`` in the plan's order; start-up times are counted in the
-        first of each series.
+        A list of ``{series, requested_bps, load, duration_s}`` in the plan's order. The first point of each series
+        includes the start of its job, the first point of the sweep also the set-up and the checks of the generators.
     """
     window = plan.window
     points: list[dict[str, Any]] = []
@@ -114,15 +115,15 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
 
 
 def room_bytes(plan: SweepPlan) -> int:
-    """Estimate the most bytes that a host writes in a sweep."""
+    """Estimate the largest number of bytes that a host writes in a sweep."""
     seconds: float = sum(point["duration_s"] for point in estimate(plan))
     return round(LEAST_ROOM_BYTES + seconds * ROOM_BYTES_PER_S)
 
 
 def doubts(plan: SweepPlan) -> list[str]:
-    """List the parts that a report of the sweep will lack, as far as the plan tells: one sentence each."""
+    """List the parts that a report of the sweep will lack according to the plan, one sentence each."""
     loads = sorted(plan.loads)
-    # as reports do, loads that are hardly apart count as one
+    # loads that hardly differ count as one, as in reports
     different = 1 + sum(second - first >= MERGE_SHARE for first, second in itertools.pairwise(loads))
     lacking = [what for what, least in LEAST_LOADS.items() if different < least]
     found = []

@@ -1,7 +1,7 @@
-"""Facts of a host of a cluster before a sweep: ``python -m ringtap.agents.sweep.host_facts [QUESTION]``.
+"""Facts about a host of a cluster before a sweep: ``python -m ringtap.agents.sweep.host_facts [QUESTION]``.
 
-The question is JSON. ``room`` asks for room on a disk (``folder``, ``bytes``), ``jobs`` for what jobs need (by name
-``command``, ``directory`` and ``environment``).
+The question is JSON. ``room`` asks for free space on a disk (``folder``, ``bytes``), ``jobs`` for what jobs need (by
+name: ``command``, ``directory`` and ``environment``).
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ MODULES = ("torch", "horovod")
 _TRIES = 100
 _USUAL_MTU = 1500
 _TRIAL_BYTES = 1 << 20
-_INTERPRETER_S = 30.0  # one that lies on a network file system starts slowly
+_INTERPRETER_S = 30.0  # an interpreter on a network file system starts slowly
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def host_facts() -> dict[str, Any]:
-    """The host's facts.
+    """Return facts about this host.
 
     Returns:
-        ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are
-        there), ``kernel_ports`` (first and last port that the kernel picks), ``lease`` (the sweep that holds the host's
-        lease) and ``interfaces``: by name ``addresses``
-        (IPv4), ``addresses6``, ``mtu`` and ``below`` (interfaces it stands on).
+        ``boot_id``, ``iperf3`` (its path or ""), ``modules`` (those of `MODULES` that are installed), ``kernel_ports``
+        (first and last port that the kernel picks), ``lease`` (facts about the sweep that holds the host's lease) and
+        ``interfaces``: by name ``addresses`` (IPv4), ``addresses6``, ``mtu`` and ``below`` (its lower interfaces).
     """
     states = psutil.net_if_stats()
     interfaces: dict[str, dict[str, Any]] = {}
@@ -67,11 +66,11 @@ def space_problem(path: Path, needed_bytes: int) -> str:
     """Return the reason that a folder's disk has no space for a run's files; empty if it has.
 
     Raises:
-        OSError: the disk cannot be asked.
+        OSError: the disk cannot be queried.
     """
     found = os.statvfs(path)
     free_bytes = found.f_bavail * found.f_frsize
-    # file systems without blocks, like /proc, have no size: writing there tells what they allow
+    # file systems without blocks, like /proc, have no size; a trial write shows what they allow
     if found.f_blocks and free_bytes < needed_bytes:
         return f"{path} has {format_size(free_bytes)} left, and the sweep may write {format_size(needed_bytes)}"
     if found.f_files and not found.f_favail:
@@ -80,24 +79,24 @@ def space_problem(path: Path, needed_bytes: int) -> str:
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the one nearest above it that is there."""
+    """Return the folder itself, or its nearest parent that exists."""
     while not path.is_dir() and path != path.parent:
         path = path.parent
     return path
 
 
 def room_problem(folder: str, needed_bytes: int) -> str:
-    """Return the reason that a folder, which need not exist yet, has no room for a run's files; empty if it has.
+    """Return the reason that a folder, which need not exist yet, has no space for a run's files; empty if it has.
 
     Args:
-        folder: the folder; empty: the one that sweeps take by themselves.
-        needed_bytes: what they may need.
+        folder: the folder; empty: the default of sweeps, below /tmp.
+        needed_bytes: space that the files may need.
     """
     path = nearest_folder(Path(folder or "/tmp"))
     try:
         if problem := space_problem(path, needed_bytes):
             return problem
-        with tempfile.TemporaryFile(dir=path) as file:  # a quota is seen only so
+        with tempfile.TemporaryFile(dir=path) as file:  # only a write detects a quota
             file.write(bytes(min(_TRIAL_BYTES, needed_bytes)))
             file.flush()
     except OSError as error:
@@ -109,12 +108,12 @@ def job_facts(command: list[str], directory: str, environment: Mapping[str, str]
     """Check the program, script and interpreter of a job on this host.
 
     Args:
-        command: its command.
-        directory: the folder in which it is started; empty: this one.
-        environment: its variables beside those that are there.
+        command: command of the job.
+        directory: folder in which the job is started; empty: the current one.
+        environment: variables in addition to those of this process.
 
     Returns:
-        ``problems``, a sentence each, and ``torch``: whether its interpreter has it, None where that is not known.
+        ``problems``, one sentence each, and ``torch``: True if the job's interpreter has torch, None if unknown.
     """
     kept_environment, kept_folder = dict(os.environ), os.open(".", os.O_RDONLY)
     try:
@@ -156,15 +155,15 @@ def _command_facts(command: list[str]) -> dict[str, Any]:
 
 
 def free_port(address: str, count: int = 1, ports: tuple[int, int] | None = None) -> int:
-    """The first of so many TCP ports in a row that nobody listens on.
+    """Return the first of ``count`` consecutive TCP ports that are not in use.
 
     Args:
         address: an address of this host.
-        count: how many ports.
-        ports: the first and the last that may be taken; None: those that the kernel picks.
+        count: number of ports.
+        ports: the first and the last port that may be used; None: ports that the kernel picks.
 
     Raises:
-        OSError: the address is not this host's, or its ports are all in use.
+        OSError: the address does not belong to this host, or no such ports are free.
     """
     tries = range(ports[0], ports[1] - count + 2) if ports else [0] * _TRIES
     for attempt, wanted in enumerate(tries, 1):
@@ -182,7 +181,7 @@ def free_port(address: str, count: int = 1, ports: tuple[int, int] | None = None
 
 
 def main() -> int:
-    """Answer a question on standard output."""
+    """Print the answer to a question as JSON."""
     question = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
     facts = host_facts()
     room = question.get("room")

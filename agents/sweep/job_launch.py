@@ -1,4 +1,4 @@
-"""The processes of a training job: their commands and variables, by host and rank."""
+"""Commands and environment variables of a training job's processes, by host and rank."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.plan import PLACEHOLDERS, Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 
-# by sh, as env(1) learned to change folders late
+# by sh, as older versions of env(1) cannot change folders
 _IN_FOLDER = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh"]
 
 
 class Process(NamedTuple):
-    """One process of a job as it is to be started.
+    """Process of a job to be started.
 
     Attributes:
-        host: where.
+        host: host on which it runs.
         command: the command and its arguments.
-        environment: variables beside those that the host has.
-        log: name of the file that it writes its words to.
+        environment: variables in addition to those of the host.
+        log: name of the file for its output.
     """
 
     host: str
@@ -37,13 +37,13 @@ def ranks_of(plan: SweepPlan, host: str) -> int:
 
 
 def job_python(plan: SweepPlan, host: str, hosts: Hosts) -> str:
-    """The interpreter of the job on a host."""
+    """Return the Python interpreter of the job on a host."""
     own = plan.topology.host(host).job_python if isinstance(plan.topology, Cluster) else ""
     return own or hosts.python(host)
 
 
 def own_environment(plan: SweepPlan, model: Model, host: str) -> dict[str, str]:
-    """The variables that the plan gives a job on a host: the cluster's, the model's, the host's."""
+    """Return the environment variables that the plan gives a job on a host: the cluster's, the model's, the host's."""
     if not isinstance(plan.topology, Cluster):
         return dict(model.environment)
     machine = plan.topology.host(host)
@@ -52,12 +52,12 @@ def own_environment(plan: SweepPlan, model: Model, host: str) -> dict[str, str]:
 
 
 def processes(plan: SweepPlan, model: Model, stage: SweepRoles, hosts: Hosts, port: int) -> list[Process]:
-    """The processes of a model's job, rank 0 first.
+    """Return the processes of a model's job, rank 0 first.
 
     Args:
         plan: the sweep.
         model: the model.
-        stage: who trains, and at which address.
+        stage: the workers and their addresses.
         hosts: the hosts.
         port: a free TCP port of the first worker.
     """
@@ -78,7 +78,7 @@ def processes(plan: SweepPlan, model: Model, stage: SweepRoles, hosts: Hosts, po
         interface = stage.interface[host]
         environment = {
             "GLOO_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": f"={interface}",  # without the sign any interface whose name begins so
+            "NCCL_SOCKET_IFNAME": f"={interface}",  # without "=", NCCL takes any interface whose name begins so
             "OMP_NUM_THREADS": "1",
             **own_environment(plan, model, host),
             **master,
@@ -97,13 +97,13 @@ def processes(plan: SweepPlan, model: Model, stage: SweepRoles, hosts: Hosts, po
 
 def _command(plan: SweepPlan, model: Model, values: Mapping[str, str], python: str) -> list[str]:
     command = filled(model.command, values) or [python, *_scale_model(plan, model)]
-    if model.framework == "horovod":  # its variables are made from torchrun's on each host
+    if model.framework == "horovod":  # on each host, its variables are derived from torchrun's
         command = [python, "-m", "ringtap.examples.horovod_rank", *command]
     return [*_IN_FOLDER, model.directory, *command] if model.directory else command
 
 
 def filled(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
-    """A command with a host's own words in the place of `PLACEHOLDERS`; other braces stay."""
+    """Return a command with `PLACEHOLDERS` replaced by a host's values; other braces are kept."""
     pattern = rf"\{{({'|'.join(PLACEHOLDERS)})\}}"
     return [re.sub(pattern, lambda match: values[match[1]], word) for word in command]
 

@@ -1,7 +1,7 @@
-"""One sweep at a time: a lock on the run directory, and a lease on every host that the sweep uses.
+"""Mutual exclusion of sweeps: a lock on the run directory, and a lease on every host that the sweep uses.
 
-Both end with the process that holds them, however it ends: the lock is the kernel's (flock), the lease a socket that a
-host's servant holds (`ringtap.agents.hosts.lease`).
+Both end with the process that holds them, however it ends: the lock is a kernel lock (flock), and the lease is a socket
+held by the host worker (`ringtap.agents.hosts.lease`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ringtap.agents.hosts import Hosts
 from ringtap.errors import MeasurementError, UsageError
 
 LOCK_FILE = "sweep.lock"
-_ENDING_S = 10.0  # what a servant takes at most to end what its sweep has left running
+_ENDING_S = 10.0  # longest time a host worker needs to end processes of its sweep
 _POLL_S = 0.25
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def holder(run: Path, expected_s: float) -> dict[str, Any]:
-    """Facts of the sweep that this process is.
+    """Return facts about the sweep of this process.
 
     Args:
-        run: its run directory.
-        expected_s: seconds that it is expected to take.
+        run: run directory of the sweep.
+        expected_s: expected duration of the sweep in seconds.
 
     Returns:
         ``{id, user, host, pid, run, since_s, until_s}``; times are Unix times in seconds.
@@ -56,11 +56,11 @@ def holder(run: Path, expected_s: float) -> dict[str, Any]:
 
 
 def _words(found: dict[str, Any]) -> str:
-    """Describe a lease's holder, with begin and end; only printable words of what it says are passed on.
+    """Describe the holder of a lock or lease, with begin and end; only printable characters of its facts are kept.
 
     Returns:
-        Such as "alice's sweep, process 4711 on desk, since 2026-03-01 10:00 UTC, expected to end at 2026-03-01 10:40
-        UTC".
+        Text such as "alice's sweep, process 4711 on desk, since 2026-03-01 10:00 UTC, expected to end at
+        2026-03-01 10:40 UTC".
     """
     if found.get("silent"):
         pid, uid = found.get("pid"), found.get("uid")
@@ -75,15 +75,15 @@ def _words(found: dict[str, Any]) -> str:
 
 @contextmanager
 def locked(path: Path, me: dict[str, Any], say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a run directory for as long as the block lasts.
+    """Hold the lock of a run directory within the block.
 
     Args:
-        path: the run directory, which is there.
-        me: facts of this sweep.
-        say: takes a warning for the user where the file system has no locks.
+        path: the run directory, which must exist.
+        me: facts about this sweep.
+        say: receives a warning for the user if the file system does not support locks.
 
     Raises:
-        UsageError: another sweep measures into it, or it cannot be written.
+        UsageError: another sweep uses the run directory, or it cannot be written.
     """
     file = path / LOCK_FILE
     try:
@@ -107,11 +107,11 @@ def locked(path: Path, me: dict[str, Any], say: Callable[[str], None]) -> Iterat
 
 
 def _lock(file: Path) -> int:
-    """The descriptor of a lock file that is locked and still the one of that name.
+    """Lock a lock file and return its descriptor; the file is opened again if its holder has just removed it.
 
     Raises:
-        BlockingIOError: another process holds it.
-        OSError: it cannot be written, or not be locked.
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be written or locked.
     """
     while True:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -135,15 +135,15 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def take_leases(hosts: Hosts, me: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Take the lease of every host; they are given up when the hosts are left.
+    """Take the lease of every host; the leases end when the hosts are disconnected.
 
     Args:
         hosts: the hosts.
-        me: facts of this sweep.
-        say: takes a warning for the user where a host has no leases.
+        me: facts about this sweep.
+        say: receives a warning for the user if a host does not support leases.
 
     Raises:
-        UsageError: another sweep uses some of them.
+        UsageError: another sweep uses some of the hosts.
         MeasurementError: a host is lost.
     """
     taken: dict[str, dict[str, Any]] = {}
@@ -160,10 +160,10 @@ def take_leases(hosts: Hosts, me: dict[str, Any], say: Callable[[str], None]) ->
 
 
 def lease_problem(taken: Mapping[str, dict[str, Any]]) -> str:
-    """Return who measures on hosts; empty where nobody does.
+    """Return an error message that names the sweeps that use hosts; empty if there are none.
 
     Args:
-        taken: facts of the sweep that holds the lease, by host.
+        taken: facts about the sweep that holds the lease, by host.
     """
     users: dict[str, list[str]] = {}
     for name, found in taken.items():
@@ -174,7 +174,7 @@ def lease_problem(taken: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _take(hosts: Hosts, name: str, me: dict[str, Any]) -> dict[str, Any]:
-    """Take a host's lease; one whose holder gives no answer is about to be free, and is waited for."""
+    """Take a host's lease; wait up to 10 s if its holder does not answer, as it is probably about to end."""
     deadline_s = time.monotonic() + _ENDING_S
     while (found := hosts.lease(name, me)).get("silent") and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)

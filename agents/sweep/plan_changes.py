@@ -1,4 +1,4 @@
-"""Differences between the plan that points were measured with and the plan that a resumed sweep uses."""
+"""Differences between the plan of points that were measured and the plan of the sweep that resumes them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 from ringtap.errors import UsageError
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
 
-# of a plan in run.json: other tools and people may have written it
+# of a plan in run.json, which other programs and people may have written
 _MEASURED: Shape = {
     "loads": [Number(0, 1e3)],
     "traffic": [NAME],
     "models": [{"name": NAME}],
     "topology": {"workers": [str], "cross_from": str, "cross_to": str, "machines?": [{"name": str}]},
 }
-# keys that no window depends on, however much is measured
+# keys on which no window depends
 _FREE = {"name", "window.start_timeout_s", "window.retries", "topology.may_load", "topology.ports", "topology.hosts"}
 _FREE_OF_HOST = {"ssh", "python", "workdir"}
-# of a model with a command: only reports use them
+# keys of a model with a command that only reports use
 _FREE_OF_COMMAND = {"parameters", "layers", "compute_s", "bucket_bytes"}
-# values of keys that plans of older runs lack
+# default values of keys that plans of older runs lack
 _DEFAULTS: tuple[object, ...] = (None, "", 1, "ranks", [], {})
 
 
@@ -28,8 +28,8 @@ class Changes(NamedTuple):
     """Changed keys of a plan.
 
     Attributes:
-        touching: keys that points measured so far depend on.
-        free: the others.
+        touching: keys on which the points measured so far depend.
+        free: the other keys.
     """
 
     touching: list[str]
@@ -37,15 +37,15 @@ class Changes(NamedTuple):
 
 
 def plan_changes(before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> Changes:
-    """Compare two plans, each as `ringtap.agents.sweep.estimate.resolved` gives it.
+    """Compare two plans in the form of `ringtap.agents.sweep.estimate.resolved`.
 
     Args:
         before: the plan of run.json.
-        now: the plan to go on with.
+        now: the plan of the resumed sweep.
         points: the points measured so far.
 
     Raises:
-        UsageError: ``before`` is no plan.
+        UsageError: ``before`` is not a plan.
     """
     try:
         check(before, _MEASURED)
@@ -62,7 +62,7 @@ def plan_changes(before: Mapping[str, Any], now: Mapping[str, Any], points: Sequ
 
 
 def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A plan's values by dotted keys; models and machines by their names."""
+    """Return a plan's values by dotted keys, with models and machines by their names."""
     found: dict[str, Any] = {}
     for key, value in item.items():
         if isinstance(value, list) and all(isinstance(one, dict) and "name" in one for one in value):
@@ -77,7 +77,7 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell if a changed key matters to measured points."""
+    """Return True if measured points depend on a changed key."""
     kinds = {one["traffic"] for one in points}
     loaded_by_iperf = any(one["traffic"] == "iperf" and one["requested_bps"] for one in points)
     known = dict.fromkeys(_FREE, False) | {
@@ -96,7 +96,7 @@ def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points
 
 
 def _load(plan: Mapping[str, Any], point: Mapping[str, Any]) -> float | None:
-    """The load of a point's step, if the plan has it."""
+    """Return the load of a point's step, or None if the plan does not have it."""
     loads, step = plan["loads"], point.get("step")
     return float(loads[step]) if step is not None and step < len(loads) else None
 

@@ -1,6 +1,6 @@
-"""Before a sweep: are its flows within what the sending host can do, and can the generator, alone, load the bottleneck?
+"""Checks before a sweep: the sending host's calibration, idle links, and the generator's rate without a job.
 
-The thesis asks for 22 of 25 Gbit/s of the latter.
+The thesis asks that the generator alone reach 22 of 25 Gbit/s at the bottleneck.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _WARM_UP_S = 1.0
 _WINDOW_S = 3.0
 _RECORDERS_S = 30.0
 _POLL_S = 0.05
-_RECORDED_S = 0.3  # until the last samples of a window are in the logs
+_RECORDED_S = 0.3  # delay until the last samples of a window are in the logs
 _CALIBRATION_S = 60.0
 
 
 def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: Hosts | None) -> dict[str, Any] | None:
-    """Hold the plan's flows against the sending host's calibration, which is made if there is none.
+    """Compare the plan's flows with the sending host's calibration, which is made if there is none.
 
     Args:
         plan: the sweep.
-        force: warn only.
-        say: takes a line for the user.
-        hosts: those of the plan's cluster; None where this machine is the testbed.
+        force: only warn if a load exceeds the calibration.
+        say: receives a line for the user.
+        hosts: hosts of the plan's cluster; None for a testbed on this machine.
 
     Returns:
-        The calibration, or None when the plan has no flows of ours.
+        The calibration, or None if the plan has no flows of ringtap's own generator.
 
     Raises:
-        UsageError: some load is beyond it, and ``force`` is not set.
+        UsageError: the heaviest load exceeds the calibration, and ``force`` is not set.
         MeasurementError: the host cannot be calibrated.
     """
     if not set(plan.traffic) & {"consistent", "burst"} or not max(plan.loads):
@@ -73,34 +73,32 @@ def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Cali
         raise MeasurementError(f"host {host} could not be calibrated: {words}")
     with understood(host):
         found = Calibration(**json.loads(done.stdout))
-        found.exceeded_by(0.0, 0.0, False)  # its figures are numbers
+        found.exceeded_by(0.0, 0.0, False)  # fails unless its values are numbers
         found.spin_for(own_processor=False)
     return found
 
 
 def most_bps(plan: SweepPlan) -> float:
-    """Rate that the generator must reach alone: all of a testbed's links; on a real link at most what the plan asks
-    for.
-    """
+    """Rate of the generator's check in bit/s: a testbed's capacity, or the highest load of the plan on real links."""
     if isinstance(plan.topology, Cluster):
         return max(plan.loads) * plan.capacity_bps
     return float(plan.capacity_bps)
 
 
 def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: SweepRoles, path: Path) -> dict[str, Any]:
-    """Count what the links of a cluster carry while the sweep does not use them.
+    """Measure the traffic on the links of a cluster while the sweep does not use them.
 
     Args:
         plan: the sweep.
-        hosts: its hosts.
-        stage: its stage.
-        path: folder of the job run directory to make.
+        hosts: the hosts.
+        stage: roles and addresses of the hosts.
+        path: the job run directory to make.
 
     Returns:
-        ``{rates, words}``: by host its ``rx_bps`` and ``tx_bps``, and a sentence for each that is much of the capacity.
+        ``{rates, words}``: ``rx_bps`` and ``tx_bps`` by host, and a sentence for each high rate.
 
     Raises:
-        MeasurementError: a host is lost, or does not count.
+        MeasurementError: a host is lost, or its recorder does not count.
     """
     run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **stage.clock())
     hosts.publish(path)
@@ -128,10 +126,10 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: SweepRoles, path: P
 
 
 def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], attached: Container[str]) -> None:
-    """Start recorders, of connections too where hosts are attached; returns when all of them count.
+    """Start recorders, on attached nodes also of connections, and wait until all of them count.
 
     Raises:
-        MeasurementError: one does not.
+        MeasurementError: a recorder does not count.
     """
     recorders = []
     for node in dict.fromkeys(nodes):
@@ -151,7 +149,7 @@ def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], atta
 
 
 def _counted_window(hosts: Hosts) -> tuple[int, int]:
-    """A window of time in which recorders count: its start and end (CLOCK_REALTIME, ns)."""
+    """Wait for a window in which recorders count; return its start and end (CLOCK_REALTIME, ns)."""
     time.sleep(_WARM_UP_S)
     start_ns = time.time_ns()
     time.sleep(_WINDOW_S)
@@ -162,13 +160,14 @@ def _counted_window(hosts: Hosts) -> tuple[int, int]:
 
 
 def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: SweepRoles, path: Path) -> dict[str, Any]:
-    """Send one kind of cross traffic at the highest rate, without a job, and count what comes through.
+    """Send one kind of cross traffic at the highest rate, without a job, and measure the rate that arrives.
 
-    The generator is judged by what its receiver has acknowledged; what the links carry beside that is other traffic.
+    The check uses the bytes that the receiver acknowledged, or, if they are not recorded, all traffic at the
+    bottleneck.
 
     Returns:
         ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok, judged_by, total_bps, others}``;
-        rates as the link's limit counts them.
+        measured rates as frames on the wire.
     """
     run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", **stage.clock())
     hosts.publish(path)
@@ -211,10 +210,10 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: SweepRoles,
 
 
 def _rate_bps(run: RunDirectory, counter: dict[str, str], mtu: int, start_ns: int, end_ns: int) -> float:
-    """Mean rate of an interface counter between two times, as frames on the wire.
+    """Return the mean rate of an interface counter between two times, in bit/s, as frames on the wire.
 
     Raises:
-        MeasurementError: its recorder left nothing of that time.
+        MeasurementError: its recorder left no samples of that time.
     """
     path = run.path / "nodes" / counter["node"] / "nic" / "nic.rec"
     if not path.exists():

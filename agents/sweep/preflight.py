@@ -1,4 +1,4 @@
-"""The roll call of a cluster's hosts: each is asked what it has, and what is wrong is said before anything starts."""
+"""Preflight of a cluster: query the facts of each host, report all problems, and derive the roles of the sweep."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import PLACEHOLDERS, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
 
-# Windows are set by the workers' clocks and their counters read by the receiver's: what they are apart must be short
-# against the settling time
+# Windows are set by the workers' clocks, and their counters read by the receiver's; the difference must be small
+# compared with the settling time
 MOST_APART_S = 0.2
 _ANSWER_S = 100.0  # the first answer waits for the connection, which has a time limit of its own
 _AT_ONCE = 8
-_ROOM_LEFT_BYTES = 1_000_000  # with less of it a host may have been kept from saying what is wrong
+_ROOM_LEFT_BYTES = 1_000_000  # with less, a host may have been unable to write its messages
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a host.
+    """Answer of a host.
 
     Attributes:
-        host: its name.
-        facts: as `ringtap.agents.sweep.host_facts.host_facts` gives them; empty where there was no answer of use.
-        problems: why the sweep cannot run on it, a sentence each.
+        host: name of the host.
+        facts: the result of `ringtap.agents.sweep.host_facts`; empty if there was no usable answer.
+        problems: reasons that the sweep cannot run on the host, one sentence each.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Answer:
 
 
 def ask_hosts(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
-    """Ask every host of a plan's cluster, some at a time; in the plan's order."""
+    """Query all hosts of a plan's cluster, eight at a time; return the answers in the plan's order."""
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -54,7 +54,7 @@ def ask_hosts(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
 
 
 def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any]:
-    """Questions to a host beside its facts (host_facts.py)."""
+    """Return the question for a host, in addition to its facts (`ringtap.agents.sweep.host_facts`)."""
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
     question: dict[str, Any] = {"jobs": {}}
@@ -63,7 +63,7 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
     for model in plan.models if host.name in cluster.workers else ():
         if model.command:
             values = dict.fromkeys(PLACEHOLDERS, "0") | {"python": job_python(plan, host.name, hosts)}
-            # without secrets: every user of the host can read the question, which is an argument
+            # without secrets, as the question is an argument, which every user of the host can read
             command = mask_words(filled(model.command, values | {"host": host.name}))
             variables = mask_variables(own_environment(plan, model, host.name))
             about = {"command": command, "directory": model.directory, "environment": variables}
@@ -72,7 +72,7 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
 
 
 def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
-    """Return the reason that a host has no room for more files now; empty if it has, or is not asked."""
+    """Return the reason that a host has no space for more files now; empty if it has, or is not queried."""
     assert isinstance(plan.topology, Cluster)
     if plan.topology.reach != "ssh":
         return ""
@@ -80,7 +80,7 @@ def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
     with suppress(MeasurementError), understood(host):
         command = [hosts.python(host), "-m", "ringtap.agents.sweep.host_facts", json.dumps(question)]
         room = str(json.loads(hosts.ask(host, command).stdout)["room"])
-        return room.partition(", and the sweep")[0]  # what it may write is not asked here
+        return room.partition(", and the sweep")[0]  # the size asked for is not of interest here
     return ""
 
 
@@ -114,7 +114,7 @@ def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
 
 
 def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
-    """Bounds on how far a host's clock is ahead of this machine's: the least and the most."""
+    """Return the lower and upper bound, in seconds, of a host's clock offset from this machine's."""
     before_ns = time.time_ns()
     done = hosts.ask(host, [hosts.python(host), "-S", "-c", "import time; print(time.time_ns())"])
     after_ns = time.time_ns()
@@ -163,7 +163,7 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
 
 
 def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[str, str]) -> list[str]:
-    """Jobs whose interpreter has torch on another host and not on this one."""
+    """Return a sentence for each job whose interpreter has torch on another host but not on this one."""
     found = []
     for model, about in answer.facts.get("jobs", {}).items():
         with_it = [one.host for one in answers if one.facts.get("jobs", {}).get(model, {}).get("torch")]
@@ -177,7 +177,7 @@ def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[
 
 
 def needs_iperf3(plan: SweepPlan) -> bool:
-    """True if a plan sends with iperf3."""
+    """Return True if a plan sends with iperf3."""
     return "iperf" in plan.traffic and max(plan.loads) > 0
 
 
@@ -186,10 +186,10 @@ def _interface_of(address: str, facts: dict[str, Any]) -> str:
 
 
 def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
-    """The stage that a cluster is, from what its hosts answered.
+    """Return the roles of a cluster's hosts from their answers.
 
     Raises:
-        UsageError: a host cannot take part, or the cross traffic could not be told from the training.
+        UsageError: a host cannot take part, or no interface separates the cross traffic from the training traffic.
     """
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
@@ -222,7 +222,7 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
 
 @dataclass(frozen=True)
 class _Place:
-    """A host's two addresses and the interfaces that have them."""
+    """Training and cross address of a host, and the interfaces that have them."""
 
     training: str
     cross: str
@@ -237,14 +237,14 @@ def _place(host: ClusterHost, facts: dict[str, Any]) -> _Place:
 
 
 def _used_nics(name: str, roles: Roles, place: _Place) -> tuple[str, ...]:
-    """The interfaces of a host that the sweep's traffic takes."""
+    """Return the interfaces of a host that carry the sweep's traffic."""
     training = [place.training_nic] if name in roles.workers else []
     cross = [place.cross_nic] if name in (roles.cross_from, roles.cross_to) else []
     return tuple(dict.fromkeys((*training, *cross)))
 
 
 def _with_below(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
-    """Interfaces and all that they stand on."""
+    """Return interfaces and all interfaces below them."""
     found = list(nics)
     for nic in found:
         found += [below for below in facts["interfaces"].get(nic, {}).get("below", []) if below not in found]
@@ -252,7 +252,7 @@ def _with_below(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _standing(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
-    """Interfaces without those that stand on others of them: a VLAN's frames are counted by the one below, too."""
+    """Return interfaces without those above others of them, as a VLAN's frames are also counted by the one below."""
     return tuple(nic for nic in nics if not set(_with_below([nic], facts)[1:]) & set(nics))
 
 
@@ -269,10 +269,10 @@ def _attachment(name: str, nics: tuple[str, ...], facts: dict[str, dict[str, Any
 
 
 def _counters(roles: Roles, places: dict[str, _Place], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The interface counters of the bottleneck.
+    """Return the interface counters of the bottleneck.
 
-    All that the receiver takes in, or, where the sender trains too, all that it sends. The cross traffic among it is
-    what one end counts on an interface that carries nothing else.
+    The total is all traffic that the receiver receives, or, if the sender also trains, all that the sender sends. The
+    cross traffic is counted at one end, on an interface that carries no training traffic.
 
     Raises:
         UsageError: there is no such interface.

@@ -1,4 +1,4 @@
-"""A progress bar with the time left on a terminal, a line a point elsewhere; always on standard error."""
+"""Progress of a sweep on standard error: a bar with the remaining time on a terminal, else one line per point."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ringtap.units import format_duration
 
 
 class Progress:
-    """Shows how far a sweep is.
+    """Progress display of a sweep.
 
     Args:
-        total_s: seconds the whole is expected to take.
+        total_s: expected duration of the sweep in seconds.
     """
 
     def __init__(self, total_s: float) -> None:
@@ -33,20 +33,20 @@ class Progress:
                 TimeRemainingColumn(),
             )
             console = Console(file=unguarded(sys.stderr))
-            # what others print goes its own way, which is guarded
+            # other output does not pass through the bar; it is guarded elsewhere
             self._bar = Bar(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
             self._task = self._bar.add_task("sweep", total=total_s)
             self._bar.start()
 
     def tick(self, label: str, step_s: float) -> None:
-        """The present step, so many seconds in."""
+        """Show the present step and the seconds that it has run."""
         if self._bar:
             self._bar.update(
                 self._task, description=visible(label), completed=min(self._done_s + step_s, self._total_s)
             )
 
     def done(self, line: str, expected_s: float) -> None:
-        """A step is over: print its line and count its expected time as gone."""
+        """Print the line of a completed step and count its expected duration as done."""
         self._done_s += expected_s
         spent_s = time.monotonic() - self._begin_s
         left_s = max(0.0, self._total_s - self._done_s) * (spent_s / self._done_s if self._done_s else 1.0)
@@ -57,13 +57,13 @@ class Progress:
             print(f"{line}  (about {format_duration(left_s)} left)", file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
-        """Print a line beside the bar."""
+        """Print a line above the bar."""
         if self._bar:
             self._bar.console.print(visible(line), highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar:
             self._bar.stop()

@@ -11,12 +11,12 @@ from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, Rol
 
 @dataclass(frozen=True)
 class Attachment:
-    """A host's way to the network that a sweep measures.
+    """Interfaces that connect a host to the network that a sweep measures.
 
     Attributes:
-        nics: interfaces that together count each of its frames once.
-        addresses: all addresses that they have.
-        why: why the sweep's traffic cannot be told from other traffic there; empty where it can.
+        nics: interfaces that together count each frame of the sweep once.
+        addresses: all addresses of these interfaces and of those above them.
+        why: reason that the sweep's traffic is not separated from other traffic there; empty if it is.
     """
 
     nics: tuple[str, ...]
@@ -26,22 +26,22 @@ class Attachment:
 
 @dataclass(frozen=True)
 class SweepRoles:
-    """The hosts of a sweep as they stand.
+    """Roles, addresses and interfaces of the hosts of a sweep.
 
     Attributes:
-        roles: who trains and who disturbs.
-        recorded: every place whose interfaces are recorded.
+        roles: workers, and sender and receiver of the cross traffic.
+        recorded: nodes whose interfaces are recorded.
         training: address of the training traffic, by host.
         cross: address of the cross traffic, by host.
         interface: interface of the training traffic, by worker.
-        bottleneck: what run.json keeps of it: the counters ``cross`` and ``total``, and the ``mtu``.
-        one_clock: whether all hosts share a kernel and so its clock.
-        iperf3: path of iperf3 by host; empty where there is none.
-        most_load_bps: what cross traffic may come to at most; 0: whatever the plan asks for.
-        ports: first and last TCP port that may be listened on; None: any.
+        bottleneck: facts for run.json: the counters ``cross`` and ``total``, and the ``mtu``.
+        one_clock: True if all hosts share a kernel and thus its clock.
+        iperf3: path of iperf3 by host; empty if it has none.
+        most_load_bps: highest load of the cross traffic; 0: no limit.
+        ports: first and last TCP port on which processes may listen; None: any.
         kernel_ports: first and last port that each host's kernel picks.
-        links: interfaces that carry the sweep's traffic, and those they stand on, by host.
-        attachments: where the sweep's traffic enters and leaves each host that has any.
+        links: interfaces that carry the sweep's traffic, and those below them, by host.
+        attachments: interfaces by which the sweep's traffic enters and leaves each host that has any.
     """
 
     roles: Roles
@@ -60,16 +60,16 @@ class SweepRoles:
 
     @property
     def timekeeper(self) -> str:
-        """The place whose recorder says whether the machine kept time: the bottleneck's."""
+        """Node of the bottleneck, whose recorder shows late samples."""
         return str(self.bottleneck["total"][0]["node"])
 
     def clock(self) -> dict[str, Any]:
-        """The hosts' clocks as a job's run.json describes them."""
+        """Return the description of the hosts' clocks for a job's run.json."""
         return {"one_clock": True} if self.one_clock else {"reference": self.roles.workers[0]}
 
 
 def testbed_roles(spec: TestbedSpec, roles: Roles, iperf3: str) -> SweepRoles:
-    """The stage that a testbed is."""
+    """Return the roles and addresses of a testbed's hosts."""
     return SweepRoles(
         roles=roles,
         recorded=(SWITCH, *spec.hosts),

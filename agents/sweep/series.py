@@ -1,4 +1,4 @@
-"""One series of a sweep: a training job that keeps running while cross traffic is stepped under it."""
+"""One series of a sweep: a training job that runs while cross traffic is stepped, and the diagnosis of failures."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ringtap.units import counted
 
 _TAIL_BYTES = 65_536
 _LONGEST = 300
-_FIRST_HAND = 3  # how much a cause says
-# what a rank says because another has gone, and what launchers say because a rank has
+_FIRST_HAND = 3  # score of a line that names a cause
+# messages of a rank because another rank has ended, and of a launcher because a rank has
 _SECOND_HAND = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed out waiting|\bChildFailedError\b|elastic|SIGTERM|heartbeat|"
     r"store.*timeout|remote process exited",
     re.IGNORECASE,
 )
-# warnings are printed by jobs that run well, too; glog's begin with their letter and date
+# jobs that run well print warnings, too; glog's begin with a letter and the date
 _WARNING = re.compile(r"(\[rank\d+\]:)?\s*\[?[IW]\d{4} |\bwarning\b|Warning:", re.IGNORECASE)
 _TELLING = re.compile(
     r"\w(Error|Exception|Interrupt)\b|\berror\b|no space left|disk quota|cannot|can't|not found|no such file|"
@@ -46,17 +46,17 @@ _TELLING = re.compile(
 
 
 def telling_line(text: str) -> tuple[int, str]:
-    """The line of an output that says most about a failure.
+    """Return the line of an output that says most about a failure.
 
     Returns:
-        How much it says (3: a cause; 2: what may have a cause elsewhere; 1: something; 0: nothing), and the line.
+        A score (3: a cause; 2: a possible consequence of a failure elsewhere; 1: other output; 0: none), and the line.
     """
-    # an output may hold anything, and only printable words are passed on
+    # an output may contain anything; only printable characters are kept
     printable = "".join(character if character.isprintable() else "\n" for character in text)
     lines = [" ".join(line.split()) for line in printable.splitlines() if line.strip()]
     causes = [line for line in lines if _TELLING.search(line) and not _WARNING.search(line)]
     first_hand = [line for line in causes if not _SECOND_HAND.search(line)]
-    # of a traceback, and of several, the last line is the error; a launcher's own words come after it
+    # the last line of the last traceback is the error; a launcher's own output comes after it
     for score, found in ((3, first_hand), (2, causes), (1, lines)):
         if found:
             return score, found[-1][:_LONGEST]
@@ -66,16 +66,16 @@ def telling_line(text: str) -> tuple[int, str]:
 def words_of_hosts(
     plan: SweepPlan, hosts: Hosts, run: RunDirectory, processes: Mapping[str, Sequence[HostProcess]]
 ) -> tuple[bool, str]:
-    """The words of every host, the most telling first, with the file that they are in; hosts that say the same in one.
+    """Return the most telling output line of every host with its file, best first; hosts with the same line share one.
 
     Args:
         plan: the sweep.
         hosts: the hosts.
-        run: the series' run directory.
-        processes: what was started on each host.
+        run: run directory of the series.
+        processes: processes that were started on each host.
 
     Returns:
-        Whether one of them tells a cause, and the words.
+        True if a host names a cause, and the text.
     """
     found: list[tuple[float, str, str, Path | None]] = []
     silent: list[str] = []
@@ -88,7 +88,7 @@ def words_of_hosts(
         logs = list(dict.fromkeys(process.log for process in started))
         said = [(*telling_line(_tail(log)), log) for log in logs]
         agent = run.node(host) / "log" / "agent.log"
-        if (heard := telling_line(_tail(agent)))[0] > 1:  # it says when it starts, too
+        if (heard := telling_line(_tail(agent)))[0] > 1:  # at score 1, it only reports its start
             said.append((*heard, agent))
         score, line, log = max(said, key=lambda one: one[0])
         if not score:
@@ -96,12 +96,12 @@ def words_of_hosts(
             continue
         ended = any(process.exit_code() not in (None, 0) for process in started)
         found.append((score + (0.5 if ended else 0), host, line, log))
-    # a host that failed by itself comes before those that say as much and still run
+    # a host whose process failed comes before hosts with the same score that still run
     found.sort(key=lambda one: -one[0])
     is_told = bool(found) and found[0][0] >= _FIRST_HAND
     alike: dict[str, tuple[list[str], Path | None]] = {}
     for says, name, words, file in found:
-        if not is_told or not 2 <= says < _FIRST_HAND:  # the cause is known, and what it led to is not told
+        if not is_told or not 2 <= says < _FIRST_HAND:  # if a cause is known, its consequences are left out
             alike.setdefault(words, ([], file))[0].append(name)
     told = [f"{', '.join(names)}: {words}{f' ({file})' if file else ''}" for words, (names, file) in alike.items()]
     if silent and not is_told:
@@ -110,7 +110,7 @@ def words_of_hosts(
 
 
 def _room(plan: SweepPlan, hosts: Hosts, host: str) -> str:
-    """The full disk of a host, which may have kept it from saying anything."""
+    """Return a message if the disk of a cluster's host is full, as it may then have written no output."""
     return room_problem(plan, hosts, host) if isinstance(plan.topology, Cluster) else ""
 
 
@@ -124,19 +124,19 @@ def _tail(path: Path) -> str:
 
 
 _POLL_S = 0.05
-_MASTER_PORTS = 2  # torch's, and beside it Horovod's
-# A job that has ended no iteration for so many times the longest, and until its words are here, stands still
+_MASTER_PORTS = 2  # torch's, and the next one for Horovod
+# A job stands still if no iteration ends for this many times the longest one plus the delay of the logs
 _STALLED_ITERATIONS = 3
 _ON_THE_WAY_S = 2.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """One load step of a series.
+    """Load step of a series.
 
     Attributes:
-        index: position in the plan's loads; names the step's files.
-        load: share of the capacity asked for.
+        index: position in the plan's loads; names the files of the step.
+        load: requested load as a share of the capacity.
     """
 
     index: int
@@ -144,11 +144,11 @@ class Step:
 
 
 class StepWatcher:
-    """Follows the step logs of a running job, rank by rank.
+    """Reader of the growing step logs of a running job, rank by rank.
 
     Args:
         run: the job's run directory.
-        ranks: how many ranks each worker has.
+        ranks: number of ranks of each worker.
     """
 
     def __init__(self, run: RunDirectory, ranks: Mapping[str, int]) -> None:
@@ -157,30 +157,30 @@ class StepWatcher:
         self._rows: dict[Path, list[tuple[Any, ...]]] = {}
 
     def iteration_ends_ns(self) -> list[int]:
-        """End of each iteration at the slowest rank (CLOCK_REALTIME), up to the last that all ranks have ended."""
+        """End of each iteration at the slowest rank (CLOCK_REALTIME, ns), up to the last that all ranks have ended."""
         for folder in self._folders:
             for path in sorted(folder.glob("rank*.rec")):
-                if path.suffixes == [".rec"] and path.stat().st_size:  # just made: its header is on the way
+                if path.suffixes == [".rec"] and path.stat().st_size:  # a new file may still lack its header
                     rows = self._rows.setdefault(path, [])
                     rows += open_log(path).tail(len(rows))
         seen = self.ranks_stepped()
         if any(seen[worker] < count for worker, count in self._wanted.items()):
             return []
-        # of several optimizers in a rank, the one that stepped first counts
+        # if a rank has several optimizers, the one that stepped first counts
         ranks = [[row[3] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
         return [max(ends) for ends in zip(*ranks, strict=False)]
 
     def ranks_stepped(self) -> dict[str, int]:
-        """Count the ranks of each worker that have stepped an optimizer, as far as they have been read."""
+        """Count the ranks of each worker that have stepped an optimizer, according to the logs read so far."""
         return {folder.parent.name: sum(path.parent == folder for path in self._rows) for folder in self._folders}
 
 
 def stalled_s(ends_ns: Sequence[int], now_ns: int) -> float:
-    """Seconds since the last iteration ended, where a job stands still; else 0.
+    """Return the seconds since the last iteration ended if a job stands still, otherwise 0.
 
     Args:
-        ends_ns: when iterations ended, two at least.
-        now_ns: the time now.
+        ends_ns: ends of iterations (CLOCK_REALTIME, ns), at least two.
+        now_ns: the present time.
     """
     since_ns = now_ns - ends_ns[-1]
     longest_ns = max(after - before for before, after in pairwise(ends_ns))
@@ -188,16 +188,16 @@ def stalled_s(ends_ns: Sequence[int], now_ns: int) -> float:
 
 
 class Series:
-    """Runs one model against one kind of cross traffic, as a context manager; every process it starts ends with it.
+    """Measurement of one model under one kind of cross traffic; a context manager that ends all its processes.
 
     Args:
         plan: the sweep.
         model: the training job.
-        hosts: where processes run.
-        stage: who trains and who disturbs.
-        run: the job run directory, freshly made and published.
+        hosts: the hosts on which processes run.
+        stage: roles and addresses of the hosts.
+        run: the job run directory, new and published.
         cross: the cross traffic.
-        tolerant: whether traffic that is not the sweep's is no reason to measure a window again.
+        tolerant: if True, a window with traffic that is not the sweep's is not measured again.
     """
 
     def __init__(
@@ -220,10 +220,10 @@ class Series:
         self._logs: dict[str, list[HostProcess]] = {}
 
     def __enter__(self) -> Series:
-        """Start recorders, receiver and job; returns when the warm-up iterations are over.
+        """Start the recorders, the receiver and the job, and wait for the warm-up iterations.
 
         Raises:
-            MeasurementError: something did not come up.
+            MeasurementError: a process ended or did not start in time.
         """
         try:
             self._start()
@@ -253,7 +253,7 @@ class Series:
     def _start_agent(
         self, host: str, command: list[str], environment: dict[str, str], file: str = "job.out"
     ) -> HostProcess:
-        # every 10 ms for the punctuality check (agents/sweep/disturbances.py)
+        # every 10 ms for the check of late samples (agents/sweep/disturbances.py)
         collect = (
             ["nic,steps", "--every", "10ms"] if self._is_testbed else ["nic,sockets,steps", "--every", SOCKETS_EVERY]
         )
@@ -282,7 +282,7 @@ class Series:
             time.sleep(_POLL_S)
 
     def _check(self) -> None:
-        """See that the hosts, the job, the recorders and the sender live."""
+        """Check that no host is lost and that the job, the recorders and the sender run."""
         check_lost(self._hosts)
         for process in (*self._jobs, *self._recorders):
             code = process.exit_code()
@@ -293,36 +293,36 @@ class Series:
         self._cross.check()
 
     def _unstepped(self) -> str:
-        """The workers whose ranks have not all stepped an optimizer, in words."""
+        """Return text that lists the workers whose ranks have not all stepped an optimizer; empty if there are none."""
         seen = self._watcher.ranks_stepped()
         wanted = {host: ranks_of(self._plan, host) for host in self._workers}
         missing = [f"{host} {seen[host]} of {wanted[host]}" for host in self._workers if seen[host] < wanted[host]]
         return f" (ranks that stepped an optimizer: {', '.join(missing)})" if missing else ""
 
     def _words(self) -> tuple[bool, str]:
-        """Tell if some host names a cause, and return the words of every host, the most telling first."""
+        """Diagnose a failure: return True if a cause is known, and the most telling output of every host."""
         with suppress(MeasurementError):
             self._hosts.gather(self._run.path)
         is_told, words = words_of_hosts(self._plan, self._hosts, self._run, self._logs)
         if is_told or self._hosts.lost() or not isinstance(self._plan.topology, Cluster):
             return is_told, words
-        with suppress(MeasurementError):  # a firewall that was set up meanwhile, say
+        with suppress(MeasurementError):  # such as a firewall that was set up meanwhile
             if blocked := check_ways(self._stage, self._hosts):
                 return True, "; ".join(blocked)
         return is_told, words
 
     def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Go through the load steps; a window that something disturbed is measured again.
+        """Measure the load steps; a disturbed window is measured again, as often as the plan allows.
 
         Args:
             steps: the load steps, in order.
-            tick: called with the seconds gone of the present step, for a progress display.
+            tick: called with the elapsed seconds of the present step, for a progress display.
 
         Yields:
-            A record of points.jsonl and whether it is the one to keep of its step's windows: the least disturbed one.
+            A record of points.jsonl, and True if it is kept as the least disturbed window of its step.
 
         Raises:
-            MeasurementError: the job, a recorder or the sender ended, or no iteration ended in the longest window.
+            MeasurementError: the job, a recorder or the sender ended, or a step gave no window of whole iterations.
         """
         for step in steps:
             tries: list[dict[str, Any]] = []
@@ -335,14 +335,14 @@ class Series:
             yield best, True
 
     def _why_again(self, point: dict[str, Any]) -> str:
-        """Return the reason to measure a window again; empty if it is good."""
+        """Return the reasons to measure a window again; empty if there are none."""
         found = [*point["cut"], *(() if self._tolerant else point["others"])]
         if self._is_testbed and point["late_share"] > MOST_LATE_SHARE:
             found.append(f"{point['late_share']:.1%} of the samples came late")
         return "; ".join(found)
 
     def _try(self, step: Step, attempt: int, tick: Callable[[float], None]) -> dict[str, Any]:
-        """One load step and its window."""
+        """Measure one window of a load step and return its record."""
         window = self._plan.window
         requested_bps = step.load * self._plan.capacity_bps
         if requested_bps > 0:
@@ -352,7 +352,7 @@ class Series:
             start_ns, end_ns, iterations = self._window(window, tick)
         finally:
             self._cross.stop_sender()
-        # a host that is cut off may not count as lost yet, and its job's silence would be taken for a long iteration
+        # a host that is cut off may not count as lost yet, and its silence would be taken for a long iteration
         check_alive(self._hosts)
         self._hosts.gather(self._run.path)
         recorder = self._run.path / "nodes" / self._stage.timekeeper / "nic" / "nic.rec"
@@ -375,9 +375,9 @@ class Series:
         }
 
     def _window(self, window: Window, tick: Callable[[float], None]) -> tuple[int, int, int]:
-        """Wait for a window of whole iterations: its start and end (CLOCK_REALTIME, ns) and their number.
+        """Wait for a window of whole iterations; return its start and end (CLOCK_REALTIME, ns) and their number.
 
-        The window opens at the first iteration that ends after the settling time and closes with the last one seen.
+        The window begins at the first end of an iteration after the settling time, and ends at the last one seen.
         """
         begin_s = time.monotonic()
         settled_ns = time.time_ns() + round(window.settle_s * 1e9)
@@ -396,7 +396,7 @@ class Series:
                 raise self._no_window(spent_s, ends, now_ns, settled_ns)
 
     def _no_window(self, spent_s: float, ends: list[int], now_ns: int, since_ns: int) -> MeasurementError:
-        """The reason that there is no window of whole iterations."""
+        """Return an error with the reason that there is no window of whole iterations."""
         self._hosts.gather(self._run.path)
         if len(ends) > 1:
             longest_s = max(after - before for before, after in pairwise(ends)) / 1e9

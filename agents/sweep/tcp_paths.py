@@ -1,6 +1,6 @@
-"""TCP between the hosts of a cluster, tried before a sweep: each pair that will talk, on ports like those it will use.
+"""Trial of the TCP connections that a sweep will make between the hosts of a cluster, on ports like those it uses.
 
-On the hosts: ``python -m ringtap.agents.sweep.tcp_paths listen|try JSON``.
+Command on the hosts: ``python -m ringtap.agents.sweep.tcp_paths listen|try JSON``.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError
 
-# what handshakes get through and full packets do not, where the MTUs along the way differ
+# enough for full packets, which are lost where the MTUs along the path differ, while handshakes succeed
 _TRIAL_BYTES = 1 << 18
 _CONNECT_S = 4.0
-_REFUSED_S = 15.0  # a refusal may be that of a listener that has not started yet
+_REFUSED_S = 15.0  # a listener may not have started yet
 _LISTEN_S = 40.0
 _ANSWER_S = 60.0
 _AT_ONCE = 16
 
 
 class TcpPath(NamedTuple):
-    """A connection that the sweep will make.
+    """Connection that the sweep will make.
 
     Attributes:
         source: host that connects.
         source_address: its address.
         target: host that listens.
         target_address: its address.
-        use: what it is for: ``training``, ``rendezvous`` or ``cross traffic``.
+        use: purpose of the connection: ``training``, ``rendezvous`` or ``cross traffic``.
     """
 
     source: str
@@ -48,7 +48,7 @@ class TcpPath(NamedTuple):
 
 
 def ways(stage: SweepRoles) -> list[TcpPath]:
-    """Every connection that a sweep will make, by pairs of hosts."""
+    """Return all connections that a sweep will make between its hosts."""
     roles, training = stage.roles, stage.training
     first = roles.workers[0]
     found = [
@@ -66,17 +66,17 @@ def ways(stage: SweepRoles) -> list[TcpPath]:
 
 
 def check_ways(stage: SweepRoles, hosts: Hosts) -> list[str]:
-    """Try every connection that a sweep will make.
+    """Try all connections that a sweep will make.
 
     Returns:
-        Those that cannot be made, of which the last says what to open, too; empty where all can be made.
+        One sentence per group of failed connections, the last with the ports to open; empty if all succeed.
 
     Raises:
-        MeasurementError: a host gives no answer.
+        MeasurementError: a host does not answer.
     """
     planned = ways(stage)
     targets = list(dict.fromkeys((way.target, way.target_address, _ports(stage, way)) for way in planned))
-    with ThreadPoolExecutor(2 * len(hosts.names) + 1) as pool:  # listeners keep their threads
+    with ThreadPoolExecutor(2 * len(hosts.names) + 1) as pool:  # each listener occupies a thread
         asked = [pool.submit(_free_port, hosts, *target) for target in targets]
         port = {target: one.result() for target, one in zip(targets, asked, strict=True)}
         at = {way: port[way.target, way.target_address, _ports(stage, way)] for way in planned}
@@ -94,17 +94,17 @@ def check_ways(stage: SweepRoles, hosts: Hosts) -> list[str]:
         for own, answer in trying.values():
             with understood(own[0].source):
                 failed |= {way: str(why) for way, why in zip(own, answer.result()["failed"], strict=True) if why}
-        for host in {way.target for way in failed}:  # it waits for callers that do not come
+        for host in {way.target for way in failed}:  # its listener still waits for callers
             place = next([way.target_address, at[way]] for way in planned if way.target == host)
             _ask(hosts, host, "end", {"place": place})
         for listener in listening.values():
-            with suppress(MeasurementError):  # who is reached is known from the other side
+            with suppress(MeasurementError):  # the callers report whether it was reached
                 listener.result()
     return _sentences(stage, failed, at)
 
 
 def _ports(stage: SweepRoles, way: TcpPath) -> tuple[int, int] | None:
-    """The plan's ports, except for training: gloo and NCCL listen where the kernel lets them."""
+    """Return the plan's ports; None for training, as gloo and NCCL listen on ports that the kernel picks."""
     return None if way.use == "training" else stage.ports
 
 
@@ -125,7 +125,7 @@ def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[s
 
 
 def _sentences(stage: SweepRoles, failed: dict[TcpPath, str], at: dict[TcpPath, int]) -> list[str]:
-    """The words for connections that failed: those that fail alike in one, and what to open in the last."""
+    """Describe failed connections, those that fail alike in one sentence, the last with the ports to open."""
     callers: dict[tuple[str, str, str, tuple[int, int] | None], list[TcpPath]] = {}
     for way, why in failed.items():
         callers.setdefault((way.target, way.target_address, why, _ports(stage, way)), []).append(way)
@@ -156,7 +156,7 @@ def _sentences(stage: SweepRoles, failed: dict[TcpPath, str], at: dict[TcpPath, 
 
 
 def listen(places: Sequence[Sequence[Any]], callers: int) -> None:
-    """Answer so many callers, or until one ends it, or for half a minute.
+    """Answer the given number of callers, until a caller requests the end, or for at most 40 s.
 
     Raises:
         OSError: a port is in use.
@@ -175,7 +175,7 @@ def listen(places: Sequence[Sequence[Any]], callers: int) -> None:
 
 
 def _answer(connection: socket.socket) -> bool:
-    """Take what a caller sends and send as much; returns whether it asks for the end."""
+    """Receive a caller's data and send as much; return True if the caller requests the end by sending none."""
     with connection, suppress(OSError):
         connection.settimeout(_CONNECT_S)
         taken = 0
@@ -189,7 +189,7 @@ def _answer(connection: socket.socket) -> bool:
 
 
 def call(source: str, target: str, port: int) -> str:
-    """Connect and exchange some data; returns why that failed, empty where it did not."""
+    """Connect and exchange some data; return the reason for a failure, empty if it succeeds."""
     deadline_s = time.monotonic() + _REFUSED_S
     while True:
         try:
@@ -222,7 +222,7 @@ def _exchange(connection: socket.socket) -> str:
 
 
 def main() -> int:
-    """Listen, try, or end a listener; answers on standard output."""
+    """Run a listener, try connections, or end a listener; print the answer as JSON."""
     verb, question = sys.argv[1], json.loads(sys.argv[2])
     answer: dict[str, Any] = {}
     if verb == "listen":

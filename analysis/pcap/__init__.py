@@ -1,6 +1,6 @@
-"""Captures scanned at memory speed: conversations, rates, queue pairs.
+"""Fast scans of packet captures: conversations, rates, RoCE queue pairs.
 
-``read_captures`` gives a `Traffic`, ``align`` puts those of several nodes together; both are imported when asked for.
+``read_captures`` returns a `Traffic`; ``align`` merges those of several nodes. Both are imported on first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LAZY = {"Traffic": "traffic", "align": "merge", "read_captures": "reader"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the readers only when they are asked for."""
+    """Import a public name on first use."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

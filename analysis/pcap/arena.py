@@ -1,6 +1,6 @@
-"""The memory that the kernels work in.
+"""Working memory of the kernels: the state, the tables, and buffers that overflow to files.
 
-It is reserved for as many conversations as there may be; the system gives it page by page as it is written.
+It is reserved for the largest number of conversations; the system allocates its pages as they are written.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Arena:
 
     Args:
         bin_ns: width of a bin.
-        cells: file for the cells that memory shall not hold; a temporary one if None.
-        packets: whether single packets are wanted too.
+        cells: file for the cells that exceed the buffer in memory; a temporary one if None.
+        packets: True to keep a row per packet too.
     """
 
     def __init__(self, bin_ns: int, cells: BinaryIO | None, packets: bool) -> None:
-        most = MOST_CONVERSATIONS + 1  # and the row of the others
+        most = MOST_CONVERSATIONS + 1  # plus the row of the others
         self.conversations = np.zeros(most, CONVERSATION)
         self.queue_pairs = np.zeros(ks.MOST_QUEUE_PAIRS, QUEUE_PAIR)
         self.cells = Spill(CELL, _CELLS_IN_MEMORY, cells)
@@ -69,39 +69,39 @@ class Arena:
             self.state[word], self.state[word + 1] = spill.begin, spill.end
 
     def word(self, number: int) -> int:
-        """A word of the state."""
+        """Return a word of the state."""
         return int(self.state[number])
 
     def is_full(self, word: int) -> bool:
-        """True if the buffer that a word of the state points into may not hold what the next packet makes."""
+        """True if the buffer that a word of the state points into may not hold the rows of the next packet."""
         itemsize = CELL.itemsize if word == ks.CELLS_AT else PACKET.itemsize
         return self.word(word) + ks.ROOM * itemsize > self.word(word + 1)
 
     def make_room(self) -> None:
-        """Write the rows in the buffers that are full, or nearly so, to their files."""
+        """Write the rows of full, or nearly full, buffers to their files."""
         for spill, word in self._spills:
             if self.is_full(word):
                 spill.empty(self.word(word))
                 self.state[word] = spill.begin
 
     def rows(self) -> tuple[npt.NDArray[Any], ...]:
-        """All cells; and all packets where they were wanted."""
+        """Return all cells, and all packets if they were wanted."""
         return tuple(spill.rows(self.word(word)) for spill, word in self._spills)
 
     def set_interfaces(self, interfaces: Sequence[Interface]) -> None:
-        """Tell the kernels the interfaces of the section."""
+        """Pass the interfaces of the section to the kernels."""
         self.state[ks.INTERFACE_COUNT] = len(interfaces)
         for row, interface in zip(self._interfaces, interfaces, strict=False):
             row[:6] = (*interface[1:], ks.MOST_NS // interface.by)
 
 
 class Spill:
-    """Rows as they come: in memory while they fit, then in a file without a name.
+    """Rows in order of arrival, in memory while they fit and in a file beyond that.
 
     Args:
-        dtype: of the rows.
-        most: rows to keep in memory.
-        file: where they go when there are more; a temporary one if None.
+        dtype: data type of the rows.
+        most: number of rows to keep in memory.
+        file: file for the rows beyond that; a temporary one if None.
     """
 
     def __init__(self, dtype: np.dtype[Any], most: int, file: BinaryIO | None) -> None:
@@ -113,10 +113,10 @@ class Spill:
 
     def __del__(self) -> None:
         if self._is_own and self._file is not None:
-            self._file.close()  # rows that are mapped from it stay
+            self._file.close()  # rows mapped from it stay valid
 
     def empty(self, end: int) -> None:
-        """Write the rows from the begin of the buffer to an address into the file."""
+        """Write the rows from the start of the buffer up to an address to the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when this is gone
         rows = (end - self.begin) // self._buffer.itemsize
@@ -124,7 +124,7 @@ class Spill:
         self._rows_in_file += rows
 
     def rows(self, end: int) -> npt.NDArray[Any]:
-        """All rows, of which those to an address are still in the buffer: an array, or a map of the file."""
+        """Return all rows, as an array or a map of the file; ``end`` is the address after the last row in the buffer."""
         if self._rows_in_file == 0:
             return self._buffer[: (end - self.begin) // self._buffer.itemsize]
         self.empty(end)
@@ -134,7 +134,7 @@ class Spill:
 
 
 def _aligned(size: int) -> npt.NDArray[np.uint8]:
-    """Zeroed bytes that begin where both directions of a conversation share a multiple of their size."""
+    """Return zeroed bytes at a multiple of 256, the size of the work areas of both directions of a conversation."""
     room = np.zeros(size + 256, np.uint8)
     skipped = -room.ctypes.data % 256
     return room[skipped : skipped + size]

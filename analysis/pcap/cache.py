@@ -1,8 +1,8 @@
-"""Results of a scan, kept beside the capture so that it need not be scanned again.
+"""Cached results of a scan, kept so that a capture need not be scanned again.
 
-A cache is a hidden file: the cells, the other two tables, a JSON object that says what it was made from, and a trailer
-with the lengths. Numbers are little-endian. It holds for one capture as it was (size, time of change, inode), one width
-of bins and one version of the reader; anything else is no cache, and is written anew.
+A cache file holds the cells, the other two tables, a JSON object that describes its origin, and a trailer with the
+lengths. Numbers are little-endian. It is valid for one capture in one state (size, modification time, inode), one width
+of bins and one version of the reader; any other file is ignored and written anew.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORMAT = 1
 _MAGIC = b"RTFLOWS\x01"
 # rows of cells, conversations and queue pairs; bytes of JSON; checksum of all but the cells; magic
 _TRAILER = struct.Struct("<QQQQI8s")
-_LEAST_CAPTURE_BYTES = 1 << 20  # smaller ones are read in an instant
+_LEAST_CAPTURE_BYTES = 1 << 20  # smaller captures are read in an instant
 
 
 def is_kept(about: os.stat_result) -> bool:
@@ -37,9 +37,9 @@ def is_kept(about: os.stat_result) -> bool:
 
 
 def places(path: Path) -> tuple[Path, Path]:
-    """Possible places of a capture's cache: beside it, and in the user's cache folder.
+    """Return the possible paths of a capture's cache: beside it, and in the user's cache folder.
 
-    The name holds no ``.pcap`` and begins with a dot, so that no usual pattern takes it for a capture.
+    No name holds ``.pcap``, and that beside the capture begins with a dot, so that no usual pattern matches it.
     """
     name = path.name.replace(".", "_")[:180]
     by_name, by_path = (f"{zlib.crc32(os.fsencode(text)):08x}" for text in (path.name, path.resolve()))
@@ -49,7 +49,7 @@ def places(path: Path) -> tuple[Path, Path]:
 
 @functools.cache
 def _engine() -> str:
-    """Changes with the code that reads captures."""
+    """Return an identifier that changes with the code that reads captures."""
     number = 0
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         number = zlib.crc32(file.read_bytes(), number)
@@ -62,11 +62,11 @@ def _key(path: Path, about: os.stat_result, bin_ns: int) -> dict[str, Any]:
 
 
 def load(path: Path, about: os.stat_result, bin_ns: int) -> Scanned | None:
-    """Cached results for a capture; None if there are none.
+    """Return the cached results for a capture; None if there are none.
 
     Args:
-        path: of the capture.
-        about: of the capture, as it is now.
+        path: path of the capture.
+        about: current status of the capture.
         bin_ns: width of the bins wanted.
     """
     key = _key(path, about, bin_ns)
@@ -107,15 +107,15 @@ def _read(place: Path, key: dict[str, Any], trusted: set[int]) -> Scanned | None
 
 
 class Pending:
-    """A cache that is being made; nothing of it stays unless it is kept.
+    """Cache file under construction, which is removed unless `keep` succeeds.
 
     Args:
-        path: of the capture.
-        about: of the capture, when it was opened.
+        path: path of the capture.
+        about: status of the capture when it was opened.
         bin_ns: width of the bins.
 
     Attributes:
-        cells: an empty file for cells that memory shall not hold.
+        cells: an empty file for cells that exceed memory; None if no cache can be written.
     """
 
     def __init__(self, path: Path, about: os.stat_result, bin_ns: int) -> None:
@@ -138,10 +138,10 @@ class Pending:
         return None, None
 
     def keep(self, scanned: Scanned) -> Scanned:
-        """Write the rest and put the cache in its place, if the capture is still what it was.
+        """Write the rest and move the cache to its path, if the capture has not changed.
 
         Returns:
-            The same, its cells mapped from the file where there is one.
+            The same scan, its cells mapped from the cache file if it was written.
         """
         if self._file is None or self._target is None or self._name is None:
             return scanned
@@ -163,7 +163,7 @@ class Pending:
 
     def _write(self, scanned: Scanned) -> None:
         assert self._file is not None
-        if not isinstance(scanned.cells, np.memmap):  # else they lie in the file
+        if not isinstance(scanned.cells, np.memmap):  # else they are in the file already
             self._file.write(scanned.cells.data)
         names = ("counts", "start_ns", "bin_ns", "first_ns", "last_ns", "interfaces")
         item = {"key": self._key} | {name: getattr(scanned, name) for name in names}
@@ -176,7 +176,7 @@ class Pending:
         self._file.write(_TRAILER.pack(*rows, len(parts[2]), check, _MAGIC))
 
     def close(self) -> None:
-        """Take away what was not kept."""
+        """Remove the file unless it was kept."""
         if self._file is not None:
             self._file.close()
         if self._name is not None:
@@ -185,7 +185,7 @@ class Pending:
 
 
 def _drop_orphans(new: Path) -> None:
-    """Take the caches of captures that are gone out of the user's cache folder."""
+    """Remove the caches of deleted captures from the user's cache folder."""
     for place in new.parent.glob("*.ringtap-flows"):
         try:
             with place.open("rb") as file:

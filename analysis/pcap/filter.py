@@ -1,8 +1,9 @@
 """Filters in tcpdump's language, as far as conversations can decide them.
 
-The language is that of pcap-filter(7): ``and`` and ``or`` bind alike and from the left, ``not`` binds closer, and a
-name or number after ``and`` or ``or`` goes with the words of the last primitive (``port 80 or 443``). Filters look at
-one direction of a conversation at a time, so that ``src host A`` takes what A sends.
+The language is that of pcap-filter(7): ``and`` and ``or`` have equal precedence and associate from the left, ``not``
+binds tighter, and a name or number after ``and`` or ``or`` takes the qualifiers of the last primitive
+(``port 80 or 443``). Filters look at one direction of a conversation at a time, so that ``src host A`` accepts what A
+sends.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ _DEEPEST = 200
 
 @dataclass(frozen=True)
 class Flows:
-    """The flows that a filter decides on: one row per direction of a conversation.
+    """Flows that a filter decides on, one row per direction of a conversation.
 
     Attributes:
-        protocol: of the IP header, shape (flows,).
-        kind: ``layout.PLAIN`` or ``layout.ROCE``.
+        protocol: protocol number of the IP header, shape (flows,).
+        kind: ``layout.PLAIN``, ``layout.ROCE`` or another kind of `layout`.
         layer: 1 inside a tunnel.
-        family: 4 or 6; 0 for the row of all conversations beyond the limit.
+        family: 4, 6 or ``layout.NO_ADDRESSES``; 0 for the row of all conversations beyond the limit.
         ends: addresses of source and destination as two big-endian halves, shape (2, flows, 2).
-        ports: of source and destination, shape (2, flows).
+        ports: ports of source and destination, shape (2, flows).
     """
 
     protocol: npt.NDArray[np.uint8]
@@ -75,7 +76,7 @@ class Flows:
 
     @classmethod
     def of(cls, conversations: npt.NDArray[Any]) -> Flows:
-        """Of rows of ``layout.CONVERSATION``."""
+        """Return the flows of rows of ``layout.CONVERSATION``."""
         both = [np.ascontiguousarray(conversations[name]).view(">u8").reshape(-1, 2) for name in ("a", "b")]
         ends = np.stack([np.stack(both, 1).reshape(-1, 2), np.stack(both[::-1], 1).reshape(-1, 2)]).astype(np.uint64)
         a, b = conversations["a_port"], conversations["b_port"]
@@ -87,20 +88,20 @@ class Flows:
 
     @property
     def is_ip(self) -> Mask:
-        """Of which packets are IP."""
+        """Mask of the flows whose packets are IP."""
         return is_ip(self.kind)
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """The verdict of a part of a filter on each flow, read from left to right as far as it decides.
+    """Verdict of a part of a filter on each flow, evaluated from left to right until it is decided.
 
-    As in tcpdump, a packet is refused by the whole filter, even within ``not``, where the filter comes to look at bytes
-    that the capture cut off.
+    As in tcpdump, the whole filter refuses a packet, even within ``not``, if it has to look at bytes that the capture
+    cut off.
 
     Attributes:
-        takes: it matches, shape (flows,).
-        refuses: it looked at what was cut off, shape (flows,); never where it matches.
+        takes: mask of the flows that match, shape (flows,).
+        refuses: mask of the flows refused for bytes that were cut off, shape (flows,); disjoint from ``takes``.
     """
 
     takes: Mask
@@ -108,7 +109,7 @@ class _Judged:
 
     @classmethod
     def of(cls, takes: Mask) -> _Judged:
-        """Verdict on what needs no bytes that may have been cut off."""
+        """Return the verdict of a test that needs no bytes that may have been cut off."""
         return cls(np.asarray(takes), np.zeros(len(takes), bool))
 
     def __and__(self, other: _Judged) -> _Judged:
@@ -123,24 +124,24 @@ class _Judged:
 
 
 def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
-    """Mask of the flows that a filter accepts.
+    """Return a mask of the flows that a filter accepts.
 
     Args:
-        words: the filter; it may begin with ``vxlan and`` to look at what is inside of tunnels.
+        words: the filter; it may begin with ``vxlan and`` to match inside tunnels.
         conversations: rows of ``layout.CONVERSATION``.
 
     Returns:
-        One value a flow, shape (2 * rows,).
+        One value per flow, shape (2 * rows,).
 
     Raises:
-        UsageError: the filter is wrong, or packets would have to be looked at for it.
+        UsageError: the filter is wrong, or needs single packets.
     """
     return _Parser(words, Flows.of(conversations)).whole()
 
 
 @dataclass(frozen=True)
 class _Head:
-    """The words before a name or number: ``tcp src port``."""
+    """Qualifiers before a name or number, such as ``tcp src port``."""
 
     name: str | None
     side: str
@@ -189,7 +190,7 @@ class _Parser:
             self._wrong(f"is nested more than {_DEEPEST} deep")
 
     def _expression(self) -> tuple[_Judged, _Head | None]:
-        """Terms joined from left to right; with the head that a name after them would go with."""
+        """Parse terms joined from left to right; return the verdict, and the head that a name after them would take."""
         found, head = self._term()
         while (link := _LINKS.get(self._peek() or "")) is not None:
             self._at += 1
@@ -205,7 +206,7 @@ class _Parser:
         return found, head
 
     def _is_value(self) -> bool:
-        """True if what follows is a name or number, maybe in parentheses or negated."""
+        """True if a name or number follows, maybe in parentheses or negated."""
         ahead = 0
         while self._peek(ahead) in ("(", *_NOTS):
             ahead += 1
@@ -238,7 +239,7 @@ class _Parser:
         self._at += 1
 
     def _head(self) -> _Head | None:
-        """The qualifiers that begin a primitive; None for a protocol's name alone."""
+        """Parse the qualifiers that begin a primitive; None for a protocol's name alone."""
         name: str | None = None
         side, kind = "either", ""
         if self._peek() in _NAMES:
@@ -277,7 +278,7 @@ class _Parser:
             self._wrong(f"puts {head.name!r} before {head.type!r}, which takes only {', '.join(allowed)}")
 
     def _value(self, head: _Head) -> _Judged:
-        """A name or number after its head, or several of them in parentheses."""
+        """Parse a name or number after its head, or several of them in parentheses."""
         token = self._peek()
         if token in _NOTS:
             self._at += 1
@@ -319,7 +320,7 @@ class _Parser:
         return np.asarray(found)
 
     def _named(self, name: str) -> Mask:
-        """The flows of a family of addresses, or of ARP or RARP."""
+        """Return a mask of the flows of an address family, or of ARP or RARP."""
         flows = self._flows
         if name in _ADDRESSED:
             return np.isin(flows.kind, _ADDRESSED[name])
@@ -336,7 +337,7 @@ class _Parser:
         return number
 
     def _number(self, token: str, most: int) -> int | None:
-        """A number as C writes it; None where it is none."""
+        """Parse a number in C notation; None if it is not one."""
         if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0[0-7]{0,12}|[1-9][0-9]{0,9}", token):
             return None
         base = 16 if token[:2].lower() == "0x" else 8 if token.startswith("0") else 10
@@ -383,7 +384,7 @@ class _Parser:
         return found if head.name is None else _Judged.of(self._named(head.name)) & found
 
     def _on(self, side: str, either: Mask, cut: tuple[Mask, Mask]) -> _Judged:
-        """Source, destination or both of them: whether they match, and whether they were cut off."""
+        """Combine the verdicts on source and destination for a side: ``src``, ``dst``, ``either`` or ``both``."""
         source, destination = (_Judged(found & ~gone, gone) for found, gone in zip(either, cut, strict=True))
         if side == "either":
             return source | destination
@@ -392,7 +393,7 @@ class _Parser:
         return source if side == "src" else destination
 
     def _networks(self, head: _Head, token: str) -> list[tuple[int, int, int]]:
-        """Networks that an address, a network or a name stands for: family, address and mask, both of 128 bit."""
+        """Return the networks of an address, a network or a name: family, and address and mask of 128 bits each."""
         text, slash, length = token.partition("/")
         if slash and head.type != "net":
             self._wrong(f"has a mask in {token!r}: write net before it")
@@ -444,7 +445,7 @@ class _Parser:
 
 
 def _ipv4(text: str) -> int | None:
-    """As many octets as are given, the others 0; None where it is none."""
+    """Parse an IPv4 address, octets that are missing as 0; None if it is not one."""
     octets = text.split(".")
     if len(octets) > 4 or not all(octet.isdecimal() and len(octet) < 4 and int(octet) < 256 for octet in octets):
         return None

@@ -34,7 +34,7 @@ CONVERSATION = np.dtype(
         ("a", "V16"),  # sender of the first packet; IPv4 in the first four bytes
         ("b", "V16"),
         ("packets", "u8", (2,)),
-        ("bytes", "u8", (2,)),  # frames on the wire, as captured before any cut
+        ("bytes", "u8", (2,)),  # frame bytes on the wire, before the capture cut any
         ("payload", "u8", (2,)),
         ("data_packets", "u8", (2,)),  # those with payload
         ("data_bytes", "u8", (2,)),
@@ -42,7 +42,7 @@ CONVERSATION = np.dtype(
             "segments",
             "u8",
             (2,),
-        ),  # of the wire, where one captured packet holds several
+        ),  # segments on the wire; one captured packet may hold several
         ("retransmitted_bytes", "u8", (2,)),
         ("out_of_order_bytes", "u8", (2,)),
         ("zero_windows", "u8", (2,)),
@@ -52,7 +52,7 @@ CONVERSATION = np.dtype(
             "rtt_sum_ns",
             "i8",
             (2,),
-        ),  # data of that direction to its acknowledgement, at the capture point
+        ),  # from data of that direction to its acknowledgement, at the capture point
         ("rtt_min_ns", "i8", (2,)),  # -1: none
         ("handshake_ns", "i8"),  # -1: not seen
         ("first_ns", "i8"),  # -1: no packet of the capture has a time
@@ -98,11 +98,11 @@ QUEUE_PAIR = np.dtype(
 
 
 def is_ip(kind: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Mark the kinds that are IP; the others are ARP, RARP and the row of all other frames."""
+    """Return a mask of the kinds that are IP; the others are ARP, RARP and the row of all other frames."""
     return np.asarray(kind < ARP)
 
 
 def offsets(dtype: np.dtype[Any], *names: str) -> tuple[int, ...]:
-    """Offsets of fields in a row, in bytes."""
+    """Return the offsets of fields in a row, in bytes."""
     assert dtype.fields is not None
     return tuple(dtype.fields[name][1] for name in names)

@@ -1,4 +1,4 @@
-"""Scans put together: the files of one place, or the captures of several nodes."""
+"""Merging of scans: the files of one capture point, or the captures of several nodes."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ringtap.units import counted
 
 _TOGETHER = 1 << 20
 _Mask = npt.NDArray[np.bool_]
-# what a row holds by direction, and the least round trip's word for none
+# value for "none" of fields by direction where it is not 0
 _NONE = {"rtt_min_ns": -1}
 
 
 def align(traffics: Sequence[Traffic], offsets_ns: Sequence[int]) -> Traffic:
-    """Put captures of several nodes together, on one clock.
+    """Merge captures of several nodes onto one clock.
 
-    A packet between two of the nodes is in both captures. Each flow is taken from the one in which it has most
-    payload, which is the sender's where packets were lost; of equals, from that of the node that sends it, told by
-    the address that most of its packets have. A RoCE queue pair likewise, by its packets.
+    A packet between two of the nodes is in both captures. Each flow is taken from the capture in which it has
+    most payload, which is the sender's if packets were lost. On a tie, the capture of the sending node wins; a node is
+    recognized by the address that most of its packets have. A RoCE queue pair is chosen likewise, by its packets.
 
     Args:
-        traffics: one a node, read with bins of the same width; filters count.
-        offsets_ns: how far each node's clock is ahead of the reference, taken off its times (``offset_ns`` in
+        traffics: one per node, read with bins of the same width; their filters apply.
+        offsets_ns: lead of each node's clock over the reference clock, subtracted from its times (``offset_ns`` in
             ``clock/clock.json``).
 
     Returns:
-        One traffic, on the reference's clock. Its ``counts`` are those of all captures together.
+        One traffic on the reference clock. Its ``counts`` are the sums over all captures.
 
     Raises:
-        UsageError: there is not one offset a capture, or the widths of the bins differ.
+        UsageError: there are no captures, not one offset per capture, or the widths of the bins differ.
     """
     if not traffics or len(traffics) != len(offsets_ns):
         raise UsageError(
@@ -54,7 +54,7 @@ def align(traffics: Sequence[Traffic], offsets_ns: Sequence[int]) -> Traffic:
 
 
 def _best_flows(traffics: Sequence[Traffic]) -> list[_Mask]:
-    """Of each capture, the flows that are taken from it."""
+    """Return, for each capture, a mask of the flows to take from it."""
     best: dict[bytes, tuple[tuple[int, bool], int, int]] = {}
     for number, traffic in enumerate(traffics):
         rows = traffic.scanned.conversations
@@ -72,7 +72,7 @@ def _best_flows(traffics: Sequence[Traffic]) -> list[_Mask]:
 
 
 def _keys(rows: npt.NDArray[Any], flows: npt.NDArray[np.int64]) -> tuple[list[bytes], list[bytes]]:
-    """Keys that distinguish flows in every capture, and their sources."""
+    """Return keys that identify flows across captures, and their source addresses."""
     mine, back = rows[flows // 2], flows % 2 == 1
     ends = np.empty(len(flows), [("s", "V16"), ("d", "V16"), ("p", "u2"), ("q", "u2"), ("r", "V3")])
     for name, (there, other) in {
@@ -109,7 +109,7 @@ def _best_queue_pairs(parts: Sequence[Scanned]) -> list[_Mask]:
 
 
 def _only(scanned: Scanned, flows: _Mask, pairs: _Mask) -> Scanned:
-    """A scan with these flows alone; the rows of the others stay, empty, so that numbers hold."""
+    """Return a scan with these flows and queue pairs only; other flows keep their rows, emptied, so that numbers hold."""
     rows = scanned.conversations.copy()
     for name in rows.dtype.names or ():
         if rows[name].ndim == 2:
@@ -129,7 +129,7 @@ def _only(scanned: Scanned, flows: _Mask, pairs: _Mask) -> Scanned:
 _Rows = npt.NDArray[Any]
 _IN_MEMORY_BYTES = 2**27
 _KIND = ("protocol", "kind", "layer", "family")
-# of a conversation, by direction
+# summed fields of a conversation, by direction
 _SUMS = (
     "packets",
     "bytes",
@@ -149,22 +149,22 @@ _QUEUE_PAIR_SUMS = ("packets", "bytes", "payload", "acknowledgements", "naks", "
 
 
 def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> Scanned:
-    """Put scans together: conversations with the same ends are one, whoever spoke first in each part.
+    """Merge scans; conversations with the same ends become one, whichever end sent first in each part.
 
-    Numbers of packets and bytes, round trips and counts are added up: a packet that two parts hold counts twice. What
-    TCP does across the border of two files is not followed: bytes sent again of which the first copy is in another
-    file, and handshakes and round trips that end in another, are not counted.
+    Numbers of packets and bytes, round trips and counts are added up, so a packet in two parts counts twice. TCP is not
+    followed across the border of two files: retransmitted bytes whose first copy is in another file, and handshakes
+    and round trips that end in another, are not counted.
 
     Args:
-        parts: at least one; they may be merged ones.
-        offsets_ns: how far the clock of each is ahead, taken off its times; nothing without it. A cell comes into the
-            bin that holds most of it.
+        parts: at least one scan; a part may itself be merged.
+        offsets_ns: lead of each part's clock, subtracted from its times; None for 0. A cell is moved to the bin that
+            covers most of it.
 
     Returns:
-        One scan. Conversations are in the order of their first packets, which say who ``a`` is.
+        One scan. Conversations are in the order of their first packets; ``a`` is the sender of the first packet.
 
     Raises:
-        UsageError: there are no parts, not one offset for each, or their bins have different widths.
+        UsageError: there are no parts, not one offset per part, or their bins have different widths.
     """
     ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
     if not parts or len(ahead) != len(parts):
@@ -201,7 +201,7 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
 
 
 def _at(part: Scanned, time_ns: int) -> Scanned:
-    """A part none of whose packets has a time, at a time."""
+    """Return a part whose packets have no times with all of them at one time."""
     rows, pairs, packets = part.conversations.copy(), part.queue_pairs.copy(), part.packets.copy()
     for table, name in ((rows, "first_ns"), (rows, "last_ns"), (pairs, "first_ns"), (pairs, "last_ns")):
         table[name] = time_ns
@@ -215,7 +215,7 @@ def _distinct(interfaces: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _ends(rows: _Rows, which: str) -> npt.NDArray[np.bytes_]:
-    """Address and port of one end, as text of 18 bytes that can be compared."""
+    """Return address and port of one end as comparable strings of 18 bytes."""
     text = np.zeros((len(rows), 18), np.uint8)
     text[:, :16] = np.ascontiguousarray(rows[which]).view(np.uint8).reshape(-1, 16)
     text[:, 16:] = rows[f"{which}_port"].astype(">u2").view(np.uint8).reshape(-1, 2)
@@ -223,7 +223,7 @@ def _ends(rows: _Rows, which: str) -> npt.NDArray[np.bytes_]:
 
 
 def _grouped(keys: _Rows, first_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Equal keys in groups, in the order of their first times: each row's group, and each group's first row."""
+    """Group equal keys, in the order of their first times; return each row's group and each group's first row."""
     by_time = np.argsort(first_ns, kind="stable")
     _, first, inverse = np.unique(keys[by_time], return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.intp)
@@ -235,7 +235,7 @@ def _grouped(keys: _Rows, first_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[
 
 
 def _text(columns: Sequence[_Rows]) -> npt.NDArray[np.bytes_]:
-    """Columns as one text a row."""
+    """Join columns into one byte string per row."""
     rows = len(columns[0])
     parts = [np.ascontiguousarray(column).view(np.uint8).reshape(rows, -1) for column in columns]
     whole = np.ascontiguousarray(np.concatenate(parts, axis=1))
@@ -243,7 +243,7 @@ def _text(columns: Sequence[_Rows]) -> npt.NDArray[np.bytes_]:
 
 
 def _conversations(parts: Sequence[Scanned], ahead: Sequence[int]) -> tuple[_Rows, list[npt.NDArray[np.uint32]]]:
-    """The conversations of all, and for each part the new number of each of its flows."""
+    """Merge the conversations of all parts; return them and, for each part, the new numbers of its flows."""
     rows = np.concatenate([part.conversations for part in parts])
     if not len(rows):
         return np.zeros(0, CONVERSATION), [np.zeros(0, np.uint32) for _ in parts]
@@ -253,7 +253,7 @@ def _conversations(parts: Sequence[Scanned], ahead: Sequence[int]) -> tuple[_Row
     turned = a > b
     low, high = np.where(turned, b, a), np.where(turned, a, b)
     group, first = _grouped(_text([*(rows[name] for name in _KIND), low, high]), first_ns)
-    turned ^= turned[first][group]  # now: the other way round than the first of the group
+    turned ^= turned[first][group]  # now: in the opposite direction to the first of the group
     merged = np.zeros(len(first), CONVERSATION)
     for name in (*_KIND, "a", "b", "a_port", "b_port"):
         merged[name] = rows[name][first]
@@ -271,7 +271,7 @@ def _conversations(parts: Sequence[Scanned], ahead: Sequence[int]) -> tuple[_Row
 
 
 def _least(group: npt.NDArray[np.intp], groups: int, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Least value of each group; -1 stands for none."""
+    """Return the least value of each group; -1 stands for none."""
     most = np.iinfo(np.int64).max
     least = np.full((groups, *values.shape[1:]), most)
     np.minimum.at(least, group, np.where(values < 0, most, values))
@@ -281,7 +281,7 @@ def _least(group: npt.NDArray[np.intp], groups: int, values: npt.NDArray[np.int6
 def _earliest(
     group: npt.NDArray[np.intp], groups: int, values: npt.NDArray[np.int64], first_ns: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Of each group the value that is there (not -1) in the row of the earliest time."""
+    """Return, for each group, the value of the earliest row that has one (not -1)."""
     found = np.full(groups, -1, np.int64)
     rows = np.flatnonzero(values >= 0)
     rows = rows[np.argsort(first_ns[rows], kind="stable")][::-1]
@@ -290,7 +290,7 @@ def _earliest(
 
 
 def _cells(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], shifts: Sequence[int]) -> _Rows:
-    """The cells of all, in a file without a name where they are many."""
+    """Return the cells of all parts, mapped from an unnamed file if they are many."""
     total = sum(len(part.cells) for part in parts)
     numbered = _numbered(parts, flows, shifts)
     if total * CELL.itemsize <= _IN_MEMORY_BYTES:
@@ -305,9 +305,9 @@ def _cells(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], sh
 def _numbered(
     parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], shifts: Sequence[int]
 ) -> Iterator[_Rows]:
-    """The cells of all with the flows and bins of the whole, some at a time."""
+    """Yield the cells of all parts in batches, with the flow numbers and bins of the merged scan."""
     for part, numbers, shift in zip(parts, flows, shifts, strict=True):
-        for begin in range(0, len(part.cells), 2**18):  # what a processor's cache holds
+        for begin in range(0, len(part.cells), 2**18):  # fits a processor's cache
             some = np.array(part.cells[begin : begin + 2**18])
             some["flow"] = numbers[some["flow"]]
             some["bin"] += shift
@@ -315,7 +315,7 @@ def _numbered(
 
 
 def _packets(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], ahead: Sequence[int]) -> _Rows:
-    """The single packets of all, in the order of their times where there are several parts."""
+    """Return the single packets of all parts, sorted by time if several parts have some."""
     found = []
     for part, numbers, offset in zip(parts, flows, ahead, strict=True):
         if len(part.packets):

@@ -1,4 +1,4 @@
-"""A progress bar for captures that take long, on a terminal only."""
+"""A progress bar for long reads of captures, shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from ringtap.terminal import unguarded
 
-_PATIENCE_S = 0.5  # what is over by then needs no bar, and the bar's library takes long to load
+_PATIENCE_S = 0.5  # a shorter read needs no bar, and the bar's library takes long to load
 
 
 class Bar:
-    """Shows bytes read, their rate and the time left on standard error, if that is a terminal."""
+    """Progress bar of bytes read, their rate and the time left, on standard error if that is a terminal."""
 
     def __init__(self) -> None:
         self._begin_s = time.monotonic()
@@ -29,7 +29,7 @@ class Bar:
             self._bar.stop()
 
     def __call__(self, done_bytes: int, total_bytes: int | None) -> None:
-        """So many bytes are read, of so many; None: nobody knows."""
+        """Show the bytes read so far and the total; None if the total is not known."""
         if self._shown and self._bar is None and time.monotonic() - self._begin_s > _PATIENCE_S:
             self._start()
         if self._bar is not None:

@@ -1,4 +1,4 @@
-"""Rates by flow, by pair of hosts or in all, some bins at a time: there may be more of them than memory holds."""
+"""Rates by flow, by pair of hosts or in total, computed some bins at a time because they may not fit in memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ringtap.analysis.pcap.tables import Columns
 Integers = npt.NDArray[np.int64]
 Cells = npt.NDArray[Any]
 
-_TOGETHER = 1 << 18  # cells of the bins that are worked on together, about
+_TOGETHER = 1 << 18  # approximate number of cells processed together
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that rates are asked for.
+    """Groups of flows whose rates are wanted.
 
     Attributes:
         keys: columns that name the groups.
-        of_flow: for every flow of the scan the number of its group; -1: it does not count.
+        of_flow: group number of each flow of the scan; -1 if the flow does not count.
     """
 
     keys: dict[str, npt.NDArray[Any]]
@@ -38,13 +38,13 @@ class Groups:
 
 @dataclass(frozen=True)
 class Bins:
-    """Bins made of several of the scan's.
+    """Bins that each cover one or more bins of the scan.
 
     Attributes:
-        start_ns: where the first begins: a multiple of the width.
-        width_ns: of each.
-        skipped: the scan's bins that the first would hold before the scan's first.
-        factor: the scan's bins in each.
+        start_ns: start of the first bin, a multiple of the width.
+        width_ns: width of a bin.
+        skipped: number of scan bins that the first bin covers before the first bin of the scan.
+        factor: number of scan bins per bin.
     """
 
     start_ns: int
@@ -53,17 +53,17 @@ class Bins:
     factor: int
 
     def of(self, cells: Cells) -> Integers:
-        """The bin of each cell."""
+        """Return the bin of each cell."""
         return np.asarray((cells["bin"].astype(np.int64) + self.skipped) // self.factor)
 
 
 def batches(walk: Callable[[], Iterator[Cells]], bins: Bins, groups: Groups, what: str) -> Iterator[Columns]:
-    """Rates of the groups, in order of time and group, where there was something to count.
+    """Yield the rates of the groups, in order of time and group, where there was something to count.
 
     Args:
-        walk: gives the cells in pieces, the same each time.
-        bins: those wanted.
-        groups: those wanted.
+        walk: returns the cells in pieces, the same pieces on each call.
+        bins: the bins wanted.
+        groups: the groups wanted.
         what: the amount, a field of ``layout.CELL``.
 
     Yields:
@@ -89,9 +89,9 @@ def batches(walk: Callable[[], Iterator[Cells]], bins: Bins, groups: Groups, wha
 
 
 def _windows(walk: Callable[[], Iterator[Cells]], bins: Bins) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Ranges of bins with about as many cells as are worked on together; and the bins that each piece spans.
+    """Return ranges of bins with about `_TOGETHER` cells each, and the range of bins of each piece.
 
-    Bins may be many more than cells, where a clock was set: the ranges begin at cells taken from all in order of time.
+    If a clock was set, bins may far outnumber cells; the ranges therefore begin at cells sampled in order of time.
     """
     step = max(1, _TOGETHER // 64)
     marks, ranges = [], []

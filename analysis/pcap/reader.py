@@ -1,4 +1,4 @@
-"""Captures read: several at once, each in a thread, for the kernels do not hold the interpreter's lock."""
+"""Reading of captures, several at once in threads or workers; the kernels do not hold the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Progress = Callable[[int, int | None], None]
 """Told the bytes read and the bytes there are; None where that is not known."""
 
 _TICK_S = 0.1
-_PATIENCE_S = 2.0  # for threads that are told to stop: one may wait for a pipe
+_PATIENCE_S = 2.0  # wait for threads that shall stop; one may be blocked on a pipe
 _MOST_THREADS = 8  # each holds 200 MB at worst
 _FEW_CELLS = 1 << 16
 _Path = str | os.PathLike[str]
@@ -46,21 +46,21 @@ def read_captures(
 ) -> Traffic:
     """Read packet captures: pcap and pcapng, plain, gzip or zstd.
 
-    Several files are taken as parts of one capture, in the order of their first packets: what tcpdump's -C, -W or -G
-    wrote, or the captures of several interfaces. A packet that is in two of them counts twice.
+    Several files are parts of one capture, in the order of their first packets: the files of tcpdump's -C, -W or -G,
+    or the captures of several interfaces. A packet that is in two of them counts twice.
 
     Args:
         paths: files or pipes, ``-`` for standard input, globs, or directories with captures.
-        bin_s: width of the bins of rates.
-        offsets_ns: how far the clock of each file is ahead, taken off its times; one for each path, which then must be
-            single files.
-        progress: called ten times a second in the calling thread.
-        cache: keep what was found beside files of 1 MiB and more, and take it from there.
-        workers: who reads, a file each; this process does so in threads.
+        bin_s: width of the bins of rates, in seconds.
+        offsets_ns: lead of each file's clock, subtracted from its times; one for each path, which then must be a
+            single file.
+        progress: called in the calling thread, ten times a second, or with ``workers`` after each file.
+        cache: keep the results of files of 1 MiB and more, beside the file or in the cache folder, and reuse them.
+        workers: processes that read one file each; by default, threads of this process read.
 
     Raises:
-        UsageError: a file is missing, no capture, or damaged from its start; or there are no packets at all.
-        MeasurementError: there was no room for what was found.
+        UsageError: a file is missing, not a capture or damaged from its start, or there are no packets at all.
+        MeasurementError: there was no disk space for the results.
     """
     words = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files = expand(words)
@@ -106,7 +106,7 @@ def _say(line: str) -> None:
 
 
 def scan_file(path: Path, bin_ns: int, cache: bool) -> Scanned | None:
-    """One capture, read for another process; None: it is large, and its cache lies beside it."""
+    """Scan one capture for another process; None if the result is large and its cache lies beside the capture."""
     (found,) = _Reading([path], bin_ns, cache).run(_no_progress)
     if cache and len(found.cells) >= _FEW_CELLS and caches.places(path)[0].is_file():
         kept = caches.load(path, path.stat(), bin_ns)
@@ -116,10 +116,10 @@ def scan_file(path: Path, bin_ns: int, cache: bool) -> Scanned | None:
 
 
 def scan_packets(path: Path) -> Scanned:
-    """One capture with a row for every packet (`Scanned.packets`), for what needs their times one by one.
+    """Scan one capture with a row per packet (`Scanned.packets`), for uses that need the time of each packet.
 
     Raises:
-        UsageError: it cannot be read, or is no capture.
+        UsageError: it cannot be read, or is not a capture.
     """
     compile.entries(_say)
     stream = CaptureStream(path)
@@ -141,11 +141,11 @@ def _feed(stream: CaptureStream, scan: Scan, stop: threading.Event) -> Scanned:
 
 
 class _StoppedError(Exception):
-    """The user interrupted."""
+    """Stop of the reading, after an interrupt by the user or an error in another thread."""
 
 
 class _Reading:
-    """One call's files, worked on by threads while the calling thread shows progress."""
+    """The files of one call, read by threads or workers while the calling thread shows progress."""
 
     def __init__(self, files: Sequence[Path | None], bin_ns: int, cache: bool, workers: Workers = ALONE) -> None:
         self._workers = workers
@@ -160,7 +160,7 @@ class _Reading:
         self._error: BaseException | None = None
 
     def run(self, progress: Progress) -> list[Scanned]:
-        """Results of each file, in order."""
+        """Return the result of each file, in order."""
         for number, path in enumerate(self._files):
             if self._cache and path is not None and self._sizes[number] is not None:
                 about = path.stat()
@@ -261,7 +261,7 @@ class _Reading:
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Say which file it is that is no capture."""
+    """Put the file's name before the message of a UsageError."""
     try:
         yield
     except UsageError as error:
@@ -269,12 +269,12 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _size(path: Path | None) -> int | None:
-    """Bytes of a file; None for a pipe."""
+    """Return the size of a file in bytes; None for a pipe."""
     return path.stat().st_size if path is not None and path.is_file() else None
 
 
 def _on_disk(scanned: Scanned) -> Scanned:
-    """The same with its cells in a temporary file without a name, for hundreds of files together must fit in memory."""
+    """Move the cells, if many, to an unnamed temporary file, so that hundreds of files together fit in memory."""
     if isinstance(scanned.cells, np.memmap) or len(scanned.cells) < _FEW_CELLS:
         return scanned
     with tempfile.TemporaryFile() as file:

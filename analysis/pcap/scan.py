@@ -1,4 +1,4 @@
-"""One capture stream, scanned in blocks: conversations, rates in bins, RoCE queue pairs and counts."""
+"""Scan of one capture stream in blocks: conversations, rates in bins, RoCE queue pairs and counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringtap.errors import UsageError
 
 __all__ = ["MOST_CONVERSATIONS", "Scan", "Scanned"]
 
-_USUAL_MOST_KEPT = 262_144  # what tools take for "no limit"
+_USUAL_MOST_KEPT = 262_144  # snap length that tools use for "no limit"
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Scanned:
         conversations: rows of ``layout.CONVERSATION``, in the order of their first packets.
         cells: rows of ``layout.CELL``; one (flow, bin) may appear several times, and in any order.
         queue_pairs: rows of ``layout.QUEUE_PAIR``.
-        counts: packets, bytes and every anomaly by name.
-        start_ns: where bin 0 begins, since the epoch; a multiple of ``bin_ns``.
+        counts: number of packets, bytes and anomalies, by name.
+        start_ns: beginning of bin 0 since the epoch; a multiple of ``bin_ns``.
         bin_ns: width of a bin.
-        first_ns: time of the earliest packet; -1 when there is none.
-        last_ns: time of the latest packet; -1 when there is none.
+        first_ns: time of the earliest packet; -1 if there is none.
+        last_ns: time of the latest packet; -1 if there is none.
         interfaces: ``name``, ``linktype`` and ``snap_bytes`` of each.
-        packets: rows of ``layout.PACKET`` in the capture's order, where they were asked for.
+        packets: rows of ``layout.PACKET`` in the capture's order, if they were asked for.
     """
 
     conversations: npt.NDArray[Any]
@@ -57,15 +57,15 @@ class Scanned:
 
 
 class Scan:
-    """State of one capture stream; several may run in threads.
+    """Scanner of one capture stream; several may run in parallel threads.
 
     Args:
         bin_ns: width of the bins.
-        cells: an empty file for the cells that memory shall not hold; a temporary one without it.
-        packets: keep a row of every packet too.
+        cells: an empty file for the cells that exceed the buffer in memory; a temporary one if None.
+        packets: True to keep a row per packet too.
 
     Raises:
-        UsageError: what the kernels need is not installed.
+        UsageError: numba is not installed, or the machine is big-endian.
     """
 
     def __init__(
@@ -80,25 +80,25 @@ class Scan:
         self._room = Arena(bin_ns, cells, packets)
         self._walk, self._resume = self._entries["walk"], self._entries["resume"]
         self._started = self._lost = self._big_endian = False
-        self._torn = b""  # the begin of what is not there whole
-        self._wanted = PCAP_HEADER_BYTES  # bytes that it has to have
-        self._passing = self._passed = 0  # bytes still to pass over of a block, and those passed
+        self._torn = b""  # start of a record that is not complete yet
+        self._wanted = PCAP_HEADER_BYTES  # bytes that it needs
+        self._passing = self._passed = 0  # bytes of a block still to skip, and those skipped
         self._corrupt_records = self._corrupt_bytes = 0
         self._section: list[Interface] = []
         self._described: list[dict[str, Any]] = []
 
     def feed(self, block: memoryview) -> None:
-        """Take the next bytes of the stream; it may be split anywhere.
+        """Process the next bytes of the stream, which may be split anywhere.
 
         Raises:
-            UsageError: the stream is no capture.
+            UsageError: the stream is not a capture.
         """
         data = np.frombuffer(block, np.uint8) if len(block) else np.zeros(0, np.uint8)
         while len(data):
             if self._passing:
                 data = self._pass_over(data)
             elif self._torn:
-                # a record from two blocks: as much of the second as it takes, all of it when searching for one
+                # a record across two blocks: take what it needs of the second, all of it when searching for a record
                 taken = len(data) if self._lost else self._wanted - len(self._torn)
                 self._torn += data[:taken].tobytes()
                 data = data[taken:]
@@ -109,10 +109,10 @@ class Scan:
                 return
 
     def finish(self) -> Scanned:
-        """The stream has ended.
+        """End the stream, and return its results.
 
         Raises:
-            UsageError: it was no capture.
+            UsageError: it was not a capture.
         """
         if not self._started:
             raise UsageError("is no capture: it is too short" if self._torn else "is no capture: it is empty")
@@ -136,7 +136,7 @@ class Scan:
         queue_pairs = room.queue_pairs[: room.word(ks.QUEUE_PAIR_ROWS)]
         first_ns = room.word(ks.FIRST_NS)
         if (conversations["first_ns"] < 0).any():
-            # packets without a time came before the first that has one: they count at that
+            # packets without a time before the first that has one count at its time
             cells["bin"][cells["bin"] == ks.UNKNOWN_BIN] = 0
             for rows in (conversations["first_ns"], conversations["last_ns"], queue_pairs["first_ns"]):
                 rows[rows < 0] = first_ns
@@ -166,7 +166,7 @@ class Scan:
         return data[passed:]
 
     def _go(self, data: npt.NDArray[np.uint8]) -> bytes:
-        """Work on bytes that begin with a record, or with the file; returns the tail that is not whole."""
+        """Process bytes that begin with a record, or with the file; return the incomplete tail."""
         if not self._started:
             if len(data) < PCAP_HEADER_BYTES:
                 return data.tobytes()
@@ -214,7 +214,7 @@ class Scan:
         room.make_room()
 
     def _begin(self, head: bytes) -> int:
-        """Learn the format from the first bytes; returns how many belong to the header of the file."""
+        """Detect the format from the first bytes; return how many of them are the header of the file."""
         header = pcap_header(head)
         if header is None and (head[:4] != SECTION_HEADER or section_header(head[:12]) is None):
             raise UsageError("is no capture: pcap and pcapng files are read")
@@ -232,10 +232,10 @@ class Scan:
         return PCAP_HEADER_BYTES
 
     def _header(self, data: npt.NDArray[np.uint8]) -> int:
-        """Read a block of pcapng that tells of packets to come.
+        """Read a section header or interface block of pcapng.
 
         Returns:
-            Its length; 0 if it is not there whole, -1 if it is damaged.
+            Its length; 0 if it is incomplete, -1 if it is damaged.
         """
         if data[:4].tobytes() == SECTION_HEADER:
             header = section_header(data[:12].tobytes())

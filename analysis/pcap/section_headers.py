@@ -1,6 +1,6 @@
-"""Headers of captures, read in Python: they are few. Sections and interfaces of pcapng, the file header of pcap.
+"""Headers of captures: the file header of pcap, and the sections and interfaces of pcapng.
 
-Formats: draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
+Python reads them, as they are few. Formats: draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringtap.analysis.pcap.kernels.state import (
 
 PCAP_HEADER_BYTES = 24
 SECTION_HEADER = b"\x0a\x0d\x0d\x0a"
-# magic as it lies in the file -> (byte order, nanoseconds a tick)
+# magic number in the file -> (byte order, nanoseconds per tick)
 _MAGICS = {
     b"\xd4\xc3\xb2\xa1": ("<", 1000),
     b"\xa1\xb2\xc3\xd4": (">", 1000),
@@ -32,11 +32,11 @@ class Interface(NamedTuple):
     """The interface that packets were captured on.
 
     Attributes:
-        name: as the capture says; empty where it does not.
+        name: name in the capture; empty if it has none.
         linktype: LINKTYPE of its frames.
-        snap_bytes: what a packet was cut to; 0: nothing.
-        scale: how ``by`` makes ticks nanoseconds, as ``kernels.state`` names it.
-        by: nanoseconds a tick, ticks a nanosecond, or the power of two of a tick.
+        snap_bytes: length that packets were cut to; 0: not cut.
+        scale: conversion of ticks to nanoseconds with ``by``: TIMES, DIVIDED or POWER_OF_TWO of ``kernels.state``.
+        by: nanoseconds per tick, ticks per nanosecond, or n for ticks of 2^-n s.
         offset_ns: added to every time.
     """
 
@@ -57,7 +57,7 @@ class Interface(NamedTuple):
 
 
 def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
-    """Byte order of a pcap file (True for big-endian) and its interface; None if it is no pcap file."""
+    """Return the byte order of a pcap file (True for big-endian) and its interface; None if it is not a pcap file."""
     if head[:4] not in _MAGICS or len(head) < PCAP_HEADER_BYTES:
         return None
     order, tick_ns = _MAGICS[head[:4]]
@@ -66,7 +66,7 @@ def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
 
 
 def section_header(block: bytes) -> tuple[bool, int] | None:
-    """Byte order of a section (True for big-endian) and the length of its header block; None if it is no section.
+    """Return a section's byte order (True for big-endian) and the length of its header block; None if it is invalid.
 
     Args:
         block: its first 12 bytes.
@@ -79,7 +79,7 @@ def section_header(block: bytes) -> tuple[bool, int] | None:
 
 
 def interface_block(block: bytes, big_endian: bool) -> Interface | None:
-    """The interface that a whole block describes; None if it is damaged."""
+    """Return the interface that a complete block describes; None if it is damaged."""
     order = ">" if big_endian else "<"
     if len(block) < 20 or block[-4:] != block[4:8]:
         return None
@@ -92,7 +92,7 @@ def interface_block(block: bytes, big_endian: bool) -> Interface | None:
             scale, by = _resolution(value[0])
         elif code == _IF_TSOFFSET and len(value) == 8:
             (offset,) = struct.unpack(f"{order}q", value)
-    # an offset beyond what nanoseconds can hold is damage
+    # an offset too large for nanoseconds in 64 bits is damage
     return Interface(
         name,
         link,

@@ -1,4 +1,4 @@
-"""Sources of captures: files, several of them, pipes; plain, gzip or zstd; as blocks of bytes.
+"""Sources of captures: files and pipes, plain or compressed with gzip or zstd, read as blocks of bytes.
 
 Formats: gzip (RFC 1952), Zstandard (RFC 8878).
 """
@@ -26,7 +26,7 @@ BLOCK_BYTES = 1 << 18
 
 _UNPACKED_BYTES = 1 << 20
 _BLOCKS_AHEAD = 4
-# One byte of zstd can stand for 32 KiB: what is given to it at once bounds what comes back, to 32 MiB at worst
+# One byte of zstd can expand to 32 KiB: input in pieces of this size bounds the output of a call to 32 MiB
 _ZSTD_BYTES = 1 << 10
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = tuple(bytes([0x50 + number, 0x2A, 0x4D, 0x18]) for number in range(16))
@@ -37,17 +37,17 @@ Troubles = dict[str, int]
 
 
 def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
-    """The files that words on a command line stand for.
+    """Return the files that words on a command line stand for.
 
     Args:
         words: names of files or pipes, ``-`` for standard input, shell globs that the shell did not expand, or
             directories, whose captures are taken.
 
     Returns:
-        One path a file; None for standard input.
+        One path per file; None for standard input.
 
     Raises:
-        UsageError: one stands for nothing, or a file is named twice.
+        UsageError: a word matches nothing, or a file is named twice.
     """
     found: list[Path | None] = []
     for word in words:
@@ -74,7 +74,7 @@ def _expand(word: str) -> list[Path]:
             return [path]
         if not glob.has_magic(word):
             raise UsageError(f"{word} does not exist")
-        # as a shell does it, unlike Path.glob: hidden files are left out
+        # like a shell and unlike Path.glob, this leaves out hidden files
         names = [name for name in sorted(glob.glob(word)) if not Path(name).is_dir()]  # noqa: PTH207
     except (OSError, ValueError) as error:
         raise UsageError(f"{word!r} cannot be read: {getattr(error, 'strerror', error)}") from error
@@ -97,7 +97,7 @@ def _is_capture(file: Path) -> bool:
         with file.open("rb") as stream:
             head = stream.read(4)
     except OSError:
-        return True  # to be named when it is opened
+        return True  # the error is reported when it is opened
     return head in _CAPTURES or head[:2] == _GZIP or head == _ZSTD
 
 
@@ -105,13 +105,13 @@ class CaptureStream:
     """The bytes of one capture.
 
     Args:
-        path: a file or a pipe; None: standard input.
+        path: a file or a pipe; None for standard input.
 
     Attributes:
-        name: for messages.
-        about: of a file, when it was opened; None for what can be read once only.
-        read_bytes: bytes read so far, as they lie in the file.
-        troubles: what was wrong with the compressed file, by name, as counts.
+        name: name of the source, for messages.
+        about: status of a regular file when it was opened; None for pipes and standard input.
+        read_bytes: bytes read so far, before decompression.
+        troubles: anomalies of the compressed file, as counts by name.
 
     Raises:
         UsageError: it cannot be opened.
@@ -132,14 +132,14 @@ class CaptureStream:
 
     @property
     def total_bytes(self) -> int | None:
-        """Size of the file; None where it is not known."""
+        """Size of the file; None if it is not known."""
         return None if self.about is None else self.about.st_size
 
     def blocks(self) -> Iterator[memoryview]:
-        """The capture's bytes in order, unpacked. A block is valid until the next one is asked for.
+        """Yield the capture's bytes in order, decompressed. A block is valid until the next one is requested.
 
         Raises:
-            UsageError: it is empty, or packed in a way that is not read.
+            UsageError: it is empty, or its compression is damaged or not supported.
         """
         plain = self._plain()
         first = next(plain, None)
@@ -163,13 +163,13 @@ class CaptureStream:
             raise UsageError(f"{self.name} holds nothing that can be unpacked")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file, and stop the thread that decompresses it."""
         if self._ahead is not None:
             self._ahead.close()
         self._file.close()
 
     def _plain(self) -> Iterator[memoryview]:
-        """Blocks as they lie in the file; each is overwritten by the next."""
+        """Yield the unchanged blocks of the file; each is overwritten by the next."""
         whole = memoryview(bytearray(BLOCK_BYTES))
         while True:
             at = 0
@@ -189,7 +189,7 @@ class CaptureStream:
 
 
 def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Iterator[bytes]:
-    """Unpack members one after another, a bounded piece at a time."""
+    """Decompress gzip members one after another, in pieces of bounded size."""
     machine: zlib._Decompress = zlib.decompressobj(31)
     fresh = True  # nothing of the member was read yet
     for block in blocks:
@@ -205,7 +205,7 @@ def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Ite
                 whole = b"".join(_until_damage(before, data))
                 if whole:
                     yield whole
-                # gzip itself takes bytes after the last member for rubbish, too
+                # gzip itself ignores garbage after the last member, too
                 troubles["unpacking_damaged" if whole or not fresh else "bytes_after_gzip"] = 1
                 return
             fresh = False
@@ -222,14 +222,14 @@ def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Ite
 
 
 def _until_damage(machine: zlib._Decompress, data: bytes | memoryview) -> Iterator[bytes]:
-    """Unpack byte by byte up to the damage: a call that meets it returns nothing."""
+    """Decompress byte by byte up to the damage, because a call that reaches it returns nothing."""
     with contextlib.suppress(zlib.error):
         for at in range(len(data)):
             yield machine.decompress(data[at : at + 1])
 
 
 def _unzstd(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iterator[bytes]:
-    """Unpack frames one after another, in pieces that a few bytes of input cannot blow up."""
+    """Decompress zstd frames one after another, from small pieces of input so that the output stays bounded."""
     try:
         import zstandard
     except ImportError as error:
@@ -267,7 +267,7 @@ def _unzstd(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iter
 
 
 class _Ahead:
-    """Blocks that another thread makes while the last ones are worked on; at most a few wait."""
+    """Bounded queue of blocks that another thread produces while earlier ones are processed."""
 
     def __init__(self, make: Callable[[], Iterator[bytes]]) -> None:
         self._ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_BLOCKS_AHEAD)

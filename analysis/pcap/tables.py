@@ -1,4 +1,4 @@
-"""A scan's tables in readable columns, as lists and arrays; and onto disk as Parquet or CSV."""
+"""Tables of a scan as readable columns (lists and arrays), and their export to Parquet or CSV files."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _SUMS = (*_FIRST, "payload", *_THEN)
 
 
 def protocols(rows: Array) -> list[str]:
-    """The protocol of each conversation: ``tcp``, ``udp``, ``roce``, ``icmp``, ``icmp6``, else ``ip-<number>``.
+    """Return the protocol of each conversation: ``tcp``, ``udp``, ``roce``, ``icmp``, ``icmp6``, else ``ip-<number>``.
 
-    Frames that are no IP: ``arp``, ``rarp``, else ``not-ip``.
+    Non-IP frames: ``arp``, ``rarp``, else ``not-ip``.
     """
     numbers, kinds, families = (rows[name].tolist() for name in ("protocol", "kind", "family"))
     return [
@@ -54,7 +54,7 @@ def protocols(rows: Array) -> list[str]:
 
 
 def addresses(column: Array, families: Array) -> list[str]:
-    """IP addresses as text; empty where there are none."""
+    """Return IP addresses as text; empty where there are none."""
     names: dict[bytes, str] = {bytes((*bytes(16), NO_ADDRESSES)): ""}
     found = []
     packed = np.ascontiguousarray(column).tobytes()
@@ -69,17 +69,17 @@ def addresses(column: Array, families: Array) -> list[str]:
 
 
 def _families(rows: Array, end: str) -> Array:
-    """Families of the addresses of one end, which are none where ARP's target was cut off."""
+    """Return the address families of one end; NO_ADDRESSES where ARP's target was cut off."""
     cut = np.isin(rows["kind"], (ARP_CUT, RARP_CUT))
     return np.where(cut, NO_ADDRESSES, rows["family"]) if end == "b" else np.asarray(rows["family"])
 
 
 def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
-    """Conversations, one row each.
+    """Return the columns of conversations, one row each.
 
     Args:
-        rows: of ``layout.CONVERSATION``.
-        selected: flows that count, shape (2 * rows,); amounts of the others are 0. None: all.
+        rows: rows of ``layout.CONVERSATION``.
+        selected: mask of the flows that count, shape (2 * rows,); amounts of the others are 0. None: all.
     """
     if selected is None:
         selected = np.ones(2 * len(rows), bool)
@@ -89,7 +89,7 @@ def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
         columns = [(name, rows[name].astype(np.int64) * counts) for name in names]
         return {f"{name}_{way}": values[:, side] for name, values in columns for side, way in enumerate(("ab", "ba"))}
 
-    # as the JSON is documented: packets and bytes of one direction, then of the other
+    # in the documented order of the JSON: packets and bytes of one direction, then of the other
     first = both(_FIRST)
     table: Columns = {"protocol": protocols(rows)}
     for end in ("a", "b"):
@@ -115,7 +115,7 @@ def _round_trips(rows: Array, side: int, counts: Array) -> Columns:
 
 
 def _times(values: Array) -> Array | list[int | None]:
-    """Times since the epoch; None where no packet has one."""
+    """Return times since the epoch; None where no packet has one."""
     return values.astype(np.int64) if (values >= 0).all() else _known(values, values >= 0)
 
 
@@ -124,10 +124,10 @@ def _known(values: Array, known: Array) -> list[int | None]:
 
 
 def flow_columns(rows: Array, flows: Array) -> Columns:
-    """Flows, one row a direction of a conversation.
+    """Return the columns of flows, one row per direction of a conversation.
 
     Args:
-        rows: of ``layout.CONVERSATION``.
+        rows: rows of ``layout.CONVERSATION``.
         flows: numbers of the flows wanted.
     """
     mine, side = rows[flows // 2], flows % 2
@@ -148,28 +148,28 @@ def flow_columns(rows: Array, flows: Array) -> Columns:
 
 
 def queue_pair_columns(rows: Array) -> Columns:
-    """RoCE queue pairs, one row a direction: ``queue_pair`` is the number of the destination's."""
+    """Return the columns of RoCE queue pairs, one row per direction; ``queue_pair`` is the destination's number."""
     table: Columns = {name: addresses(rows[name], rows["family"]) for name in ("source", "destination")}
     table |= {name: rows[name].astype(np.int64) for name in rows.dtype.names or () if name not in ("family", *table)}
     return table | {name: _times(rows[name]) for name in ("first_ns", "last_ns")}
 
 
 def rows_of(columns: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """The rows of a table as plain values."""
+    """Return the rows of a table as plain values."""
     lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
     names = list(columns)
     return (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
 
 
 class TableFile:
-    """A table that is written piece by piece and is there when it is whole.
+    """A table file that is written in pieces and appears under its name when it is complete.
 
     Args:
         path: ``.parquet`` or ``.csv``.
-        force: whether it may take another file's place.
+        force: True to replace an existing file.
 
     Raises:
-        UsageError: the name says no format, something is in the way, or it cannot be written.
+        UsageError: the name has no known suffix, the file exists, or it cannot be written.
     """
 
     def __init__(self, path: Path, force: bool = False) -> None:
@@ -187,7 +187,7 @@ class TableFile:
         return self
 
     def add(self, columns: Columns) -> None:
-        """Write rows."""
+        """Append rows."""
         try:
             self._parquet(columns) if self._path.suffix == ".parquet" else self._csv(columns)
         except OSError as error:
@@ -224,10 +224,10 @@ class TableFile:
 
 
 def check_table(path: Path, force: bool) -> None:
-    """Refuse, before any work, a table that could not be written in the end.
+    """Check, before any work, that a table can be written.
 
     Raises:
-        UsageError: the name says no format, its writer is not installed, or something is in the way.
+        UsageError: the name has no known suffix, pyarrow is missing, the file exists, or its folder does not.
     """
     if path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"{path} says no format: its name must end in .parquet or .csv")

@@ -1,4 +1,4 @@
-"""Text about captures: one table of sentences for what was unusual, and the summary for a terminal."""
+"""Text about captures: a table of sentences about anomalies, and the summary for a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SORTS = {
 }
 """Orders of the conversations in the text, and what each looks at."""
 _FEW_HOSTS, _MOST_HOSTS = 8, 32
-_OFFLOADED = 1.05  # segments a packet from which frames are taken for several of the wire's
+_OFFLOADED = 1.05  # segments per packet above which captured packets hold several wire segments
 
 # count -> what is counted, and what that means for the numbers
 _SENTENCES = {
@@ -83,7 +83,7 @@ _PLURAL = {"ends": "end", "is": "are", "goes": "go", "was": "were", "came": "cam
 
 
 def notes(traffic: Traffic) -> list[str]:
-    """Notes on what was unusual in the captures, and what that means for the numbers."""
+    """Return notes on the anomalies of the captures, and on their effect on the numbers."""
     counts = traffic.counts
     untimed = "counted at that of the packet before, or of the first that has one, and not timed"
     if not traffic.bins:
@@ -112,13 +112,13 @@ def _note(number: int, what: str, rest: str) -> str:
 
 
 def describe(traffic: Traffic, filtered: str | None, with_matrix: bool, sort: str = "payload") -> list[str]:
-    """The text for a terminal.
+    """Return the summary for a terminal, as lines.
 
     Args:
-        traffic: what was read.
+        traffic: the traffic read.
         filtered: the filter, as the user wrote it.
-        with_matrix: whether the traffic matrix was asked for; a small one is shown anyway.
-        sort: one of `SORTS`: the conversations that are shown, and their order.
+        with_matrix: True if the traffic matrix was asked for; a small one is shown anyway.
+        sort: one of `SORTS`; it decides which conversations are shown, and their order.
     """
     lines = _totals(traffic, filtered)
     lines += ["", *_largest(traffic, sort)]
@@ -151,7 +151,7 @@ def _amounts(packets: int, size: int, traffic: Traffic) -> str:
 
 
 def _rate(size: int, seconds: float, traffic: Traffic) -> str:
-    """Bytes over a time; empty where that is none, or a clock was set within it."""
+    """Format bytes over a time as a rate; empty if the time is 0 or a clock was set within it."""
     is_sound = seconds > 0 and not (traffic.counts.get("time_jumps") and seconds > _DAY_S)
     return format_rate(size * 8 / seconds) if is_sound else ""
 
@@ -164,7 +164,7 @@ def _kinds(traffic: Traffic) -> str:
 
 
 def _order(traffic: Traffic, rows: npt.NDArray[np.int64], sort: str) -> npt.NDArray[np.int64]:
-    """Conversations in the order that is asked for, the largest first; by start, the earliest."""
+    """Return the order of conversations asked for: largest first; by start, earliest first."""
     conversations, selected = traffic.scanned.conversations[rows], traffic.selected.reshape(-1, 2)[rows]
     if sort == "start":
         return np.argsort(conversations["first_ns"], kind="stable")
@@ -177,7 +177,7 @@ def _order(traffic: Traffic, rows: npt.NDArray[np.int64], sort: str) -> npt.NDAr
 
 
 def _largest(traffic: Traffic, sort: str) -> list[str]:
-    """The first conversations of an order, each written from the side that sent more payload."""
+    """Return a table of the first conversations, each written from the side that sent more payload."""
     rows = traffic.rows
     if not len(rows):
         why = no_conversations(traffic.counts)
@@ -212,7 +212,7 @@ def _largest(traffic: Traffic, sort: str) -> list[str]:
 
 
 def _round_trip_ns(item: Mapping[str, Any]) -> int | None:
-    """The whole round trip, wherever it was captured: the handshake, or the least of both directions together."""
+    """Return the whole round trip, wherever it was captured: the handshake's, or the sum of both directions' minima."""
     ways = [item["rtt_min_ns_ab"], item["rtt_min_ns_ba"]]
     if item["handshake_ns"] is not None:
         return int(item["handshake_ns"])
@@ -238,7 +238,7 @@ def _cell(pairs: Mapping[tuple[str, str], int], source: str, destination: str) -
 
 
 def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Lines of a table: some columns to the left, the others to the right."""
+    """Return the lines of a table, the first ``left`` columns aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(

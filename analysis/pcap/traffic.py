@@ -26,7 +26,7 @@ AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
 packets, packets with payload."""
 GROUPS = ("flow", "hosts", "total")
 
-_CHUNK = 1 << 20  # cells looked at together
+_CHUNK = 1 << 20  # cells processed together
 _MOST_BINS = 1 << 27
 MOST_TRAINING_BINS = 1 << 24
 """Bins in which training can be looked for: 4.6 hours of milliseconds."""
@@ -37,20 +37,20 @@ _MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_by
 class Traffic:
     """The traffic of captures, or the part of it that a filter accepts.
 
-    A **conversation** is a pair of endpoints and a protocol; ``a`` is the one whose packet came first. A **flow** is
-    one direction of it: flow ``2 * row`` goes from ``a`` to ``b``, flow ``2 * row + 1`` back. Conversations inside of
-    VXLAN are there beside those of the tunnel (``inner``), and left out of all sums unless a filter asks for them.
-    ARP, and the row of all other frames that are no IP, are there only where a filter takes them.
+    A **conversation** is a pair of endpoints and a protocol; ``a`` is the endpoint that sent the first packet.
+    A **flow** is one direction of a conversation: flow ``2 * row`` goes from ``a`` to ``b``, flow ``2 * row + 1`` from
+    ``b`` to ``a``. Conversations inside VXLAN (``inner``) are listed beside those of the tunnel; sums leave them out
+    unless a filter asks for them. ARP, and the row of all other non-IP frames, count only if a filter accepts them.
 
     Attributes:
-        scanned: the tables as they were scanned, unfiltered.
+        scanned: the unfiltered tables of the scan.
         files: names of the captures.
         start_ns: beginning of bin 0 since the epoch, by the capturing host's clock; a multiple of ``bin_ns``.
         bin_ns: width of a bin.
-        bins: number of bins from the first packet's to the last packet's; 0 where no packet has a time.
-        duration_s: from the first packet to the last; 0 where no packet has a time.
-        counts: packets, frame bytes and every anomaly of the files, by name; of all packets, filtered or not.
-        selected: flows that count, shape (2 * conversations,).
+        bins: number of bins from the first packet's to the last packet's; 0 if no packet has a time.
+        duration_s: time from the first packet to the last; 0 if no packet has a time.
+        counts: number of packets, frame bytes and anomalies, by name; over all packets, filtered or not.
+        selected: mask of the flows that count, shape (2 * conversations,).
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Traffic:
 
     @property
     def flow_numbers(self) -> Integers:
-        """The flows that count, outside of tunnels unless only inner ones do, and with packets."""
+        """Numbers of the flows that count and have packets; flows inside tunnels only if no outer flow counts."""
         conversations = self.scanned.conversations
         layer = np.repeat(conversations["layer"], 2)
         mine = self.selected & (conversations["packets"].reshape(-1) > 0)
@@ -88,13 +88,13 @@ class Traffic:
         """Conversations, in the order of their first packets.
 
         Returns:
-            One row a conversation, its index the row of ``scanned.conversations``. Columns: ``protocol`` (tcp, udp,
+            One row per conversation; the index is the row of ``scanned.conversations``. Columns: ``protocol`` (tcp, udp,
             roce, icmp, icmp6, ip-<number>), ``a``, ``a_port``, ``b``, ``b_port``; for each direction (``_ab``, ``_ba``)
             ``packets``, ``bytes`` (frames on the wire), ``payload``, ``data_packets`` and ``data_bytes`` (of packets
-            with payload), ``segments`` (of the wire), ``retransmitted_bytes``, ``out_of_order_bytes``,
-            ``zero_windows``, ``resets``, ``rtt_count``, ``rtt_mean_ns`` and ``rtt_min_ns`` (data of that direction to
-            its acknowledgement, as seen where it was captured; NA without any); ``first_ns``, ``last_ns`` of the
-            whole conversation, ``handshake_ns`` (NA if not captured), ``inner``. What a filter left out counts 0.
+            with payload), ``segments`` (on the wire), ``retransmitted_bytes``, ``out_of_order_bytes``,
+            ``zero_windows``, ``resets``, ``rtt_count``, ``rtt_mean_ns`` and ``rtt_min_ns`` (from data of that
+            direction to its acknowledgement, at the capture point; NA if none was measured); ``first_ns``, ``last_ns`` of the
+            whole conversation, ``handshake_ns`` (NA if not captured), ``inner``. Directions that a filter left out count 0.
         """
         rows = self.rows
         return _frame(self._conversation_columns(rows), rows)
@@ -104,7 +104,7 @@ class Traffic:
         return tables.conversation_columns(self.scanned.conversations[rows], selected)
 
     def conversation_batches(self, size: int = 50_000) -> Iterator[tables.Columns]:
-        """The columns of `conversations`, some rows at a time, without pandas."""
+        """Yield the columns of `conversations`, some rows at a time, without pandas."""
         rows = self.rows
         for at in range(0, len(rows), size):
             yield self._conversation_columns(rows[at : at + size])
@@ -113,7 +113,7 @@ class Traffic:
         """Flows that count and have packets.
 
         Returns:
-            One row a direction of a conversation, its index the flow's number. Columns: ``protocol``, ``source``,
+            One row per direction of a conversation; the index is the flow's number. Columns: ``protocol``, ``source``,
             ``source_port``, ``destination``, ``destination_port``, then as in `conversations`; ``first_ns`` and
             ``last_ns`` are those of the conversation.
         """
@@ -121,19 +121,19 @@ class Traffic:
         return _frame(tables.flow_columns(self.scanned.conversations, numbers), numbers)
 
     def queue_pairs(self) -> pd.DataFrame:
-        """RoCE queue pairs by source, destination and the destination's number; of all packets, filtered or not."""
+        """RoCE queue pairs by source, destination and the destination's number; over all packets, filtered or not."""
         return _frame(tables.queue_pair_columns(self.scanned.queue_pairs), None)
 
     def select(self, words: str) -> Traffic:
-        """The flows that a filter takes, without reading anything again.
+        """Return the flows that a filter accepts, without reading the captures again.
 
         Args:
-            words: in tcpdump's language: ``host``, ``net``, ``port``, ``portrange``, ``proto``, with ``src`` and
+            words: a filter in tcpdump's language: ``host``, ``net``, ``port``, ``portrange``, ``proto``, with ``src`` and
                 ``dst``; ``tcp``, ``udp``, ``icmp``, ``icmp6``, ``ip``, ``ip6``, and ``roce``; ``and``, ``or``,
-                ``not``, parentheses. Each direction is looked at by itself. ``vxlan and …`` looks inside of tunnels.
+                ``not``, parentheses. Each direction is matched on its own. ``vxlan and …`` matches inside tunnels.
 
         Raises:
-            UsageError: the filter is wrong, needs single packets, or no packet matches; the latter says what there is.
+            UsageError: the filter is wrong, needs single packets, or matches no packet; the last message says what there is.
         """
         from ringtap.analysis.pcap import filter
 
@@ -160,10 +160,10 @@ class Traffic:
         )
 
     def binned(self, flows: Sequence[int] | Integers | None = None, what: str = "payload") -> Integers:
-        """Sum of the bytes of flows in each bin.
+        """Sum an amount of flows in each bin.
 
         Args:
-            flows: their numbers; None: all that count, outside of tunnels.
+            flows: flow numbers; None for all that count, outside tunnels.
             what: one of `AMOUNTS`.
 
         Returns:
@@ -181,7 +181,7 @@ class Traffic:
         return total
 
     def _group_of(self, flows: Sequence[int] | Integers) -> Integers:
-        """For every flow of the scan: 0 if it is among these, else -1."""
+        """Return, for each flow of the scan, 0 if it is among these, else -1."""
         numbers = np.asarray(flows, np.int64).reshape(-1)
         count = 2 * len(self.scanned.conversations)
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= count):
@@ -191,7 +191,7 @@ class Traffic:
         return group
 
     def _cells(self) -> Iterator[npt.NDArray[Any]]:
-        """The cells, some at a time: there may be more than memory holds."""
+        """Yield the cells in batches, because they may not fit in memory."""
         cells, flows, bins = self.scanned.cells, 2 * len(self.scanned.conversations), self.bins
         if len(cells) and not self._is_timed:
             raise UsageError("no packet of the capture has a time: there are no rates")
@@ -200,7 +200,7 @@ class Traffic:
             most = int(part["bin"].max())
             if part["flow"].max() >= flows or most > bins or part["bin"].min() < 0:
                 raise UsageError("the cache of a capture is damaged: read it with --no-cache, or cache=False")
-            if most == bins:  # clocks that were put together: the last bin may be rounded up
+            if most == bins:  # after clocks were aligned, the last bin may be rounded up
                 part = part.copy()
                 part["bin"] = np.minimum(part["bin"], bins - 1)
             yield part
@@ -214,7 +214,7 @@ class Traffic:
             bin_s: width of the bins; a multiple of the scan's, which is the default.
 
         Returns:
-            In order of time, one row a bin and flow (pair of hosts) in which there was something to count: ``t_ns``,
+            In order of time, one row per bin and flow (or pair of hosts) with something to count: ``t_ns``,
             beginning of the bin; by flow ``flow``, ``protocol``, ``source``, ``source_port``, ``destination``,
             ``destination_port``; by hosts ``source``, ``destination``; ``rate_bps``, bits of the bin over its width
             (packets: ``rate_pps``).
@@ -230,7 +230,7 @@ class Traffic:
     def rate_batches(
         self, by: str = "flow", what: str = "bytes", bin_s: float | None = None
     ) -> Iterator[tables.Columns]:
-        """The columns of `rates`, some bins at a time, without pandas; at least one batch, which may have no rows."""
+        """Yield the columns of `rates`, some bins at a time, without pandas; at least one batch, maybe without rows."""
         _check_amount(what, AMOUNTS)
         return batches(self._cells, self._wider(bin_s), self._groups(by), what)
 
@@ -271,11 +271,11 @@ class Traffic:
     def injection_rate(
         self, flows: Sequence[int] | Integers | None = None, window: int = 1, what: str = "payload"
     ) -> Numbers:
-        """The rate at which flows put bytes on the wire together, smoothed by a moving average.
+        """Return the combined injection rate of flows, smoothed by a moving average.
 
         Args:
-            flows: their numbers; None: all that count, outside of tunnels.
-            window: bins averaged, the one itself in the middle; at the ends, as many as there are. The thesis's
+            flows: flow numbers; None for all that count, outside tunnels.
+            window: number of bins averaged, centred on each bin; fewer at the ends. The thesis's
                 Figures 3-10 and 3-11 take 30 and 50 samples, B-5 18.
             what: one of `AMOUNTS` in bytes.
 
@@ -296,7 +296,7 @@ class Traffic:
         return np.asarray((total[last] - total[first]) / (last - first), np.float64)
 
     def host_pairs(self, what: str = "payload") -> dict[tuple[str, str], int]:
-        """Traffic from each source address to each destination address, most first.
+        """Sum the traffic from each source address to each destination address, largest first.
 
         Args:
             what: ``bytes``, ``payload``, ``packets`` or another sum of a flow.
@@ -311,13 +311,13 @@ class Traffic:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def matrix(self, what: str = "payload") -> pd.DataFrame:
-        """The traffic matrix.
+        """Return the traffic matrix.
 
         Args:
             what: ``bytes``, ``payload``, ``packets`` or another sum of a flow.
 
         Returns:
-            A square: a row for each sending, a column for each receiving address.
+            A square table: one row per source address, one column per destination address.
 
         Raises:
             UsageError: no such amount, or more addresses than a square can show.
@@ -336,21 +336,21 @@ class Traffic:
 
 
 def no_conversations(counts: Mapping[str, int]) -> str:
-    """Half a sentence where a capture has no conversations, and why that is so."""
+    """Return a clause that says that a capture has no conversations, and why."""
     cut = counts["cut_by_snap"]
     why = f", because the headers of {counted(cut, 'packet')} were cut off: capture more of each" if cut else ""
     return f"there are no conversations{why}"
 
 
 def bins_remedy(counts: Mapping[str, int]) -> str:
-    """Advice where a capture has more bins than memory should hold."""
+    """Return advice for a capture with more bins than memory should hold."""
     if counts.get("time_jumps"):
         return "its clock jumps by more than a day; read the packets of one side alone (editcap -A TIME FILE PART)"
     return "choose wider ones, for example of 1 s"
 
 
 def endpoint(address: str, port: int) -> str:
-    """An address and a port as people write them; the address alone where there are no ports."""
+    """Format an address and a port; the address alone if there is no port."""
     if not port:
         return address
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -137,12 +137,12 @@ def _unguarded_writes(tree: ast.Module) -> Iterator[str]:
     [
         ["agents.testbed.enter", HOSTILE, "a", "true"],
         ["agents.node.attach", HOSTILE, "n0", "1"],
-        ["slurm.run_file", "begin", HOSTILE],
+        ["slurm.run_json", "begin", HOSTILE],
         pytest.param(
-            ["collectors.ring", "--interface", "lo", "--write", HOSTILE + "/x/y"],
+            ["collectors.packet_ring", "--interface", "lo", "--write", HOSTILE + "/x/y"],
             marks=pytest.mark.needs_root("capture packets of lo"),
         ),
-        ["collectors.ring", "--interface", "lo", "--write", "x.pcap", "tcp", HOSTILE],
+        ["collectors.packet_ring", "--interface", "lo", "--write", "x.pcap", "tcp", HOSTILE],
         ["cli", "run", "--", HOSTILE],
     ],
     ids=lambda words: words[0],

@@ -1,4 +1,4 @@
-"""Kernels of pcapng blocks (draft-ietf-opsawg-pcapng): packets are taken out, sections and interfaces left over."""
+"""Kernels for pcapng blocks (draft-ietf-opsawg-pcapng): extract packets, leave sections and interfaces."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def _is_packet(kind: int) -> bool:
 
 @inlined
 def block_stops(state: int, block: int, size: int) -> int:
-    """Reason that the walk cannot go on with a block of which at least 12 bytes are there; MORE if it can.
+    """Return why the walk has to stop at a block of which at least 12 bytes are there; MORE if it can continue.
 
-    Blocks that are no packets are counted here.
+    Blocks of unknown type are counted here.
     """
     if load32(block) == _SECTION_HEADER:
         return SECTION
@@ -94,14 +94,14 @@ def _time_ns(interface: int, high: int, low: int) -> int:
         load64(interface + I_OFFSET_NS),
     )
     ticks = high << 32 | low
-    half = high << 31 | low >> 1  # of the ticks, which may take all 64 bits: that has a sign bit of 0
+    half = high << 31 | low >> 1  # half the ticks: these may take all 64 bits, the half has a sign bit of 0
     if scale == DIVIDED:
         return half // (by >> 1) + offset
     if scale == POWER_OF_TWO:
         whole, part = half >> (by - 1), ticks & ((1 << by) - 1)
         if whole > _MOST_SECONDS:
-            return -1  # out of all range
-        if by > 30:  # a nanosecond needs no more
+            return -1  # out of range
+        if by > 30:  # enough for nanoseconds
             part, by = part >> (by - 30), 30
         return whole * 1_000_000_000 + (part * 1_000_000_000 >> by) + offset
     if ticks < 0 or ticks > load64(interface + I_MOST):
@@ -111,7 +111,7 @@ def _time_ns(interface: int, high: int, low: int) -> int:
 
 @inlined
 def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, int, int]:
-    """Captured bytes, length, time, address of the data (0: there is no packet) and link type of a whole block."""
+    """Return captured bytes, length, time, data address (0: no packet) and link type of a complete block."""
     kind = _word(state, block)
     if not _is_packet(kind):
         return 0, 0, 0, 0, 0
@@ -139,7 +139,7 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
         kept, length = _word(state, block + 20), _word(state, block + 24)
         time_ns = _time_ns(interface, _word(state, block + 12), _word(state, block + 16))
         if time_ns < 0:
-            time_ns = NO_TIME - 1  # impossible, and counted as that
+            time_ns = NO_TIME - 1  # counted as an impossible time
     if kept > total - header - 4 or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES:
         count(state, N_MALFORMED)
         return 0, 0, 0, 0, 0
@@ -148,7 +148,7 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
 
 @kernel
 def is_block(state: int, block: int, size: int) -> int:
-    """Check that two sound blocks begin at an address: 1 yes, -1 no, 0 if NEEDED bytes would tell."""
+    """Check that two sound blocks begin at an address: 1 yes, -1 no, 0 if NEEDED bytes are required to decide."""
     place, known = 0, 1
     for _ in range(2):
         if place and place == size and get(state, IS_END):

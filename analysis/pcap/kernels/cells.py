@@ -1,6 +1,6 @@
-"""Kernels of the counters: a packet is counted in the open cell of its flow, closed when the next bin begins.
+"""Kernels for the counters: a packet counts in the open cell of its flow, closed when the flow enters another bin.
 
-Conversations are summed up from the cells, not packet by packet: what is touched for every packet stays small.
+Conversations are summed up from the cells, not packet by packet, so that each packet touches little memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def in_bin(state: int, time_ns: int) -> int:
     """Make the bin of a time the current one.
 
     Returns:
-        The time; NO_TIME where it is impossible: the bin of the packet before stays the current one.
+        The time; NO_TIME if it is missing or impossible, and then the bin of the previous packet stays current.
     """
     width, latest = get(state, BIN_NS), get(state, LAST_NS)
     if time_ns < 0 or time_ns >= MOST_NS:
@@ -78,7 +78,7 @@ def in_bin(state: int, time_ns: int) -> int:
 
 @kernel
 def _went_back(state: int, flow: int, time_ns: int) -> None:
-    """Keep the time of a packet that is not later than all before it, or has none: the latest then stands for it."""
+    """Record the time of a packet that is earlier than one before it, or has no time and counts at the latest."""
     if time_ns < 0:
         time_ns = get(state, LAST_NS)
     row, work = row_of(state, flow), work_of(state, flow)
@@ -97,7 +97,7 @@ def _write_packet(state: int, flow: int, length: int, payload: int, time_ns: int
 
 @kernel
 def close_cell(state: int, flow: int) -> None:
-    """Write the open cell of a flow."""
+    """Write the open cell of a flow, if it has one."""
     work = work_of(state, flow)
     number = load64(work + D_BIN)
     if number == NO_BIN:
@@ -159,10 +159,10 @@ def account(state: int, flow: int, length: int, payload: int, time_ns: int) -> i
 
 @kernel
 def close_all(state: int, first: int) -> int:
-    """Close the cells of the flows from one on, as far as there is room; what the work areas hold goes to the rows.
+    """Close the cells of the flows from ``first`` on while there is room, and copy their work areas to the rows.
 
     Returns:
-        The flow to go on with; twice the number of rows when done.
+        The flow to continue with; twice the number of rows when done.
     """
     flows = get(state, ROWS) * 2
     for flow in range(first, flows):
@@ -178,7 +178,7 @@ def close_all(state: int, first: int) -> int:
 
 @kernel
 def add_cells(state: int, begin: int, end: int) -> None:
-    """Add cells to their conversations: in one go, so that the rows are not fetched for every packet."""
+    """Add cells to their conversations, in one pass so that the rows are not fetched for every packet."""
     for cell in range(begin, end, _CELL):
         flow = load32(cell + 8)
         row = row_of(state, flow) + (flow & 1) * 8

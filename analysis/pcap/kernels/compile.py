@@ -1,8 +1,8 @@
-"""The kernels as machine code: compiled once, kept in the user's cache folder, loaded without the compiler.
+"""Machine code of the kernels: compiled once, kept in the user's cache folder, loaded without the compiler.
 
-numba compiles the kernels to LLVM code, llvmlite that to an object file. A later process needs neither numba, whose
-import alone takes as long as millions of packets, nor a compilation: it links the object file and calls it. The
-compiler runs in a process of its own, so that its memory goes when it is done.
+numba compiles the kernels to LLVM code, and llvmlite compiles that to an object file. A later process only links the
+object file and calls it. It does not import numba, which alone takes as long as millions of packets. The compiler runs
+in a process of its own, so that its memory is freed when it is done.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from ringtap.installation import install_command
 
 Entry = Callable[[int, int, int], int]
 _NAMES = ("walk", "walk_blocks", "resume", "resume_blocks", "finish", "total")
-# numba's convention: where the result goes, where an exception would go, the arguments; returns a status
+# numba's convention: pointers to the result and to an exception, the arguments; returns a status
 _SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3)
 
 
 def cache_folder() -> Path:
-    """Folder for files that can be made again: ``$XDG_CACHE_HOME/ringtap``, else ``~/.cache/ringtap``."""
+    """Return the folder for files that can be recreated: ``$XDG_CACHE_HOME/ringtap``, else ``~/.cache/ringtap``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "ringtap"
 
 
 _linked: dict[str, Entry] = {}
-_alive: list[Any] = []  # what owns the machine code
+_alive: list[Any] = []  # owners of the machine code
 
 
 def entries(say: Callable[[str], None] | None = None) -> dict[str, Entry]:
-    """The compiled entry points by name; they release the interpreter's lock while they run.
+    """Return the compiled entry points by name; they release the interpreter's lock while they run.
 
     Args:
-        say: told in one line when the kernels have to be compiled first.
+        say: called with one line of text if the kernels have to be compiled first.
 
     Raises:
         UsageError: numba is not installed, or the machine is big-endian.
+        MeasurementError: the kernels could not be compiled.
     """
     if not _linked:
         if sys.byteorder != "little":
@@ -83,7 +84,7 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
 
 
 def _key(binding: Any) -> str:
-    """Of everything that the machine code depends on."""
+    """Return a hash of everything that the machine code depends on."""
     import llvmlite
 
     here, numba = Path(__file__).parent, importlib.util.find_spec("numba")
@@ -102,13 +103,13 @@ def _sealed(code: bytes) -> bytes:
 
 
 def _unsealed(stored: bytes) -> bytes:
-    """The code of a cache file; empty if it is damaged."""
+    """Return the code of a cache file; empty if it is damaged."""
     code = stored[32:]
     return code if hashlib.sha256(code).digest() == stored[:32] else b""
 
 
 def _store(path: Path, sealed: bytes) -> None:
-    """Keep the code, at once and whole, for two processes may do so; a cache that cannot be written is no error."""
+    """Store the code atomically, as two processes may do so; a cache that cannot be written is not an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -126,7 +127,7 @@ def _machine(binding: Any) -> Any:
 
 
 def _compile(binding: Any) -> bytes:
-    """The object file with all entry points."""
+    """Return the object file with all entry points."""
     from numba import njit, types
 
     from ringtap.analysis.pcap.kernels.walk import ENTRIES
@@ -140,7 +141,7 @@ def _compile(binding: Any) -> bytes:
             no_cfunc_wrapper=True,
         )(function)
         (text,) = made.inspect_llvm().values()
-        # the entry's mangled name holds its module's and its own; it gets one that can be asked for
+        # replace the mangled name, of module and function, by one that can be looked up
         text = re.sub(
             rf"@_ZN\w*?7kernels4walk\d+{function.__name__}B\w+\(",
             f"@ringtap_{function.__name__}(",

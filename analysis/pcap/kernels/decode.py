@@ -1,7 +1,7 @@
-"""Kernels that take a packet apart down to IP: link layers, VLAN and MPLS tags, IPv4, IPv6.
+"""Kernels that decode a packet down to IP: link layers, VLAN and MPLS tags, IPv4, IPv6.
 
-A packet is where it lies in memory, how many bytes of it were captured, and how many it had. Link types are those of
-tcpdump.org/linktypes.html. Functions return the offset of an Ethernet frame inside, 0 without one.
+A packet is given by its address in memory, the number of captured bytes and its length. Link types are those of
+tcpdump.org/linktypes.html. The kernels of link, network and IP layer return the offset of an inner Ethernet frame, or 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _IPV4, _IPV6, _MPLS, _MPLS_MULTICAST = 0x0800, 0x86DD, 0x8847, 0x8848
 _ARP, _RARP, _PPPOE = 0x0806, 0x8035, 0x8864
 _PPP_IPV4, _PPP_IPV6 = 0x0021, 0x0057
 _TAG_MASK = 2**60 - 1  # of five VLANs
-_FOR_IPV4 = 0x04060008  # of ARP: protocol IPv4, addresses of six and four bytes, as they are loaded
+_FOR_IPV4 = 0x04060008  # of ARP, as loaded: protocol IPv4, addresses of six and four bytes
 _NULL, _ETHERNET, _LOOP, _COOKED, _IPOIB, _COOKED2 = 0, 1, 108, 113, 242, 276
 _HOP_BY_HOP, _FRAGMENT, _AUTHENTICATION = 0, 44, 51
 
@@ -48,7 +48,7 @@ def _by_version(first: int) -> int:
 
 @kernel
 def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
-    """An IPv4 packet (RFC 791)."""
+    """Decode an IPv4 packet (RFC 791)."""
     if kept < offset + 20:
         count(state, N_CUT)
         return 0
@@ -88,7 +88,7 @@ def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
 
 @kernel
 def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, layer: int) -> int:
-    """An IPv6 packet (RFC 8200) with its extension headers."""
+    """Decode an IPv6 packet (RFC 8200) with its extension headers."""
     if kept < offset + 40:
         count(state, N_CUT)
         return 0
@@ -98,7 +98,7 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
         count(state, N_MALFORMED)
         return 0
     if size == 0 and length > place:
-        count(state, N_ZERO_LENGTH)  # a jumbogram, or an offload's
+        count(state, N_ZERO_LENGTH)  # a jumbogram, or segmentation offload
         size = length - place
     if size > length - place:
         count(state, N_MALFORMED)
@@ -121,7 +121,7 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
         following, units = load8(header), load8(header + 1)
         if protocol == _FRAGMENT:
             fragment = swapped16(header + 2)
-            if fragment & 0xFFF9:  # neither alone nor, as RFC 6946 has it, atomic
+            if fragment & 0xFFF9:  # not an atomic fragment (RFC 6946)
                 count(state, N_FRAGMENTS)
                 identity = swapped32(header + 4) | following << 32
                 first = 0 if fragment & 0xFFF8 else 1
@@ -151,7 +151,7 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
 
 @kernel
 def _not_ip(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> None:
-    """ARP between its protocol addresses (RFC 826); all other frames count in one row, for filters that take them."""
+    """Count a non-IP frame: ARP by its protocol addresses (RFC 826), all others in one row, for filters on them."""
     count(state, N_NOT_IP)
     arp, kind = at + offset, ARP if ethertype == _ARP else RARP if ethertype == _RARP else NOT_IP
     none, target = state + 8 * ZEROS, at + offset + 24
@@ -207,7 +207,7 @@ def _network(
 
 @kernel
 def _is_loopback_ip(at: int) -> bool:
-    """A loopback header holds the address family of the capturing system, or an ethertype: IPv4, or its IPv6."""
+    """True if a loopback header holds IPv4 or IPv6, as an address family of some system or as an ethertype."""
     family = load32(at)
     return (family if family < 0x10000 else swapped32(at)) in (2, 10, 24, 28, 30, _IPV4, _IPV6)
 
@@ -222,7 +222,7 @@ def _link(state: int, at: int, kept: int, length: int, time_ns: int, link: int) 
     elif link == _COOKED2:
         header, place = 20, 0
     elif link == _IPOIB:
-        header, place = 44, 40  # a global route header stands before it
+        header, place = 44, 40  # after a global route header
     elif link in (_NULL, _LOOP):
         header, place = 4, -1
     elif link in (12, 14, 101, 228, 229):  # raw IP
@@ -257,12 +257,12 @@ def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int)
     Args:
         state: address of the state.
         at: address of the captured bytes.
-        kept: how many there are.
-        length: of the frame on the wire.
-        time_ns: when it was captured.
+        kept: number of captured bytes.
+        length: bytes of the frame on the wire.
+        time_ns: time of capture.
         link: LINKTYPE of the interface.
     """
-    # what nearly every packet is: Ethernet, IPv4 without options, no fragment, TCP with its whole header
+    # nearly every packet: Ethernet, IPv4 without options, no fragment, TCP with its whole header
     if (
         link == _ETHERNET
         and kept >= 54

@@ -1,8 +1,8 @@
-"""Kernels of the flow table: which flow a packet belongs to.
+"""Kernels for the flow table, which finds the flow that a packet belongs to.
 
-The table maps the 5-tuple as it stands in the packet to the flow, so that both directions are found at once, and is
-probed in a row. Keys are spread by products of halves that secrets were added to (NH: Black et al., UMAC, CRYPTO 1999),
-so that no capture can be made whose flows all fall on one slot.
+The table maps the 5-tuple as it stands in the packet to the flow, so that each direction is found directly. It uses
+linear probing. Keys are hashed by products of halves to which secrets were added (NH: Black et al., UMAC, CRYPTO 1999),
+so that no capture can be crafted whose flows all fall on one slot.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LOW = 0xFFFFFFFF
 
 @inlined
 def get(state: int, word: int) -> int:
-    """A word of the state."""
+    """Return a word of the state."""
     return load64(state + 8 * word)
 
 
@@ -81,7 +81,7 @@ def _secret(state: int, half: int, number: int) -> int:
 
 @inlined
 def _paired(state: int, one: int, two: int) -> int:
-    """Hash of two words, by four secrets."""
+    """Return a hash of two words, with four secrets."""
     first = times(_secret(state, one, 0), _secret(state, one >> 32, 1))
     mixed = first ^ times(_secret(state, two, 2), _secret(state, two >> 32, 3))
     return times(mixed ^ ((mixed >> 32) & _LOW), _MIX)
@@ -89,14 +89,14 @@ def _paired(state: int, one: int, two: int) -> int:
 
 @inlined
 def spread(state: int, addresses: int, rest: int) -> int:
-    """Hash of a key."""
+    """Return the hash of a key."""
     mixed = _paired(state, addresses, rest)
     return mixed ^ ((mixed >> 32) & _LOW)
 
 
 @inlined
 def key6(state: int, source: int, destination: int) -> int:
-    """Stand-in for two IPv6 addresses in a key; a match compares the addresses themselves."""
+    """Return a hash for two IPv6 addresses in a key; a match compares the addresses themselves."""
     half = _paired(state, load64(source), load64(source + 8))
     return times(half, 3) ^ _paired(state, load64(destination), load64(destination + 8))
 
@@ -108,25 +108,25 @@ def _ports_reversed(rest: int) -> int:
 
 @inlined
 def rest_of(ports: int, protocol: int, kind: int, layer: int, family: int) -> int:
-    """The part of a key beside the addresses; ports as they lie in the packet, loaded as one number."""
+    """Return the part of a key beside the addresses; ``ports`` are both ports, loaded from the packet as one number."""
     return ports | protocol << 32 | kind << 40 | layer << 48 | family << 56
 
 
 @inlined
 def same16(a: int, b: int) -> bool:
-    """True if 16 bytes at two addresses are alike."""
+    """True if 16 bytes at two addresses are equal."""
     return load64(a) == load64(b) and load64(a + 8) == load64(b + 8)
 
 
 @inlined
 def row_of(state: int, flow: int) -> int:
-    """Address of the conversation of a flow."""
+    """Return the address of a flow's conversation."""
     return get(state, CONVERSATIONS) + (flow >> 1) * _ROW
 
 
 @inlined
 def _find(state: int, addresses: int, rest: int, source: int, destination: int) -> int:
-    """Address of the slot that holds a key, or of the free one where it belongs."""
+    """Return the address of the slot that holds a key, or of the free one where it belongs."""
     slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
     index = spread(state, addresses, rest) & mask
     while True:
@@ -156,7 +156,7 @@ def _write_slot(slot: int, addresses: int, rest: int, flow: int) -> None:
 
 @kernel
 def _grow(state: int) -> None:
-    """Four times the slots; the flows are put in again, one direction of each conversation."""
+    """Quadruple the slots, and insert one direction of each conversation again."""
     slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
     for index in range(mask + 1):
         store64(slots + (index << SLOT_SHIFT) + K_FLOW, 0)
@@ -178,7 +178,7 @@ def _grow(state: int) -> None:
 
 @kernel
 def _new_conversation(state: int, rest: int, source: int, destination: int, time_ns: int) -> int:
-    """A new row; beyond the limit the one that all others share, as -1 less its flow."""
+    """Add a row and return its first flow; beyond the limit return -1 minus the first flow of the shared row."""
     number = get(state, ROWS)
     if number >= get(state, MOST_ROWS):
         count(state, N_OVER_LIMIT)
@@ -217,7 +217,7 @@ def _new_conversation(state: int, rest: int, source: int, destination: int, time
 
 @kernel
 def _new_flow(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
-    """The flow of a key that has no slot: the way back of a conversation that is there, or a new conversation."""
+    """Return the flow of a key that has no slot: the reverse of a known flow, or one of a new conversation."""
     swapped4 = (addresses << 32) | ((addresses >> 32) & 0xFFFFFFFF)
     back = swapped4 if (rest >> 56) == 4 else key6(state, destination, source)
     reverse = load64(_find(state, back, _ports_reversed(rest), destination, source) + K_FLOW)
@@ -233,7 +233,7 @@ def _new_flow(state: int, addresses: int, rest: int, source: int, destination: i
 
 @inlined
 def flow_of(state: int, addresses: int, rest: int, source: int, destination: int, time_ns: int) -> int:
-    """The flow of a packet; a new one where its key was never seen."""
+    """Return the flow of a packet; a new one if its key was not seen before."""
     flow = load64(_find(state, addresses, rest, source, destination) + K_FLOW)
     if flow:
         return flow - 1
@@ -242,17 +242,17 @@ def flow_of(state: int, addresses: int, rest: int, source: int, destination: int
 
 @inlined
 def flow_of4(state: int, at: int, rest: int, time_ns: int) -> int:
-    """The flow of a packet whose IPv4 addresses lie at an address."""
+    """Return the flow of a packet whose IPv4 addresses begin at ``at``."""
     return flow_of(state, load64(at), rest, at, at + 4, time_ns)
 
 
 @inlined
 def flow_of6(state: int, at: int, rest: int, time_ns: int) -> int:
-    """The flow of a packet whose IPv6 addresses lie at an address."""
+    """Return the flow of a packet whose IPv6 addresses begin at ``at``."""
     return flow_of(state, key6(state, at, at + 16), rest, at, at + 16, time_ns)
 
 
 @inlined
 def work_of(state: int, flow: int) -> int:
-    """Address of a flow's work area."""
+    """Return the address of a flow's work area."""
     return get(state, DIRECTIONS) + flow * DIRECTION_BYTES

@@ -1,7 +1,7 @@
-"""Kernels of IP fragments: later ones belong to the flow of their first, which alone holds the ports.
+"""Kernels for IP fragments: later ones belong to the flow of their first, which alone holds the ports.
 
-A small table of the latest first fragments by addresses, identification and protocol; a new one takes the place of an
-old one that falls on its slot. Its hash has no secrets: which ones are forgotten must not change from scan to scan.
+A small table holds the latest first fragments by addresses, identification and protocol; a new one replaces an old one
+in the same slot. Its hash uses no random secrets, so that every scan of a capture drops the same fragments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _mixed(one: int, two: int) -> int:
 
 @inlined
 def between(addresses: int, family: int) -> int:
-    """Stand-in for the addresses of a packet, which lie one behind the other."""
+    """Return a key for the addresses of a packet, where the destination follows the source."""
     if family == 4:
         return load64(addresses)
     source = _mixed(load64(addresses), load64(addresses + 8))
@@ -44,7 +44,7 @@ def _slot(state: int, addresses: int, identity: int) -> int:
 
 @kernel
 def remember_first(state: int, addresses: int, identity: int, flow: int, time_ns: int) -> None:
-    """Keep the flow of a first fragment."""
+    """Store the flow of a first fragment."""
     slot = _slot(state, addresses, identity)
     store64(slot + F_ADDRESSES, addresses)
     store64(slot + F_ID, identity)
@@ -54,7 +54,7 @@ def remember_first(state: int, addresses: int, identity: int, flow: int, time_ns
 
 @kernel
 def flow_of_first(state: int, addresses: int, identity: int, time_ns: int) -> int:
-    """The flow that a later fragment belongs to; -1 if its first was not seen, or is too long ago."""
+    """Return the flow of a later fragment; -1 if its first was not seen, or too long ago."""
     slot = _slot(state, addresses, identity)
     if load64(slot + F_ADDRESSES) != addresses or load64(slot + F_ID) != identity:
         return -1

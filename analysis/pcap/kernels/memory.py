@@ -1,6 +1,6 @@
-"""Memory as the kernels see it: addresses are plain integers, loads may lie anywhere, every value is an int64.
+"""Compilation and memory access of kernels: addresses are integers, loads may be unaligned, values are int64.
 
-Imported only where a kernel is compiled. Nothing here checks a bound: the callers compare with the captured length.
+Imported only when a kernel is compiled. Nothing here checks a bound: the callers compare with the captured length.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _WORD = ir.IntType(64)
 def kernel(function: Function) -> Function:
     """Compile a function without Python objects, exceptions or bounds checks.
 
-    It is compiled at once, for int64 alone: left to itself numba makes a copy for every constant that is passed.
+    It is compiled at once, for int64 only: by default numba compiles a copy for every constant that is passed.
     """
     return _compiled(function, False)
 
 
 def inlined(function: Function) -> Function:
-    """The same, put into its callers."""
+    """Compile a function as `kernel` does, and inline it into its callers."""
     return _compiled(function, True)
 
 
@@ -69,7 +69,7 @@ def _store(bits: int) -> Callable[[int, int], None]:
 # in the machine's order
 load8, load16, load32, load64 = (_load(bits, False) for bits in (8, 16, 32, 64))
 store8, store16, store32, store64 = (_store(bits) for bits in (8, 16, 32, 64))
-# the other way round: in network order, on a little-endian machine
+# byte-swapped: in network order, on a little-endian machine
 swapped16, swapped32, swapped64 = (_load(bits, True) for bits in (16, 32, 64))
 
 
@@ -83,5 +83,5 @@ def _times() -> Callable[[int, int], int]:
     return cast(Callable[[int, int], int], intrinsic(times))
 
 
-# the product modulo 2^64; that of ``*`` must not run over, which is undefined in compiled code
+# the product modulo 2^64; that of ``*`` must not overflow, which is undefined in compiled code
 times = _times()

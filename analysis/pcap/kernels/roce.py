@@ -1,4 +1,4 @@
-"""Kernels of RoCEv2: InfiniBand's transport in UDP (InfiniBand Architecture Specification, vol. 1, 9 and A17)."""
+"""Kernels for RoCEv2, InfiniBand's transport in UDP (InfiniBand Architecture Specification, vol. 1, 9 and A17)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _PSN_MASK, _PSN_HALF = 0xFFFFFF, 0x800000
 
 @kernel
 def extended_bytes(opcode: int) -> int:
-    """Length of the extended headers that an opcode has behind the base header; -1 if there is no such opcode."""
+    """Return the length of an opcode's extended headers after the base header; -1 if there is no such opcode."""
     service, operation = opcode >> 5, opcode & 31
     if opcode == _CNP:
         return 16  # reserved
@@ -99,7 +99,7 @@ def extended_bytes(opcode: int) -> int:
 
 @kernel
 def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_ns: int) -> int:
-    """Row of a queue pair; -1 if there are too many."""
+    """Return the row of a queue pair, a new one if need be; -1 if there are too many."""
     size = 4 if family == 4 else 16
     key = load64(addresses) if family == 4 else key6(state, addresses, addresses + 16)
     index = spread(state, key, queue_pair) & (QUEUE_PAIR_SLOT_COUNT - 1)
@@ -137,9 +137,9 @@ def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_n
 
 @kernel
 def _order(row: int, work: int, operation: int, number: int) -> None:
-    """Packet sequence numbers: of requests one after the other, of read responses within one response.
+    """Check packet sequence numbers: of requests one after the other, of read responses within one response.
 
-    A read takes as many numbers as its response has packets, which the request does not say.
+    A read takes as many numbers as its response has packets; the request does not contain that number.
     """
     response = _READ_FIRST <= operation <= _READ_ONLY
     place = work + (Q_RESPONSE if response else Q_NEXT)
@@ -169,13 +169,13 @@ def roce(
 
     Args:
         state: address of the state.
-        header: address of the base header, which is there whole.
+        header: address of the base header, which was captured completely.
         kept: captured bytes from there on.
-        length: of the frame.
-        payload: behind the extended headers.
-        addresses: where source and destination lie, one behind the other.
+        length: bytes of the frame.
+        payload: bytes after the extended headers.
+        addresses: address of the source address, which the destination address follows.
         family: 4 or 6.
-        time_ns: of the capture.
+        time_ns: time of capture.
     """
     if time_ns < 0:
         time_ns = get(state, LAST_NS)
@@ -194,7 +194,7 @@ def roce(
     if opcode == _CNP:
         add(row + _CNPS, 1)
     elif operation in (_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE):
-        place = _BTH_BYTES + (4 if service == _RELIABLE_DATAGRAM else 0)  # its own header comes first
+        place = _BTH_BYTES + (4 if service == _RELIABLE_DATAGRAM else 0)  # an RDETH comes first
         refused = kept > place and (load8(header + place) >> 5 & 3) in (1, 3)
         add(row + (_NAKS if refused else _ACKNOWLEDGEMENTS), 1)
     elif service != _DATAGRAM:

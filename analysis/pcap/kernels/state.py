@@ -7,28 +7,28 @@ from __future__ import annotations
 
 # --- words of the state: what the caller sets ---------------------------------------------------------------------
 CONVERSATIONS = 0  # address of the rows of layout.CONVERSATION
-DIRECTIONS = 1  # address of the work area: two direction blocks a conversation
+DIRECTIONS = 1  # address of the work area: two direction blocks per conversation
 SLOTS = 2  # address of the hash table of flows
-HOLES = 3  # address of the TCP holes: MOST_HOLES a direction
+HOLES = 3  # address of the TCP holes: MOST_HOLES per direction
 MOST_ROWS = 4
-CELLS_AT = 5  # where the next cell goes; set back by the caller when it has taken the cells
-CELLS_END = 6  # each end stands behind its begin
+CELLS_AT = 5  # address of the next cell; reset by the caller after it has taken the cells
+CELLS_END = 6  # each end follows its begin
 BIN_NS = 7
-SWAPPED = 8  # the file's byte order is not the machine's
+SWAPPED = 8  # 1 if the file's byte order is not the machine's
 INTERFACES = 9  # address of the interfaces of the section; a pcap file has one
 INTERFACE_COUNT = 10
-MOST_KEPT = 11  # captured bytes a record may say it has
+MOST_KEPT = 11  # largest number of captured bytes that a record may have
 FRAGMENTS = 12  # address of the table of first fragments
 QUEUE_PAIRS = 13  # address of the rows of layout.QUEUE_PAIR
 QUEUE_PAIR_WORK = 14  # address of their work area
 QUEUE_PAIR_SLOTS = 15
-PACKETS_AT = 16  # where the next row of layout.PACKET goes; 0: none are wanted
+PACKETS_AT = 16  # address of the next row of layout.PACKET; 0: none are wanted
 PACKETS_END = 17
-IS_END = 18  # the stream ends with the block
-SECRETS = 32  # four numbers below 2^32, drawn for each scan: no capture can be made whose keys fall together
+IS_END = 18  # 1 if the stream ends with the block
+SECRETS = 32  # four random numbers below 2^32 per scan, so that no capture can be crafted to make keys collide
 
 # --- what the kernels keep ----------------------------------------------------------------------------------------
-SLOT_MASK = 20  # slots in use less one; a power of two
+SLOT_MASK = 20  # slots in use, a power of two, minus one
 ROWS = 21
 BASE_BIN = 22  # of the first packet, since the epoch
 BIN = 23  # of the last packet, since BASE_BIN
@@ -37,10 +37,10 @@ BIN_END_NS = 25
 LEAST_BIN = 26
 FIRST_NS = 27
 LAST_NS = 28  # the latest time seen
-NEEDED = 29  # bytes from where the walk stopped until it can go on
-STOPPED = 30  # why it stopped: one of the reasons below
+NEEDED = 29  # bytes from where the walk stopped that it needs to continue
+STOPPED = 30  # reason for the stop: one of those below
 QUEUE_PAIR_ROWS = 31
-TAG = 36  # what stands for VLAN or VNI of the packet
+TAG = 36  # code of the packet's VLAN or VNI
 UNTAGGED = 1
 
 # --- counts of what the capture held ------------------------------------------------------------------------------
@@ -70,28 +70,28 @@ COUNTS = (
     N_NOT_IP,  # ARP and the like
     N_CUT,  # a header that is needed is not in the file
     N_MALFORMED,  # headers that contradict themselves or the frame
-    N_ZERO_LENGTH,  # IP says no length: the frame's is taken
+    N_ZERO_LENGTH,  # no length in the IP header: the frame's is used
     N_FRAGMENTS,
     N_FIRST_MISSING,
     N_BACKWARDS,
-    N_BAD_TIME,  # before 1970, or later than words can hold: taken for no time
+    N_BAD_TIME,  # before 1970, or later than words can hold: treated as no time
     N_NO_TIME,  # simple packet blocks
     N_LINK,
     N_UNKNOWN_BLOCKS,
     N_OVER_LIMIT,
     N_QUEUE_PAIRS,
-    N_JUMPS,  # more than a day after or before the packet ahead
-    N_NETWORKS,  # another VLAN or VNI than the packet ahead in the same direction of a conversation
+    N_JUMPS,  # more than a day after or before the previous packet
+    N_NETWORKS,  # another VLAN or VNI than the previous packet in the same direction of a conversation
 ) = range(COUNTED, COUNTED + len(COUNTS))
-ZEROS = 120  # four words that stay 0: the addresses of what has none
+ZEROS = 120  # four words that stay 0: addresses of frames that have none
 WORDS = 128
 
 # --- reasons to stop ----------------------------------------------------------------------------------------------
-MORE = 0  # the block is used up as far as whole records go
+MORE = 0  # all complete records of the block are processed
 FULL = 1  # the caller has to empty the cells or packets first
-CORRUPT = 2  # a record that no capture can have
+CORRUPT = 2  # an impossible record
 SECTION = 3  # a pcapng block that the caller reads: section header or interface
-PASS_OVER = 4  # a block of no interest, of which NEEDED bytes are not there yet
+PASS_OVER = 4  # a block to skip, of which NEEDED bytes are still to come
 
 # --- a direction's block ------------------------------------------------------------------------------------------
 D_BIN = 0  # of the open cell; NO_BIN: none
@@ -108,13 +108,13 @@ D_TIMED_NS = 80
 D_SEGMENT_BYTES = 88  # least MSS of the handshake; 0: not seen
 D_SYN_NS = 96  # of the SYN whose handshake is not over; 0: none
 D_HOLES = 104
-D_SYN = 112  # its sequence number; -1: none
-D_TAG = 120  # VLAN or VNI of the last packet; 0: there was none yet
+D_SYN = 112  # sequence number of the SYN; -1: none
+D_TAG = 120  # VLAN or VNI of the last packet; 0: no packet yet
 DIRECTION_BYTES = 128
 NO_BIN = -(2**62)
 UNKNOWN_BIN = NO_BIN + 1  # of packets without a time before the first that has one
 
-# --- bytes of a direction that were passed over and may come yet --------------------------------------------------
+# --- skipped bytes of a direction that may still arrive -----------------------------------------------------------
 HOLE_FROM, HOLE_TO, HOLE_NS = 0, 8, 16
 HOLE_BYTES = 24
 MOST_HOLES = 4
@@ -125,7 +125,7 @@ K_REST = 8  # ports, protocol, kind, layer, family
 K_FLOW = 16  # plus one; 0: free
 SLOT_SHIFT = 5
 FIRST_SLOTS = 2**14
-SLOTS_A_ROW = 8  # at least: a search that finds its slot at once is one that the processor foresees
+SLOTS_A_ROW = 8  # at least: the processor predicts a search that finds its slot at once
 
 # --- an interface -------------------------------------------------------------------------------------------------
 I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS, I_MOST = (
@@ -135,12 +135,12 @@ I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS, I_MOST = (
     24,
     32,
     40,
-)  # I_MOST: ticks that can be told
+)  # I_MOST: largest number of ticks that fits
 TIMES, DIVIDED, POWER_OF_TWO = (
     0,
     1,
     2,
-)  # values of I_SCALE: what I_BY does to make ticks nanoseconds
+)  # values of I_SCALE: use of I_BY to convert ticks to nanoseconds
 INTERFACE_BYTES = 64
 MOST_INTERFACES = 1024
 
@@ -148,11 +148,11 @@ MOST_INTERFACES = 1024
 F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
 FRAGMENT_SHIFT = 5
 FRAGMENT_SLOTS = 8192
-FRAGMENT_LIFE_NS = 60_000_000_000  # what RFC 8200 (and RFC 1122, at least) give a datagram to arrive whole
+FRAGMENT_LIFE_NS = 60_000_000_000  # reassembly timeout of RFC 8200, and least one of RFC 1122
 
 # --- a queue pair's work area -------------------------------------------------------------------------------------
-Q_NEXT = 0  # PSN that the next request has; -1: not known
-Q_RESPONSE = 8  # the same of a response to a read
+Q_NEXT = 0  # PSN expected of the next request; -1: not known
+Q_RESPONSE = 8  # the same for a response to a read
 QUEUE_PAIR_WORK_BYTES = 16
 MOST_QUEUE_PAIRS = 2**16
 QUEUE_PAIR_SLOT_COUNT = 2**18
@@ -160,9 +160,9 @@ QUEUE_PAIR_SLOT_COUNT = 2**18
 # --- limits -------------------------------------------------------------------------------------------------------
 MOST_FRAME_BYTES = 2**24  # no link has packets of this size; a record that says so is damage
 MOST_BLOCK_BYTES = 2**25
-ROOM = 8  # a packet makes fewer cells and rows than these
+ROOM = 8  # upper bound on the cells, and rows, of a packet
 FULL_CELL_BYTES = 2**31
 FULL_CELL_PACKETS = 2**16 - 1
-MOST_NS = 2**62  # some year after 2100: sums and differences of times fit a word
+MOST_NS = 2**62  # a time after 2100, such that sums and differences of times fit a word
 JUMP_NS = 86_400_000_000_000
-NO_TIME = -1  # of a packet: its own is missing or impossible
+NO_TIME = -1  # of a packet whose time is missing or impossible

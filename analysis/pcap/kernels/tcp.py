@@ -1,14 +1,14 @@
-"""Kernel of what TCP says beside its bytes: repeats, order, round trips, windows, resets, wire segments.
+"""Kernels for TCP: retransmissions, order, round trips, windows, resets, and segments on the wire.
 
-Sequence numbers are compared modulo 2^32 (RFC 9293, 3.4). Bytes that were seen before are retransmitted; those that
-fill a hole are out of order if they come within the handshake's round trip (3 ms where none was seen) of the packet
-that left the hole, else they are a retransmission of what was lost before the capture point. A hole is left by a
-packet further ahead, with or without payload, and by an acknowledgement of bytes that were not captured. Round trips
-are timed for one segment at a time, and not across a retransmission (Karn and Partridge, SIGCOMM 1987).
+Sequence numbers are compared modulo 2^32 (RFC 9293, 3.4). Bytes that were seen before are retransmitted. Bytes that
+fill a hole are out of order if they come within the handshake's round trip (3 ms if none was seen) of the packet that
+left the hole; otherwise they are retransmissions of bytes lost before the capture point. A hole is left by a packet
+further ahead, with or without payload, and by an acknowledgement of bytes that were not captured. Round trips are
+timed for one segment at a time, and not across a retransmission (Karn and Partridge, SIGCOMM 1987).
 
-tshark judges whole segments: behind the highest byte sent, they are out of order within that time of the segment that
-is the highest, retransmissions otherwise, and always retransmissions where they were acknowledged before or end at the
-highest byte.
+tshark classifies whole segments: below the highest byte sent, a segment is out of order within that time of the highest
+segment, otherwise a retransmission. It is always a retransmission if it was acknowledged before or ends at the highest
+byte.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _holes_of(state: int, flow: int) -> int:
 
 @kernel
 def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: int) -> None:
-    """Keep a hole; the oldest is forgotten where there are too many."""
+    """Store a hole; the oldest is dropped if there are too many."""
     holes, number = _holes_of(state, flow), load64(work + D_HOLES)
     if number == MOST_HOLES:
         number -= 1
@@ -107,7 +107,7 @@ def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: i
 
 @kernel
 def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns: int) -> int:
-    """Take the bytes of a segment out of the holes; returns how many of them are merely out of order."""
+    """Remove the bytes of a segment from the holes; return how many of them are merely out of order."""
     holes, number = _holes_of(state, flow), load64(work + D_HOLES)
     limit = load64(row_of(state, flow) + _HANDSHAKE)
     if limit <= 0:
@@ -127,7 +127,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
             continue
         if time_ns < 0 or since < 0 or time_ns - since <= limit:
             in_time += last - first
-        if first > begin and last < end:  # in the middle: the part behind it is kept as a hole of its own
+        if first > begin and last < end:  # in the middle: the part after it becomes a hole of its own
             _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
             if number < MOST_HOLES:
                 tail = holes + number * HOLE_BYTES
@@ -194,7 +194,7 @@ def _not_in_order(
 
 @kernel
 def _pass_over(state: int, flow: int, work: int, until: int, time_ns: int) -> None:
-    """Bytes that were not captured were sent: an acknowledgement covers them, or a packet without payload is behind."""
+    """Add a hole for bytes sent but not captured: an acknowledgement or a packet without payload lies beyond them."""
     following = load64(work + D_NEXT)
     ahead = _signed(until - following)
     if 0 < ahead < _MOST_JUMP:
@@ -212,7 +212,7 @@ def _sequence(
     extra: int,
     time_ns: int,
 ) -> None:
-    """Advance over new bytes; holes, repeats and what is out of order are told apart."""
+    """Advance over new bytes; distinguish holes, retransmissions and out-of-order bytes."""
     following, end = load64(work + D_NEXT), (sequence + payload + extra) & 0xFFFFFFFF
     if sequence == following:
         store64(work + D_NEXT, end)
@@ -227,7 +227,7 @@ def _sequence(
 
 @kernel
 def _segment_size(state: int, header: int, kept: int) -> int:
-    """The MSS option of a SYN (RFC 9293, 3.2); 0 where there is none, or it was cut off."""
+    """Return the MSS option of a SYN (RFC 9293, 3.2); 0 if there is none, or it was cut off."""
     at, end = 20, min((load8(header + 12) >> 4) * 4, kept)
     while at < end:
         kind = load8(header + at)
@@ -263,11 +263,11 @@ def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, 
         return
     other, sequence = work ^ 128, swapped32(header + 4)
     if load64(work + D_SYN) == sequence:
-        # sent again: which of them was answered cannot be told
+        # retransmitted: it is not known which copy was answered
         store64(work + D_SYN_NS, 0)
         store64(other + D_SYN_NS, 0)
         return
-    # a new connection, be it between the ports of an old one
+    # a new connection, even between the ports of an old one
     since = max(time_ns, 1) if time_ns >= 0 else 0
     if not flags & _ACK:
         store64(other + D_SYN, -1)
@@ -292,7 +292,7 @@ def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, 
 
 @kernel
 def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
-    """The timed segment of a flow has been acknowledged."""
+    """Record the round trip of a flow's timed segment, which was just acknowledged."""
     store64(work + D_TIMED, -1)
     since = load64(work + D_TIMED_NS)
     took = time_ns - since
@@ -308,12 +308,12 @@ def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
 
 @kernel
 def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, time_ns: int) -> None:
-    """The opener acknowledges the answer to its SYN."""
+    """Record the round trip of the handshake: the opener acknowledges the answer to its SYN."""
     row, since = row_of(state, flow), load64(work + D_SYN_NS)
     if since > load64(other + D_SYN_NS):
-        return  # it is the answering side that speaks
+        return  # this is the answering side
     if not 0 <= _signed(acknowledged - load64(other + D_SYN) - 1) < _MOST_JUMP:
-        return  # what it acknowledges is of an earlier connection
+        return  # the acknowledgement is of an earlier connection
     if load64(row + _HANDSHAKE) < 0 and 0 <= time_ns - since <= _MOST_TRIP_NS:
         store64(row + _HANDSHAKE, time_ns - since)
     store64(work + D_SYN_NS, 0)
@@ -335,15 +335,15 @@ def tcp(
 
     Args:
         state: address of the state.
-        flow: its number.
-        work: address of its work area.
+        flow: number of the flow.
+        work: address of the flow's work area.
         header: address of the TCP header, of which at least 20 bytes are there.
         kept: captured bytes from the header on.
-        payload: bytes behind it.
+        payload: bytes after the header.
         family: 4 or 6.
-        time_ns: of the capture.
+        time_ns: time of capture.
     """
-    if flow >= 2 * get(state, MOST_ROWS):  # the row that many share says nothing of each
+    if flow >= 2 * get(state, MOST_ROWS):  # in the shared row, single connections cannot be followed
         add(work + D_SEGMENTS, 1 if payload else 0)
         return
     flags = load8(header + 13)

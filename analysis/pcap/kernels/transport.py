@@ -1,4 +1,4 @@
-"""Kernels of what IP carries: the flow of a packet, its payload, and what TCP and RoCEv2 say beside it."""
+"""Kernels for the transport layer: the flow of a packet, its payload, and its TCP or RoCEv2 headers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BTH_BYTES, _ICRC_BYTES = 12, 4
 
 @inlined
 def tcp4(state: int, at: int, kept: int, length: int, total: int, time_ns: int) -> None:
-    """TCP in IPv4 without options in Ethernet, of which 54 bytes are there."""
+    """Count a packet of TCP in IPv4 without options in Ethernet, of which at least 54 bytes were captured."""
     header_bytes = (load8(at + 46) >> 4) * 4
     payload = total - 20 - header_bytes
     if header_bytes < 20 or payload < 0:
@@ -57,7 +57,7 @@ def _flow(state: int, addresses: int, rest: int, family: int, time_ns: int) -> i
 
 @kernel
 def _tcp_payload(state: int, header: int, kept: int, size: int) -> int:
-    """Bytes behind the TCP header; -1, and counted, where the header does not say, or is not there whole."""
+    """Return the bytes after the TCP header; -1 if its length is invalid or was cut off. Anomalies are counted."""
     if kept < 13:
         count(state, N_CUT)
         return -1
@@ -72,7 +72,7 @@ def _tcp_payload(state: int, header: int, kept: int, size: int) -> int:
 
 @kernel
 def _roce_payload(state: int, header: int, kept: int, size: int) -> int:
-    """Bytes behind the base and extended headers, without pad and ICRC; -1 if this is not RoCEv2."""
+    """Return the bytes after the base and extended headers, without pad and ICRC; negative if this is not RoCEv2."""
     if kept < _BTH_BYTES:
         if size >= _BTH_BYTES + _ICRC_BYTES:
             count(state, N_CUT)
@@ -86,7 +86,7 @@ def _roce_payload(state: int, header: int, kept: int, size: int) -> int:
 
 @kernel
 def _udp_payload(state: int, header: int, kept: int, size: int) -> tuple[int, int]:
-    """Kind of a UDP packet, and bytes behind all its headers."""
+    """Return the kind of a UDP packet, and the bytes after all its headers."""
     if swapped16(header + 2) == _ROCE_PORT:
         inside = _roce_payload(state, header + 8, kept - 8, size - 8)
         if inside >= 0:
@@ -96,13 +96,13 @@ def _udp_payload(state: int, header: int, kept: int, size: int) -> tuple[int, in
 
 @kernel
 def _is_tunnel(header: int, kept: int) -> bool:
-    """True if VXLAN (RFC 7348) follows, with an Ethernet header in it."""
+    """True if a UDP header is followed by VXLAN (RFC 7348) with an Ethernet header."""
     return kept >= 30 and swapped16(header + 2) == _VXLAN_PORT and load8(header + 8) & 8 != 0
 
 
 @inlined
 def _keep_network(state: int, work: int) -> None:
-    """VLAN or VNI are no part of a conversation's key: count where they change."""
+    """Count changes of VLAN or VNI, which are not part of a conversation's key."""
     tag, before = get(state, TAG), load64(work + D_TAG)
     if tag != before:
         if before:
@@ -126,25 +126,25 @@ def transport(
     layer: int,
     family: int,
 ) -> int:
-    """Count what IP carries.
+    """Count the payload of an IP packet.
 
     Args:
         state: address of the state.
         at: address of the packet.
-        offset: of what IP carries, in the packet.
+        offset: offset of the IP payload in the packet.
         kept: captured bytes of the packet.
-        length: of the frame.
-        time_ns: when it was captured.
-        addresses: where the source address lies, the destination behind it.
-        protocol: number of the IP header.
-        size: bytes that IP carries.
-        identity: of the datagram with its protocol, where this is a fragment of it; else -1.
-        first: whether it begins here.
+        length: bytes of the frame.
+        time_ns: time of capture.
+        addresses: address of the source address, which the destination address follows.
+        protocol: protocol number of the IP header.
+        size: bytes of the IP payload.
+        identity: identification and protocol of the datagram if this is a fragment of it; else -1.
+        first: 1 if the datagram begins here, else 0.
         layer: 0, or 1 inside VXLAN.
         family: 4 or 6.
 
     Returns:
-        Offset of an Ethernet frame inside; 0 without one.
+        Offset of an inner Ethernet frame; 0 if there is none.
     """
     key = between(addresses, family)
     if not first:

@@ -1,6 +1,6 @@
-"""Kernels that go from record to record of a block: the entry points that are compiled.
+"""Entry points of the compiled kernels, which walk a block from record to record.
 
-Each takes the address of the state and two numbers, and returns one.
+Each takes the address of the state and two numbers, and returns a number.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def walk(state: int, block: int, size: int) -> int:
     Args:
         state: address of the state.
         block: address of the part, which begins with a record.
-        size: its bytes.
+        size: number of its bytes.
 
     Returns:
-        Bytes used up; the state says why it stopped there.
+        Bytes consumed; STOPPED in the state is the reason for the stop.
     """
     swapped, most_kept = get(state, SWAPPED), get(state, MOST_KEPT)
     link, tick_ns = (
@@ -129,7 +129,7 @@ def _total(state: int, block: int) -> int:
 
 
 def walk_blocks(state: int, block: int, size: int) -> int:
-    """The same for a part of a pcapng file, which begins with a block."""
+    """Count the packets of a part of a pcapng file, which begins with a block; otherwise as `walk`."""
     at, stopped = 0, MORE
     put(state, NEEDED, 12)
     while at + 12 <= size:
@@ -179,11 +179,11 @@ def _is_record(state: int, record: int) -> bool:
 def resume(state: int, block: int, size: int) -> int:
     """Look for the next sound record of a pcap file after damage.
 
-    Three headers in a row, each where the one before says, within a day of the latest packet, make a sound record; at
-    the end of the stream fewer, if it ends where the last one does.
+    A record is sound if three headers follow one another, each where the previous one ends, within a day of the latest
+    packet. At the end of the stream fewer suffice, if the last one ends with the stream.
 
     Returns:
-        Bytes to pass over. STOPPED is MORE where a record begins there, else FULL: NEEDED bytes from there would tell.
+        Bytes to skip. STOPPED is MORE if a record begins there, else FULL: NEEDED bytes from there decide.
     """
     at = 0
     while at + 16 <= size:
@@ -209,7 +209,7 @@ def resume(state: int, block: int, size: int) -> int:
 
 
 def resume_blocks(state: int, block: int, size: int) -> int:
-    """The same for a pcapng file: two whole blocks in a row, with their length at both ends."""
+    """Look for the next sound block of a pcapng file: two complete blocks in a row, with their length at both ends."""
     at = 0
     while at + 12 <= size:
         found = is_block(state, block + at, size - at)
@@ -226,7 +226,7 @@ def resume_blocks(state: int, block: int, size: int) -> int:
 
 
 def finish(state: int, first: int, _unused: int) -> int:
-    """Close the open cells of the flows from one on; returns the flow to go on with."""
+    """Close the open cells of the flows from ``first`` on; return the flow to continue with."""
     return close_all(state, first)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ringtap.agents.hosts.remote import SERVANT, RemoteHosts
+from ringtap.agents.hosts.remote import WORKER_COMMAND, RemoteHosts
 
 
 class LocalHosts(RemoteHosts):
@@ -16,4 +16,4 @@ class LocalHosts(RemoteHosts):
 
     def command(self, host: str) -> list[str]:  # noqa: ARG002
         """Command of a host worker that runs as a child of this process."""
-        return [sys.executable, *SERVANT]
+        return [sys.executable, *WORKER_COMMAND]

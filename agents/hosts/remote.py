@@ -226,7 +226,7 @@ _STOP_TIMEOUT_S = 10.0
 _TAIL_BYTES = 4096
 _PORT_POLL_S = 0.05
 LOST_CODE = 255  # as ssh returns it
-SERVANT = ("-m", "ringtap.agents.hosts.worker")
+WORKER_COMMAND = ("-m", "ringtap.agents.hosts.worker")
 
 
 class RemoteProcess:
@@ -319,7 +319,7 @@ class RemoteHosts:
             code: exit code of the command.
         """
         words = [line.strip() for line in said.splitlines() if line.strip()]
-        return " - ".join([why or "its servant ended", *words[-1:]])
+        return " - ".join([why or "its host worker ended", *words[-1:]])
 
     def receive(self, host: str, item: Answer, data: bytes) -> None:
         """Receive a chunk of a file from a host; hosts that share files send none."""

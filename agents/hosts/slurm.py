@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from shutil import which
 
-from ringtap.agents.hosts.remote import SERVANT, RemoteHosts
+from ringtap.agents.hosts.remote import WORKER_COMMAND, RemoteHosts
 from ringtap.errors import UsageError
 
 _ASK_S = 5.0
@@ -81,7 +81,8 @@ class SlurmHosts(RemoteHosts):
         """Command of a job step that shares all resources of the job on the node with the other steps."""
         node = self._nodes[host]
         step = ["srun", *_STEP, f"--nodelist={node}", *([f"--gpus={self._gpus[node]}"] if node in self._gpus else [])]
-        return [*_without(_SHAPE), "-u", "SRUN_CPUS_PER_TASK", *step, *_without(_PLACE), self.python(host), *SERVANT]
+        step = [*_without(_SHAPE), "-u", "SRUN_CPUS_PER_TASK", *step]
+        return [*step, *_without(_PLACE), self.python(host), *WORKER_COMMAND]
 
     def python(self, host: str) -> str:
         """Python interpreter on a host that has ringtap."""

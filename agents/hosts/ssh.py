@@ -21,7 +21,7 @@ from shutil import which
 
 import ringtap
 from ringtap.agents.hosts import frames
-from ringtap.agents.hosts.remote import LOST_CODE, SERVANT, Answer, RemoteHosts
+from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, RemoteHosts
 from ringtap.agents.hosts.sync import Receiver
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
@@ -208,8 +208,8 @@ class SshHosts(RemoteHosts):
         target = self._hosts[host]
         # starts in /, as a folder named ringtap in the home would be taken for the package
         start = f"exec sh -c {shlex.quote(_START)} {shlex.quote(target.python)}"
-        servant = f'cd /; {start} {shlex.join(SERVANT)} "$HOME"'
-        return [*self._ssh(), "--", target.destination, servant]
+        worker = f'cd /; {start} {shlex.join(WORKER_COMMAND)} "$HOME"'
+        return [*self._ssh(), "--", target.destination, worker]
 
     def _ssh(self) -> list[str]:
         options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
@@ -220,7 +220,7 @@ class SshHosts(RemoteHosts):
         login, started, words = said.partition(_STARTED)
         last = _last_words(words if started else login)
         if started and host not in self._workdirs and not why and code != LOST_CODE:
-            return self._no_servant(host, words, last, code)
+            return self._no_worker(host, words, last, code)
         destination = self._hosts[host].destination
         if started:
             reason = " - ".join(filter(None, [why or "its connection ended", last]))
@@ -250,7 +250,7 @@ class SshHosts(RemoteHosts):
                 self._jumps[hops] = failing and (failing[0], _last_words(failing[1]))
             return self._jumps[hops]
 
-    def _no_servant(self, host: str, words: str, last: str, code: int) -> str:
+    def _no_worker(self, host: str, words: str, last: str, code: int) -> str:
         """Return the reason that the plan's interpreter has not started ringtap."""
         python = self._hosts[host].python
         name_it = "name the interpreter that has ringtap as python in [[hosts]]"

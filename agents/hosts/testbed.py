@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ringtap.agents.hosts.remote import SERVANT, RemoteHosts
+from ringtap.agents.hosts.remote import WORKER_COMMAND, RemoteHosts
 from ringtap.agents.testbed.topology import TestbedSpec
 
 
@@ -22,7 +22,7 @@ class TestbedHosts(RemoteHosts):
     def command(self, host: str) -> list[str]:
         """Command of a host worker in the host's namespaces."""
         enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", self.spec.name, host]
-        return [*enter, sys.executable, *SERVANT]
+        return [*enter, sys.executable, *WORKER_COMMAND]
 
     def stop_all(self) -> None:
         """End all processes started here, the newest first, and the host workers, as the testbed may end next."""

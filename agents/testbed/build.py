@@ -1,4 +1,4 @@
-"""Builds a testbed's namespaces, links and limits with netlink; run inside the keeper.
+"""Builds a testbed's namespaces, links and limits with netlink; run inside the init process.
 
 A route attribute sets the congestion control, which reaches unedited programs and is allowed where the kernel-wide
 sysctl is not. TCP may hand a few packets to a link in one piece (``gso_max_segs``), no more: at 250 Mbit/s the usual

@@ -52,7 +52,7 @@ def _hold(spec: TestbedSpec) -> None:
     except RingtapError as error:
         _say({"error": str(error), "exit_code": error.exit_code})
         return
-    except Exception as error:  # the keeper has no user to show a traceback to: its maker reports the sentence
+    except Exception as error:  # the init process has no user to show a traceback to: its maker reports the sentence
         _say({"error": f"the testbed could not be built: {type(error).__name__}: {error}", "exit_code": 1})
         return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the first process of a PID namespace inherits orphans
@@ -69,7 +69,7 @@ def _hold(spec: TestbedSpec) -> None:
 
 
 def main() -> int:
-    """Isolate, fork the keeper proper, tell its pid, and leave."""
+    """Isolate, fork the init process proper, tell its pid, and leave."""
     fill_standard_descriptors()
     spec = TestbedSpec.from_json(json.loads(sys.argv[1]))
     try:

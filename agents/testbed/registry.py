@@ -1,7 +1,7 @@
 """The registry of testbeds: one small file each that names its init process.
 
-A testbed lives in the namespaces of one process, its keeper. When that process ends, by whatever means, the kernel
-takes the namespaces, links and every process in them away. So the keeper's pid and start time are all that is needed
+A testbed lives in the namespaces of one process, its init process. When that process ends, by whatever means, the kernel
+takes the namespaces, links and every process in them away. So the init process's pid and start time are all that is needed
 to find and remove what a crash left.
 """
 
@@ -63,8 +63,8 @@ class TestbedState:
 
     Attributes:
         spec: what was built.
-        pid: the keeper.
-        start_ticks: the keeper's start time in clock ticks since boot: with the pid it names one process for good.
+        pid: the init process.
+        start_ticks: the init process's start time in clock ticks since boot: with the pid it names one process for good.
         owner_pid: the process the testbed ends with, 0 for one that stays.
         links: rates that the links were seen to give.
         folder: the folder that its state file is in.
@@ -95,7 +95,7 @@ class TestbedState:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}; is something in its way?") from error
 
     def alive(self) -> bool:
-        """True if the keeper still runs."""
+        """True if the init process still runs."""
         return start_ticks(self.pid) == self.start_ticks
 
 
@@ -193,10 +193,10 @@ def find(name: str | None) -> TestbedState:
 
 
 def remove(lab: TestbedState) -> bool:
-    """End a testbed's keeper, and so all of it; returns whether it was still standing.
+    """End a testbed's init process, and so all of it; returns whether it was still standing.
 
     Raises:
-        MeasurementError: the keeper is another user's, or did not end within 10 s.
+        MeasurementError: the init process is another user's, or did not end within 10 s.
     """
     standing = lab.alive()
     if standing:
@@ -205,11 +205,13 @@ def remove(lab: TestbedState) -> bool:
         except ProcessLookupError:  # it has just ended
             pass
         except PermissionError as error:
-            raise MeasurementError(f"the keeper of testbed {lab.spec.name} (pid {lab.pid}) is not yours") from error
+            raise MeasurementError(
+                f"the init process of testbed {lab.spec.name} (pid {lab.pid}) is not yours"
+            ) from error
     deadline = time.monotonic() + 10
     while lab.alive():
         if time.monotonic() > deadline:
-            raise MeasurementError(f"the keeper of testbed {lab.spec.name} (pid {lab.pid}) does not end")
+            raise MeasurementError(f"the init process of testbed {lab.spec.name} (pid {lab.pid}) does not end")
         time.sleep(0.01)
     lab.path.unlink(missing_ok=True)
     return standing

@@ -1,4 +1,4 @@
-"""Building a testbed from the outside: start its keeper, put it on record, have it verified."""
+"""Building a testbed from the outside: start its init process, put it on record, have it verified."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ VERIFY_TRIES = 4
 class RunningTestbed:
     """A standing testbed, as its maker holds it; used as a context manager it ends with the block.
 
-    The testbed ends with this process too, unless `stay` is called: its keeper sees its standard input closed.
+    The testbed ends with this process too, unless `stay` is called: its init process sees its standard input closed.
     """
 
     def __init__(self, spec: TestbedSpec, *, verify: bool = True) -> None:
-        self._keeper = self._start(spec)
+        self._init_process = self._start(spec)
         try:
             self.state = self._record(spec)
             self._tell("go")
@@ -46,10 +46,10 @@ class RunningTestbed:
 
     def _record(self, spec: TestbedSpec) -> registry.TestbedState:
         pid = int(self._expect("pid")["pid"])
-        self._keeper.wait()
+        self._init_process.wait()
         ticks = registry.start_ticks(pid)
         if ticks is None:
-            raise MeasurementError("the testbed's keeper ended at once")
+            raise MeasurementError("the testbed's init process ended at once")
         with registry.locked():
             for lab in registry.all_testbeds():
                 if lab.spec.name == spec.name and lab.alive():
@@ -70,23 +70,23 @@ class RunningTestbed:
         return links
 
     def _tell(self, word: str) -> None:
-        assert self._keeper.stdin is not None
+        assert self._init_process.stdin is not None
         try:
-            self._keeper.stdin.write(word + "\n")
-            self._keeper.stdin.flush()
+            self._init_process.stdin.write(word + "\n")
+            self._init_process.stdin.flush()
         except BrokenPipeError as error:
-            raise MeasurementError("the testbed's keeper ended early") from error
+            raise MeasurementError("the testbed's init process ended early") from error
 
     def _expect(self, key: str) -> dict[str, Any]:
-        assert self._keeper.stdout is not None
-        line = self._keeper.stdout.readline()
+        assert self._init_process.stdout is not None
+        line = self._init_process.stdout.readline()
         item: dict[str, Any] = (
-            json.loads(line) if line else {"error": "the testbed's keeper ended early", "exit_code": 1}
+            json.loads(line) if line else {"error": "the testbed's init process ended early", "exit_code": 1}
         )
         if "error" in item:
             raise (UsageError if item["exit_code"] == 2 else MeasurementError)(item["error"])
         if key not in item:
-            raise RingtapError(f"the testbed's keeper said {item} where {key} was due")
+            raise RingtapError(f"the testbed's init process said {item} where {key} was due")
         return item
 
     def stay(self) -> None:
@@ -101,12 +101,12 @@ class RunningTestbed:
         if hasattr(self, "state"):
             with registry.locked():
                 registry.remove(self.state)
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
-        self._keeper.stdin.close()
-        self._keeper.stdout.read()  # the keeper holds the other end: this returns when it has gone
-        self._keeper.stdout.close()
-        self._keeper.wait()
+        assert self._init_process.stdin is not None
+        assert self._init_process.stdout is not None
+        self._init_process.stdin.close()
+        self._init_process.stdout.read()  # the init process holds the other end: this returns when it has gone
+        self._init_process.stdout.close()
+        self._init_process.wait()
 
     def __enter__(self) -> RunningTestbed:
         return self

@@ -30,39 +30,39 @@ _MESSAGE_S = 6.0
 
 
 class Poller(threading.Thread):
-    """Takes a snapshot a second, apart from the terminal, so that a slow file system never holds up a key.
+    """Thread that takes a snapshot every second, so that a slow file system never delays a key.
 
     Attributes:
         latest: the newest snapshot.
-        error: what ended the polling; None while it goes on.
+        error: error that ended the polling; None if there was none.
     """
 
     def __init__(self, take: Callable[[], Snapshot], every_s: float = _EVERY_S) -> None:
-        super().__init__(name="live", daemon=True)  # a hung file system must not hold up the exit
+        super().__init__(name="live", daemon=True)  # a hung file system must not delay the exit
         self.latest: Snapshot | None = None
         self.error: BaseException | None = None
         self._take, self._every_s, self._end = take, every_s, threading.Event()
 
     def run(self) -> None:
-        """Take snapshots until told to end."""
+        """Take snapshots until `stop` is called."""
         due_s = time.monotonic()
         try:
             while not self._end.wait(max(0.0, due_s - time.monotonic())):
                 self.latest = self._take()
                 due_s = max(due_s + self._every_s, time.monotonic() + self._every_s / 2)
-        except Exception as error:  # shown by the main thread, once the terminal is itself again
+        except Exception as error:  # shown by the main thread, once the terminal is restored
             self.error = error
 
     def stop(self) -> None:
-        """End after the snapshot under way."""
+        """Stop after the current snapshot."""
         self._end.set()
 
 
 class Lines(Static):
-    """Lines that are drawn again only when they differ: little to send over a slow line."""
+    """Lines that are drawn again only when they change, so that little is sent over a slow connection."""
 
     def show(self, lines: list[Text]) -> None:
-        """Put other lines."""
+        """Show other lines."""
         for line in lines:
             line.plain = masked(line.plain)  # names and output come from others
         if lines != getattr(self, "_shown", None):
@@ -71,11 +71,11 @@ class Lines(Static):
 
 
 class LiveApp(App[None]):
-    """Watches a run.
+    """Terminal application that shows a run.
 
     Args:
         run: the run directory, for marks.
-        latest: gives the newest snapshot; None before the first.
+        latest: returns the newest snapshot; None before the first.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -87,8 +87,8 @@ class LiveApp(App[None]):
     #entry { height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; display: none; }
     #entry:focus { border: none; }
     """
-    # Each with priority, so that a key is obeyed before the next one is looked at: what is typed after / or m in one go
-    # belongs to the entry. While there is an entry, check_action leaves it the keys.
+    # Each has priority, so that a key takes effect before the next one is read: text typed quickly after / or m goes to
+    # the entry. While there is an entry, check_action leaves it the keys.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(keys, action, action, priority=True)
         for keys, action in (
@@ -125,19 +125,19 @@ class LiveApp(App[None]):
         self.state = ViewState()
 
     def compose(self) -> ComposeResult:
-        """Title, iterations, bar of pages, page, status; the entry takes the status' place."""
+        """Yield title, iterations, bar of pages, page, status, and the entry, which takes the status' place."""
         for name in ("title", "top", "bar", "page", "status"):
             yield Lines(id=name)
         yield Input(id="entry")
 
     def on_mount(self) -> None:
-        """Begin to look for snapshots."""
+        """Start to look for snapshots."""
         self.set_interval(_LOOK_S, self._look)
         self._look()
         self.draw()
 
     def on_resize(self, event: Resize) -> None:
-        """Draw for the new size, of which the app itself hears later."""
+        """Draw for the new size, which the app itself learns later."""
         self._terminal = event.size
         self.draw()
 
@@ -154,7 +154,7 @@ class LiveApp(App[None]):
             self.draw()
 
     def draw(self) -> None:
-        """Put the snapshot shown on the screen, as the keys have left it."""
+        """Draw the current snapshot with the current settings of the view."""
         screenful = Screenful(self._shown, self.state, *(self._terminal or self.size))
         parts = screenful.parts()
         for widget in self.query(Lines):  # none before the first and after the last moment
@@ -166,7 +166,7 @@ class LiveApp(App[None]):
         self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """True if a key is obeyed: within the entry, only those that leave it."""
+        """True if a key takes effect: within the entry, only those that leave it."""
         return not self._asking or action in ("leave", "cancel")
 
     def action_leave(self) -> None:
@@ -179,18 +179,18 @@ class LiveApp(App[None]):
         self.draw()
 
     def action_reverse(self) -> None:
-        """Turn the order round."""
+        """Reverse the order."""
         self.state.reverse()
         self.draw()
 
     def action_pause(self) -> None:
-        """Hold the picture, or go on; the recording knows nothing of it."""
+        """Hold the picture, or update it again; the recording is not affected."""
         self.state.paused = not self.state.paused
         self._look()
         self.draw()
 
     def action_node(self) -> None:
-        """Show the next node alone; after the last all of them."""
+        """Show the next node alone; after the last one, all nodes."""
         names = [node.name for node in self._shown.nodes] if self._shown else []
         self.state.next_node(names)
         self.draw()
@@ -216,7 +216,7 @@ class LiveApp(App[None]):
         self.draw()
 
     def action_cancel(self) -> None:
-        """Leave the entry, the help, or take back the filter."""
+        """Leave the entry or the help, or clear the filter."""
         if self._asking:
             self._close_entry()
         elif self.state.help:
@@ -230,7 +230,7 @@ class LiveApp(App[None]):
         self._ask("filter", self.state.words, "words that a row must have; Enter keeps them, Escape leaves")
 
     def action_mark(self) -> None:
-        """Ask for a text to put into the run; the time is that of the key."""
+        """Ask for a text to put into the run; the time is that of the key press."""
         self._pressed_ns = time.time_ns()
         self._ask("mark", "", "text of the mark, for this moment; Enter writes it, Escape leaves")
 
@@ -255,18 +255,18 @@ class LiveApp(App[None]):
             self.draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take what was typed."""
+        """Apply what was typed."""
         asked = self._asking
         self._close_entry()
         if asked == "mark":
             self._write_mark(event.value.strip())
-        elif asked == "filter":  # typed in one go, the entry is left before its changes are told
+        elif asked == "filter":  # if typed quickly, the entry closes before its change events arrive
             self.state.words = event.value
         self.draw()
 
     def _write_mark(self, text: str) -> None:
         try:
-            (self._run / "run.json").stat()  # a run that was removed meanwhile is not begun again by a mark
+            (self._run / "run.json").stat()  # a mark must not create a run again that was removed meanwhile
             writer = JsonLinesWriter(self._run / "marks.jsonl")
             try:
                 writer.append({"t_ns": self._pressed_ns, "text": text})
@@ -282,16 +282,16 @@ def watch(take: Callable[[], Snapshot], run: Path) -> Snapshot | None:
     """Show a run until the user leaves.
 
     Args:
-        take: gives a new snapshot; called from a thread of its own, once a second.
+        take: returns a new snapshot; called from a thread of its own, once a second.
         run: the run directory.
 
     Returns:
-        The last snapshot; None where none was taken.
+        The last snapshot; None if none was taken.
 
     Raises:
-        RingtapError: the run cannot be read.
+        Exception: polling ended in an error other than RingtapError and OSError, which are only printed.
     """
-    for name in ("LINES", "COLUMNS"):  # where a launcher exports them, they would outdo the terminal's own size
+    for name in ("LINES", "COLUMNS"):  # if a launcher exports them, they override the terminal's own size
         os.environ.pop(name, None)
     poller = Poller(take)
     app = LiveApp(run, lambda: poller.latest)

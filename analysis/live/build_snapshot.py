@@ -1,4 +1,4 @@
-"""Makes a Snapshot of what was followed."""
+"""Construction of a Snapshot from the state of a run that is followed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _SILENT_S, _SILENT_PERIODS = 5.0, 10
 _GOOD = ("ok", "running", "no job", "")
 _ALL_DONE_S = 5.0
 _THROUGHPUTS = 300
-# What the agent and the collectors call their losses in node.json
+# Names of losses in node.json, by the agent and the collectors
 _LOSSES = ("lost", "lost_records", "lost_answers", "dropped", "dropped_by_kernel", "dropped_by_interface")
 
 
 class SnapshotSource:
-    """Gives a new Snapshot of a run at each call.
+    """Source of Snapshots of a run.
 
     Args:
         path: the run directory.
-        clock: gives CLOCK_REALTIME in nanoseconds.
+        clock: returns CLOCK_REALTIME in nanoseconds.
     """
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.time_ns) -> None:
@@ -52,7 +52,7 @@ class SnapshotSource:
         self._throughput: deque[Throughput] = deque(maxlen=_THROUGHPUTS)
 
     def take(self) -> Snapshot:
-        """Take in what the run's logs have gained, and describe the run as it is now."""
+        """Read what was added to the run's logs, and return the current state of the run."""
         follower, now_ns = self._follower, self._clock()
         follower.poll()
         nodes = [follower.nodes[name] for name in sorted(follower.nodes)]
@@ -96,7 +96,7 @@ class SnapshotSource:
             self._throughput.append(Throughput(now_ns, *sums))
 
     def _status(self, nodes: list[NodeLog], now_ns: int) -> tuple[str, str]:
-        """State of the run: as run.json says; without it, ended some seconds after its last node."""
+        """Return status and reason by run.json; a run still running there ends some seconds after its last node."""
         info = self._follower.info
         status, why = str(info.get("status", "running")), str(info.get("why") or "")
         partial = [node for node in nodes if node.node.item.get("status") == "partial"]
@@ -113,12 +113,12 @@ class SnapshotSource:
 
 
 def _age_s(now_ns: int | None, t_ns: int) -> float | None:
-    """Time since; clocks of two machines may differ, and no age is negative."""
+    """Return the time since ``t_ns``, not below 0 although clocks may differ; None if either time is not known."""
     return max(0.0, (now_ns - t_ns) / 1e9) if now_ns and t_ns else None
 
 
 def _output(nodes: list[NodeLog]) -> tuple[str, ...]:
-    """The job's last words; with several nodes each line says whose it is."""
+    """Return the job's last lines of output; with several nodes each line begins with its node's name."""
     speaking = [node for node in nodes if node.output.lines]
     if len(speaking) == 1:
         return speaking[0].output.lines[-_MOST_OUTPUT:]
@@ -218,7 +218,7 @@ def _processes(node: NodeLog) -> Iterator[Process]:
 
 
 def _collectors(node: NodeLog, now_ns: int | None) -> Iterator[Collector]:
-    """State of each collector, by node.json and its logs."""
+    """Yield the state of each collector, by node.json and its logs."""
     told: dict[str, dict[str, Any]] = node.node.item.get("collectors") or {}
     newest, every, missed = _from_logs(node)
     for name in [*told, *(name for name in sorted(newest.keys() | node.failures.keys()) if name not in told)]:
@@ -233,7 +233,7 @@ def _collectors(node: NodeLog, now_ns: int | None) -> Iterator[Collector]:
         every_s = item.get("every_s") or every.get(name)
         age_s = None if node.done else _age_s(now_ns, newest.get(name, 0))
         health = _health(state, age_s, every_s)
-        # Of what only changes are written, silence is no fault.
+        # Where only changes are written, silence is not a fault.
         health = "good" if health == "warning" and name in ("sockets", "steps", "qdisc") and state in _GOOD else health
         yield Collector(
             node.name,
@@ -256,7 +256,7 @@ def _health(state: str, age_s: float | None, every_s: float | None) -> Health:
 
 
 def _from_logs(node: NodeLog) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:
-    """Newest sample, period and missed samples of each collector, as its logs show."""
+    """Return the newest sample, period and missed samples of each collector, from its logs."""
     newest: dict[str, int] = {}
     every: dict[str, float] = {}
     missed: dict[str, int] = {}

@@ -12,7 +12,7 @@ from ringtap.analysis.live.snapshot import Gpu, Nic
 _STALE_NS = 3 * 10**9
 _OCTETS = re.compile(r"(\d+) octets?")
 _LINK_RATE = re.compile(r"([\d.]+)\s*Gb/sec")
-# ethtool: pause frames of the link and of each priority; packets that came with a congestion mark
+# ethtool: pause frames of the link and of each priority; packets with a congestion mark
 _PAUSES = re.compile(r"[rt]x_(?:prio\d+_)?pause(?:_ctrl_phy|_frames)?")
 _ECN_MARKS = ("rx_ecn_mark",)
 _PORT_DROPS = ("port_xmit_discards", "hw.out_of_buffer")
@@ -22,7 +22,7 @@ _PORT_MARKS = ("hw.np_ecn_marked_roce_packets",)
 
 
 def nics_of(node: NodeLog) -> Iterator[Nic]:
-    """The node's network interfaces, loopback last."""
+    """Yield the node's network interfaces, loopback last."""
     home: dict[str, RecentWideLog] = {}
     files = sorted((file for (name, _), file in node.wide.items() if name == "nic"), key=lambda file: file.mono_ns)
     newest = files[-1].mono_ns if files else 0
@@ -62,7 +62,7 @@ def _nic(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
 
 
 def ports_of(node: NodeLog) -> Iterator[Nic]:
-    """The ports of the node's RDMA devices."""
+    """Yield the ports of the node's RDMA devices."""
     for (collector, stem), file in sorted(node.wide.items()):
         if collector != "infiniband":
             continue
@@ -84,7 +84,7 @@ def ports_of(node: NodeLog) -> Iterator[Nic]:
 
 
 def _bits(file: RecentWideLog, name: str) -> float | None:
-    """A data counter's rate in bits: its unit says of how many octets it counts."""
+    """Return a data counter's rate in bit/s; its unit holds the number of octets per count."""
     rate = file.rate(name)
     if rate is None:
         return None
@@ -98,7 +98,7 @@ def _speed_bps(file: RecentWideLog) -> float | None:
 
 
 def gpus_of(node: NodeLog) -> Iterator[Gpu]:
-    """The node's GPUs."""
+    """Yield the node's GPUs."""
     for (collector, stem), file in sorted(node.wide.items()):
         if collector != "gpu":
             continue
@@ -115,7 +115,7 @@ def gpus_of(node: NodeLog) -> Iterator[Gpu]:
 
 
 def _bytes_per_s(file: RecentWideLog, counter: str) -> float | None:
-    """A counter's rate; older drivers give a gauge of the rate instead."""
+    """Return a counter's rate; older drivers provide a gauge of the rate instead."""
     rate = file.rate(counter)
     return file.value(f"{counter}_per_s") if rate is None else rate
 
@@ -125,6 +125,6 @@ def _times8(octets: float | None) -> float | None:
 
 
 def _sum(numbers: Iterable[float | None]) -> float | None:
-    """The sum of those that are known; None where none is."""
+    """Return the sum of the numbers that are known; None if none is."""
     known = [number for number in numbers if number is not None]
     return sum(known) if known else None

@@ -1,4 +1,4 @@
-"""Numbers, bars and tables as text of a given width; knows nothing of textual."""
+"""Numbers, bars and tables as text of a given width; independent of textual."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _GAP = 1
-# an outlier (the first iterations, say) must not press all others flat
+# an outlier (the first iterations, say) must not flatten all others
 _CAP_MEDIANS = 3.0
 WARNING, BAD, DIM, HEADER = "yellow", "red", "dim", "bold"
 
@@ -23,9 +23,9 @@ class Column:
 
     Attributes:
         title: its head, with the unit.
-        right: set to the right, as numbers are.
-        rank: 0 is always shown; where the width does not suffice, the highest goes first.
-        least: a text may be cut to so many cells.
+        right: True to align right, as numbers are.
+        rank: 0 is always shown; if the width does not suffice, the highest rank is left out first.
+        least: number of cells that a text may be cut to; 0: it is not cut.
     """
 
     title: str
@@ -36,12 +36,12 @@ class Column:
 
 @dataclass(frozen=True)
 class TextRow:
-    """A row: what is shown, and by what it is sorted.
+    """A row of a table: the texts shown, and the keys that it is sorted by.
 
     Attributes:
-        node: the node it belongs to; empty where to none in particular.
+        node: the node it belongs to; empty for none in particular.
         cells: the texts.
-        keys: what each cell is sorted by; None comes last.
+        keys: sort key of each cell; None comes last.
         style: rich style of the whole row.
     """
 
@@ -52,14 +52,14 @@ class TextRow:
 
 
 def order(rows: Sequence[TextRow], column: int, descending: bool) -> list[TextRow]:
-    """Rows by one of their keys; those without a value come last either way."""
+    """Sort rows by one of their keys; those without a value come last either way."""
     known = [row for row in rows if row.keys[column] is not None]
     known.sort(key=lambda row: row.keys[column], reverse=descending)
     return known + [row for row in rows if row.keys[column] is None]
 
 
 def matching(rows: Sequence[TextRow], words: str) -> list[TextRow]:
-    """Rows that have every one of the words in some cell, whatever the case."""
+    """Return the rows that have every one of the words in some cell, ignoring case."""
     wanted = words.lower().split()
     return [row for row in rows if all(word in " ".join(row.cells).lower() for word in wanted)]
 
@@ -71,7 +71,7 @@ def table(
     sorted_by: int | None = None,
     descending: bool = True,
 ) -> list[Text]:
-    """Lay out a table; its first line is the head. Columns that find no room are left out, texts are cut."""
+    """Lay out a table; its first line is the head. Columns that do not fit are left out, texts are cut."""
     titles = [
         column.title + ("" if number != sorted_by else "▼" if descending else "▲")
         for number, column in enumerate(columns)
@@ -86,7 +86,7 @@ def table(
 
 
 def _fit(columns: Sequence[Column], widths: list[int], width: int, keep: int | None) -> list[int]:
-    """Choose the columns that find room, and cut the widths of those that may be cut."""
+    """Choose the columns that fit, and reduce the widths of those that may be cut."""
     shown = list(range(len(columns)))
 
     def surplus() -> int:
@@ -120,24 +120,24 @@ def _line(
 
 
 def cut(text: str, width: int) -> str:
-    """A text that fits; where something was cut off, an ellipsis says so."""
+    """Cut a text to a width; an ellipsis marks the cut."""
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
 
 
 def bars(
     values: Sequence[float], width: int, height: int, styles: Sequence[str] = (), ticks: Sequence[bool] = ()
 ) -> tuple[list[Text], float]:
-    """Columns from 0 upwards, the last values at the right.
+    """Draw bars from 0 upwards, the last values at the right.
 
     Args:
-        values: what to draw; the last ``width`` of them are.
-        width: columns.
-        height: lines.
+        values: values to draw; only the last ``width`` of them are drawn.
+        width: number of columns.
+        height: number of lines.
         styles: rich style of each value.
-        ticks: values that bear a mark.
+        ticks: True for each value with a mark.
 
     Returns:
-        The lines from the top, and the value of the top. Values far beyond the others end in an arrow.
+        The lines from the top, and the value of the top. Values beyond it end in an arrow.
     """
     drawn = list(values)[-width:]
     first = len(values) - len(drawn)
@@ -161,7 +161,7 @@ def bars(
 
 
 def _joined(cells: Sequence[tuple[str, str]]) -> Text:
-    """Neighbours of one style as one piece: a style costs more than a character on its way to the terminal."""
+    """Join neighbours of one style, because a style costs more than a character on its way to the terminal."""
     line = Text(no_wrap=True, end="")
     for style, group in itertools.groupby(cells, key=lambda cell: cell[1]):
         line.append("".join(text for text, _ in group), style)
@@ -169,7 +169,7 @@ def _joined(cells: Sequence[tuple[str, str]]) -> Text:
 
 
 def core_bars(shares: Sequence[float], width: int) -> str:
-    """Each core's busy share as one block; of more cores than fit, neighbours share a block: the busiest counts."""
+    """Draw each core's busy share as one block; if they do not fit, neighbours share a block and the busiest counts."""
     if not shares:
         return ""
     each = -(-len(shares) // width)
@@ -178,7 +178,7 @@ def core_bars(shares: Sequence[float], width: int) -> str:
 
 
 def gbps(bps: float | None) -> str:
-    """A rate in Gbit/s, three figures or so."""
+    """Format a rate in Gbit/s, in about four figures."""
     if bps is None:
         return "-"
     value = bps / 1e9
@@ -186,7 +186,7 @@ def gbps(bps: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A number of things, or of things a second, in few characters."""
+    """Format a number of things, or of things per second, in few characters."""
     if value is None:
         return "-"
     if 0 < value < 9.95:
@@ -198,7 +198,7 @@ def count(value: float | None) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A short time in milliseconds, the unit left to the column's head."""
+    """Format a short time in milliseconds, without the unit, which the column's head names."""
     if seconds is None:
         return "-"
     value = seconds * 1e3
@@ -206,16 +206,16 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     return "-" if share is None else f"{share * 100:.0f}%"
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds."""
+    """Format a time as hours, minutes and seconds."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def number(value: float | None) -> str:
-    """A whole number or a dash."""
+    """Format a whole number; a dash for None."""
     return "-" if value is None else str(int(value))

@@ -1,7 +1,7 @@
-"""TCP flows of all nodes: who sends to whom, how fast, and whether it is the job's traffic.
+"""TCP flows of all nodes: sender, receiver, rate and kind of traffic.
 
-A connection is two flows. A flow is told by the socket that sends it; where only the receiver's node is recorded, by
-the receiver, and then without the sender's round trip, window and retransmissions.
+A connection is two flows. A flow is taken from the socket that sends it. If only the receiver's node is recorded, it is
+taken from the receiver's socket, without the sender's round trip, window and retransmissions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Traffic = Literal["training", "cross", "other"]
 
 _IPV6 = 10
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
-# where iperf3 and ringtap's own receiver listen unless told otherwise
+# default ports of iperf3 and of ringtap's own receiver
 _CROSS_PORTS = frozenset((5201, 5001))
 _MOST_OWNERS = 50_000
 
@@ -36,12 +36,12 @@ class Flow:
         source: node (or address) and port of the sender.
         destination: the same of the receiver.
         rate_bps: payload without retransmissions.
-        retransmissions_per_s: segments; None where only the receiver is recorded, as all below.
+        retransmissions_per_s: segments; None if only the receiver is recorded, as the next four.
         rtt_s: smoothed round trip.
         cwnd_segments: congestion window.
         delivery_bps: delivery rate as the kernel estimates it.
-        queued_bytes: written by the program and not yet sent.
-        rank: rank of the process whose socket tells of the flow.
+        queued_bytes: bytes written by the program and not yet sent.
+        rank: rank of the process whose socket the flow is taken from.
         command: its command line.
     """
 
@@ -59,36 +59,34 @@ class Flow:
 
 
 class Owners:
-    """Owners of sockets: sockets/owners.jsonl and host/processes.jsonl of a node; bounded, the oldest are dropped
-    first.
-    """
+    """Owners of a node's sockets, from sockets/owners.jsonl and host/processes.jsonl; too many drop the oldest."""
 
     def __init__(self) -> None:
         self._by_inode: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.processes: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.jobs: frozenset[int] = frozenset()
-        self.step_ranks: dict[int, int] = {}  # by pid, of processes in a process group: what they say of themselves
+        self.step_ranks: dict[int, int] = {}  # by pid, of processes in a process group: the ranks that they report
 
     def add_owner(self, item: dict[str, Any]) -> None:
-        """Take in a line of owners.jsonl."""
+        """Add a line of owners.jsonl."""
         _put(self._by_inode, item.get("inode"), item)
 
     def add_process(self, item: dict[str, Any]) -> None:
-        """Take in a line of processes.jsonl."""
+        """Add a line of processes.jsonl."""
         _put(self.processes, item.get("pid"), item)
 
     def of(self, inode: int) -> dict[str, Any]:
-        """Owner of a socket as far as it is known; empty otherwise."""
+        """Return the owner of a socket; empty if it is not known."""
         owner = self._by_inode.get(inode, {})
         return owner and owner | {"rank": self.rank_of(owner)}
 
     def rank_of(self, process: Mapping[str, Any]) -> int | None:
-        """The rank of a process by its process group, else by its environment."""
+        """Return the rank of a process by its process group, else by its environment."""
         rank: int | None = self.step_ranks.get(process.get("pid", 0), process.get("rank"))
         return rank
 
     def traffic(self, inode: int) -> Traffic | None:
-        """Kind of traffic of a socket, by its owner; None if the owner is not known."""
+        """Return the kind of traffic of a socket, by its owner; None if the owner is not known."""
         owner = self.of(inode)
         if not owner:
             return None
@@ -131,11 +129,11 @@ class _Socket:
 
 
 def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Flow]:
-    """Flows that moved within the last second, the fastest first.
+    """Return the flows that moved within the last second, the fastest first.
 
     Args:
-        sockets: what is known of each node's sockets.
-        owners: whose they are, by the same nodes.
+        sockets: records of the sockets, by node.
+        owners: owners of the sockets, by the same nodes.
     """
     found: list[_Socket] = []
     homes: dict[str, str] = {}
@@ -167,7 +165,7 @@ def _socket(node: str, key: Any, series: Keyed, owners: Owners) -> _Socket:
 
 
 def _end(node: str, record: Record, family: int, address: int, port: int) -> End:
-    """Address and port; a loopback address is its node's own."""
+    """Return address and port of an end; a loopback address is prefixed with its node."""
     packed: bytes = record[address]
     parsed: ipaddress.IPv4Address | ipaddress.IPv6Address
     if record[family] == _IPV6:
@@ -180,9 +178,7 @@ def _end(node: str, record: Record, family: int, address: int, port: int) -> End
 
 
 def _by_port(socket: _Socket) -> Traffic:
-    """Kind of traffic of a socket by its ports, when the owner of neither end is known: the collector sees no
-    listeners.
-    """
+    """Return the kind of traffic by the ports, if neither end's owner is known: the collector sees no listeners."""
     return "cross" if _CROSS_PORTS & {socket.there[1], socket.here[1]} else "other"
 
 
@@ -222,7 +218,7 @@ def _received(
 
 
 def _named(end: End, names: Mapping[str, str]) -> str:
-    """Node and port where the node of an address is known, else address and port."""
+    """Return node and port if the node of an address is known, else address and port."""
     node, slash, address = end[0].partition("/")
     name = names.get(end[0]) or (address if slash else node)
     return f"[{name}]:{end[1]}" if ":" in name else f"{name}:{end[1]}"

@@ -1,7 +1,7 @@
 """Iterations of the job, from the step records of its ranks as they come in.
 
 Iteration i ends when the last rank has ended its i-th step of the optimizer that stepped first; ``ringtap.step()``
-marks count instead at a rank that has any (docs/reference/run-directory.md).
+marks count instead for a rank that has any (docs/reference/run-directory.md).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Iteration:
 
     Attributes:
         number: the step's number, from 0.
-        end_ns: when the last rank ended it, CLOCK_REALTIME of the reference node.
+        end_ns: time at which the last rank ended it, CLOCK_REALTIME of the reference node.
         seconds: time since the end of the iteration before.
         slowest_rank: the rank that ended it last.
-        lag_s: how much later than the first rank.
-        skipped: the optimizer's step was skipped (AMP).
+        lag_s: time from the first rank's end to the last rank's end.
+        skipped: True if the optimizer's step was skipped (AMP).
     """
 
     number: int
@@ -47,19 +47,19 @@ class Iteration:
 
 @dataclass(frozen=True)
 class IterationStats:
-    """The iteration time over the last iterations.
+    """Statistics of the iteration time over the last iterations.
 
     Attributes:
         history: the last iterations in order.
-        last_s: the last one; None before the second step.
-        median_s: of ``over`` iterations.
-        p99_s: of the same.
+        last_s: time of the last one; None before the second step.
+        median_s: median of ``over`` iterations.
+        p99_s: 99th percentile of the same.
         over: number of iterations the two are taken over.
         slowest_rank: the rank that was most often last in them; None with one rank.
-        slowest_share: in which part of them it was.
-        ranks: ranks whose steps were seen.
-        world_size: ranks the job has, as it says itself; 0 where it does not.
-        restarts: how often the job's ranks began anew.
+        slowest_share: share of them in which it was last.
+        ranks: number of ranks whose steps were seen.
+        world_size: number of ranks that the job reports; 0 if it reports none.
+        restarts: number of restarts of the job's ranks.
     """
 
     history: tuple[Iteration, ...] = ()
@@ -82,7 +82,7 @@ class RankSteps:
         rank: its rank.
         pid: its process.
         file: the record file's header.
-        to_reference: puts a time of its node on the reference node's clock.
+        to_reference: converts a time of its node to the reference node's clock.
     """
 
     def __init__(self, node: str, rank: int, pid: int, file: RecordFile, to_reference: Callable[[int], int]) -> None:
@@ -101,7 +101,7 @@ class RankSteps:
         self.layout = Layout(file)
 
     def feed(self, batch: Iterable[Record]) -> None:
-        """Take in step records."""
+        """Add step records."""
         at = self.layout.index
         step, optimizer, end, kind = at["step"], at["optimizer"], at["end_ns"], at.get("kind")
         for record in batch:
@@ -125,20 +125,20 @@ class RankSteps:
 
 
 def ddp_times(layout: Layout, record: Record) -> dict[str, float | None]:
-    """DDP's own times of an iteration, in seconds; None where DDP does not know, which it writes as 0."""
+    """Return DDP's own times of an iteration, in seconds; None for what DDP does not know and writes as 0."""
     names = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
     return {name: record[layout.index[name]] / 1e9 or None for name in names if name in layout.index}
 
 
 def number_generations(files: list[RankSteps], first_ns: dict[int, int]) -> None:
-    """Number the processes of each rank in order of their begin: 0 for the first, 1 for one that came after it.
+    """Number the processes of each rank in order of their start: 0 for the first, 1 for one that came after it.
 
-    Processes that live at the same time under one rank are no ranks of one process group and none was started again:
-    of these the one with the most steps counts.
+    Processes that run at the same time under one rank are not ranks of one process group, and none is a restart. Of
+    these, the one with the most steps counts.
 
     Args:
         files: all processes.
-        first_ns: begin of the process, or where that is not known of its first step, by the id() of the file.
+        first_ns: start of the process, or of its first step if that is not known, by the id() of the file.
     """
     together: dict[int, list[RankSteps]] = {}
     for file in sorted(files, key=lambda file: first_ns.get(id(file), 0)):
@@ -169,7 +169,7 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
     newest = max(file.generation for file in files)
     current = [file for file in files if file.generation == newest]
     history = _iterations(current)
-    if len(history) < 2 and newest > 0:  # begun anew a moment ago: show what was until it has gone on
+    if len(history) < 2 and newest > 0:  # just restarted: show the generation before until there are iterations
         history = _iterations([file for file in files if file.generation == newest - 1])
     recent = history[-over:]
     times = sorted(iteration.seconds for iteration in recent)
@@ -190,7 +190,7 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
 
 
 def _iterations(files: list[RankSteps]) -> list[Iteration]:
-    """Iterations that every one of these ranks has ended, in order."""
+    """Return the iterations that every one of these ranks has ended, in order."""
     keep = max(_LEAST_KEPT, min(MOST_KEPT, _KEPT_IN_ALL // len(files)))
     ended: dict[int, list[tuple[int, int, bool]]] = {}
     for file in files:
@@ -212,7 +212,7 @@ def _iterations(files: list[RankSteps]) -> list[Iteration]:
 
 
 def quantile(ordered: list[float], share: float) -> float | None:
-    """The value of ordered ones that at least this share of them does not exceed; None of none."""
+    """Return the least of ordered values that at least this share does not exceed, or their median; None of none."""
     if not ordered:
         return None
     if share == 0.5:

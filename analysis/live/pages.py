@@ -1,4 +1,4 @@
-"""The pages of the live view that are tables: which columns, and what a snapshot puts into them."""
+"""Table pages of the live view: their columns, and the rows that they take from a snapshot."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Page:
     Attributes:
         title: its name in the bar.
         columns: its columns.
-        rows: what a snapshot puts into them.
-        sort: the column it is sorted by at first, None for the order given.
-        descending: largest first, at first.
-        collector: the collector that feeds it, named where the page is empty.
+        rows: function that returns the rows of a snapshot.
+        sort: number of the initial sort column, None for the order given.
+        descending: True for an initial order of largest first.
+        collector: the collector that provides its data, named if the page is empty.
     """
 
     title: str
@@ -37,7 +37,7 @@ class Page:
     collector: str = ""
 
     def empty(self, snapshot: Snapshot) -> str:
-        """Reason that there is nothing to show."""
+        """Return the reason why there is nothing to show."""
         told = [item for item in snapshot.collectors if item.name == self.collector and item.health != "good"]
         if told:
             return f"{self.collector} on {told[0].node}: {told[0].state}. {told[0].reason}".strip()

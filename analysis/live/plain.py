@@ -1,4 +1,4 @@
-"""The view without a terminal: one line a second, ``key=value``, for pipes, logs and small screens."""
+"""The view without a terminal: one line of ``key=value`` per second, for pipes, logs and small screens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringtap.terminal import one_line, shell_word
 
 
 def line_of(snapshot: Snapshot) -> str:
-    """One line: always the same keys in the same order; ``-`` where something is not recorded."""
+    """Return one line, always with the same keys in the same order; ``-`` where something is not recorded."""
     iterations = snapshot.iterations
     last = iterations.history[-1] if iterations.history else None
     nics = [nic for nic in snapshot.nics if nic.name != "lo"]
@@ -60,19 +60,19 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def follow_plain(take: Callable[[], Snapshot], out: TextIO, every_s: float = 1.0) -> Snapshot:
-    """Print a line a second until the run ends.
+    """Print a line every ``every_s`` seconds until the run ends.
 
     Args:
-        take: gives a new snapshot.
-        out: where to.
+        take: returns a new snapshot.
+        out: stream to print to.
         every_s: seconds between lines.
 
     Returns:
         The last snapshot.
 
     Raises:
-        KeyboardInterrupt: the user ended it.
-        BrokenPipeError: the reader of the pipe went away.
+        KeyboardInterrupt: the user interrupted it.
+        BrokenPipeError: the reader of the pipe closed it.
     """
     due_s = time.monotonic()
     while True:
@@ -85,7 +85,7 @@ def follow_plain(take: Callable[[], Snapshot], out: TextIO, every_s: float = 1.0
 
 
 def say_next(snapshot: Snapshot | None, path: str) -> None:
-    """After the view, on standard error: how the run stands, and what to type next."""
+    """Print the state of the run and the next command to standard error, after the view has ended."""
     if snapshot is None:
         return
     if snapshot.ended:

@@ -13,7 +13,7 @@ from ringtap.records import RecordFile
 # a cookie, a process, or several columns together
 Key = Any
 
-RATE_WINDOW_NS = 900_000_000  # polls are a second apart, more or less
+RATE_WINDOW_NS = 900_000_000  # polls are about a second apart
 _KEPT = 16
 _MOST_KEYS = 10_000
 _BASE_RECORDS = 256
@@ -29,7 +29,7 @@ class Layout:
         self._width = {field.name: field.width_bits if field.kind == "counter" else 0 for field in file.fields}
 
     def moved(self, name: str, before: Record, after: Record) -> float:
-        """Growth of a counter; a wrap is honoured, and a counter that was set back has not grown."""
+        """Return the growth of a counter; a wrap is taken into account, and a counter that was reset has not grown."""
         number = self.index[name]
         moved = float(after[number] - before[number])
         if moved >= 0:
@@ -40,10 +40,10 @@ class Layout:
 
 
 class RecentWideLog:
-    """A record file with one record a sample: each source's values side by side.
+    """A record file with one record per sample, which holds the values of all sources side by side.
 
     Attributes:
-        about: the header's further facts.
+        about: further fields of the header.
         layout: its columns.
         samples: records read so far.
         missed: sampling slots without a record among the records read.
@@ -62,7 +62,7 @@ class RecentWideLog:
         self.last: Record | None = None
 
     def feed(self, batch: list[Record]) -> None:
-        """Take in records; of each poll the last is kept, and the first of the first."""
+        """Add the records of a poll; the last of each poll is kept, and the first of the first poll."""
         self.samples += len(batch)
         self._count_missed(batch)
         if not self._recent:
@@ -92,18 +92,18 @@ class RecentWideLog:
         return int(self.last[self._mono]) if self.last else 0
 
     def value(self, name: str) -> float | None:
-        """The newest value of a column; None where there is none."""
+        """Return the newest value of a column; None if there is none."""
         number = self.layout.index.get(name)
         return None if number is None or self.last is None else float(self.last[number])
 
     def total(self, name: str) -> float | None:
-        """Growth of a counter since the file's first record."""
+        """Return the growth of a counter since the file's first record."""
         if name not in self.layout.index or self.last is None or self._first is None:
             return None
         return self.layout.moved(name, self._first, self.last)
 
     def rate(self, name: str) -> float | None:
-        """A counter's rate a second over about the last second; None before two samples."""
+        """Return a counter's rate per second over about the last second; None before two samples."""
         if name not in self.layout.index or self.last is None:
             return None
         before = self._reference()
@@ -111,7 +111,7 @@ class RecentWideLog:
         return self.layout.moved(name, before, self.last) / seconds if seconds > 0 else None
 
     def _reference(self) -> Record:
-        """The newest record kept that is a window older than the last, or the oldest."""
+        """Return the newest record kept that is a window older than the last, or the oldest."""
         assert self.last is not None
         latest = self.last[self._mono] - RATE_WINDOW_NS
         for record in reversed(self._recent):
@@ -121,19 +121,19 @@ class RecentWideLog:
 
 
 class Keyed:
-    """A record file with a record a thing (a socket, a queue, a process) that changed since its last record.
+    """A record file with one record per item (socket, queue, process) that changed since its last record.
 
-    A thing that is absent from a sample is unchanged, so its rate is taken against the node's own time, which goes on.
+    An item that is absent from a sample is unchanged, so its rate is taken over the node's own time, which advances.
 
     Args:
-        key: the columns that tell which thing it is.
-        gone: a column and the value that says that the thing is no more.
-        peaks: gauges of which the largest since the last poll is kept too.
+        key: the columns that identify an item.
+        gone: a column and the value that marks an item as gone.
+        peaks: gauges whose largest value since the last poll is kept too.
 
     Attributes:
         latest: newest record by key.
         layout: the columns; None before the first file.
-        about: the newest file's further facts.
+        about: further fields of the newest file's header.
     """
 
     def __init__(self, key: tuple[str, ...], gone: tuple[str, int] | None = None, peaks: tuple[str, ...] = ()) -> None:
@@ -152,7 +152,7 @@ class Keyed:
         self._ticks: deque[int] = deque(maxlen=_KEPT)
 
     def begin(self, file: RecordFile) -> None:
-        """A file appeared; where its columns are other ones than before, what is known is forgotten."""
+        """Begin a new file; if its columns differ from those before, the records known are dropped."""
         layout = Layout(file)
         if self.layout is None or layout.names != self.layout.names:
             self.latest.clear()
@@ -169,7 +169,7 @@ class Keyed:
         return record[self._key[0]] if len(self._key) == 1 else tuple(record[number] for number in self._key)
 
     def feed(self, batch: Iterable[Record]) -> None:
-        """Take in records of the file begun last."""
+        """Add records of the file begun last."""
         assert self.layout is not None
         record = None
         for record in batch:
@@ -186,7 +186,7 @@ class Keyed:
             self.t_ns, self.mono_ns = max(self.t_ns, record[self._t]), max(self.mono_ns, record[self._mono])
 
     def commit(self, now_mono_ns: int) -> None:
-        """End a poll: note how things stand at the node's time, and forget what is gone."""
+        """End a poll: store the newest records at the node's time, and drop the items that are gone."""
         self._ticks.append(now_mono_ns)
         for key in self._changed:
             record = self.latest[key]
@@ -209,34 +209,34 @@ class Keyed:
             kept.pop(key, None)
 
     def value(self, key: Key, name: str) -> float | None:
-        """The newest value of a column."""
+        """Return the newest value of a column."""
         number = self.layout.index.get(name) if self.layout else None
         return None if number is None else float(self.latest[key][number])
 
     def active(self) -> list[Key]:
-        """Keys that changed within the window that rates are taken over."""
+        """Return the keys that changed within the window that rates are taken over."""
         since = self._since()
         return [key for key, history in self._history.items() if history[-1][0] > since]
 
     def _since(self) -> int:
-        """The node's time that the current rates begin at."""
+        """Return the node's time at which the current rates begin."""
         if not self._ticks:
             return 0
         latest = self._ticks[-1] - RATE_WINDOW_NS
         return next((tick for tick in reversed(self._ticks) if tick <= latest), 0)
 
     def total(self, key: Key, name: str) -> float | None:
-        """Growth of a counter since the recording began; None for counters that appeared later."""
+        """Return the growth of a counter since the recording began; None for counters that appeared later."""
         if self.layout is None or name not in self.layout.index or key not in self._base:
             return None
         return self.layout.moved(name, self._base[key], self.latest[key])
 
     def peak(self, key: Key, name: str) -> float | None:
-        """The largest value of a gauge in the records of the last poll; of one that did not change the newest."""
+        """Return the largest value of a gauge in the records of the last poll; the newest value if it did not change."""
         return self._peaks.get((key, name), self.value(key, name))
 
     def rate(self, key: Key, name: str) -> float | None:
-        """A counter's rate a second over about the last second of the node's time; None where it is too new to tell."""
+        """Return a counter's rate per second over about the node's last second; None if it is too new."""
         if self.layout is None or name not in self.layout.index or not self._ticks:
             return None
         now, since = self._ticks[-1], self._since()

@@ -1,4 +1,4 @@
-"""Follows a run directory that is being written: every node's logs from now on, kept for minutes at most."""
+"""State of a run directory that is being written: the new records of every node's logs, kept for minutes at most."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _BACK_S = {"qdisc": 60.0, "sockets": 10.0, "steps": 600.0}
 
 
 class NodeLog:
-    """One node's logs as far as they were read.
+    """Logs of one node, as far as they were read.
 
     Attributes:
         name: the node.
-        path: its folder.
-        wide: files with one record a sample, by collector and file name.
-        keyed: files with a record a thing, by collector and file name.
-        owners: whose sockets and processes they are.
+        path: folder of the node.
+        wide: files with one record per sample, by collector and file name.
+        keyed: files with one record per item (socket, queue, process), by collector and file name.
+        owners: owners of its sockets, and its processes.
         ranks: step records of its ranks, by file.
-        begin_ns: begin of each rank's process, by the id() of its step records; its first step where not known.
+        begin_ns: start of each rank's process, by the id() of its step records; its first step if not known.
         mono_ns: the node's newest CLOCK_MONOTONIC in any log.
         bytes: size of its logs by collector.
     """
@@ -66,7 +66,7 @@ class NodeLog:
 
     @property
     def done(self) -> bool:
-        """The node's agent has ended and said so."""
+        """True if the node's agent has ended and written ``DONE``."""
         return (self.path / "DONE").exists()
 
     @property
@@ -79,7 +79,7 @@ class NodeLog:
         return [*self.wide.values(), *self.keyed.values()]
 
     def to_reference(self, t_ns: int) -> int:
-        """A time of this node's clock on the reference node's clock, as far as its offset is known."""
+        """Convert a time of this node's clock to the reference node's clock, as far as the offset is known."""
         fit = self.clock.item.get("fit") or {}
         if fit.get("offset_ns") is None:  # not measured
             return t_ns
@@ -89,7 +89,7 @@ class NodeLog:
         return t_ns - round(offset_ns + drift_ns)
 
     def poll(self) -> None:
-        """Take in what was added since the poll before."""
+        """Read what was added since the last poll."""
         for document in (self.node, self.clock, self.packets):
             document.poll()
         jobs = self.node.item.get("jobs") or []
@@ -113,7 +113,7 @@ class NodeLog:
             series.commit(self.mono_ns)
 
     def _discover(self) -> None:
-        """Find record files that appeared, and sum up what each collector has written."""
+        """Find new record files, and sum up the bytes that each collector has written."""
         sizes: dict[str, int] = {}
         for folder in _folders(self.path):
             with os.scandir(folder) as entries:
@@ -128,7 +128,7 @@ class NodeLog:
         self.bytes = sizes
 
     def _open(self, path: Path, tail: RecordTail, file: RecordFile) -> None:
-        """A file's header is known: make the place for its records."""
+        """Prepare for the records of a file whose header is known."""
         self._opened[path] = file
         key = (path.parent.name, path.stem)
         name = STEP_FILE.fullmatch(path.name) if key[0] == "steps" else None
@@ -148,7 +148,7 @@ class NodeLog:
             self.wide[key] = RecentWideLog(file, tail.first)
 
     def _keyed(self, path: Path) -> Keyed | None:
-        """The series a file belongs to; `sockets-2.rec` goes on where `sockets.rec` ended."""
+        """Return the series a file belongs to; `sockets-2.rec` continues `sockets.rec`."""
         stem = path.stem.rstrip("0123456789").rstrip("-.") or path.stem
         return self.keyed.get((path.parent.name, stem))
 
@@ -175,7 +175,7 @@ def _folders(node: Path) -> list[Path]:
 
 
 def _begin(path: Path) -> Callable[[RecordFile], int]:
-    """Offset to begin at in a file that has records already."""
+    """Return the function for the offset to begin at in a file that has records already."""
     if path.name.endswith(".ddp.rec"):
         return lambda file: max(0, file.count - 1)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
@@ -183,7 +183,7 @@ def _begin(path: Path) -> Callable[[RecordFile], int]:
 
 
 def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
-    """The begin of the process that made a step log, or where the log does not say of its first step."""
+    """Return the start of the process that made a step log, or of its first step if the log does not hold it."""
     start_ns, end_ns = int(first[layout.index["start_ns"]]), int(first[layout.index["end_ns"]])
     return min(start_ns, end_ns - process_age_ns(file))
 
@@ -197,14 +197,14 @@ def _wanted(path: Path) -> bool:
 
 
 class RunFollower:
-    """Follows a run directory; `poll` takes in what all its nodes have added.
+    """Reader of a run directory; `poll` reads what all its nodes have added.
 
     Args:
         path: the run directory.
 
     Attributes:
         info: run.json as it is now.
-        nodes: what was read of each node, by name.
+        nodes: logs of each node, by name.
         marks: the last marks that viewers have made.
     """
 
@@ -222,7 +222,7 @@ class RunFollower:
         return self._run.item
 
     def poll(self) -> None:
-        """Take in what was added since the poll before."""
+        """Read what was added since the last poll."""
         self._run.poll()
         self.marks.extend(self._marks.poll())
         for folder in _folders(self.path / "nodes"):

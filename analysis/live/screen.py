@@ -1,4 +1,4 @@
-"""The layout of the screen, for a snapshot, the keys pressed so far, and a size; independent of textual."""
+"""Layout of the screen for a snapshot, the state that keys have set, and a size; independent of textual."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _GOOD_STATES = ("ok", "running")
 
 
 def overview(snapshot: Snapshot, words: str, width: int, height: int) -> list[Text]:
-    """Interfaces, busiest flows, queues, hosts and collectors in ``height`` lines.
+    """Return interfaces, busiest flows, queues, hosts and collectors in at most ``height`` lines.
 
     Args:
         snapshot: the run, reduced to the nodes wanted.
-        words: only rows with these words.
-        width: cells of a line.
-        height: lines.
+        words: show only rows with these words.
+        width: number of cells of a line.
+        height: number of lines.
     """
     nics = _rows(pages.NICS, snapshot, words)
     flows = _rows(pages.FLOWS, snapshot, words)
     queues = [row for row in _rows(pages.QUEUES, snapshot, words) if row.keys[5] or row.keys[8]]
     nodes = _rows(pages.NODES, snapshot, words)
     state = _state(snapshot.collectors, width)
-    # lines for each part: its head and one row at least; what is left goes round
+    # lines for each part: its head and one row at least; the rest is given in turns
     parts = [(pages.NICS, nics), (pages.FLOWS, flows), (pages.QUEUES, queues), (pages.NODES, nodes)]
     parts = [part for part in parts if part[1] or part[0] in (pages.NICS, pages.FLOWS)]
     shares = _share_out([len(rows) or 1 for _, rows in parts], height - len(parts) - len(state))
@@ -57,7 +57,7 @@ def _rows(page: pages.Page, snapshot: Snapshot, words: str) -> list[TextRow]:
 
 
 def _share_out(wanted: Sequence[int], lines: int) -> list[int]:
-    """Give each part what it wants as far as the lines go, one each by turns."""
+    """Distribute the lines, one each in turns, up to the number that each part wants."""
     given = [min(1, want) for want in wanted]
     while sum(given) < lines and any(have < want for have, want in zip(given, wanted, strict=True)):
         for number, want in enumerate(wanted):
@@ -67,7 +67,7 @@ def _share_out(wanted: Sequence[int], lines: int) -> list[int]:
 
 
 def _state(collectors: Sequence[Collector], width: int) -> list[Text]:
-    """Each collector in a word or two, in as few lines as they need, and why the first that failed did."""
+    """Return each collector's state in a word or two, in few lines, and the reason of the first failure."""
     by_name: dict[str, list[Collector]] = {}
     for item in collectors:
         by_name.setdefault(item.name, []).append(item)
@@ -85,7 +85,7 @@ def _state(collectors: Sequence[Collector], width: int) -> list[Text]:
 
 
 def _words(name: str, items: Sequence[Collector]) -> tuple[str, str]:
-    """A collector's state on all nodes in a few words, and their style: the worst node counts."""
+    """Return a collector's state on all nodes in a few words, and their style; the worst node counts."""
     worst = next((item for health in ("bad", "warning") for item in items if item.health == health), items[0])
     missed, lost = sum(item.missed or 0 for item in items), sum(item.lost or 0 for item in items)
     losses = [f"{count(number)} {what}" for number, what in ((missed, "missed"), (lost, "lost")) if number]
@@ -134,14 +134,14 @@ missed      samples that were due and not taken; lost: records or packets lost""
 
 @dataclass
 class ViewState:
-    """The view that the keys have chosen.
+    """Settings of the view, chosen by keys.
 
     Attributes:
         page: number of the page shown.
         node: the one node shown; empty for all.
         words: only rows with these words are shown.
-        paused: the picture is held.
-        help: the keys are shown.
+        paused: True if the picture is held.
+        help: True if the list of keys is shown.
         offset: first row shown of the page.
         message: a sentence for the status line.
     """
@@ -157,29 +157,29 @@ class ViewState:
 
     @property
     def table(self) -> pages.Page | None:
-        """The table shown; None on a page that is none."""
+        """The table shown; None on a page that is not a table."""
         return _TABLES[self.page]
 
     def sorting(self) -> tuple[int | None, bool]:
-        """Column that the page is sorted by, and whether downwards."""
+        """Return the column that the page is sorted by, and True if descending."""
         table = self.table
         return self._sort.get(self.page, (table.sort, table.descending) if table else (None, True))
 
     def sort_next(self) -> None:
-        """Sort by the next column; on the overview there is nothing to sort."""
+        """Sort by the next column, if the page is a table."""
         if self.table:
             column, descending = self.sorting()
             following = 0 if column is None else (column + 1) % len(self.table.columns)
             self._sort[self.page] = (following, descending)
 
     def reverse(self) -> None:
-        """Turn the order round."""
+        """Reverse the order."""
         column, descending = self.sorting()
         if self.table and column is not None:
             self._sort[self.page] = (column, not descending)
 
     def next_node(self, names: list[str]) -> None:
-        """Go on to the next node; after the last to all."""
+        """Show the next node; after the last one, all nodes."""
         names = ["", *names]
         self.node = names[(names.index(self.node) + 1) % len(names)] if self.node in names else ""
         self.offset = 0
@@ -189,22 +189,22 @@ class ViewState:
         self.page, self.offset, self.help = number, 0, False
 
     def scroll(self, lines: int) -> None:
-        """Move down within the page; the log begins at its end."""
+        """Move down within the page; the log is counted from its end."""
         self.offset = max(0, self.offset + (-lines if self.page == _LOG else lines))
 
     def turn(self, by: int) -> None:
-        """Show a page further on."""
+        """Show the page that many pages further."""
         self.show_page((self.page + by) % len(PAGES))
 
 
 class Screenful:
-    """One picture.
+    """Contents of the screen at one moment.
 
     Args:
-        snapshot: the run; None before the first look.
-        state: what the keys have chosen; its offset is brought into range.
-        width: cells of a line.
-        height: lines of the terminal.
+        snapshot: the run; None before the first snapshot.
+        state: settings chosen by keys; the offset is brought into range.
+        width: number of cells of a line.
+        height: number of lines of the terminal.
     """
 
     def __init__(self, snapshot: Snapshot | None, state: ViewState, width: int, height: int) -> None:
@@ -213,7 +213,7 @@ class Screenful:
         self._state, self._width, self._height = state, max(20, width), height
 
     def parts(self) -> dict[str, list[Text]]:
-        """Lines by part of the screen: title, top, bar, page, status."""
+        """Return the lines by part of the screen: title, top, bar, page, status."""
         top = self._top(2 if self._height < 20 else 4 if self._height < 32 else 6 if self._height < 44 else 9)
         room = max(1, self._height - 3 - len(top))
         return {
@@ -244,7 +244,7 @@ class Screenful:
         return line
 
     def _top(self, plot_lines: int) -> list[Text]:
-        """The iteration time (without a job: the throughput) in words and with its history."""
+        """Return the iteration time (without iterations: the throughput) as text and with its history."""
         run = self._run
         if run is None:
             return [_line("Looking …", self._width)]
@@ -287,7 +287,7 @@ class Screenful:
         return _with_axis(lines, f"{drawing.gbps(top)} G" if values else "")
 
     def _bar(self) -> Text:
-        """The pages and their keys; where they do not all fit, numbers alone for the others."""
+        """Return the pages and their keys; if they do not all fit, only the current page has its name."""
         words = [f"{(number + 1) % 10} {name}" for number, name in enumerate(PAGES)]
         if sum(len(word) for word in words) + len(words) > self._width:
             words = [word if number == self._state.page else word[0] for number, word in enumerate(words)]
@@ -320,7 +320,7 @@ class Screenful:
         return [head, *lines[state.offset :]]
 
     def _log(self, run: Snapshot, room: int) -> list[Text]:
-        """The job's last lines and the last marks; the offset counts from the end."""
+        """Return the job's last lines and the last marks; the offset counts from the end."""
         wanted = self._state.words.lower().split()
         lines = [line for line in run.output if all(word in line.lower() for word in wanted)]
         marks = [f"{time.strftime('%H:%M:%S', time.localtime(mark.t_ns / 1e9))} ▾ {mark.text}" for mark in run.marks]
@@ -357,7 +357,7 @@ def _line(text: str, width: int, style: str = "") -> Text:
 
 
 def _seconds(value: float | None) -> str:
-    """A time with its unit, three figures or four, at most seven cells."""
+    """Format a time with its unit, in three or four figures and at most seven cells."""
     if value is None:
         return "-"
     number, unit = (value, "s") if value >= 0.9995 else (value * 1e3, "ms")
@@ -365,7 +365,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _pace(iteration: Iteration, median_s: float | None) -> str:
-    """The style of an iteration that is not like the others."""
+    """Return the style of an iteration that was skipped or slow; empty for others."""
     if iteration.skipped:
         return "magenta"
     return WARNING if median_s and iteration.seconds > _SLOW * median_s else ""
@@ -378,7 +378,7 @@ def _ticks(shown: tuple[Iteration, ...], marks: tuple[Mark, ...]) -> list[bool]:
 
 
 def _with_axis(lines: list[Text], top: str) -> list[Text]:
-    """The value of the top before the first line, 0 before the last."""
+    """Put the value of the top before the first line, and 0 before the last."""
     labels = [top, *[""] * (len(lines) - 2), "0"] if len(lines) > 1 else [top]
     return [
         Text(no_wrap=True, end="").append(f"{label:>{_AXIS - 1}.{_AXIS - 1}} ", DIM).append_text(line)
@@ -387,7 +387,7 @@ def _with_axis(lines: list[Text], top: str) -> list[Text]:
 
 
 def _no_iterations(run: Snapshot) -> Text:
-    """The line over the plot of a run without iterations."""
+    """Return the line above the plot of a run without iterations."""
     line = Text(no_wrap=True, end="")
     if run.iterations.ranks:
         line.append("no iteration yet", HEADER)
@@ -400,7 +400,7 @@ def _no_iterations(run: Snapshot) -> Text:
 
 
 def _of_node(run: Snapshot, node: str) -> Snapshot:
-    """The part of a snapshot that concerns one node; all of it for no name. Iterations are the job's, not a node's."""
+    """Return the part of a snapshot for one node; all of it for no name. Iterations belong to the whole job."""
     if not node:
         return run
     parts = ("nics", "queues", "hosts", "processes", "gpus", "collectors", "ranks")

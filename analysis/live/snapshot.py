@@ -22,7 +22,7 @@ class Rank:
         step: number of its last step.
         age_s: time since it ended; None after the run's end.
         step_s: time between its last two steps.
-        behind_s: how much later than the first rank it ended the last iteration that all have ended.
+        behind_s: delay after the first rank at the end of the last iteration that all have ended.
         forward_s: DDP's forward pass of its last iteration; None without DDP, as the three below.
         backward_s: the backward pass.
         comm_s: from the first to the last bucket's communication.
@@ -53,7 +53,7 @@ class Nic:
         drops_total: the same since the recording began.
         errors_total: receive and send errors since then.
         pauses_per_s: pause frames, priority pauses, and congestion notifications handled.
-        marks_per_s: packets that came with a congestion mark.
+        marks_per_s: packets received with a congestion mark.
     """
 
     node: str
@@ -139,7 +139,7 @@ class Collector:
     Attributes:
         state: ``ok``, ``degraded``, ``unavailable``, ``failed`` or as the agent names it.
         missed: samples that were due and not taken, as far as known.
-        lost: packets or records that it lost, as it says itself; None where it cannot tell.
+        lost: packets or records that it lost, as it reports; None if it does not report any.
         age_s: time since its newest record; None without one and after the run's end.
         bytes: size of its logs.
     """
@@ -178,7 +178,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Mark:
-    """A word that someone put into the run."""
+    """A mark that a user put into the run."""
 
     t_ns: int
     text: str
@@ -186,7 +186,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Throughput:
-    """All interfaces of all nodes together, loopback apart."""
+    """Total throughput of all interfaces of all nodes, without loopback."""
 
     t_ns: int
     tx_bps: float
@@ -198,14 +198,14 @@ class Snapshot:
     """A run at one moment.
 
     Attributes:
-        t_ns: when, CLOCK_REALTIME of the viewer.
+        t_ns: time of the snapshot, CLOCK_REALTIME of the viewer.
         path: the run directory as it was named.
-        status: ``running`` or how it ended.
-        why: one sentence where it did not end well.
-        ended: nothing will come any more.
-        elapsed_s: since the run began.
-        throughput: the last minutes, a value a snapshot.
-        sockets: number of sockets known of all nodes, active or not; None where sockets are not recorded.
+        status: ``running``, or the status it ended with.
+        why: one sentence if it did not end well.
+        ended: True if nothing more will come.
+        elapsed_s: time since the run began.
+        throughput: the last minutes, one value per snapshot.
+        sockets: number of sockets known of all nodes, active or not; None if sockets are not recorded.
     """
 
     t_ns: int

@@ -124,7 +124,7 @@ class Spill:
         self._rows_in_file += rows
 
     def rows(self, end: int) -> npt.NDArray[Any]:
-        """Return all rows, as an array or a map of the file; ``end`` is the address after the last row in the buffer."""
+        """Return all rows, as an array or a map of the file; ``end`` is the address after the buffer's last row."""
         if self._rows_in_file == 0:
             return self._buffer[: (end - self.begin) // self._buffer.itemsize]
         self.empty(end)

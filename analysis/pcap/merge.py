@@ -109,7 +109,7 @@ def _best_queue_pairs(parts: Sequence[Scanned]) -> list[_Mask]:
 
 
 def _only(scanned: Scanned, flows: _Mask, pairs: _Mask) -> Scanned:
-    """Return a scan with these flows and queue pairs only; other flows keep their rows, emptied, so that numbers hold."""
+    """Return a scan with these flows and queue pairs; rows of other flows stay, emptied, so that numbers hold."""
     rows = scanned.conversations.copy()
     for name in rows.dtype.names or ():
         if rows[name].ndim == 2:

@@ -88,13 +88,14 @@ class Traffic:
         """Conversations, in the order of their first packets.
 
         Returns:
-            One row per conversation; the index is the row of ``scanned.conversations``. Columns: ``protocol`` (tcp, udp,
-            roce, icmp, icmp6, ip-<number>), ``a``, ``a_port``, ``b``, ``b_port``; for each direction (``_ab``, ``_ba``)
-            ``packets``, ``bytes`` (frames on the wire), ``payload``, ``data_packets`` and ``data_bytes`` (of packets
-            with payload), ``segments`` (on the wire), ``retransmitted_bytes``, ``out_of_order_bytes``,
-            ``zero_windows``, ``resets``, ``rtt_count``, ``rtt_mean_ns`` and ``rtt_min_ns`` (from data of that
-            direction to its acknowledgement, at the capture point; NA if none was measured); ``first_ns``, ``last_ns`` of the
-            whole conversation, ``handshake_ns`` (NA if not captured), ``inner``. Directions that a filter left out count 0.
+            One row per conversation; the index is the row of ``scanned.conversations``. Columns: ``protocol`` (tcp,
+            udp, roce, icmp, icmp6, ip-<number>), ``a``, ``a_port``, ``b``, ``b_port``; for each direction (``_ab``,
+            ``_ba``) ``packets``, ``bytes`` (frames on the wire), ``payload``, ``data_packets`` and
+            ``data_bytes`` (of packets with payload), ``segments`` (on the wire), ``retransmitted_bytes``,
+            ``out_of_order_bytes``, ``zero_windows``, ``resets``, ``rtt_count``, ``rtt_mean_ns`` and ``rtt_min_ns``
+            (from data of that direction to its acknowledgement, at the capture point; NA if none was measured);
+            ``first_ns``, ``last_ns`` of the whole conversation, ``handshake_ns`` (NA if not captured), ``inner``.
+            Directions that a filter left out count 0.
         """
         rows = self.rows
         return _frame(self._conversation_columns(rows), rows)
@@ -128,12 +129,12 @@ class Traffic:
         """Return the flows that a filter accepts, without reading the captures again.
 
         Args:
-            words: a filter in tcpdump's language: ``host``, ``net``, ``port``, ``portrange``, ``proto``, with ``src`` and
-                ``dst``; ``tcp``, ``udp``, ``icmp``, ``icmp6``, ``ip``, ``ip6``, and ``roce``; ``and``, ``or``,
+            words: a filter in tcpdump's language: ``host``, ``net``, ``port``, ``portrange``, ``proto``, with ``src``
+                and ``dst``; ``tcp``, ``udp``, ``icmp``, ``icmp6``, ``ip``, ``ip6``, and ``roce``; ``and``, ``or``,
                 ``not``, parentheses. Each direction is matched on its own. ``vxlan and …`` matches inside tunnels.
 
         Raises:
-            UsageError: the filter is wrong, needs single packets, or matches no packet; the last message says what there is.
+            UsageError: the filter is wrong, needs single packets, or matches no packet; then it says what there is.
         """
         from ringtap.analysis.pcap import filter
 

@@ -24,15 +24,15 @@ FLOW_HEADER_BYTES = 16  # what the protocol sends before each flow's payload
 
 @dataclass(frozen=True)
 class Passed:
-    """Payload bytes that had gone by, as a function of the time since the launch.
+    """Payload bytes delivered, as a function of the time since the launch.
 
     Attributes:
         source: ``capture``, ``nic`` or ``log``.
         at_ns: times, ascending.
-        total_bytes: bytes that had gone by at each.
-        steps: bytes pass at these times; otherwise evenly between them.
-        headers_at_ns: when flow headers passed that ``total_bytes`` holds and the result shall not; ascending.
-        notes: what the reader of the numbers must know.
+        total_bytes: total bytes at each of these times.
+        steps: True if bytes pass at these times, False if they pass evenly between them.
+        headers_at_ns: times of flow headers, which ``total_bytes`` includes and the result excludes; ascending.
+        notes: remarks for the reader of the numbers.
     """
 
     source: str
@@ -43,7 +43,7 @@ class Passed:
     notes: tuple[str, ...] = ()
 
     def until(self, when_ns: Integers | Numbers) -> Numbers:
-        """Payload bytes that had gone by at each of the times, without flow headers."""
+        """Return the payload bytes delivered up to each of the times, without flow headers."""
         if not len(self.at_ns):
             return np.zeros(len(when_ns))
         if self.steps:
@@ -54,19 +54,19 @@ class Passed:
         return np.asarray(total - FLOW_HEADER_BYTES * np.searchsorted(self.headers_at_ns, when_ns), np.float64)
 
     def between(self, edges_ns: Integers) -> Numbers:
-        """Payload bytes between each time and the next."""
+        """Return the payload bytes between each time and the next."""
         return np.diff(self.until(edges_ns))
 
     @property
     def sample_ns(self) -> float:
-        """The typical time between two readings; 0 where each packet was seen or computed."""
+        """The typical time between two readings; 0 for a capture or a log."""
         return float(np.median(np.diff(self.at_ns))) if self.source == "nic" and len(self.at_ns) > 1 else 0.0
 
 
 def from_log(sent: Sent) -> Passed:
-    """As the sender's log has it: each flow's bytes spread evenly from its first byte to its finish.
+    """Return the payload of a sender's log: each flow's bytes spread evenly from its first byte to its finish.
 
-    What did not finish is spread to the end of the log.
+    The bytes of an unfinished flow are spread to the end of the log.
     """
     moved = sent.moved
     begin = sent.first_byte_ns[moved]
@@ -84,17 +84,17 @@ def from_log(sent: Sent) -> Passed:
 def from_capture(
     path: Path, destinations: Collection[str], sources: Collection[str], origin_ns: int, headers_at_ns: Integers
 ) -> Passed:
-    """The TCP payload of a capture that goes to the plan's destinations (and comes from its sources, if any).
+    """Return the TCP payload of a capture that goes to the plan's destinations (and comes from its sources, if any).
 
     Args:
         path: a capture whose clock is that of the sender's host.
         destinations: ``host:port``.
         sources: addresses; empty: any.
-        origin_ns: the launch, CLOCK_REALTIME.
-        headers_at_ns: when each flow's header was sent, after the launch.
+        origin_ns: time of the launch, CLOCK_REALTIME.
+        headers_at_ns: time after the launch at which each flow's header was sent.
 
     Raises:
-        UsageError: no capture, or no payload of the plan's in it.
+        UsageError: the file is not a capture, or has no payload of the plan.
     """
     wanted = {end for name in destinations for end in _endpoints(name)}
     allowed = {str(ip_address(source)) for source in sources}
@@ -133,7 +133,7 @@ def _capture_notes(path: Path, counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _endpoints(name: str) -> set[tuple[str, int]]:
-    """Every address that a ``host:port`` stands for."""
+    """Return every address and port that a ``host:port`` stands for."""
     host, _, port = name.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -143,13 +143,13 @@ def _endpoints(name: str) -> set[tuple[str, int]]:
 
 
 def from_nic(path: Path, interface: str, origin_ns: int, until_ns: int) -> Passed:
-    """Bytes by an interface's counters, less a header for each packet, in the direction that carried more.
+    """Return the bytes of an interface's counters, minus a header per packet, in the direction that carried more.
 
     Args:
         path: ``nic.rec`` of a run directory, of the sender's host.
         interface: its name there.
-        origin_ns: the launch, CLOCK_REALTIME.
-        until_ns: the end of what is compared, after the launch.
+        origin_ns: time of the launch, CLOCK_REALTIME.
+        until_ns: end of the comparison, after the launch.
 
     Raises:
         UsageError: no such log or interface, or the log does not reach from the launch to the end.

@@ -23,7 +23,7 @@ SOURCES = {"capture": "captured", "nic": "counted by the interface", "log": "by 
 
 
 def plan_figure(plan: Plan, windows: Windows | None, span_ns: tuple[int, int]) -> Drawn:
-    """Start against size of a part of the plan's flows, its bursts shaded (figure B-4)."""
+    """Draw size against start for a part of the plan's flows, its bursts shaded (figure B-4)."""
     first, last = np.searchsorted(plan.start_ns, span_ns)
     starts, sizes = plan.start_ns[first:last], plan.size_bytes[first:last]
     with styled():
@@ -50,7 +50,7 @@ def plan_figure(plan: Plan, windows: Windows | None, span_ns: tuple[int, int]) -
 def trace_figure(
     plan: Plan, windows: Windows | None, passed: Passed, span_ns: tuple[int, int], window_ns: float
 ) -> Drawn:
-    """Payload rate as it was, a moving average of 18 samples, against the plan (figure B-5)."""
+    """Draw the measured payload rate, a moving average of 18 samples, against the plan (figure B-5)."""
     middles, rates = moving_average(passed, span_ns, window_ns)
     edges = _plan_edges(windows, span_ns, window_ns)
     planned = plan.planned_bytes(edges) * 8e9 / np.diff(edges)
@@ -87,7 +87,7 @@ def trace_figure(
 
 
 def rates_figure(samples: list[Rates]) -> Drawn:
-    """Histogram of instantaneous injection rates, normalised to the highest peak, means marked (figure 3-8)."""
+    """Draw a histogram of instantaneous injection rates, normalised to the highest peak, means marked (figure 3-8)."""
     edges = histogram_edges(samples)
     tables = [counts(one, edges) for one in samples]
     highest = max(1, *(int(table.max()) for table in tables))

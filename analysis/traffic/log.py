@@ -25,26 +25,26 @@ _READ = {*_COLUMNS, "destination"}
 
 @dataclass(frozen=True)
 class Sent:
-    """Logs of senders; the arrays have one entry per record, in no order.
+    """Logs of senders; the arrays have one entry per record, in no particular order.
 
-    Times count from the launch of the record's own sender; a time of what never happened lies before -10^18.
+    Times count from the launch of the record's own sender; the time of an event that never happened is below -10^18.
 
     Attributes:
         paths: the logs.
         about: their headers.
         origin_ns: the earliest launch, CLOCK_REALTIME of its host.
-        origin_spread_ns: from that to the latest launch.
+        origin_spread_ns: time from that to the latest launch.
         torn: torn last records that were dropped.
         flow: number in the plan.
-        intended_start_ns: when it was due.
-        start_ns: when the launcher acted.
-        first_byte_ns: when the kernel took its first byte.
-        finish_ns: when the receiver's notice was read.
-        lateness_ns: start less intended start, by the monotonic clock.
+        intended_start_ns: time at which it was due.
+        start_ns: time at which the launcher acted.
+        first_byte_ns: time at which the kernel accepted its first byte.
+        finish_ns: time at which the receiver's completion notice was read.
+        lateness_ns: start minus intended start, by the monotonic clock.
         size_bytes: payload asked for, 0: until the plan's end.
-        sent_bytes: payload that the kernel took.
-        acked_bytes: payload that the other kernel acknowledged.
-        retransmits: segments sent again.
+        sent_bytes: payload that the kernel accepted.
+        acked_bytes: payload that the receiving kernel acknowledged.
+        retransmits: segments retransmitted.
         rtt_us: smoothed round-trip time at the end, 0: unknown.
         state: 0 finished, 1 unfinished, 2 failed.
         destination: ``host:port`` by number in ``destinations``.
@@ -78,21 +78,21 @@ class Sent:
 
     @property
     def moved(self) -> Flags:
-        """Mask of the flows of which the kernel took a byte."""
+        """Mask of the flows of which the kernel accepted a byte."""
         return _happened(self.first_byte_ns)
 
     @property
     def received_bytes(self) -> Integers:
-        """Payload that arrived: all of a finished flow, of others what was acknowledged."""
+        """Payload that arrived: all of a finished flow, the acknowledged bytes of others."""
         return np.where(self.state == FINISHED, self.sent_bytes, self.acked_bytes)
 
     @property
     def last_ns(self) -> int:
-        """The latest finish, 0 where nothing finished."""
+        """The latest finish, 0 if nothing finished."""
         return max(0, int(self.finish_ns.max(initial=0)))
 
     def completion_s(self) -> tuple[Numbers, Integers]:
-        """Completion times (finish less start) of the finished flows with a size in seconds, and those in bytes."""
+        """Return completion times (finish minus start) in seconds and sizes in bytes of finished flows with a size."""
         done = (self.state == FINISHED) & _happened(self.finish_ns) & self.started & (self.size_bytes > 0)
         return (self.finish_ns[done] - self.start_ns[done]) / 1e9, self.size_bytes[done]
 
@@ -105,7 +105,7 @@ def read_sent(paths: Sequence[Path]) -> Sent:
     """Read the logs of one or several senders.
 
     Raises:
-        UsageError: one cannot be read, is no sender's log, or lacks what such a log has.
+        UsageError: a log cannot be read, is not a sender's, is damaged, or lacks a column.
     """
     files = [_open(path) for path in paths]
     origins = [int(file.about["origin_ns"]) for file in files]

@@ -1,4 +1,4 @@
-"""Flow plans as arrays (docs/commands/traffic-plans.md is the contract), and their bursts."""
+"""Flow plans as arrays (docs/commands/traffic-plans.md specifies them), and their bursts."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Plan:
-    """A flow plan; the arrays have one entry a flow, in the plan's order.
+    """A flow plan; the arrays have one entry per flow, in the plan's order.
 
     Attributes:
-        path: its file.
-        header: its first line.
+        path: path of its file.
+        header: first line of its file.
         start_ns: start after the sender's launch; the earliest one of a flow that waits for another.
         size_bytes: payload; 0: open-ended, until the plan's end.
         destination: index into the header's destinations.
-        dependent: waits for another flow.
-        sources: every source address that its flows are bound to; empty where some flow is bound to none.
+        dependent: mask of the flows that wait for another flow.
+        sources: every source address that its flows are bound to; empty if some flow is bound to none.
     """
 
     path: Path
@@ -89,11 +89,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Windows:
-    """The bursts of a plan and the quiet parts between them.
+    """Bursts of a plan and the quiet parts between them.
 
     Attributes:
-        edges_ns: where each begins after the launch, and the last one's end.
-        burst: which of them are bursts.
+        edges_ns: begin of each part after the launch, and the end of the last one.
+        burst: mask of the parts that are bursts.
     """
 
     edges_ns: Integers
@@ -104,7 +104,7 @@ def read_plan(path: Path) -> Plan:
     """Read a plan file.
 
     Raises:
-        UsageError: it cannot be read, is no plan, or does not hold what its header says.
+        UsageError: it cannot be read, is not a plan, or does not match its header.
     """
     header = _read_header(path)
     columns = _COLUMNS[header["version"]]
@@ -119,7 +119,7 @@ def read_plan(path: Path) -> Plan:
                 sources.update(rows["source"].cat.categories if "source" in columns else ())
                 parts.append(_numbers(rows, {name: at for at, name in enumerate(header["destinations"])}))
     except pd.errors.EmptyDataError:
-        pass  # a header alone: the counts below say whether it should be
+        pass  # a header alone: the counts are checked against it below
     except (ValueError, OverflowError, OSError) as error:
         why = str(error).strip().splitlines()[-1]
         raise UsageError(f"{path} has a line that is no flow ({why}): write it again") from error
@@ -129,7 +129,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def _numbers(rows: pd.DataFrame, places: dict[str, int]) -> pd.DataFrame:
-    """A piece of the file with names as numbers."""
+    """Return a piece of the file with numbers in place of names."""
     names = rows["destination"].cat
     unknown = [name for name in names.categories if name not in places]
     if unknown:
@@ -142,7 +142,7 @@ def _numbers(rows: pd.DataFrame, places: dict[str, int]) -> pd.DataFrame:
 
 
 def _checked(plan: Plan) -> Plan:
-    """The plan, if it is what its header says."""
+    """Return the plan, if it matches its header."""
     found, asked = (len(plan.start_ns), plan.bytes), (plan.header["flows"], plan.header["bytes"])
     if found != asked:
         raise UsageError(
@@ -179,9 +179,9 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 
 def burst_windows(plan: Plan) -> Windows | None:
-    """Windows of a burst plan's bursts and quiet parts (Algorithm 2); None for a plan without bursts.
+    """Return the windows of a burst plan's bursts and quiet parts (Algorithm 2); None for a plan without bursts.
 
-    A burst opens each period. A last period that the plan's end cuts short is a smaller one of the same shape.
+    Each period begins with a burst. A last period that the plan's end cuts short is scaled down as a whole.
     """
     length, period = plan.header.get("burst_length_ns"), plan.header.get("burst_period_ns")
     if plan.kind != "burst" or not isinstance(length, int) or not isinstance(period, int):

@@ -22,9 +22,9 @@ class Rates:
     """Instantaneous injection rates of one transmission.
 
     Attributes:
-        label: what it is.
+        label: name of the transmission.
         source: ``capture``, ``nic`` or ``log``.
-        window_ns: what each one is averaged over.
+        window_ns: time that each rate is averaged over.
         values_bps: the rates.
     """
 
@@ -35,13 +35,13 @@ class Rates:
 
 
 def window_ns(plan: Plan, windows: Windows | None, passed: Passed) -> float:
-    """Width of the moving average: a burst's length, or 1 ms; more where there are not 18 readings in it."""
+    """Return the width of the moving average: a burst's length, or 1 ms; more if it holds fewer than 18 readings."""
     burst = float(windows.edges_ns[1] - windows.edges_ns[0]) if windows is not None else 0.0
     return min(max(burst or _WINDOW_NS, WIDTH * passed.sample_ns), float(plan.duration_ns))
 
 
 def shown_span_ns(plan: Plan, windows: Windows | None, window: float) -> tuple[int, int]:
-    """The part of the plan that the figures show: some periods, or 60 ms, about its middle."""
+    """Return the part of the plan that the figures show: some periods, or 60 ms or more, around its middle."""
     if windows is not None:
         period = int(plan.header["burst_period_ns"])
         whole = plan.duration_ns // period
@@ -54,7 +54,7 @@ def shown_span_ns(plan: Plan, windows: Windows | None, window: float) -> tuple[i
 
 
 def moving_average(passed: Passed, span_ns: tuple[int, int], window: float) -> tuple[Numbers, Numbers]:
-    """The middles of the windows (ns after the launch) and the mean payload rates in them, in bit/s."""
+    """Return the middles of the windows (ns after the launch) and the mean payload rates in them, in bit/s."""
     step = window / WIDTH
     edges = np.arange(span_ns[0] - window / 2, span_ns[1] + window / 2 + step / 2, step)
     totals = passed.until(edges)
@@ -62,19 +62,19 @@ def moving_average(passed: Passed, span_ns: tuple[int, int], window: float) -> t
 
 
 def instantaneous(label: str, passed: Passed, duration_ns: int, window: float) -> Rates:
-    """Rates at 60,000 instants spread evenly over a transmission, so that their mean is its load."""
+    """Return the rates at 60,000 instants spread evenly over a transmission, so that their mean is its load."""
     begins = np.linspace(0, max(duration_ns - window, 0), COUNT)
     rates = (passed.until(begins + window) - passed.until(begins)) * 8e9 / window
     return Rates(label, passed.source, window, np.maximum(rates, 0))
 
 
 def histogram_edges(samples: list[Rates]) -> Numbers:
-    """Common bins: 80 from 0 to the greatest of the 99th percentiles of the samples in which anything passed."""
+    """Return the edges of 80 common bins, from 0 to the greatest 99th percentile of the samples' rates above 0."""
     busy = [one.values_bps[one.values_bps > 0] for one in samples]
     top = max((float(np.quantile(values, 0.99)) for values in busy if len(values)), default=1.0)
     return np.linspace(0, top, _BINS + 1)
 
 
 def counts(samples: Rates, edges_bps: Numbers) -> Integers:
-    """Number of samples in each bin; samples in which nothing passed, or more than the last edge, are in none."""
+    """Count the samples in each bin; rates of 0, or above the last edge, are in none."""
     return np.histogram(samples.values_bps[samples.values_bps > 0], edges_bps)[0].astype(np.int64)

@@ -1,4 +1,4 @@
-"""A flow plan against what was sent and against what crossed the link (docs/commands/traffic-verify.md)."""
+"""Comparison of a flow plan with what was sent and what crossed the link (docs/commands/traffic-verify.md)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ringtap.units import counted
 
 BIN_NS = 100_000_000
 MISSED_NS = 1_000_000
-NEAR_SHARE = 0.05  # a window within this of its plan is near it
-START_SLACK_NS = 1000  # logs shift whole clocks: a start may differ in rounding from the plan's
+NEAR_SHARE = 0.05  # largest relative error of a window that is near its plan
+START_SLACK_NS = 1000  # logs shift whole clocks, so that rounding may move a start from the plan's
 
 
 def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
-    """Flows and bytes planned, sent and received, and a sentence for each way in which they deviate from the plan."""
+    """Count flows and bytes planned, sent and received; return them and a sentence for each kind of deviation."""
     planned = len(plan.start_ns)
     known = (sent.flow >= 0) & (sent.flow < planned)
     number = sent.flow[known]
@@ -68,14 +68,14 @@ def _elsewhere(plan: Plan, sent: Sent, known: Flags) -> Flags:
 
 
 def _otherwise_due(plan: Plan, sent: Sent, known: Flags) -> Flags:
-    """Flows that wait for others may be due later, never earlier."""
+    """Mask of the flows due at another time than planned; those that wait for others may be due later, not earlier."""
     number = sent.flow[known]
     late = sent.intended_start_ns[known] - plan.start_ns[number]
     return np.asarray((late < -START_SLACK_NS) | ((late > START_SLACK_NS) & ~plan.dependent[number]))
 
 
 def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Load offered and achieved, whole and in bins of 100 ms."""
+    """Return the load offered and achieved, as a whole and in bins of 100 ms."""
     edges = np.append(np.arange(0, plan.duration_ns, BIN_NS, dtype=np.int64), plan.duration_ns)
     widths_s = np.diff(edges) / 1e9
     due, launched = _due(plan, sent), sent.started
@@ -105,7 +105,7 @@ def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict
 
 
 def _due(plan: Plan, sent: Sent) -> Integers:
-    """Due time of each flow of the plan: by the log if there is one, because some flows wait for others."""
+    """Return the due time of each flow of the plan, from the log if it has one, because some flows wait for others."""
     due = plan.start_ns.copy()
     known = (sent.flow >= 0) & (sent.flow < len(due)) & (sent.intended_start_ns >= 0)
     due[sent.flow[known]] = sent.intended_start_ns[known]
@@ -113,7 +113,7 @@ def _due(plan: Plan, sent: Sent) -> Integers:
 
 
 def _errors(values: Numbers, offered: Numbers) -> dict[str, float | None]:
-    """Greatest and root mean square difference, over the mean offered load."""
+    """Return the greatest and the root-mean-square difference, relative to the mean offered load."""
     off, mean = values - offered, float(offered.mean()) if len(offered) else 0.0
     greatest, square = (float(np.abs(off).max()), float(np.sqrt((off**2).mean()))) if len(off) else (0.0, 0.0)
     return {"error_max": _over(greatest, mean), "error_rms": _over(square, mean)}
@@ -124,7 +124,7 @@ def _over(part: float, whole: float) -> float | None:
 
 
 def lateness(sent: Sent) -> dict[str, Any]:
-    """Lateness of each flow's launch, in microseconds."""
+    """Summarize the lateness of the flows' launches, in microseconds, and count the missed slots."""
     late = sent.lateness_ns[sent.started] / 1e3
     if not len(late):
         return {"launched": 0, "missed_slots": 0}
@@ -135,7 +135,7 @@ def lateness(sent: Sent) -> dict[str, Any]:
 
 
 def completion(sent: Sent, line_rate_bps: float | None, baseline: Sent | None) -> pd.DataFrame:
-    """Completion times, slowdown and congestion impact factor: a row for all finished flows and one a size class."""
+    """Return completion times, slowdowns and congestion impact factors, for all finished flows and per size class."""
     times, sizes = sent.completion_s()
     alone = None if baseline is None else baseline.completion_s()
     rtts = sent.rtt_us[(sent.state == FINISHED) & (sent.rtt_us > 0)]
@@ -170,7 +170,7 @@ def _summary(name: str, values: Numbers, unit: str) -> dict[str, float | None]:
 
 
 def bursts(plan: Plan, windows: Windows, wire: Passed) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Payload on the wire in each burst and each quiet part, against the plan."""
+    """Compare the payload on the wire in each burst and each quiet part with the plan."""
     edges = windows.edges_ns
     planned, passed = plan.planned_bytes(edges), wire.between(edges)
     error = np.divide(passed - planned, planned, out=np.full(len(planned), np.nan), where=planned > 0)
@@ -188,7 +188,7 @@ def bursts(plan: Plan, windows: Windows, wire: Passed) -> tuple[dict[str, Any], 
 
 
 def clock_offset_us(sent: Sent, wire: Passed) -> float | None:
-    """Median time in µs from a flow's first byte, by the log, to the captured packet nearest to it in time."""
+    """Return the median time in µs from a flow's first byte, by the log, to the captured packet nearest in time."""
     first = sent.first_byte_ns[sent.moved]
     if wire.source != "capture" or not len(first):
         return None
@@ -243,16 +243,16 @@ class Asked:
 
 @dataclass
 class Verified:
-    """The comparison.
+    """Results of a comparison.
 
     Attributes:
-        data: every number, as verify.json has them.
+        data: every number, as in verify.json.
         tables: further tables by name.
-        deviations: how what was sent deviates from the plan; empty where it does not.
+        deviations: deviations from the plan, as sentences; empty if there are none.
         plan: the plan.
         windows: its bursts, if any.
-        passed: what went by: of the capture, else of the interface, else by the log.
-        compared: the same of the second transmission, and its label.
+        passed: payload delivered: by the capture, else by the interface, else by the log.
+        compared: label, payload delivered and duration in ns of the second transmission, if any.
     """
 
     data: dict[str, Any]
@@ -268,7 +268,7 @@ def verify(asked: Asked) -> Verified:
     """Compare a plan with what was sent.
 
     Raises:
-        UsageError: a file cannot be read or is not what it should be.
+        UsageError: a file cannot be read or has the wrong content.
     """
     plan, sent = read_plan(asked.plan), read_sent(asked.sent)
     baseline = None if asked.baseline is None else read_sent([asked.baseline])
@@ -330,7 +330,7 @@ def _notes(plan: Plan, sent: Sent, baseline: Sent | None, wire: Passed | None, o
 
 
 def _compared(path: Path, plan: Plan) -> tuple[str, Passed, int]:
-    """The second transmission of the histogram: its label, what went by, and how long it lasted."""
+    """Return label, payload delivered and duration of the second transmission in the histogram."""
     try:
         with path.open("rb") as file:
             is_log = RECORDS.encode() in file.read(64)
@@ -347,7 +347,7 @@ def _compared(path: Path, plan: Plan) -> tuple[str, Passed, int]:
 
 
 def figures(found: Verified) -> list[Drawn]:
-    """Figures B-4, B-5 and 3-8 of a comparison."""
+    """Draw figures B-4, B-5 and 3-8 of a comparison."""
     plan, passed = found.plan, found.passed
     window = window_ns(plan, found.windows, passed)
     span = shown_span_ns(plan, found.windows, window)
@@ -360,7 +360,7 @@ def figures(found: Verified) -> list[Drawn]:
 
 
 def write(found: Verified, folder: Path, force: bool) -> list[Path]:
-    """Write verify.json, tables, figures and their captions into a folder; returns the paths, verify.json first.
+    """Write verify.json, tables, figures and their captions into a folder; return the paths, verify.json first.
 
     Raises:
         UsageError: the folder holds a comparison already and ``force`` is not set, or it cannot be written.
@@ -392,7 +392,7 @@ def _write_all(found: Verified, folder: Path) -> list[Path]:
 
 
 def _flat(name: str, item: object) -> list[tuple[str, object]]:
-    """Nested values as rows of a dotted name and a value."""
+    """Return nested values as rows of a dotted name and a value."""
     if not isinstance(item, dict | list):
         return [(name, item)]
     inner = item.items() if isinstance(item, dict) else enumerate(item)

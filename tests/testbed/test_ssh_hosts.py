@@ -266,8 +266,8 @@ def test_a_login_that_ends_early_is_told_from_a_connection_that_failed(servers: 
 
 
 def test_the_last_line_of_a_login_is_no_reason_for_a_loss(hosts: SshHosts, servers: SshServers) -> None:
-    servants = running("ringtap.agents.hosts.worker")
-    (pid,) = [pid for pid in servers.sessions("S1") if pid in servants and "python" in psutil.Process(pid).name()]
+    workers = running("ringtap.agents.hosts.worker")
+    (pid,) = [pid for pid in servers.sessions("S1") if pid in workers and "python" in psutil.Process(pid).name()]
     os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: hosts.lost().get("S1")) == "its connection ended"
 
@@ -396,7 +396,7 @@ def test_clocks_of_hosts_without_a_shared_folder_are_compared(hosts: SshHosts, r
         assert (run.path / "nodes" / host / "nic" / "nic.rec").stat().st_size > 1000
 
 
-def test_the_servants_word_is_all_that_counts(servers: SshServers) -> None:
+def test_the_host_workers_word_is_all_that_counts(servers: SshServers) -> None:
     """What the .bashrc of a session says, with a half marker in it, is heard by ssh and by nobody else."""
     config = ["-F", str(servers.config), "S0.lab", "true"]
     said = subprocess.run(["ssh", *config], capture_output=True, check=True)

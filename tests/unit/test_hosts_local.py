@@ -1,4 +1,4 @@
-"""Hosts on this machine: the same servant, without anything between."""
+"""Hosts on this machine: the same worker, without anything between."""
 
 import os
 import re
@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 import ringtap
-from ringtap.agents.hosts import frames
-from ringtap.agents.hosts import worker as servant
+from ringtap.agents.hosts import frames, worker
 from ringtap.agents.hosts.local import LocalHosts
 from ringtap.agents.hosts.remote import SERVANT
 from ringtap.agents.node import agent_socket
@@ -104,35 +103,35 @@ def test_what_a_command_leaves_behind_in_its_group_ends_with_it(hosts: LocalHost
     eventually(lambda: gone(int((tmp_path / "log").read_text())))
 
 
-def test_children_of_a_servant_that_is_killed_are_asked_to_end(hosts: LocalHosts, tmp_path: Path) -> None:
+def test_children_of_a_host_worker_that_is_killed_are_asked_to_end(hosts: LocalHosts, tmp_path: Path) -> None:
     process = hosts.start("a", "child", sh("echo $$ $PPID; exec sleep 60"), tmp_path / "log")
-    pid, servant = map(int, eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text()).split())
-    os.kill(servant, signal.SIGKILL)
+    pid, worker = map(int, eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text()).split())
+    os.kill(worker, signal.SIGKILL)
     eventually(lambda: gone(pid))
     assert eventually(process.exit_code) == 255
-    assert process.last_words() == "a is lost: its servant ended"
-    assert hosts.lost() == {"a": "its servant ended"}
-    with pytest.raises(MeasurementError, match="more cannot be started: a is lost: its servant ended"):
+    assert process.last_words() == "a is lost: its host worker ended"
+    assert hosts.lost() == {"a": "its host worker ended"}
+    with pytest.raises(MeasurementError, match="more cannot be started: a is lost: its host worker ended"):
         hosts.start("a", "more", ["true"], tmp_path / "log")
     assert not hosts.wait_for_port("a", 1, process)
     assert hosts.ask("b", ["true"]).returncode == 0
     hosts.close()
-    assert hosts.lost() == {"a": "its servant ended"}
+    assert hosts.lost() == {"a": "its host worker ended"}
     with pytest.raises(MeasurementError, match="b has been left"):
         hosts.ask("b", ["true"])
 
 
-def test_a_servant_without_a_controller_ends_what_it_started(tmp_path: Path) -> None:
+def test_a_host_worker_without_a_controller_ends_what_it_started(tmp_path: Path) -> None:
     """The connection stands, and nobody speaks: the controller's machine is cut off, or its process is stopped."""
     code = "from ringtap.agents.hosts import frames, worker; frames.ORPHAN_S = 0.5; worker.main()"
     start = {"op": "start", "id": 1, "argv": sh("echo $$; exec sleep 60"), "environment": {}}
     log = tmp_path / "log"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as servant:
-        assert servant.stdin is not None
-        servant.stdin.write(frames.pack(start | {"log": str(log), "report": ""}))
-        servant.stdin.flush()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        worker.stdin.write(frames.pack(start | {"log": str(log), "report": ""}))
+        worker.stdin.flush()
         pid = int(eventually(lambda: log.exists() and log.read_text()))
-        assert servant.wait(10) == 0
+        assert worker.wait(10) == 0
     assert gone(pid)
 
 
@@ -148,7 +147,7 @@ def test_another_version_is_refused_in_a_sentence(hosts: LocalHosts, monkeypatch
         ("echo noise; exec sleep 60", "ringtap was not started there within 1 s"),
         ("head -c 2000000 /dev/zero; exec sleep 60", "its login prints more than 1 MiB before ringtap is started"),
         ("exec yes '' 3>&1 >&2", "its login prints more than 1 MiB before ringtap is started"),
-        ("echo noise; echo 'no such thing' >&2; exit 3", "its servant ended - no such thing"),
+        ("echo noise; echo 'no such thing' >&2; exit 3", "its host worker ended - no such thing"),
         (f"printf 'noise '; {shlex.join([sys.executable, *SERVANT])}; echo junk", ""),
     ],
     ids=["silent", "endless", "endless errors", "ends", "noisy"],
@@ -167,12 +166,12 @@ def test_noise_is_passed_over_and_silence_has_an_end(words: str, why: str, monke
         hosts.close()
 
 
-def test_a_servant_rests_where_there_is_nothing_to_do(hosts: LocalHosts) -> None:
+def test_a_host_worker_rests_where_there_is_nothing_to_do(hosts: LocalHosts) -> None:
     parent = int(hosts.ask("a", sh("echo $PPID")).stdout)
-    servant = psutil.Process(parent)
-    before = servant.cpu_times()
+    worker = psutil.Process(parent)
+    before = worker.cpu_times()
     time.sleep(1)
-    after = servant.cpu_times()
+    after = worker.cpu_times()
     # measured: 1 ms a second; the clock of processes ticks 10 ms
     assert after.user + after.system - before.user - before.system <= 0.02
 
@@ -181,14 +180,14 @@ def test_the_usual_folder_for_runs_is_one_that_nobody_else_has_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_socket, "LOCAL", tmp_path)
-    first, second, third, *_ = map(str, agent_socket.local_names(f"ringtap-{servant._user()}"))
-    assert servant._usual_workdir() == first
+    first, second, third, *_ = map(str, agent_socket.local_names(f"ringtap-{worker._user()}"))
+    assert worker._usual_workdir() == first
     Path(first).symlink_to("/")
     Path(second).mkdir()
     Path(second).chmod(0o777)
-    assert servant._usual_workdir() == third
+    assert worker._usual_workdir() == third
     Path(third).mkdir(mode=0o700)
-    assert servant._usual_workdir() == third
+    assert worker._usual_workdir() == third
 
 
 def test_a_run_goes_into_no_folder_that_others_can_enter(hosts: LocalHosts, tmp_path: Path) -> None:

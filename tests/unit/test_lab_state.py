@@ -154,7 +154,7 @@ def test_a_keeper_that_may_not_be_ended_does_not_keep_the_others(
     assert code == 1
     out, err = capsys.readouterr()
     assert out == "stands: removed\n"
-    assert "the keeper of testbed foreign" in err
+    assert "the init process of testbed foreign" in err
     assert keeper.wait(10) == -signal.SIGKILL
     assert (folder / "foreign.json").exists()
 

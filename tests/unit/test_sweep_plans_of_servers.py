@@ -358,22 +358,22 @@ def test_a_dry_run_says_when_loads_are_too_few_for_a_congestion_point(
 
 
 def test_only_marked_folders_that_nobody_uses_are_cleaned_away(tmp_path: Path) -> None:
-    servant = HostWorker()
+    worker = HostWorker()
     workdir = tmp_path / "work"
     for name in ("used", "left", "other"):
-        servant._make_private(str(workdir), str(workdir / name), f"desk:/runs/{name}")
+        worker._make_private(str(workdir), str(workdir / name), f"desk:/runs/{name}")
         (workdir / name / "file").write_bytes(bytes(100))
     (workdir / "mine").mkdir()
     for name in ("left", "other"):
-        os.close(servant._owned.pop(str(workdir / name)))
+        os.close(worker._owned.pop(str(workdir / name)))
     assert clean(workdir, "desk:/runs/lef") == []
     (removed,) = clean(workdir, "desk:/runs/left")
     assert (removed["path"], removed["run"]) == (str(workdir / "left"), "desk:/runs/left")
     assert removed["bytes"] >= 100
     assert [one["path"] for one in clean(workdir, "")] == [str(workdir / "other")]
     assert sorted(path.name for path in workdir.iterdir()) == ["mine", "used"]
-    servant._remove(str(workdir / "used"))
-    for fd in (servant._wake, servant._waker):
+    worker._remove(str(workdir / "used"))
+    for fd in (worker._wake, worker._waker):
         os.close(fd)
 
 

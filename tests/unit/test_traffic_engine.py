@@ -67,8 +67,8 @@ def test_as_many_processes_and_threads_as_asked_for(workers: int, threads: int, 
         plan = plan_for(tmp_path, serve.address, seconds=20)
         with running(plan, tmp_path / "s.rec", *crew) as sender:
             wait_for_log(tmp_path / "s.rec")
-            *carriers, launcher = children(sender)
-            assert [child.num_threads() for child in carriers] == [threads] * workers
+            *processes, launcher = children(sender)
+            assert [child.num_threads() for child in processes] == [threads] * workers
             assert launcher.num_threads() == 1
             assert [child.num_threads() for child in children(serve.process)] == [threads] * workers
 
@@ -254,11 +254,11 @@ def test_the_launcher_keeps_to_its_processor(tmp_path: Path) -> None:
         plan = plan_for(tmp_path, serve.address, seconds=20)
         with running(plan, tmp_path / "s.rec", "--launcher-cpu", mine) as process:
             wait_for_log(tmp_path / "s.rec")
-            carrier, launcher = children(process)
+            worker, launcher = children(process)
             assert launcher.cpu_affinity() == [mine]
-            # The carriers leave it alone, where there is another one
+            # The workers leave it alone, where there is another one
             others = sorted(os.sched_getaffinity(0) - {mine}) or [mine]
-            assert carrier.cpu_affinity() == others
+            assert worker.cpu_affinity() == others
         _, complaint = send(plan, "--launcher-cpu", 100_000, expect=2)
     assert "--launcher-cpu 100000" in complaint
 

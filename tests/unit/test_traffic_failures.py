@@ -46,7 +46,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["kept", "new"])
-@pytest.mark.parametrize("which", [0, -1], ids=["carrier", "launcher"])
+@pytest.mark.parametrize("which", [0, -1], ids=["worker", "launcher"])
 def test_a_process_of_the_sender_killed_ends_it_with_a_sentence(mode: str, which: int, tmp_path: Path) -> None:
     with serving() as serve:
         plan, log = busy_plan(tmp_path, serve.address), tmp_path / "s.rec"
@@ -85,9 +85,9 @@ def test_a_killed_sender_leaves_no_process(stage: str, tmp_path: Path) -> None:
 def test_a_killed_receiver_leaves_no_process(crew: tuple[object, ...], tmp_path: Path) -> None:
     with serving(*crew) as serve, running(busy_plan(tmp_path, serve.address), tmp_path / "s.rec") as process:
         wait_for_log(tmp_path / "s.rec")
-        takers = children(serve.process)
+        workers = children(serve.process)
         serve.process.kill()
-        assert gone(takers)
+        assert gone(workers)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=10)
     assert process.returncode == 1
@@ -97,10 +97,10 @@ def test_a_killed_receiver_leaves_no_process(crew: tuple[object, ...], tmp_path:
 
 def test_a_process_of_the_receiver_killed_ends_it_with_a_sentence() -> None:
     with serving("--workers", 2) as serve:
-        takers = children(serve.process)
-        takers[1].kill()
+        workers = children(serve.process)
+        workers[1].kill()
         out, err = serve.process.communicate(timeout=10)
-        assert gone(takers)
+        assert gone(workers)
     assert serve.process.returncode == 1
     assert out == ""
     assert err.splitlines()[-1].startswith("ringtap: one of its processes")

@@ -12,7 +12,7 @@ import pytest
 
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.protocol import FLOW, NOTICE
-from ringtap.trafficgen.receiver import worker as taker
+from ringtap.trafficgen.receiver import worker
 from tests.unit.traffic_processes import Serve, children, plan_for, serving, traffic, wait_until
 
 HELLO = protocol.hello("", 5)
@@ -126,7 +126,7 @@ def test_a_hello_that_waits_to_be_read_is_not_taken_for_silence() -> None:
 
 
 def test_an_unknown_peer_has_seconds_for_its_first_word() -> None:
-    assert taker._HELLO_PATIENCE_S <= 10
+    assert worker._HELLO_PATIENCE_S <= 10
 
 
 @pytest.mark.alone
@@ -233,13 +233,13 @@ def test_memory_and_files_do_not_grow_with_malformed_connections() -> None:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     with serving() as serve:
-        (taker,) = children(serve.process)
+        (worker,) = children(serve.process)
         with welcome(serve):
-            files = taker.num_fds() - 1  # all are open by now, and this one's
+            files = worker.num_fds() - 1  # all are open by now, and this one's
         knock(1000)
-        before = _settled_rss(taker, files)
+        before = _settled_rss(worker, files)
         knock(3000)
-        after = _settled_rss(taker, files)
+        after = _settled_rss(worker, files)
         with welcome(serve):
             pass
         counts = serve.end()

@@ -158,7 +158,7 @@ def wait_for_log(path: Path) -> None:
 
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The processes that it forked, in that order: a sender's carriers before its launcher."""
+    """The processes that it forked, in that order: a sender's workers before its launcher."""
     return sorted(psutil.Process(process.pid).children(recursive=True), key=lambda child: child.pid)
 
 

@@ -42,15 +42,15 @@ class ReceiverConnection:
         "_size",
         "_sock",
         "_start_ns",
-        "_taker",
+        "_worker",
         "tick",
         "welcome",
     )
 
-    def __init__(self, taker: ReceiverWorker, sock: socket.socket) -> None:
-        self.tick = taker.tick
+    def __init__(self, worker: ReceiverWorker, sock: socket.socket) -> None:
+        self.tick = worker.tick
         self.welcome = False
-        self._taker, self._sock = taker, sock
+        self._worker, self._sock = worker, sock
         self._head = b""
         self._out = b""
         self._number = self._sender = self._flow = self._size = self._left = self._start_ns = 0
@@ -59,7 +59,7 @@ class ReceiverConnection:
     def event(self, events: int) -> None:
         """Handle events that epoll reported."""
         if self.welcome:  # the time limit of a hello is for the whole of it, even if it comes in small pieces
-            self.tick = self._taker.tick
+            self.tick = self._worker.tick
         if events & _OUT:
             self._say(b"")
         if events & ~_OUT and self._sock.fileno() >= 0:
@@ -70,33 +70,33 @@ class ReceiverConnection:
         file = self._sock.fileno()
         if file < 0:
             return
-        self._taker.forget(file)
+        self._worker.forget(file)
         self._sock.close()
         if self._left:
             received = self._size - self._left
-            self._taker.counts.unfinished += 1
+            self._worker.counts.unfinished += 1
             size = 0 if self._size == _ENDLESS else self._size
             self._log(0, size, received, _UNFINISHED)
             self._left = 0
 
     def malformed(self) -> None:
         """Drop a connection that violates the protocol."""
-        self._taker.counts.malformed += 1
+        self._worker.counts.malformed += 1
         self.drop()
 
     def refuse(self, verdict: int) -> None:
         """Refuse the connection with a verdict."""
-        self._taker.counts.refused += 1
+        self._worker.counts.refused += 1
         self._last = True
         self._say(protocol.NOTICE.pack(protocol.HELLO_NUMBER, verdict))
 
     def _receive(self) -> None:
-        taker, left = self._taker, self._left
+        worker, left = self._worker, self._left
         try:
             if left > _SMALL_BYTES:
-                taken = self._sock.recv_into(taker.buffer, min(left, len(taker.buffer)), socket.MSG_TRUNC)
+                taken = self._sock.recv_into(worker.buffer, min(left, len(worker.buffer)), socket.MSG_TRUNC)
             else:
-                taken = self._sock.recv_into(taker.buffer, _SMALL_BYTES)
+                taken = self._sock.recv_into(worker.buffer, _SMALL_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -108,7 +108,7 @@ class ReceiverConnection:
             self._hung_up()
         elif left > _SMALL_BYTES:
             self._left -= taken
-            taker.counts.bytes += taken
+            worker.counts.bytes += taken
             if not self._left:
                 self._complete()
         else:
@@ -116,19 +116,19 @@ class ReceiverConnection:
 
     def _walk(self, count: int) -> None:
         """Process the received bytes: headers are assembled, payload is only counted."""
-        taker, at = self._taker, 0
+        worker, at = self._worker, 0
         while at < count:
             if self._left:
                 step = min(self._left, count - at)
                 self._left -= step
-                taker.counts.bytes += step
+                worker.counts.bytes += step
                 at += step
                 if not self._left:
                     self._complete()
             else:
                 whole = protocol.FLOW.size if self.welcome else protocol.HELLO.size
                 step = min(whole - len(self._head), count - at)
-                self._head += taker.view[at : at + step]
+                self._head += worker.view[at : at + step]
                 at += step
                 if len(self._head) == whole:
                     head, self._head = self._head, b""
@@ -152,26 +152,26 @@ class ReceiverConnection:
 
     def _read_hello(self, head: bytes) -> None:
         magic, version, digest, self._sender = protocol.HELLO.unpack(head)
-        counts = self._taker.counts
+        counts = self._worker.counts
         if magic != protocol.MAGIC:
             self.malformed()
         elif version != protocol.VERSION:
             self.refuse(protocol.WRONG_VERSION)
-        elif not hmac.compare_digest(digest, self._taker.digest):
+        elif not hmac.compare_digest(digest, self._worker.digest):
             self.refuse(protocol.WRONG_TOKEN)
-        elif not self._taker.admit(self._sock.fileno()):
+        elif not self._worker.admit(self._sock.fileno()):
             self.refuse(protocol.FULL)
         else:
             self.welcome = True
-            self.tick = self._taker.tick
+            self.tick = self._worker.tick
             counts.connections += 1
             self._number = counts.connections
             self._say(protocol.NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME))
 
     def _complete(self) -> None:
         finish_ns = time.time_ns()
-        self._taker.counts.flows += 1
-        self._taker.arrived(self._flow)
+        self._worker.counts.flows += 1
+        self._worker.arrived(self._flow)
         size = self._size - self._left if self._size == _ENDLESS else self._size
         self._left = 0
         self._log(finish_ns, size, size, _FINISHED)
@@ -183,13 +183,13 @@ class ReceiverConnection:
             self._complete()
             return
         if self._head:
-            self._taker.counts.malformed += 1
+            self._worker.counts.malformed += 1
         self.drop()
 
     def _log(self, finish_ns: int, size: int, received: int, state: int) -> None:
-        self._taker.log.add(
+        self._worker.log.add(
             self._flow,
-            self._taker.connection(self._number),
+            self._worker.connection(self._number),
             self._sender,
             self._start_ns,
             finish_ns,
@@ -216,4 +216,4 @@ class ReceiverConnection:
             self.drop()
         elif bool(self._out) != waited or len(self._out) > _UNREAD_NOTICES_BYTES:
             reading = 0 if len(self._out) > _UNREAD_NOTICES_BYTES or self._last else _IN
-            self._taker.epoll.modify(self._sock.fileno(), (reading | _OUT) if self._out else _IN)
+            self._worker.epoll.modify(self._sock.fileno(), (reading | _OUT) if self._out else _IN)

@@ -145,10 +145,10 @@ def _take(
     digest = protocol.token_digest(options.token)
 
     def work(index: int) -> None:
-        taker = ReceiverWorker(
+        worker = ReceiverWorker(
             index, len(listeners), digest, options.log_path, most, strangers, options.idle_s, options.arrivals
         )
-        asyncio.run(taker.run(listeners[index], control, lock))
+        asyncio.run(worker.run(listeners[index], control, lock))
 
     gc.freeze()
     threads = [threading.Thread(target=work, args=(first + at,)) for at in range(1, options.threads)]

@@ -37,7 +37,6 @@ class SenderConnection:
 
     __slots__ = (
         "_broken",
-        "_carrier",
         "_dropped",
         "_file",
         "_finished",
@@ -54,13 +53,14 @@ class SenderConnection:
         "_sock",
         "_stands",
         "_welcome",
+        "_worker",
         "_writing",
     )
 
-    def __init__(self, carrier: SenderWorker, sock: socket.socket, slot: int, route: int) -> None:
-        self._carrier, self._sock, self._slot, self._route = carrier, sock, slot, route
+    def __init__(self, worker: SenderWorker, sock: socket.socket, slot: int, route: int) -> None:
+        self._worker, self._sock, self._slot, self._route = worker, sock, slot, route
         self._file = sock.fileno()
-        self._head = carrier.hello
+        self._head = worker.hello
         self._notices = b""
         self._load: FlowState | None = None  # set for a flow that is sent here, not by the launcher alone
         self._left = self._sent = self._retransmits = 0
@@ -72,26 +72,26 @@ class SenderConnection:
     def connect(self, address: tuple[str, int]) -> None:
         """Start connecting."""
         code = self._sock.connect_ex(address)
-        self._carrier.register(self, self._file, _IN | _OUT)
+        self._worker.register(self, self._file, _IN | _OUT)
         self._writing = True
         if code not in (0, errno.EINPROGRESS):
             self._lose(code)
 
     def start(self, code: int) -> None:
         """Take over a connection that the launcher has started to connect for its only flow."""
-        self._load = self._carrier.slots.load(self._slot)
+        self._load = self._worker.slots.load(self._slot)
         size_bytes = self._load.size_bytes
         word = (size_bytes or protocol.OPEN_ENDED) | protocol.LAST
-        self._head = self._carrier.hello + protocol.FLOW.pack(self._load.number, word)
+        self._head = self._worker.hello + protocol.FLOW.pack(self._load.number, word)
         self._left = size_bytes or _ENDLESS
-        self._carrier.register(self, self._file, _IN | _OUT)
+        self._worker.register(self, self._file, _IN | _OUT)
         self._writing = True
         if code:
             self._lose(code)
 
     def carry_on(self, taken: int) -> None:
         """Send the rest of a flow; the launcher has sent the first ``taken`` bytes of header and payload."""
-        load = self._load = self._carrier.slots.load(self._slot)
+        load = self._load = self._worker.slots.load(self._slot)
         head = protocol.FLOW.pack(load.number, load.size_bytes or protocol.OPEN_ENDED)
         self._head = head[taken:]
         self._sent = max(0, taken - _HEAD_BYTES)
@@ -131,7 +131,7 @@ class SenderConnection:
         if sent != _NO_FLOW:
             self._account(sent, silent_ns)
         self._dropped = True
-        if self._broken or sent != _NO_FLOW or self._finished == _NO_FLOW or not self._carrier.new:
+        if self._broken or sent != _NO_FLOW or self._finished == _NO_FLOW or not self._worker.new:
             self.close()
         # Otherwise the receiver closes first, so that its own port stays in TIME_WAIT
 
@@ -142,10 +142,10 @@ class SenderConnection:
 
     def close(self) -> None:
         """Close the connection and release its slot."""
-        self._carrier.unregister(self._file)
+        self._worker.unregister(self._file)
         self._sock.close()
         if self._slot >= 0:
-            self._carrier.release(self._slot)
+            self._worker.release(self._slot)
             self._slot = -1
 
     def _connected(self) -> None:
@@ -162,8 +162,8 @@ class SenderConnection:
         try:
             if head:
                 taken = self._sock.sendmsg((head, PAYLOAD[: min(left, PAYLOAD_BYTES)]))
-            elif self._carrier.payload_file >= 0:
-                taken = os.sendfile(self._file, self._carrier.payload_file, 0, min(left, PAYLOAD_BYTES))
+            elif self._worker.payload_file >= 0:
+                taken = os.sendfile(self._file, self._worker.payload_file, 0, min(left, PAYLOAD_BYTES))
             else:
                 taken = self._sock.send(PAYLOAD[: min(left, PAYLOAD_BYTES)])
         except OSError as error:
@@ -186,7 +186,7 @@ class SenderConnection:
         self._moved_ns = now_ns
         self._sent += size_bytes
         self._left -= size_bytes
-        self._carrier.outcome.moved(now_ns, size_bytes)
+        self._worker.outcome.moved(now_ns, size_bytes)
 
     def _read(self) -> None:
         try:
@@ -211,9 +211,9 @@ class SenderConnection:
     def _hung_up(self) -> None:
         if self._dropped:
             self.close()
-        elif self._finished != _NO_FLOW and self._carrier.new:
+        elif self._finished != _NO_FLOW and self._worker.new:
             # The flow is finished and the launcher's GONE is on its way: that will close this connection at once
-            self._carrier.unregister(self._file)
+            self._worker.unregister(self._file)
             self._broken = protocol.CLOSED
         else:
             self._lose(protocol.CLOSED)
@@ -224,16 +224,16 @@ class SenderConnection:
             if value != protocol.WELCOME:
                 self._lose(-value if value < -protocol.CLOSED else protocol.NO_RECEIVER)
                 return
-            if not self._carrier.new:
+            if not self._worker.new:
                 try:
-                    self._carrier.line.put_file(self._slot, self._route, self._file)
+                    self._worker.line.put_file(self._slot, self._route, self._file)
                 except OSError as error:
                     self._lose(error.errno or errno.EMFILE)
                     return
             self._welcome = True
-            self._carrier.heard_ns[self._route] = time.monotonic_ns()
+            self._worker.heard_ns[self._route] = time.monotonic_ns()
             return
-        load = self._load or self._carrier.slots.load(self._slot)
+        load = self._load or self._worker.slots.load(self._slot)
         if not self._welcome or number != load.number or number == self._finished or self._left:
             self._lose(protocol.NO_RECEIVER)
             return
@@ -243,33 +243,33 @@ class SenderConnection:
         """Account for a flow that the receiver has received completely."""
         now_ns = time.monotonic_ns()
         self._finished = load.number
-        self._carrier.heard_ns[self._route] = now_ns
+        self._worker.heard_ns[self._route] = now_ns
         sent = load.size_bytes or self._sent
         first_byte_ns = self._first_byte_ns or load.start_ns
-        place = self._carrier.places[self._route]
+        place = self._worker.places[self._route]
         end = Ending("finished", first_byte_ns, now_ns, received_ns, sent, sent)
-        self._carrier.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
-        self._carrier.line.put(ipc.FREE, self._slot, load.number, now_ns)
+        self._worker.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
+        self._worker.line.put(ipc.FREE, self._slot, load.number, now_ns)
         self._load = None
         self._sent = self._first_byte_ns = self._moved_ns = 0
 
     def _account(self, sent: int, silent_ns: int) -> None:
         """Account for a flow that did not finish."""
-        load = self._load or self._carrier.slots.load(self._slot)
+        load = self._load or self._worker.slots.load(self._slot)
         if load.number == self._finished:
             return  # it did finish: the launcher's message crossed ours
         payload = max(self._sent, sent - _HEAD_BYTES, 0)
         acked = 0
         if payload:
             acked = min(payload, max(0, payload - unacked_bytes(self._sock)))
-        heard_ns = max(self._carrier.heard_ns[self._route], self._moved_ns, load.start_ns)
+        heard_ns = max(self._worker.heard_ns[self._route], self._moved_ns, load.start_ns)
         failed = self._broken or heard_ns <= silent_ns
         if failed:
-            self._carrier.failed(self._route, self._broken)
+            self._worker.failed(self._route, self._broken)
         first_byte_ns = self._first_byte_ns or (load.start_ns if sent > 0 else 0)
         end = Ending("failed" if failed else "unfinished", first_byte_ns, 0, 0, payload, acked)
-        place = self._carrier.places[self._route]
-        self._carrier.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
+        place = self._worker.places[self._route]
+        self._worker.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
 
     def _tcp(self) -> TcpState:
         """Return the connection's state, with the retransmissions since the last flow."""
@@ -282,19 +282,19 @@ class SenderConnection:
         if self._broken:
             return
         self._broken = why
-        self._carrier.unregister(self._file)
-        if self._carrier.new or self._welcome:
-            self._carrier.line.put(ipc.LOST, self._slot, why)
+        self._worker.unregister(self._file)
+        if self._worker.new or self._welcome:
+            self._worker.line.put(ipc.LOST, self._slot, why)
         else:
-            self._carrier.line.put(ipc.REFUSED, self._route, why)
+            self._worker.line.put(ipc.REFUSED, self._route, why)
             self.close()
 
     def _start_writing(self) -> None:
         if not self._writing:
             self._writing = True
-            self._carrier.epoll.modify(self._file, _IN | _OUT)
+            self._worker.epoll.modify(self._file, _IN | _OUT)
 
     def _stop_writing(self) -> None:
         if self._writing:
             self._writing = False
-            self._carrier.epoll.modify(self._file, _IN)
+            self._worker.epoll.modify(self._file, _IN)

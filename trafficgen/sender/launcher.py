@@ -79,7 +79,7 @@ class Launcher:
     Args:
         schedule: the flows to launch.
         routes: connection pools by (source, destination).
-        carriers: the sender workers, which provide connections.
+        workers: the sender workers, which provide connections.
         options: send options.
         control: pipe to the sender.
         outcome: flow statistics of this process.
@@ -91,18 +91,18 @@ class Launcher:
         self,
         schedule: Schedule,
         routes: dict[tuple[str, str], Route],
-        carriers: Sequence[Carrying],
+        workers: Sequence[Carrying],
         options: SendOptions,
         control: Connection,
         outcome: FlowStatistics,
         ahead: dict[tuple[str, str], int],
         arrivals: Listener | None,
     ) -> None:
-        self._schedule, self._routes, self._carriers = schedule, routes, carriers
+        self._schedule, self._routes, self._workers = schedule, routes, workers
         self._by_index = list(routes.values())
         self._options, self._control, self._outcome, self._ahead = options, control, outcome, ahead
-        self._inputs: list[int] = [control.fileno(), *(carrying.channel.fileno() for carrying in carriers)]
-        self._by_file = {carrying.channel.fileno(): carrying for carrying in carriers}
+        self._inputs: list[int] = [control.fileno(), *(carrying.channel.fileno() for carrying in workers)]
+        self._by_file = {carrying.channel.fileno(): carrying for carrying in workers}
         self._arrivals = arrivals
         if arrivals is not None:
             self._inputs.append(arrivals.fileno())
@@ -165,7 +165,7 @@ class Launcher:
             for route in self._by_index
             if not route.joined_any
         }
-        link = next((link for carrying in self._carriers for link in carrying.links.values()), None)
+        link = next((link for carrying in self._workers for link in carrying.links.values()), None)
         with suppress(OSError):
             self._control.send(Ready(deaf, {} if link is None else in_force(link.sock)))
 
@@ -177,7 +177,7 @@ class Launcher:
         log = FlowLog(self._options.log_path, SENT_FIELDS, None)
         self._outcome.begin(log, self._go.origin_ns, self._go.origin_real_ns)
         self._schedule.begin(self._go.origin_ns, self._go.until_ns)
-        for carrying in self._carriers:
+        for carrying in self._workers:
             carrying.channel.put(ipc.BEGIN, 0, self._go.origin_ns, self._go.origin_real_ns)
             carrying.channel.flush()
 
@@ -339,7 +339,7 @@ class Launcher:
     def _settle(self) -> None:
         """End the open-ended flows, and wait for outstanding flows for at most ``patience_s``."""
         limit_ns = time.monotonic_ns() + int(self._options.patience_s * 1e9)
-        for carrying in self._carriers:
+        for carrying in self._workers:
             carrying.channel.put(ipc.FINISH, 0)
             carrying.channel.flush()
         while (self._busy or self._waiting) and not self._stopped and time.monotonic_ns() < limit_ns:
@@ -352,7 +352,7 @@ class Launcher:
             for flow in route.waiting:
                 silent = route.heard_ns <= silent_ns and flow.due_ns <= silent_ns
                 self._give_up(route, flow, "failed" if silent else "unfinished")
-        for carrying in self._carriers:
+        for carrying in self._workers:
             for link in carrying.links.values():
                 if link.busy:
                     carrying.channel.put(ipc.GONE, link.slot, link.sent, silent_ns)

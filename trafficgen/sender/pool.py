@@ -64,7 +64,7 @@ class Route:
         source: index of the source among the plan's, -1: none.
         destination: index of the destination.
         name: ``host:port`` for messages.
-        carriers: the sender workers, which take turns.
+        workers: the sender workers, which take turns.
         most: most connections at a time.
         new: True if each flow has a connection of its own.
 
@@ -76,7 +76,7 @@ class Route:
     """
 
     def __init__(
-        self, index: int, source: int, destination: int, name: str, carriers: Sequence[Carrying], most: int, new: bool
+        self, index: int, source: int, destination: int, name: str, workers: Sequence[Carrying], most: int, new: bool
     ) -> None:
         self.index, self.source, self.destination, self.name = index, source, destination, name
         self.address: tuple[str, int] = ("", 0)
@@ -85,9 +85,9 @@ class Route:
         self.heard_ns = 0
         self.joined_any = False
         self.pending = 0
-        self._carriers = carriers
-        self._idle: list[list[Link]] = [[] for _ in carriers]
-        self._places = {id(carrying): at for at, carrying in enumerate(carriers)}
+        self._workers = workers
+        self._idle: list[list[Link]] = [[] for _ in workers]
+        self._places = {id(carrying): at for at, carrying in enumerate(workers)}
         self._turn = index
         self._opened_by = index
         self._idle_count = 0
@@ -135,12 +135,12 @@ class Route:
         if count <= 0:
             return
         self.pending += count
-        share, more = divmod(count, len(self._carriers))
-        for at in range(len(self._carriers)):
-            self._opened_by = (self._opened_by + 1) % len(self._carriers)
+        share, more = divmod(count, len(self._workers))
+        for at in range(len(self._workers)):
+            self._opened_by = (self._opened_by + 1) % len(self._workers)
             wanted = share + (at < more)
             if wanted:
-                line = self._carriers[self._opened_by].channel
+                line = self._workers[self._opened_by].channel
                 line.put(ipc.OPEN, self.index, wanted)
                 line.flush()
 

@@ -105,7 +105,7 @@ class SendPlan:
 
     def _check_limits(self, at_once: list[int]) -> None:
         """Check that open files and local ports suffice for the connections that the plan is sure to need."""
-        carriers = self.options.workers * self.options.threads
+        workers = self.options.workers * self.options.threads
         wanted = sum(self.ahead)
         limit = raise_file_limit(sum(self.most) + _OTHER_FILES)
         if wanted + _OTHER_FILES > limit:
@@ -116,7 +116,7 @@ class SendPlan:
         more = (limit - _OTHER_FILES - wanted) // len(self.pairs)
         self.most = [min(most, ahead + more) for ahead, most in zip(self.ahead, self.most, strict=True)]
         # Twice as many: a closed connection may still hold its slot when the next one is opened
-        self.most_a_carrier = 2 * -(-sum(self.most) // carriers) + 2 * len(self.pairs) + _LEAST_AHEAD
+        self.most_per_worker = 2 * -(-sum(self.most) // workers) + 2 * len(self.pairs) + _LEAST_AHEAD
         first, last = _ports()
         for pair, count in zip(self.pairs, at_once, strict=True):
             if count > last - first + 1:

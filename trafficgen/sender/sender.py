@@ -39,7 +39,7 @@ class WorkerLink(NamedTuple):
     """The link between a sender worker and the launcher: two channel ends and the shared slots."""
 
     launchers: Any
-    carriers: Any
+    workers: Any
     slots: SharedSlots
 
 
@@ -95,12 +95,12 @@ class Sender:
     def _fork(self) -> None:
         options, what = self._options, self._what
         lines = [
-            WorkerLink(*ipc.pair(), SharedSlots(what.most_a_carrier)) for _ in range(options.workers * options.threads)
+            WorkerLink(*ipc.pair(), SharedSlots(what.most_per_worker)) for _ in range(options.workers * options.threads)
         ]
         ends = [end for line in lines for end in line[:2]]
         for first in range(0, len(lines), options.threads):
             mine = lines[first : first + options.threads]
-            kept = [line.carriers for line in mine]
+            kept = [line.workers for line in mine]
             foreign = [end for end in ends if end not in kept]
             self._crew.start(partial(_carry, what, mine), foreign)
         kept = [line.launchers for line in lines]
@@ -149,9 +149,9 @@ class Sender:
     def _await_end(self, go: Go | None) -> tuple[Done, FlowStatistics]:
         done: Done | None = None
         reports: list[Report] = []
-        carriers = self._options.workers * self._options.threads
+        workers = self._options.workers * self._options.threads
         silent_s = 0.0
-        while done is None or len(reports) < carriers:
+        while done is None or len(reports) < workers:
             word = self._hear(_PROGRESS_S)
             silent_s = 0.0 if word is not None else silent_s + _PROGRESS_S
             if isinstance(word, Done):
@@ -234,17 +234,17 @@ def _clocks() -> tuple[int, int]:
 
 
 def _launch(what: SendPlan, lines: Sequence[WorkerLink], arrivals: Listener | None, control: Connection) -> None:
-    carriers = [Carrying(Channel(line.launchers), line.slots) for line in lines]
+    workers = [Carrying(Channel(line.launchers), line.slots) for line in lines]
     routes = {}
     new = what.options.connections == "new"
     for index, (pair, place) in enumerate(zip(what.pairs, what.places, strict=True)):
-        route = Route(index, place.source_index, place.destination_index, place.name, carriers, what.most[index], new)
+        route = Route(index, place.source_index, place.destination_index, place.name, workers, what.most[index], new)
         route.address = place.address
         routes[pair] = route
     schedule = Schedule(what.plan, what.needs, what.options.only_source)
     outcome = FlowStatistics(what.options.line_rate_bps)
     ahead = dict(zip(what.pairs, what.ahead, strict=True))
-    Launcher(schedule, routes, carriers, what.options, control, outcome, ahead, arrivals).run()
+    Launcher(schedule, routes, workers, what.options, control, outcome, ahead, arrivals).run()
 
 
 def _carry(what: SendPlan, lines: Sequence[WorkerLink], control: Connection) -> None:
@@ -252,17 +252,17 @@ def _carry(what: SendPlan, lines: Sequence[WorkerLink], control: Connection) -> 
     lock = threading.Lock()
 
     def work(line: WorkerLink) -> None:
-        carrier = SenderWorker(
-            Channel(line.carriers),
+        worker = SenderWorker(
+            Channel(line.workers),
             line.slots,
             what.places,
             what.options,
             what.transport,
             what.hello,
             FlowStatistics(what.options.line_rate_bps),
-            what.most_a_carrier,
+            what.most_per_worker,
         )
-        asyncio.run(carrier.run(control, lock))
+        asyncio.run(worker.run(control, lock))
 
     _leave_alone(what.options.launcher_cpu)
     gc.freeze()

@@ -1,7 +1,7 @@
 """Kernels that decode a packet down to IP: link layers, VLAN and MPLS tags, IPv4, IPv6.
 
 A packet is given by its address in memory, the number of captured bytes and its length. Link types are those of
-tcpdump.org/linktypes.html. The kernels of link, network and IP layer return the offset of an inner Ethernet frame, or 0.
+tcpdump.org/linktypes.html. The kernels of link, tags and IP return the offset of an inner Ethernet frame, or 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The registry of testbeds: one small file each that names its init process.
 
-A testbed lives in the namespaces of one process, its init process. When that process ends, by whatever means, the kernel
-takes the namespaces, links and every process in them away. So the init process's pid and start time are all that is needed
-to find and remove what a crash left.
+A testbed lives in the namespaces of its init process. When that process ends, however it ends, the kernel removes the
+namespaces, the links and every process in them. Its pid and start time are enough to find and remove what a crash left.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ class TestbedState:
     Attributes:
         spec: what was built.
         pid: the init process.
-        start_ticks: the init process's start time in clock ticks since boot: with the pid it names one process for good.
+        start_ticks: its start time in clock ticks since boot; with the pid, it identifies one process.
         owner_pid: the process the testbed ends with, 0 for one that stays.
-        links: rates that the links were seen to give.
+        links: measured rates of the links.
         folder: the folder that its state file is in.
     """
 

@@ -232,7 +232,7 @@ class Keyed:
         return self.layout.moved(name, self._base[key], self.latest[key])
 
     def peak(self, key: Key, name: str) -> float | None:
-        """Return the largest value of a gauge in the records of the last poll; the newest value if it did not change."""
+        """Return the largest value of a gauge in the last poll's records; the newest value if it did not change."""
         return self._peaks.get((key, name), self.value(key, name))
 
     def rate(self, key: Key, name: str) -> float | None:

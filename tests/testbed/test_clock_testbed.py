@@ -20,10 +20,10 @@ SPEC = {"hosts": ("S0", "S1", "S2"), "rate_bps": 100_000_000, "queue_bytes": 400
 KEEPER = (
     "import json, signal, sys\n"
     "from pathlib import Path\n"
-    "from ringtap.agents.clock.service import ClockKeeper\n"
+    "from ringtap.agents.clock.service import ClockService\n"
     "from ringtap.rundir import RunDirectory\n"
     "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
-    "keeper = ClockKeeper(RunDirectory.open(Path(sys.argv[1])), sys.argv[2], 'S0', period_s=0.5)\n"
+    "keeper = ClockService(RunDirectory.open(Path(sys.argv[1])), sys.argv[2], 'S0', period_s=0.5)\n"
     "keeper.start()\n"
     "signal.sigwait({signal.SIGTERM})\n"
     "print(json.dumps(keeper.stop()))\n"

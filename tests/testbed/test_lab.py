@@ -177,7 +177,8 @@ def test_where_namespaces_are_refused_one_sentence_says_what_to_ask_for() -> Non
 def test_a_killed_maker_takes_its_testbed_along_and_its_record_is_cleared() -> None:
     code = (
         "import subprocess, sys, time\n"
-        "from ringtap.agents.testbed.up import RunningTestbed\nfrom ringtap.agents.testbed.topology import TestbedSpec\n"
+        "from ringtap.agents.testbed.up import RunningTestbed\n"
+        "from ringtap.agents.testbed.topology import TestbedSpec\n"
         "lab = RunningTestbed(TestbedSpec('orphan', ('a', 'b'), 100_000_000), verify=False)\n"
         "enter = [sys.executable, '-m', 'ringtap.agents.testbed.enter', 'orphan', 'a', 'sleep', '1000']\n"
         "subprocess.Popen(enter, start_new_session=True)\n"

@@ -66,7 +66,7 @@ def _register_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def _register_sweep(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="what to measure (docs/reference/plan.md)")
+    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="the sweep plan")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
     )

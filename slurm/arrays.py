@@ -125,9 +125,7 @@ def submit_plan(
     plan = load_plan(file)
     cluster = plan.topology
     if not isinstance(cluster, Cluster) or cluster.reach != "slurm":
-        raise UsageError(
-            f'{file} is not for Slurm: under [cluster] it needs reach = "slurm" (docs/commands/submit-plans.md)'
-        )
+        raise UsageError(f'{file} is not for Slurm: under [cluster] it needs reach = "slurm"')
     _check_options(options, len(cluster.hosts))
     resources = replace(resources, nodes=len(cluster.hosts))
     path: Path = options.output or Path("runs") / new_name(plan.name)

@@ -171,7 +171,7 @@ def _checked(of: type[Site] | type[Nodes], items: dict[str, Any], path: Path) ->
         else:
             right = type(given) is (bool if key == "internet" else hint)
         if not right:
-            raise UsageError(f"{path}: {key} = {value!r} is not what this key takes (docs/reference/sites.md)")
+            raise UsageError(f"{path}: {key} = {value!r} is not what this key takes")
         values[key] = given
     missing = [item.name for item in fields(of) if item.default is MISSING and item.name not in values]
     if missing:

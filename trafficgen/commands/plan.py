@@ -49,7 +49,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     """Add the ``plan`` sub-verb."""
     parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     add = parser.add_argument
-    add("--kind", required=True, choices=tuple(KIND_OPTIONS), help="docs/commands/traffic-plans.md describes each")
+    add("--kind", required=True, choices=tuple(KIND_OPTIONS), help="kind of traffic")
     add("--load", metavar="RATE", help="bits per second, mean over the plan, for example 10gbit")
     add("--load-counts", choices=("payload", "wire"), help="what --load counts (default payload)")
     add("--mtu", type=int, metavar="BYTES", help="largest IP packet, for --load-counts wire (default 1500)")

@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Any
 from ringtap.agents.hosts.base import HostProcess, Hosts, understood
 
 if TYPE_CHECKING:
-    from ringtap.agents.hosts.local import LocalHosts
-    from ringtap.agents.hosts.testbed import TestbedHosts
+    from ringtap.agents.hosts.local import LocalHosts, TestbedHosts
 
 __all__ = ["HostProcess", "Hosts", "LocalHosts", "TestbedHosts", "understood"]
 
 
 def __getattr__(name: str) -> Any:
     """Import `LocalHosts` and `TestbedHosts` on first use, as the host worker does not need them."""
-    if name == "TestbedHosts":
-        from ringtap.agents.hosts.testbed import TestbedHosts
+    if name in ("LocalHosts", "TestbedHosts"):
+        from ringtap.agents.hosts import local
 
-        return TestbedHosts
-    if name == "LocalHosts":
-        from ringtap.agents.hosts.local import LocalHosts
-
-        return LocalHosts
+        return getattr(local, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -47,7 +47,7 @@ def _fit(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.output} exists: name another file or add --force")
     from ringtap.analysis.model.fit import CongestionModel
     from ringtap.analysis.model.fit_points import fit_points
-    from ringtap.analysis.sweeps.points_csv import read_points_csv
+    from ringtap.analysis.sweeps.tables import read_points_csv
 
     path = Path(options.points)
     points = read_points_csv(path, capacity_gbps, options.weights)

@@ -56,7 +56,7 @@ def _structure(options: argparse.Namespace) -> int:
     from ringtap.analysis.structure.text import describe
 
     if options.output is not None:
-        from ringtap.analysis.structure.export import write
+        from ringtap.analysis.structure.figures import write
     with Bar() as bar:
         found = read_structure(
             *options.paths, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache, progress=bar

@@ -9,7 +9,7 @@ from ringtap.analysis.model.breakpoint import BreakCandidate, BreakResult, compa
 from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
 from ringtap.analysis.model.fit import CongestionModel
 from ringtap.analysis.model.fit_result import FitResult
-from ringtap.analysis.sweeps.points_csv import Points
+from ringtap.analysis.sweeps.tables import Points
 from ringtap.units import format_duration
 
 

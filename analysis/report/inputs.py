@@ -8,7 +8,7 @@ from typing import Any
 
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.series import Series, analyse
-from ringtap.analysis.sweeps.sweep_csv import read_table
+from ringtap.analysis.sweeps.tables import read_table
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.json_validation import ShapeError, whole
 from ringtap.rundir import read_node, read_points
@@ -148,7 +148,7 @@ def of_table(path: Path, capacity_gbps: float, workers: int | None) -> ReportInp
     """Read a table of iteration times and analyse it.
 
     Raises:
-        UsageError: as `ringtap.analysis.sweeps.sweep_csv.read_table`.
+        UsageError: as `ringtap.analysis.sweeps.tables.read_table`.
     """
     table = read_table(path, capacity_gbps, workers)
     models = {

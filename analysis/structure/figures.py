@@ -1,8 +1,10 @@
-"""Figures of a job's structure: three flows, injection rates, period, iterations, traffic matrix, bursts."""
+"""Figures of a job's structure, and their files: flows, injection rates, period, iterations, traffic matrix, bursts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,7 @@ from ringtap.analysis.structure.structure import Structure
 from ringtap.analysis.traffic.delivered import Passed
 from ringtap.analysis.traffic.figures import rates_figure
 from ringtap.analysis.traffic.rates import Rates, instantaneous
+from ringtap.errors import UsageError
 from ringtap.units import format_duration, format_rate, format_size
 
 _COLOURS: Mapping[str, str] = {roles.ONLY: "#0072B2", roles.SHARED: "#D55E00", roles.CROSSING: "#8a8a8a"}
@@ -247,3 +250,31 @@ def bursts_figure(found: Structure) -> Drawn:
 
 def _unit(most_bps: float) -> tuple[str, float]:
     return ("Gbit/s", 1e9) if most_bps >= 1e9 else ("Mbit/s", 1e6)
+
+
+def write(found: Structure, folder: Path, samples: int | None = None) -> list[Path]:
+    """Write figures, tables and structure.json into a folder, which is created; return the files' paths.
+
+    Args:
+        found: the structure.
+        folder: target folder; files of the same names are overwritten.
+        samples: bins of the moving average in the figure of the flows; None: `figures.SAMPLES` at most.
+
+    Raises:
+        UsageError: the folder or a file cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths, captions = [], {}
+        for drawn in draw(found, samples):
+            paths += drawn.write(folder)
+            captions[drawn.name] = drawn.caption
+        for name, table in (("streams", found.table()), ("flow-rates", found.flow_rates)):
+            paths.append(folder / f"{name}.csv")
+            table.to_csv(paths[-1], index=False)
+        paths.append(folder / "structure.json")
+        data = found.to_json() | {"captions": captions}
+        paths[-1].write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
+    return paths

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ringtap.analysis.sweeps.sweep_csv import read_table
+from ringtap.analysis.sweeps.tables import read_table
 from ringtap.errors import UsageError
 
 HEAD = "model,traffic,bandwidth_gbps,iteration_s\n"

@@ -13,10 +13,10 @@ import pytest
 from ringtap.agents.doctor.command import verdict
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
+from ringtap.agents.sweep.conductor import plan_changes
 from ringtap.agents.sweep.estimate import LEAST_LOADS, LEAST_RISE, MERGE_SHARE, doubts, resolved
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_launch import processes
-from ringtap.agents.sweep.plan_changes import plan_changes
 from ringtap.agents.sweep.preflight import cluster_roles
 from ringtap.agents.sweep.series import stalled_s, telling_line, words_of_hosts
 from ringtap.analysis.model import congestion_point, fit

@@ -1,4 +1,4 @@
-"""CSV files of points and of iteration times, checked line by line: one curve for a fit, or a whole sweep for a report."""
+"""CSV files of points and of iteration times, checked line by line: a curve to fit, or a whole sweep to report."""
 
 from __future__ import annotations
 

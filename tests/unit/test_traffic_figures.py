@@ -148,8 +148,10 @@ def test_endless_flows_are_in_no_baseline(tmp_path: Path) -> None:
         plan = plan_of(tmp_path / "p.plan", flows, 300 * MS)
         send(plan, "--log", tmp_path / "s.rec")
         summary, _ = send(plan, "--log", tmp_path / "t.rec", "--baseline", tmp_path / "s.rec")
-    before, after = ([completion_s(row) for row in by_flow(tmp_path / name)[1:]] for name in ("s.rec", "t.rec"))
-    assert summary["congestion_impact"]["mean"] == pytest.approx(sum(after) / sum(before), rel=1e-6)
+    logs = [by_flow(tmp_path / name) for name in ("s.rec", "t.rec")]
+    assert [[row["flow"] for row in log] for log in logs] == [list(range(51))] * 2, (logs, summary)
+    before, after = ([completion_s(row) for row in log[1:]] for log in logs)
+    assert summary["congestion_impact"]["mean"] == pytest.approx(sum(after) / sum(before), rel=1e-6), (logs, summary)
 
 
 def test_what_is_no_baseline_is_refused(tmp_path: Path) -> None:

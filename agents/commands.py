@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
-    """Add one of the verbs of this room."""
+    """Add one of the subcommands of this module."""
     parser = subparsers.add_parser(name, help=summary, description=summary)
     {"run": _register_run, "capture": _register_capture, "sweep": _register_sweep}[name](parser)
 
@@ -102,7 +102,7 @@ def _settings(options: argparse.Namespace) -> RunSettings:
 
 
 def _check_live(live: bool) -> None:
-    """Refuse ``--live`` before anything starts where the view cannot be shown."""
+    """Refuse ``--live`` before anything starts if the view cannot be shown."""
     from ringtap.agents.job.live import missing_for_view
 
     missing = missing_for_view() if live else ""
@@ -153,7 +153,7 @@ def _capture(options: argparse.Namespace) -> int:
 
 
 def _clean(plan: SweepPlan, as_json: bool) -> int:
-    """Remove leftovers from a plan's hosts; exit code 1 where a host cannot be reached."""
+    """Remove leftovers from a plan's hosts; returns the exit code, 1 if a host cannot be reached."""
     import json
     import sys
     from dataclasses import asdict

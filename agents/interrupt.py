@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP as Ctrl-C: what is under way ends in order, and what was measured is kept."""
+"""Handling of SIGTERM and SIGHUP like Ctrl-C: the current work ends in order, and measured data is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise KeyboardInterrupt meanwhile."""
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt within the block."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Every other node's part: bursts of pings to the reference before, during and after the job."""
+"""The clock client of every node but the reference node: bursts of pings before, during and after the job."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ringtap.errors import RingtapError
 from ringtap.rundir import SERVER, read_json
 
 PINGS_A_BURST = 20
-# the first bursts follow closely: they pin the drift down even in a short run
+# the first bursts follow closely, to determine the drift even in a short run
 _FIRST_GAPS_S = (0.5, 1.5, 4.0)
 _TURN_S = 1.0
-_GAP_S = 0.004  # mean time between two pings of a burst: queues come and go meanwhile
+_GAP_S = 0.004  # mean time between two pings of a burst, so that they meet different queues
 _TIMEOUT_S = 0.25
 _SCAN_TIMEOUT_S = 0.1
 _SCAN_PINGS = 3
@@ -31,12 +31,12 @@ _SOON_FOR_S = 20.0
 
 
 class ClockClient:
-    """Pings the reference and accounts for what comes back.
+    """A clock client: it pings the clock server and logs the answers.
 
     Args:
         run: the run directory.
-        account: where this node's clock is published.
-        clock: its clocks.
+        account: the log that publishes this node's clock.
+        clock: this node's clocks.
         period_s: seconds between bursts.
     """
 
@@ -52,11 +52,11 @@ class ClockClient:
         self._steps_seen: int | None = None
 
     def end(self) -> None:
-        """Ask the work to end."""
+        """Ask `work` to end."""
         self._stop.set()
 
     def work(self) -> dict[str, Any]:
-        """Ask until told to end; returns what node.json keeps."""
+        """Ping until `end` is called; returns the summary for node.json."""
         account = self.account
         account.open_pings()
         try:
@@ -91,7 +91,7 @@ class ClockClient:
             account.remedy = "put the run directory on a file system that all nodes share"
 
     def _find(self) -> None:
-        """Wait for the reference's server.json, less and less impatiently."""
+        """Wait for the clock server's server.json; after 20 s, look for it less often."""
         began_s = time.monotonic()
         while not self._stop.is_set() and not self._read_server():
             self._watch_clock()
@@ -99,7 +99,7 @@ class ClockClient:
 
     def _read_server(self) -> bool:
         try:
-            # listing a folder makes a network file system look again
+            # listing a folder refreshes a network file system's cache
             if self._server_path.name not in os.listdir(self._server_path.parent):  # noqa: PTH208
                 return False
             item = read_json(self._server_path, SERVER)
@@ -109,7 +109,7 @@ class ClockClient:
         return bool(self._server.get("port"))
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the next burst; a clock that was set meanwhile is measured at once."""
+        """Wait for the next burst; return early if this node's clock was set."""
         end_s = time.monotonic() + seconds
         while not self._stop.is_set() and (left_s := end_s - time.monotonic()) > 0:
             self._stop.wait(min(_TURN_S, left_s))
@@ -124,7 +124,7 @@ class ClockClient:
         return True
 
     def _burst(self, phase: str) -> None:
-        """Ping the reference so many times; where it does not answer any more, look for another address of it."""
+        """Send a burst of pings and log it; if none is answered, the next burst chooses an address anew."""
         if not self._address and not (self._read_server() and self._scan()):
             return
         end_s = time.monotonic() + (_LAST_BURST_S if phase == "after" else 1e9)
@@ -135,7 +135,7 @@ class ClockClient:
             answered += said_last
         if not answered and phase != "after" and not self._stop.is_set():
             self._address = ""
-        if self._watch_clock():  # this node's clock was set during the burst: some of its pings are of the old time
+        if self._watch_clock():  # this node's clock was set during the burst: its pings mix two times
             answered = []
         before = self.account.measurements[-1].mono_ns if self.account.measurements else None
         found = self.account.note_burst(phase, _after_steps(answered), lost)
@@ -148,11 +148,11 @@ class ClockClient:
         self._period_s = max(self._period_s, answered[-1].wish_s)
 
     def _scan(self) -> bool:
-        """Choose the address of the reference that answers fastest."""
+        """Choose the clock server's address that answers fastest; returns False if none answers."""
         best: tuple[int, str] | None = None
         for address in self._server.get("addresses", []):
             if address in ("127.0.0.1", "::1") and (best or self._server.get("boot_id") != boot_id()):
-                continue  # this node's own loopback, unless both are one machine
+                continue  # this node's own loopback, unless both nodes are one machine
             answered, _ = self._ping(address, _SCAN_PINGS, _SCAN_TIMEOUT_S, self._stop.is_set)
             trips = [ping.round_trip_ns for ping in answered]
             if trips and (best is None or min(trips) < best[0]):
@@ -163,7 +163,7 @@ class ClockClient:
     def _ping(
         self, address: str, number: int, timeout_s: float, halt: Callable[[], bool], kind: int = PING
     ) -> tuple[list[Ping], int]:
-        """Send so many pings; returns the answered ones and how many were lost."""
+        """Send pings; returns the answered ones and the number of lost ones."""
         answered: list[Ping] = []
         lost = in_a_row = 0
         token = bytes.fromhex(self._server.get("token", ""))
@@ -179,11 +179,11 @@ class ClockClient:
                 if in_a_row >= _GIVE_UP_AFTER or halt():
                     break
                 time.sleep(random.uniform(0.5, 1.5) * _GAP_S)
-        except (OSError, KeyError, ValueError):  # no way there, or the reference has ended
+        except (OSError, KeyError, ValueError):  # the server cannot be reached, or has ended
             pass
         return answered, lost
 
 
 def _after_steps(answered: list[Ping]) -> list[Ping]:
-    """The pings that the reference answered after its clock was last set."""
+    """The pings that the clock server answered after its clock was last set."""
     return [ping for ping in answered if ping.steps_seen == answered[-1].steps_seen]

@@ -1,10 +1,10 @@
-"""From single measurements of a clock's offset to lines that hold for a run, each with a bound on its error.
+"""Lines fitted to measurements of a clock's offset over a run, each with a bound on its error.
 
-A measurement says that the offset lay within ± half its round trip. Between steps a clock runs off evenly for a while,
-so the offset is a line, and all measurements together bound it: the lines that pass through every interval are a convex
-polygon in the plane of (offset at the first, offset at the last measurement). The fit is the middle of that polygon and
-its error the polygon's half width, but never less than half the least round trip: that much asymmetry no number of
-pings can rule out. Where no line passes through the next interval (the clock's rate has changed) a new segment begins.
+A measurement bounds the offset to ± half its round trip. Between steps a clock drifts evenly for a while, so the offset
+is a line. The lines that pass through every interval form a convex polygon in the plane of offset (at the first
+measurement) and drift (at most 500 ppm). At both ends of a segment, the fit takes the middle of these lines' offsets.
+The larger half range is the error, but never less than half the least round trip: no number of pings can rule out that
+much asymmetry. If no line passes through the next interval (the clock's rate has changed), a new segment begins.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# No two clocks run apart faster for long: quartz keeps 100 ppm, and the kernel slews by 500 at most.
+# No two clocks drift apart faster for long: quartz keeps 100 ppm, and the kernel slews by at most 500.
 MAX_DRIFT_PPM = 500.0
 _NS_PER_PPM_S = 1e3
 
@@ -27,12 +27,12 @@ class Measurement:
     """The best of a burst of pings.
 
     Attributes:
-        t_ns: this node's CLOCK_REALTIME in the middle of the ping's way.
-        mono_ns: its CLOCK_MONOTONIC at the same moment.
+        t_ns: this node's CLOCK_REALTIME halfway between sending the ping and receiving its answer.
+        mono_ns: its CLOCK_MONOTONIC at the same time.
         phase: ``before``, ``during`` or ``after`` the job.
-        offset_ns: this node's clock minus the reference's.
-        error_ns: half of this ping's round trip: the offset cannot be further off.
-        round_trip_ns: time on the way, without the time at the reference.
+        offset_ns: this node's clock minus the reference node's.
+        error_ns: half of this ping's round trip, the bound of the offset's error.
+        round_trip_ns: time on the network, without the time at the reference node.
         pings: pings answered.
         lost: pings not answered.
     """
@@ -52,13 +52,13 @@ class Fit:
     """A line: offset at time t is ``offset_ns + drift_ppm * 1e-6 * (t - t0_ns)``, within ± ``error_ns``.
 
     Attributes:
-        from_ns, to_ns: where it holds, in this node's CLOCK_REALTIME.
+        from_ns, to_ns: the time that it holds for, in this node's CLOCK_REALTIME.
         from_mono_ns, to_mono_ns: the same in its CLOCK_MONOTONIC, which has no steps.
-        t0_ns: time the offset is given for.
-        offset_ns: this node's clock minus the reference's.
-        drift_ppm: how fast this node's clock runs ahead.
+        t0_ns: time of the given offset.
+        offset_ns: this node's clock minus the reference node's.
+        drift_ppm: rate at which this node's clock gains on the reference node's.
         error_ns: bound of the error anywhere in the segment.
-        measurements: how many it rests on.
+        measurements: number of measurements that the line is fitted to.
     """
 
     from_ns: int
@@ -98,7 +98,7 @@ class _Bounds:
         self._polygon: list[Point] = [(-error, -drift), (error, -drift), (error, drift), (-error, drift)]
 
     def add(self, measurement: Measurement) -> bool:
-        """Take a further interval in; False, and nothing changed, where no line passes through it and all others."""
+        """Add an interval; returns False, without a change, if no line passes through it and all others."""
         seconds = (measurement.mono_ns - self._first.mono_ns) / 1e9
         middle = float(measurement.offset_ns - self._first.offset_ns)
         polygon = clip(self._polygon, 1.0, seconds, middle + measurement.error_ns)
@@ -109,7 +109,7 @@ class _Bounds:
         return True
 
     def reach(self, mono_ns: int) -> tuple[float, float]:
-        """Least and largest offset in ns, beyond the first measurement's, that these lines have at a time."""
+        """Least and largest offset of these lines at a time, in ns relative to the first measurement's offset."""
         seconds = (mono_ns - self._first.mono_ns) / 1e9
         values = [offset + drift * seconds for offset, drift in self._polygon]
         return min(values), max(values)
@@ -147,13 +147,13 @@ def segments(
     """Lines for the times between the measurements, in order.
 
     Args:
-        measurements: in the order they were taken.
-        breaks: where one of the two clocks was set; no segment reaches across one.
-        begin_mono_ns, end_mono_ns: time to be covered (CLOCK_MONOTONIC) beyond the first and the last measurement: the
-            error grows with what the drift may be.
+        measurements: the measurements, in order of time.
+        breaks: times at which one of the two clocks was set; no segment spans one.
+        begin_mono_ns, end_mono_ns: time to cover (CLOCK_MONOTONIC) beyond the first and the last measurement; the error
+            grows there with the range of possible drifts.
 
     Returns:
-        The segments; neighbours meet at a measurement, or at a break. A jump that nobody saw parts two segments too.
+        The segments. Neighbours share a measurement, or are separated by a break or by a jump that was not noticed.
     """
     edges = sorted(breaks)
     begins = [begin_mono_ns, *(after for _, after in edges)]
@@ -167,7 +167,7 @@ def segments(
 
 
 def _even_parts(piece: Sequence[Measurement], begin_mono_ns: int | None, end_mono_ns: int | None) -> list[Fit]:
-    """Segments of a time without a step: each as long as one line passes through all of its intervals."""
+    """Segments of a time without a step, each as long as one line passes through all its intervals."""
     runs: list[tuple[list[Measurement], _Bounds]] = []
     for measurement in piece:
         if runs and runs[-1][1].add(measurement):
@@ -192,7 +192,7 @@ def _even_parts(piece: Sequence[Measurement], begin_mono_ns: int | None, end_mon
 
 
 def overall(parts: Sequence[Fit]) -> Fit:
-    """One line for the whole run: through the ends of its segments, with an error that covers every segment.
+    """One line for the whole run: a least-squares fit to its segments' ends, with an error that covers every segment.
 
     Raises:
         ValueError: there is no segment.
@@ -223,7 +223,7 @@ def overall(parts: Sequence[Fit]) -> Fit:
 
 
 def _least_squares(points: Sequence[Point]) -> tuple[float, float]:
-    """Slope and value at 0 of the line with the least squared distance."""
+    """Slope and intercept of the least-squares line."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
@@ -232,5 +232,5 @@ def _least_squares(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def to_json(item: Measurement | Fit) -> dict[str, Any]:
-    """As plain data."""
+    """The item as plain data."""
     return asdict(item)

@@ -1,4 +1,4 @@
-"""The clock log of a node: clock/clock.json, rewritten from time to time, and clock/pings.rec with every ping."""
+"""The clock log of a node: clock/clock.json, rewritten at intervals, and clock/pings.rec with every answered ping."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _NTP_GROWTH = 500e-6
 
 
 class ClockLog:
-    """A node's clock as the run directory shows it.
+    """The log of a node's clock in the run directory.
 
     Args:
         run: the run directory.
         node: this node.
-        reference: the node whose clock the run's times are put on.
+        reference: the reference node, whose clock is the time base of the run.
         clock: this node's clocks.
     """
 
@@ -48,7 +48,7 @@ class ClockLog:
         self.folder = run / "nodes" / node / "clock"
         self.measurements: list[Measurement] = []
         self.steps: list[ClockStep] = []
-        self.breaks: list[Break] = []  # where the reference's clock was set, by its own account in the answers
+        self.breaks: list[Break] = []  # the reference node's clock was set, according to its answers
         self.reason, self.remedy = "", ""
         self.facts: dict[str, Any] = {}
         self._before = adjtimex()
@@ -59,7 +59,7 @@ class ClockLog:
         self._began_s = time.monotonic()
 
     def open_pings(self) -> None:
-        """Open the log of pings; that it is there is also how this node asks the reference to answer."""
+        """Open the log of pings; its existence also asks the clock server to answer."""
         path = self.folder / "pings.rec"
         try:
             self._writer = RecordWriter(path, _FIELDS, {"collector": "clock", "source": "UDP pings", "every_s": 10.0})
@@ -69,7 +69,7 @@ class ClockLog:
             self._go_on(log)
 
     def _go_on(self, log: RecordFile) -> None:
-        """Take over what an earlier agent of this node has measured, where its monotonic clock was this one."""
+        """Take over an earlier agent's measurements if it ran since the same boot and with the same reference node."""
         last = log.tail(log.count - 1) if log.count else []
         self._bursts = last[0][_BURST] + 1 if last else 0
         with suppress(RingtapError, KeyError, TypeError):
@@ -90,7 +90,7 @@ class ClockLog:
             ]
             self._writer.append_many(rows)
         self._bursts += 1
-        # a clock set while a ping was on its way makes nonsense of it
+        # not above 0 if a clock was set while the ping was on the network
         usable = [ping for ping in answered if ping.round_trip_ns > 0]
         if not usable:
             return None
@@ -112,12 +112,12 @@ class ClockLog:
         return found
 
     def due(self) -> bool:
-        """True if clock.json should be written again: ever more seldom, since it is written whole."""
+        """True if clock.json should be written again; at growing intervals, because it is written whole."""
         now_s = time.monotonic()
         return now_s - self._published_s >= min(600.0, max(5.0, (now_s - self._began_s) / 4))
 
     def publish(self) -> dict[str, Any]:
-        """Write clock.json; returns what node.json keeps of it."""
+        """Write clock.json; returns its summary for node.json."""
         self._published_s = time.monotonic()
         item = self._item()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ class ClockLog:
         }
 
     def _judge(self, parts: list[Fit], now: dict[str, Any]) -> tuple[str, list[Fit], dict[str, Any]]:
-        """Select the estimate of the offset that holds: its source, its segments, and the measurements beside it."""
+        """Choose the estimate of the offset; returns its source, its segments and further entries for clock.json."""
         if self._node == self.reference:
             return "this node is the reference", [self._line(0)], {}
         theirs = self._theirs()
@@ -163,14 +163,14 @@ class ClockLog:
         return ("time daemons", [self._line(bound_ns)], {}) if bound_ns else ("none", [], {})
 
     def _line(self, error_ns: int) -> Fit:
-        """No offset and no drift, over the time of the run."""
+        """A line without offset and drift, for the time of the run."""
         mono_ns = self._clock.mono_ns()
         end_ns = mono_ns + self._clock.gap_ns()
         begin_ns = end_ns - (mono_ns - self._begin_mono_ns)
         return Fit(begin_ns, end_ns, self._begin_mono_ns, mono_ns, begin_ns, 0, 0.0, error_ns, 0)
 
     def _theirs(self) -> dict[str, Any]:
-        """The reference's own clock.json; empty if it is not visible."""
+        """The reference node's clock.json; empty if it cannot be read."""
         with suppress(RingtapError):
             item: dict[str, Any] = read_json(self._run / "nodes" / self.reference / "clock" / "clock.json", CLOCK)
             return item
@@ -189,14 +189,14 @@ class ClockLog:
             return False
 
     def refine_breaks(self) -> None:
-        """Narrow down when the reference's clock was set, from its own record of it."""
+        """Narrow down the times at which the reference node's clock was set, from the steps that it recorded."""
         steps = [step for step in self._theirs().get("steps", []) if isinstance(step, dict)]
         self.breaks = [self._refined(before, after, steps) for before, after in self.breaks]
 
     def _refined(self, before: int, after: int, steps: list[dict[str, Any]]) -> Break:
         later = next(m for m in self.measurements if m.mono_ns >= after)
         for step in steps:
-            # the reference's time after its step, on this node's monotonic clock
+            # the reference node's time after its step, on this node's monotonic clock
             seen = step["t_ns"] + later.offset_ns - later.t_ns + later.mono_ns
             if before <= seen <= after:
                 return max(before, seen - (step["mono_ns"] - step["mono_before_ns"])), seen
@@ -210,7 +210,7 @@ class ClockLog:
 
 
 def _daemons_bound_ns(mine: dict[str, Any], theirs: dict[str, Any]) -> int:
-    """Bound of the offset by what both time daemons promise; 0 where one promises nothing."""
+    """Bound of the offset from the error bounds of both time daemons; 0 if a clock is not synchronised."""
     if not (mine.get("synchronised") and theirs.get("synchronised")):
         return 0
     age_ns = max(0, int(mine["t_ns"]) - int(theirs["t_ns"]))

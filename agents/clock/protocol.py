@@ -1,8 +1,8 @@
-"""Pings that compare two clocks: a responder on the run's reference node, a pinger on every other.
+"""The clock protocol: pings that compare two clocks, from the clock clients to the clock server of a run.
 
-A datagram and its answer have 64 bytes each. Both carry a keyed digest; the key is the run's token, which never crosses
-the network: what does not carry a right digest is not answered, and an answer is never larger than its question.
-The kernel stamps what is received (SO_TIMESTAMPNS), so a program that is waked late does not count.
+A ping and its answer have 64 bytes each. Both carry a keyed digest; the key is the run's token, which never crosses the
+network. A datagram without a valid digest is not answered, and an answer is never larger than its ping. The kernel
+timestamps received datagrams (SO_TIMESTAMPNS), so a late wake-up of the program does not matter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ringtap.agents.clock.system_clock import STEP_NS, Clock
 
 SIZE = 64
-PING, PONG, LAST = 0, 1, 2  # LAST: a ping too, and the last of its node
+PING, PONG, LAST = 0, 1, 2  # LAST: a ping too, the last one of its node
 KERNEL_STAMP = 1
 _BODY = struct.Struct("!4sBBH8sIIqqq")
 _MAGIC, _VERSION = b"RTCK", 1
@@ -29,26 +29,26 @@ _DIGEST_BYTES = SIZE - _BODY.size
 _SO_TIMESTAMPNS = 35  # the socket module names it from Python 3.14 on
 _TIMESPEC = struct.Struct("@ll")
 _MAX_ADDRESSES = 16
-_BAD_A_REST = 100  # datagrams without the token before the responder rests
+_BAD_A_REST = 100  # datagrams without a valid digest before the responder pauses
 _REST_S = 0.05
-# a stamp further than this from the reading beside it is of another clock
+# a timestamp further than this from the program's own reading is of another clock
 _PLAUSIBLE_NS = 10_000_000_000
 
 
 @dataclass(frozen=True)
 class Datagram:
-    """A datagram of the clock protocol; times are CLOCK_REALTIME in ns of the node that took them.
+    """A datagram of the clock protocol; times are CLOCK_REALTIME in ns of the node that read them.
 
     Attributes:
         kind: PING, PONG or LAST.
-        steps_seen: how often the reference's clock was set so far (answers; modulo 2^15), shifted by one;
-            the lowest bit says that its receive stamp is the kernel's.
-        asker: who asks, 8 random bytes.
+        steps_seen: number of times that the server's clock was set so far (answers; modulo 2^15), shifted by one;
+            the lowest bit says that its receive timestamp is the kernel's.
+        asker: the clock client, 8 random bytes.
         sequence: number of the ping.
-        wish: the period in ms that the reference can serve, so that many nodes do not load it (answers).
-        sent_ns: when the asker sent it.
-        received_ns: when the reference received it (answers).
-        answered_ns: when the reference answered (answers).
+        wish: the period in ms that the server can serve, so that many nodes do not overload it (answers).
+        sent_ns: time at which the client sent it.
+        received_ns: time at which the server received it (answers).
+        answered_ns: time at which the server answered (answers).
     """
 
     kind: int
@@ -61,7 +61,7 @@ class Datagram:
     answered_ns: int = 0
 
     def pack(self, token: bytes) -> bytes:
-        """As bytes, with the digest."""
+        """The datagram as bytes, with its digest."""
         body = _BODY.pack(
             _MAGIC,
             _VERSION,
@@ -78,7 +78,7 @@ class Datagram:
 
 
 def unpack(data: bytes, token: bytes) -> Datagram | None:
-    """A datagram that carries the token's digest; None for anything else."""
+    """The datagram in these bytes if its digest is valid for the token; None for anything else."""
     if len(data) != SIZE:
         return None
     body = data[: _BODY.size]
@@ -91,7 +91,7 @@ def unpack(data: bytes, token: bytes) -> Datagram | None:
 
 
 def open_socket(address: str, port: int = 0) -> socket.socket:
-    """A UDP socket bound to an address, with kernel stamps where they are to be had."""
+    """A UDP socket bound to an address, with kernel timestamps if available."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_DGRAM)
     with suppress(OSError):
@@ -106,7 +106,7 @@ def open_socket(address: str, port: int = 0) -> socket.socket:
 
 
 def receive(sock: socket.socket, clock: Clock) -> tuple[bytes, tuple[str, int], int, bool]:
-    """One datagram: its bytes, its sender, when it came (CLOCK_REALTIME, ns), and whether the kernel said so."""
+    """Receive a datagram; returns bytes, sender, arrival time (CLOCK_REALTIME, ns) and True if that is the kernel's."""
     data, control, _, sender = sock.recvmsg(SIZE + 1, socket.CMSG_SPACE(_TIMESPEC.size))
     now_ns = clock.real_ns()
     for level, kind, value in control:
@@ -119,14 +119,14 @@ def receive(sock: socket.socket, clock: Clock) -> tuple[bytes, tuple[str, int], 
 
 
 class Responder:
-    """Answers pings on some of this node's addresses, one socket an address, all on one port.
+    """The responder of the clock server: one socket per address of this node, all on one port.
 
     Args:
         addresses: this node's addresses.
         token: the run's token.
         clock: this node's clocks.
-        wish: gives the period in ms that this node can serve so many askers at.
-        steps: gives how often this node's clock was set so far.
+        wish: returns the period in ms at which this node can serve so many clients.
+        steps: returns the number of times that this node's clock was set so far.
 
     Raises:
         OSError: none of the addresses can be bound.
@@ -166,7 +166,7 @@ class Responder:
             raise problem or OSError(errno.EADDRNOTAVAIL, "no address")
 
     def serve(self, seconds: float) -> None:
-        """Answer what comes within so many seconds, or until `wake`."""
+        """Answer the pings that arrive within so many seconds, or until `wake`."""
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             ready = [key.fileobj for key, _ in self._selector.select(left_s)]
@@ -174,14 +174,14 @@ class Responder:
                 os.eventfd_read(self._alarm)
                 return
             if sum(self._drain(sock) for sock in ready if isinstance(sock, socket.socket)):
-                time.sleep(_REST_S)  # somebody floods the port: the kernel drops the rest, the job keeps its processor
+                time.sleep(_REST_S)  # the port is flooded: the kernel drops the rest, and the job keeps its processor
 
     def wake(self) -> None:
-        """Let `serve` return at once, from any thread."""
+        """Make `serve` return at once; may be called from any thread."""
         os.eventfd_write(self._alarm, 1)
 
     def _drain(self, sock: socket.socket) -> bool:
-        """Answer what waits on a socket; True where too much of it was not ours."""
+        """Answer the datagrams waiting on a socket; returns True if too many were not valid pings."""
         while self._bad < _BAD_A_REST:
             try:
                 data, sender, received_ns, by_kernel = receive(sock, self._clock)
@@ -230,17 +230,17 @@ class Responder:
 
 @dataclass(frozen=True)
 class Ping:
-    """One answered ping: four times, and what the answer said beside them.
+    """An answered ping: its four times and the other fields of the answer.
 
     Attributes:
-        mono_ns: CLOCK_MONOTONIC of this node when it was sent.
+        mono_ns: CLOCK_MONOTONIC of this node at its sending.
         sequence: its number.
-        t1_ns, t4_ns: sent and answer received, by this node's clock.
-        t2_ns, t3_ns: received and answered, by the reference's.
-        kernel_stamps: 1: the reference's receive stamp is the kernel's, 2: this node's is; 3: both.
-        steps_seen: how often the reference's clock was set so far.
-        wish_s: the least period the reference asks for.
-        address: the reference's address.
+        t1_ns, t4_ns: times of sending and of receiving the answer, by this node's clock.
+        t2_ns, t3_ns: times of receiving and of answering, by the server's clock.
+        kernel_stamps: 1: the server's receive timestamp is the kernel's, 2: this node's is, 3: both are, 0: none is.
+        steps_seen: number of times that the server's clock was set so far.
+        wish_s: the least period that the server asks for.
+        address: the server's address.
     """
 
     mono_ns: int
@@ -256,12 +256,12 @@ class Ping:
 
     @property
     def round_trip_ns(self) -> int:
-        """Time on the way, without the time at the reference; not above 0 where a clock was set meanwhile."""
+        """Time on the network, without the time at the server; 0 or less means that a clock was set meanwhile."""
         return (self.t4_ns - self.t1_ns) - (self.t3_ns - self.t2_ns)
 
     @property
     def offset_ns(self) -> int:
-        """This node's clock minus the reference's, were both ways equally long."""
+        """This node's clock minus the server's, if both directions take equally long."""
         return ((self.t1_ns - self.t2_ns) + (self.t4_ns - self.t3_ns)) // 2
 
 
@@ -275,10 +275,10 @@ def pings(
     timeout_s: float,
     kind: int = PING,
 ) -> Iterator[Ping | None]:
-    """Send pings one after the other; gives each its answer, or None where none came in time.
+    """Send pings one after the other; yields the answered ping, or None if no answer arrives in time.
 
     Raises:
-        OSError: the address cannot be reached from here at all.
+        OSError: there is no route to the address.
     """
     with open_socket("::" if ":" in address else "0.0.0.0") as sock, selectors.DefaultSelector() as selector:
         sock.connect((address, port))

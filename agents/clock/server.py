@@ -1,4 +1,4 @@
-"""The reference node's part: it answers pings once another node of the run asks, and watches its own clock."""
+"""The clock server on the reference node: it answers pings once another node asks, and watches its own clock."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
 if TYPE_CHECKING:
     from ringtap.agents.clock.protocol import Responder
 
-_TURN_S = 1.0  # the least that a step of the clock is noticed in
+_TURN_S = 1.0  # the longest time between two looks for a step of the clock
 _SOON_S = 0.25
 _SOON_FOR_S = 20.0
-_LINGER_S = 1.0  # nodes of one job end together: the last pings of the others are still on their way
-_A_NODE_MS = 200  # with 20 pings a burst: at most 100 pings a second in all
+_LINGER_S = 1.0  # nodes of one job end together: the others' last pings may still arrive
+_A_NODE_MS = 200  # with 20 pings per burst: at most 100 pings per second in all
 
 
 def addresses() -> list[str]:
-    """This node's addresses that another node could reach, loopback last."""
+    """This node's addresses that another node may reach, loopback last."""
     found = []
     up = {name for name, row in psutil.net_if_stats().items() if row.isup}
     for name, rows in psutil.net_if_addrs().items():
@@ -42,14 +42,14 @@ def addresses() -> list[str]:
 
 
 class ClockServer:
-    """Answers the other nodes' pings; opens a socket only when one of them asks.
+    """A clock server: it answers the other nodes' pings, and opens its sockets only when one of them asks.
 
     Args:
         run: the run directory.
         node: this node.
-        account: where its clock is published.
+        account: the log that publishes its clock.
         clock: its clocks.
-        period_s: seconds between the bursts of one other node.
+        period_s: seconds between the bursts of a client.
     """
 
     def __init__(self, run: Path, node: str, account: ClockLog, clock: Clock, period_s: float) -> None:
@@ -60,13 +60,13 @@ class ClockServer:
         self._responder: Responder | None = None
 
     def end(self) -> None:
-        """Ask the work to end."""
+        """Ask `work` to end."""
         self._stop.set()
         if (responder := self._responder) is not None:
             responder.wake()
 
     def work(self) -> dict[str, Any]:
-        """Serve until asked to end; returns what node.json keeps."""
+        """Serve until `end` is called; returns the summary for node.json."""
         self.account.publish()
         began_s = time.monotonic()
         try:
@@ -86,7 +86,7 @@ class ClockServer:
     def _asked(self) -> bool:
         """True if another node has opened its log of pings."""
         try:
-            with os.scandir(self._nodes) as found:  # listing a folder makes a network file system look again
+            with os.scandir(self._nodes) as found:  # listing a folder refreshes a network file system's cache
                 others = [entry.name for entry in found if entry.name != self._node]
         except OSError:
             return False
@@ -94,7 +94,7 @@ class ClockServer:
 
     def _open(self) -> None:
         from ringtap.agents.clock.protocol import (
-            Responder,  # brings the digests' library, which one node alone needs not
+            Responder,  # imports the digests' library, which a single node does not need
         )
 
         token = os.urandom(16)
@@ -109,7 +109,7 @@ class ClockServer:
         self._say({"addresses": self._responder.addresses, "port": self._responder.port, "token": token.hex()})
 
     def _say(self, item: dict[str, Any]) -> None:
-        """Write server.json, for this user's eyes only: who has the token can ask."""
+        """Write server.json, readable by this user only: whoever has the token can send pings."""
         path = self.account.folder / "server.json"
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -121,7 +121,7 @@ class ClockServer:
         return max(self._period_ms, askers * _A_NODE_MS)
 
     def _look(self) -> int:
-        """Look for steps of the clock; returns how many there were so far."""
+        """Look for a step of the clock; returns the number of steps so far."""
         step = self._watch.look()
         if step is not None:
             self.account.steps.append(step)
@@ -129,7 +129,7 @@ class ClockServer:
         return len(self.account.steps)
 
     def _linger(self) -> None:
-        """Answer a little longer where others have still to send their last pings."""
+        """Answer for up to 1 s more while other nodes have still to send their last pings."""
         end_s = time.monotonic() + _LINGER_S
         responder, within_s = self._responder, 2 * self._period_ms / 1000
         while responder is not None and responder.waiting(within_s) and time.monotonic() < end_s:

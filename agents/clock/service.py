@@ -1,4 +1,4 @@
-"""The clocks of a run's nodes: how far each is from the reference node's, measured beside the job."""
+"""The clock service of a node: it measures the offset to the reference node's clock while the job runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ELECTION_TRIES = 40
 
 
 def reference_of(run: RunDirectory, node: str) -> str:
-    """The node whose clock is the run's: run.json's ``reference``, or else the first that asks.
+    """The reference node of a run: run.json's ``reference``, or else the first node that asks.
 
-    The election is the file ``reference`` in the run directory: whoever makes it, is it.
+    The election uses the file ``reference`` in the run directory: the node that creates it is elected.
     """
     named = run.info.get("reference")
     if isinstance(named, str) and named:
@@ -45,18 +45,19 @@ def reference_of(run: RunDirectory, node: str) -> str:
 
 
 class ClockService:
-    """Measures this node's clock against the reference's on a thread of its own, from `start` to `stop`.
+    """A thread that compares this node's clock with the reference node's, from `start` to `stop`.
 
-    The reference answers, once another node asks by its log of pings in the run directory; a run of one node opens no
-    socket. Whatever fails is a reason in clock.json and in `stop`'s answer, nothing else.
+    On the reference node it runs the clock server, elsewhere a clock client. The server opens its sockets once another
+    node creates its log of pings in the run directory, so a run of one node opens none. Failures are reasons in
+    clock.json, in `stop`'s result and in the agent's log; none is raised.
 
     Args:
         run: the run directory.
         node: this node's name in it.
-        reference: the node to compare with; empty: as `reference_of` finds it.
+        reference: the reference node; empty for the one that `reference_of` finds.
         clock: this node's clocks.
         period_s: seconds between bursts of pings.
-        say: takes a line for the agent's log.
+        say: writes a line to the agent's log.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ClockService:
         self._summary: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Begin; never raises."""
+        """Start the thread; never raises."""
         try:
             reference = self._reference or reference_of(self._run, self._node)
             account = ClockLog(self._run.path, self._node, reference, self._clock)
@@ -90,7 +91,7 @@ class ClockService:
                 self._role = ClockClient(self._run.path, account, self._clock, self._period_s)
             thread = threading.Thread(target=self._work, args=(self._role,), name="clock", daemon=True)
             with self._lock:
-                if not self._ended:  # the run may be over before the reference is known
+                if not self._ended:  # the run may end before the reference node is known
                     thread.start()
                     self._thread = thread
         except Exception as error:
@@ -99,7 +100,7 @@ class ClockService:
     def _work(self, role: ClockServer | ClockClient) -> None:
         try:
             self._summary = role.work()
-        except Exception as error:  # the job goes on, and so do the other recordings
+        except Exception as error:  # the job and the other recordings continue
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -111,7 +112,7 @@ class ClockService:
 
         Returns:
             ``state``, ``reason``, ``remedy`` and, where known, ``source``, ``reference``, ``offset_ns``, ``drift_ppm``,
-            ``error_ns``, ``measurements``, ``steps``. Never raises.
+            ``error_ns``, ``measurements``, ``steps`` and counts of the role. Never raises.
         """
         with self._lock:
             self._ended = True
@@ -129,6 +130,6 @@ class ClockService:
 
 
 def _state(summary: dict[str, Any]) -> str:
-    """``ok`` with an offset that was measured, ``degraded`` with a promise alone, ``unavailable`` without any."""
+    """``ok`` with a measured offset or one clock, ``degraded`` with time daemons' bounds only, else ``unavailable``."""
     source = summary.get("source", "none")
     return {"none": "unavailable", "time daemons": "degraded"}.get(source, "ok")

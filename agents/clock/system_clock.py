@@ -1,4 +1,4 @@
-"""A node's own clocks: CLOCK_REALTIME against CLOCK_MONOTONIC, steps of the one, and what the kernel says of it."""
+"""A node's clocks: CLOCK_REALTIME and its steps against CLOCK_MONOTONIC, the kernel's state of it, file systems."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STEP_NS = 1_000_000  # slewing moves real and monotonic time alike; what parts them by more than this is a step
-_READ_NS = 50_000  # two readings further apart than this were interrupted: read again
+STEP_NS = 1_000_000  # slewing moves both clocks alike; a difference above this is a step
+_READ_NS = 50_000  # readings further apart than this were interrupted, and are repeated
 _READ_TRIES = 8
 _STA_UNSYNC, _STA_NANO = 0x0040, 0x2000
 _STATES = ("ok", "leap second will be inserted", "leap second will be deleted", "leap second", "leap second ended")
-# file systems that one kernel alone can mount: two nodes that see the same files there share that kernel, and its clock
+# file systems that only one kernel can mount: two nodes that see the same files there share its kernel and clock
 _LOCAL_FILE_SYSTEMS = {
     0xEF53: "ext",
     0x58465342: "xfs",
@@ -39,7 +39,7 @@ _SHARED_FILE_SYSTEMS = {
 
 
 class Clock:
-    """The node's clocks; tests put another in its place, whose time runs off or steps."""
+    """The node's clocks; tests substitute one that drifts or steps."""
 
     def real_ns(self) -> int:
         """CLOCK_REALTIME."""
@@ -50,11 +50,11 @@ class Clock:
         return time.monotonic_ns()
 
     def of_kernel(self, stamp_ns: int) -> int:
-        """A receive stamp of the kernel, which is CLOCK_REALTIME already."""
+        """The time of a kernel's receive timestamp, which is CLOCK_REALTIME already."""
         return stamp_ns
 
     def gap_ns(self) -> int:
-        """CLOCK_REALTIME minus CLOCK_MONOTONIC, of a pair of readings that nothing came between."""
+        """CLOCK_REALTIME minus CLOCK_MONOTONIC, from the closest pair of readings."""
         best = (1 << 62, 0)
         for _ in range(_READ_TRIES):
             before, real, after = self.mono_ns(), self.real_ns(), self.mono_ns()
@@ -66,13 +66,13 @@ class Clock:
 
 @dataclass(frozen=True)
 class ClockStep:
-    """CLOCK_REALTIME was set.
+    """A step of CLOCK_REALTIME.
 
     Attributes:
         t_ns: CLOCK_REALTIME after it.
-        mono_ns: CLOCK_MONOTONIC when it was seen.
-        mono_before_ns: CLOCK_MONOTONIC when all was still well: the step lies between the two.
-        step_ns: by how much it was set forward.
+        mono_ns: CLOCK_MONOTONIC when the step was noticed.
+        mono_before_ns: CLOCK_MONOTONIC at the last look before; the step lies between the two.
+        step_ns: size of the step; positive if the clock was set forward.
     """
 
     t_ns: int
@@ -82,14 +82,14 @@ class ClockStep:
 
 
 class StepWatch:
-    """Notices that CLOCK_REALTIME was set; steps below a millisecond are not told from slewing."""
+    """A watch for steps of CLOCK_REALTIME; it takes steps below 1 ms for slewing."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._gap_ns, self._mono_ns = clock.gap_ns(), clock.mono_ns()
 
     def look(self) -> ClockStep | None:
-        """The step since the last look, if there was one."""
+        """The step since the last look; None if there was none."""
         gap_ns, mono_ns = self._clock.gap_ns(), self._clock.mono_ns()
         moved_ns, before_ns = gap_ns - self._gap_ns, self._mono_ns
         self._gap_ns, self._mono_ns = gap_ns, mono_ns
@@ -116,12 +116,12 @@ class _Timex(ctypes.Structure):
 
 
 def adjtimex() -> dict[str, Any]:
-    """The kernel's own account of its clock, read without changing it.
+    """The kernel's state of its clock, read without changing it.
 
     Returns:
         ``t_ns``, ``synchronised``, ``state``, ``max_error_us`` and ``estimated_error_us`` (as the time daemon last set
-        them; the kernel lets the first grow by 500 ppm), ``frequency_ppm`` (correction in force); or ``missing`` with
-        the reason.
+        them; the kernel lets the first grow by 500 ppm), ``frequency_ppm`` (correction in force) and
+        ``nanosecond_mode``; or ``t_ns`` and ``missing`` with the reason.
     """
     timex = _Timex()
     try:
@@ -142,7 +142,7 @@ def adjtimex() -> dict[str, Any]:
 
 
 def boot_id() -> str:
-    """The kernel's identity since boot; empty where it is not shown."""
+    """The kernel's boot identity; empty if /proc does not show it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -154,9 +154,9 @@ class _Statfs(ctypes.Structure):
 
 
 def file_system(path: Path) -> tuple[str, bool]:
-    """Kind of the file system below a path, and whether one kernel alone can have it mounted.
+    """Kind of the file system below a path, and True if only one kernel can have it mounted.
 
-    A kind that is not known comes as its number, and counts as one that may be shared.
+    An unknown kind is given as its number and counts as shareable.
     """
     result = _Statfs()
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), ctypes.byref(result)) != 0:

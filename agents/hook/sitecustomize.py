@@ -1,9 +1,9 @@
-"""Starts ringtap's recorder in a job's processes, then gives the sitecustomize that was there before its turn.
+"""Start of ringtap's recorder in a job's processes; it then runs the sitecustomize that it shadows.
 
-Python imports a module of this name at start-up from the first folder of its path that has one. The agent puts this
-folder on a job's PYTHONPATH and names the run in RINGTAP_RUN; without that variable nothing is loaded. The recorder is
-the package ``ringtap_hook`` beside this file: standard library only, and nothing newer than Python 3.8, because the
-job's interpreter is not ringtap's.
+At start-up, Python imports a module of this name from the first folder of its path that has one. The supervisor puts
+this folder on a job's PYTHONPATH and names the run in RINGTAP_RUN; without that variable nothing is loaded. The
+recorder is the package ``ringtap_hook`` beside this file: standard library only, and nothing newer than Python 3.8,
+because the job's interpreter is not ringtap's.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import sys
 
 
 def _arm() -> None:
-    """Load the recorder if the job is to be recorded; whatever fails is said in the run directory, not to the job."""
+    """Load the recorder if the job is to be recorded; failures go to the run directory, not to the job."""
     if not os.environ.get("RINGTAP_RUN"):
         return
     try:
         from importlib import import_module
 
         import_module("ringtap_hook").arm()
-    except Exception:  # the package says itself what failed in it; what is left is that it could not be loaded
+    except Exception:  # the package logs its own failures; here it could not be loaded
         pass
 
 
@@ -30,13 +30,13 @@ def _run_next() -> None:
 
     here = os.path.dirname(os.path.realpath(__file__))
     folders = [os.path.realpath(folder or os.curdir) for folder in sys.path]
-    # Only what stands behind this folder: one that stands before it and chains too has had its turn.
+    # Only folders after this one: a module in an earlier folder that chains too has run already.
     first = folders.index(here) + 1 if here in folders else 0
     later = [folder for folder, real in zip(sys.path[first:], folders[first:]) if real != here]
     spec = PathFinder.find_spec("sitecustomize", later)
     if spec is None or spec.loader is None:
         return
-    from importlib._bootstrap import module_from_spec  # importlib.util's own, without the 2.5 ms that one takes
+    from importlib._bootstrap import module_from_spec  # importlib.util's own, without the 2.5 ms of its import
 
     module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module

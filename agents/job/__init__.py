@@ -1,1 +1,1 @@
-"""The part of ringtap that runs a job: its supervisor, signals and the connection to the node's agent."""
+"""The part of ringtap that runs a job: its supervisor, its signals and the connection to the node's agent."""

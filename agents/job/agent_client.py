@@ -1,4 +1,7 @@
-"""A supervisor's link to its node's agent: made without keeping the job waiting, and lost without harm."""
+"""The client of a node's agent, of which there is one per run and node: it starts or joins the agent.
+
+The agent is not a child of the supervisor. The job never waits for the connection, and continues if it is lost.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ from ringtap.errors import UsageError
 from ringtap.masking import mask_words
 from ringtap.rundir import NODE, RunDirectory, UnwritableError, read_json, write_json
 
-# Exit statuses of the process between: below them an errno
+# Exit statuses of the intermediate process; a lower one is an errno
 RECORDED = 200
 _BROKEN = 199
 
 
 def start_agent(run: RunDirectory, node: str, settings: RunSettings) -> int:
-    """Start the agent unless there is one; returns the exit status of the process between, at once.
+    """Start the agent unless there is one; returns the exit status of the intermediate process, at once.
 
-    With status 0 the agent, this one or another, can be connected to or is about to be. Otherwise the status is an
-    errno, or RECORDED: an earlier agent has recorded this node.
+    Status 0: the agent, this one or another, accepts connections now or soon. RECORDED: an earlier agent has recorded
+    this node. Otherwise the status is an errno, or 199 for a failure without one.
 
     Raises:
-        OSError: there can be no further process.
+        OSError: no process can be forked.
     """
     pid = os.fork()
     if pid == 0:
@@ -45,7 +48,7 @@ def start_agent(run: RunDirectory, node: str, settings: RunSettings) -> int:
 
 
 def _between(run: RunDirectory, node: str, settings: RunSettings) -> int:
-    """In the process between: leave the session, take the lock, fork the agent."""
+    """Leave the session, take the lock and fork the agent; runs in the intermediate process."""
     os.setsid()
     rendezvous = AgentSocket(run.path, node)
     lock = rendezvous.take()
@@ -67,15 +70,15 @@ _SLICE_S = 0.05
 
 
 class AgentClient:
-    """Starts or joins the agent of this node.
+    """A connection to the agent of this node, which it starts unless there is one.
 
     Args:
         run: the run directory.
         node: this node's name in it.
-        settings: what to record, should the agent be started here.
+        settings: what to record, if the agent is started here.
 
     Attributes:
-        why: why nothing is recorded (any more); empty while all is well.
+        why: the reason why nothing is recorded (any more); empty if there is none.
         is_ready: whether the collectors have taken their first samples.
     """
 
@@ -98,11 +101,11 @@ class AgentClient:
 
     @property
     def is_settled(self) -> bool:
-        """True if there is nothing to wait for: connected, or given up."""
+        """True if the client is connected or has given up."""
         return bool(self.why) or self._connection is not None
 
     def start(self, greeting: dict[str, Any]) -> None:
-        """Start the agent unless there is one, and tell it of a job as soon as it listens."""
+        """Start the agent unless there is one, and send it the greeting as soon as it listens."""
         self._greeting, self._deadline_s = greeting, time.monotonic() + _CONNECT_S
         try:
             self._rendezvous = AgentSocket(self._run.path, self._node)
@@ -119,7 +122,7 @@ class AgentClient:
             self.tick()
 
     def tick(self) -> None:
-        """Look for news; never waits."""
+        """Connect if needed and read the agent's messages; never waits."""
         if self.why or self._rendezvous is None:
             return
         if self._connection is None:
@@ -155,7 +158,7 @@ class AgentClient:
         self.why = why
 
     def _mourn(self) -> None:
-        """The agent is gone without a word: say so in its place, and end what it had started."""
+        """Log that the agent disconnected without an answer, end its remaining processes and mark node.json partial."""
         self._give_up("the agent was killed or crashed; what it had recorded until then is whole")
         say(self._run.path / "nodes" / self._node, f"supervisor {os.getpid()}: {self.why}")
         if self._session:
@@ -163,7 +166,7 @@ class AgentClient:
         self._note({})
 
     def _note(self, ended: dict[str, Any]) -> None:
-        """Write node.json in place of an agent that was killed; several supervisors may, one after the other."""
+        """Write node.json for an agent that was killed; several supervisors may do so, one after the other."""
         path = self._run.path / "nodes" / self._node / "node.json"
         assert self._rendezvous is not None
         lock = None
@@ -175,7 +178,7 @@ class AgentClient:
                 item = read_json(path, NODE)
                 item |= {"status": "partial", "why": self.why}
                 pid, jobs = self._greeting.get("pid"), item.setdefault("jobs", [])
-                if pid and pid not in [job.get("pid") for job in jobs]:  # killed before it had read of the job
+                if pid and pid not in [job.get("pid") for job in jobs]:  # the agent never read the greeting
                     names = ("pid", "command", "rank", "began_ns")
                     entry = {name: self._greeting.get(name) for name in names}
                     entry["command"] = mask_words([str(word) for word in entry["command"] or []])
@@ -190,7 +193,7 @@ class AgentClient:
                     os.close(lock)
 
     def _take_lock(self) -> int | None:
-        """The agent's lock, once the kernel has let go of it or another supervisor has."""
+        """The agent's lock, once the kernel or another supervisor has released it; None if it stays taken for 1 s."""
         assert self._rendezvous is not None
         for _ in range(20):
             if (lock := self._rendezvous.take()) is not None:
@@ -203,11 +206,11 @@ class AgentClient:
 
         Args:
             ended: what to add to the job's entry in node.json.
-            seconds: how long to wait at most.
-            is_impatient: whether to wait no longer.
+            seconds: the longest wait.
+            is_impatient: returns True to end the wait early.
 
         Returns:
-            The agent's answer (``last``, and where that is true ``status`` and ``why``); ``{}`` without one.
+            The agent's answer (``last``, and if that is true ``status`` and ``why``); ``{}`` without one.
         """
         deadline_s = time.monotonic() + seconds
         if self._rendezvous is None and not self.why:
@@ -233,7 +236,7 @@ class AgentClient:
 
 
 def end_session(session: int) -> None:
-    """End the processes of a session whose agent is dead: a tcpdump, say, that outlived it."""
+    """End the processes of a session whose agent is dead, such as a tcpdump that outlived it."""
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():
             continue

@@ -1,4 +1,4 @@
-"""A process's place in its job as the environment gives it, and the environment that makes a job's ranks record."""
+"""Launchers' environment variables (key of a launch, local size), and the environment that makes ranks record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZ
 def run_key(environment: Mapping[str, str]) -> str:
     """A key that all processes of one launch share and no other launch has; empty without a launcher.
 
-    A Slurm step, a PMIx name space or an Open MPI job. A batch script is no step: it has no key.
+    It names a Slurm step, a PMIx name space or an Open MPI job. A batch script is not a step, so it has no key.
     """
     job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID")
     mpi = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
@@ -38,7 +38,7 @@ def local_size(environment: Mapping[str, str]) -> int:
 
 
 def _slurm_tasks(text: str) -> list[int]:
-    """Tasks a node from Slurm's ``2(x3),1``."""
+    """Tasks per node from Slurm's ``2(x3),1``; empty if the text cannot be read."""
     counts: list[int] = []
     for word in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
@@ -49,12 +49,12 @@ def _slurm_tasks(text: str) -> list[int]:
 
 
 def job_environment(run: Path, node: str, recorders: Iterable[str]) -> dict[str, str]:
-    """This process's environment with what makes a job's ranks record: the hook's folder first on PYTHONPATH.
+    """This process's environment with the variables that make a job's ranks record; the hook is first on PYTHONPATH.
 
     Args:
         run: the run directory, absolute.
         node: this node's name in the run.
-        recorders: the job-side recorders wanted; with none the job is left as it is.
+        recorders: the job-side recorders wanted; without any, the environment is unchanged.
     """
     environment = dict(os.environ)
     wanted = ",".join(recorders)

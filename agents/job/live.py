@@ -1,4 +1,4 @@
-"""``--live``: the job's output goes to a file, the terminal to ``ringtap live``."""
+"""``--live``: the job's output goes to a file, and ``ringtap live`` gets the terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def keep_output(node_folder: Path) -> Callable[[], None]:
 
 
 def missing_for_view() -> str:
-    """The packages that the view lacks here; empty where it lacks none, or where no terminal shows it."""
+    """The packages that the view needs and are not installed; empty if there are none, or without a terminal."""
     import importlib.util
 
     if not (os.isatty(0) and os.isatty(1)):
@@ -48,7 +48,7 @@ def missing_for_view() -> str:
 
 
 class LiveView:
-    """The view as a child of its own; whatever becomes of it, job and capture go on.
+    """The live view as a child process; its end does not affect the job or the capture.
 
     Args:
         run: the run directory.
@@ -66,7 +66,7 @@ class LiveView:
             self._pid = os.posix_spawn(sys.executable, command, os.environ, setsigmask=(), setsigdef=(signal.SIGPIPE,))
 
     def look(self, reaper: _Reaper) -> bool:
-        """True if the view is gone; says once that the rest is not."""
+        """True if the view has ended; the first time, tells the user that the recording continues."""
         is_gone = self._is_gone(reaper)
         if is_gone and not self._told:
             self._told = True
@@ -77,7 +77,7 @@ class LiveView:
         return is_gone
 
     def end(self, reaper: _Reaper) -> None:
-        """After the run: on a terminal the view stays until its user leaves it, elsewhere it ends."""
+        """Wait for the view after the run: on a terminal until the user leaves it, elsewhere 5 s before it is ended."""
         deadline_s = time.monotonic() + _LAST_LOOK_S
         while not self._is_gone(reaper):
             if not self._has_terminal and time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-"""The run directory that a command line records into: a new one, that of its fellow ranks, or one that it names."""
+"""The run directory that a command records into: a new one, that of the other ranks, or one that it names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunLocation(NamedTuple):
     Attributes:
         run: the run directory.
         node: this node's name in it.
-        created: whether this process made the run directory, and so writes how the run ended.
+        created: whether this process made the run directory, and so writes the run's end.
     """
 
     run: RunDirectory
@@ -34,17 +34,17 @@ class RunLocation(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The run directory's path, as short as the user would type it."""
+        """The run directory's path, relative to the working directory if it is below it."""
         with contextlib.suppress(ValueError, OSError):
             return str(self.run.path.relative_to(Path.cwd()))
         return str(self.run.path)
 
 
 def node_name(given: str | None) -> str:
-    """The node's name: as given, else its host name.
+    """The node's name: the given one, else its host name.
 
     Raises:
-        UsageError: it cannot be a folder's name.
+        UsageError: it is not usable as a folder's name.
     """
     name = given or os.uname().nodename
     if not name or len(name) > _LONGEST_NAME or name.startswith(".") or "/" in name or "\0" in name:
@@ -55,7 +55,7 @@ def node_name(given: str | None) -> str:
 def find_place(
     slug: str, output: Path | None, join: Path | None, node: str, settings: RunSettings, access: str = "private"
 ) -> RunLocation:
-    """Make, or join, the run directory.
+    """Make or join the run directory.
 
     Args:
         slug: a word for the name of a new run directory.
@@ -63,7 +63,7 @@ def find_place(
         join: the run directory to join; None for none.
         node: this node's name.
         settings: what will be recorded.
-        access: who may enter a folder that is made.
+        access: the access to a folder that is made.
 
     Raises:
         UsageError: the folder is in use, or there is nothing to join.

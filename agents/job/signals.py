@@ -1,4 +1,4 @@
-"""Starting a command so that it does not notice: terminal, signals, stops and exit code pass through."""
+"""Start of a command whose terminal, signals, stops and exit code pass through, and a watch on group signals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ringtap.terminal import one_line
 
 _SI_KERNEL = 0x80
 STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
-# Not passed on: what cannot be held back, what the processor raises, what Python ignores, and news of children
+# Not passed on: what cannot be blocked, what the processor raises, what Python ignores, and SIGCHLD
 _OWN = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT),
 }
 FORWARDED = {number for number in signal.valid_signals() if number not in _OWN}
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-_GENERATIONS = 64  # of processes between a job and one that it started, before looking is given up
+_GENERATIONS = 64  # between a job and a descendant, before the search is given up
 _LOOK_S = 0.05
 _STOPPED = ("T", "t")  # states of /proc/PID/stat: by a signal, by a debugger
 
@@ -33,7 +33,7 @@ _mask_before: Collection[int] | None = None
 
 
 def block_signals() -> None:
-    """Hold back the signals that are passed on; call it before anything that can be interrupted is started."""
+    """Block the signals that are passed on; call it before starting anything that can be interrupted."""
     global _mask_before
     _mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
 
@@ -45,19 +45,18 @@ def spawn(
     end_with_parent: bool = False,
     prepare: Callable[[], None] | None = None,
 ) -> int:
-    """Start a command with this process's files, group, folder and the signal mask it had; returns its pid.
+    """Start a command with this process's files, group, folder and original signal mask; returns its pid.
 
-    Where the command cannot be run the child prints one sentence and exits with 127 (not found) or 126, as a shell
-    does.
+    If the command cannot be run, the child prints one sentence and exits with 127 (not found) or 126, as a shell does.
 
     Args:
         command: the command and its arguments.
         environment: its environment.
-        end_with_parent: have the kernel end it with this process.
+        end_with_parent: have the kernel kill it when this process ends.
         prepare: called in the child before it becomes the command.
 
     Raises:
-        OSError: there can be no further process.
+        OSError: no process can be forked.
     """
     pid = os.fork()
     if pid == 0:
@@ -73,7 +72,7 @@ def spawn(
 
 
 def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by a command; where that fails, say so and exit as a shell does."""
+    """Replace this process by a command; on failure, print one sentence and exit as a shell does."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python itself ignores them
         signal.signal(number, signal.SIG_DFL)
     if _mask_before is not None:
@@ -85,7 +84,7 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
         code, words = 127, error.strerror
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or str(error)
-        # a folder of $PATH that this user may not read: a shell passes over it
+        # a shell skips a folder of $PATH that this user may not read
         if os.sep not in command[0] and shutil.which(command[0], os.F_OK, environment.get("PATH")) is None:
             code, words = 127, os.strerror(errno.ENOENT)
     with contextlib.suppress(OSError):
@@ -94,13 +93,13 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 class SignalRelay:
-    """Waits for a spawned command and passes on the signals that reach this process alone.
+    """A wait for a spawned command that passes on the signals which reach this process alone.
 
     Args:
         pid: the command, a child of this process.
 
     Attributes:
-        ended_by: the last signal that asked the job to end, sent through here or from the terminal.
+        ended_by: the last signal that asked the job to end, passed on or sent by the terminal.
         reaped: children other than the command that have ended.
     """
 
@@ -114,16 +113,16 @@ class SignalRelay:
         self._waker = 0
 
     def ask(self, reached_group: Callable[[int], bool], forget: Callable[[], None]) -> None:
-        """Have someone tell which signals the command has had itself.
+        """Set the functions that tell which signals the command has received itself.
 
         Args:
-            reached_group: whether a signal that came just now was sent to the whole process group.
-            forget: called for a signal of the terminal, which did reach the whole group.
+            reached_group: returns True if a signal that has just arrived was sent to the whole process group.
+            forget: called for a signal from the terminal, which always reaches the whole group.
         """
         self._reached_group, self._forget = reached_group, forget
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for the command's end, for so many seconds at most; returns its wait status, None if it still runs."""
+        """Wait for the command's end, for at most so many seconds; returns its wait status, None if it still runs."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while self._status is None:
             left = None if deadline is None else deadline - time.monotonic()
@@ -140,7 +139,7 @@ class SignalRelay:
         return self._status
 
     def reap(self) -> None:
-        """Look after the children that have ended or stopped."""
+        """Reap the children that have ended, and stop this process too if the command has stopped."""
         with contextlib.suppress(ChildProcessError):
             while True:  # every child: the first process of a container inherits orphans
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -154,16 +153,16 @@ class SignalRelay:
                     self.reaped.add(pid)
 
     def _stop_too(self, number: int) -> None:
-        """Stop as the command has, so that the shell in front sees its job stopped; returns when continued.
+        """Stop like the command, so that the shell sees its job stopped; returns when continued.
 
-        The command may be continued or killed alone, which nobody would tell a stopped process.
+        A waker process watches the command: a stopped process would not notice that it was continued or killed alone.
         """
         continued = self._take_continue()
-        if state_of(self.pid) not in _STOPPED if _proc_is_own() else continued:  # it goes on already
+        if state_of(self.pid) not in _STOPPED if _proc_is_own() else continued:  # it runs again already
             return
         self._waker = _start_waker(self.pid)
         if number in STOPS:
-            # first the signal, then the gate: one from the terminal may wait there already, and two would stop twice
+            # send it before unblocking: one from the terminal may be pending already, and two would stop twice
             os.kill(os.getpid(), number)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
             signal.pthread_sigmask(signal.SIG_BLOCK, {number})
@@ -172,10 +171,10 @@ class SignalRelay:
         if self._waker:
             os.kill(self._waker, signal.SIGKILL)
             os.waitpid(self._waker, 0)
-        self._take_continue()  # by the next stop, nobody could tell that it belongs to this one
+        self._take_continue()  # at the next stop, it could not be told apart from that one's
 
     def _take_continue(self) -> bool:
-        """Pass on a waiting SIGCONT; returns whether there was one."""
+        """Pass on a pending SIGCONT; returns True if there was one."""
         info = signal.sigtimedwait({signal.SIGCONT}, 0)
         if info:
             self._pass_on(info)
@@ -187,7 +186,7 @@ class SignalRelay:
             self.ended_by = number
         if number == signal.SIGCONT and info.si_pid == self._waker:
             return
-        if info.si_code == _SI_KERNEL:  # a terminal's own signals reach the whole process group
+        if info.si_code == _SI_KERNEL:  # signals from a terminal reach the whole process group
             self._forget()
             return
         if self._is_of_job(info.si_pid) or self._reached_group(number):
@@ -196,7 +195,7 @@ class SignalRelay:
             os.kill(self.pid, number)
 
     def _is_of_job(self, pid: int) -> bool:
-        """True if the sender is the command or a process below it: what a job sends to its group it has had itself."""
+        """True if the sender is the command or its descendant: a job has received what it sends to its own group."""
         for _ in range(_GENERATIONS):
             if pid == self.pid:
                 return True
@@ -207,7 +206,7 @@ class SignalRelay:
 
 
 def _stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty where there is no such process."""
+    """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except OSError:
@@ -215,18 +214,18 @@ def _stat_of(pid: int) -> list[str]:
 
 
 def parent_of(pid: int) -> int:
-    """The parent's pid; 0 where there is none to be seen."""
+    """The parent's pid; 0 if there is no such process or no visible parent."""
     fields = _stat_of(pid)
     return int(fields[1]) if len(fields) > 1 else 0
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state, as in /proc/PID/stat; empty where there is none."""
+    """The letter of a process's state, as in /proc/PID/stat; empty if there is no such process."""
     return "".join(_stat_of(pid)[:1])
 
 
 def _proc_is_own() -> bool:
-    """True if /proc shows this process's pids: within a testbed it may be that of other namespaces."""
+    """True if /proc shows the pids of this process's namespace; in a testbed it may show another one's."""
     try:
         return str(Path("/proc/self").readlink()) == str(os.getpid())
     except OSError:
@@ -234,9 +233,9 @@ def _proc_is_own() -> bool:
 
 
 def _start_waker(job: int) -> int:
-    """Fork a process that continues this one when the job is no longer stopped; returns its pid, 0 without one.
+    """Fork a process that continues this one when the job is no longer stopped; returns its pid, 0 on failure.
 
-    It is in a session of its own, so what stops the process group does not stop it.
+    It has its own session, so that a signal that stops the process group does not stop it.
     """
     sleeper = os.getpid()
     if not _proc_is_own():
@@ -260,14 +259,14 @@ def _start_waker(job: int) -> int:
 
 
 def relay(pid: int) -> int:
-    """Wait for a spawned command, passing signals on; returns its exit code (128 + signal where one ended it)."""
+    """Wait for a spawned command, passing signals on; returns its exit code (128 + number if a signal ended it)."""
     status = SignalRelay(pid).wait()
     code = os.waitstatus_to_exitcode(status or 0)
     return code if code >= 0 else 128 - code
 
 
 def end_as(status: int) -> int:
-    """End as a command did: by the same signal, which this does not return from, or with the code that it returns."""
+    """End like a command: by the same signal, from which this does not return, or return its exit code."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
@@ -283,20 +282,26 @@ def end_as(status: int) -> int:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         os.kill(os.getpid(), number)
         time.sleep(0.2)
-    return 128 + number  # the first process of a container is not ended by its own signals
+    return 128 + number  # signals that it sends to itself do not end the first process of a container
 
 
-# Launchers that signal their processes one by one take this long at most from the first to the last
+# Launchers that signal their processes one by one take at most this long from the first to the last
 _SETTLE_S = 0.02
 
 
 class GroupWatch:
-    """The process that is never spoken to; started at once, ended by `close` or with this process."""
+    """A process in this process group that tells signals to the whole group from signals to one process.
+
+    The supervisor shares its job's process group. A signal to the group has reached the job already; passing it on
+    would deliver it twice, and a second SIGTERM interrupts what the first one began. The kernel does not tell a receiver
+    which it was. The watch blocks every signal and takes none by itself, so a signal that is pending there too was sent
+    to the group. It starts at once, and ends with `close` or with this process.
+    """
 
     def __init__(self) -> None:
         self._pid = 0
         self._pipe = -1
-        with contextlib.suppress(OSError):  # without it a signal to the group is passed on once more
+        with contextlib.suppress(OSError):  # without it, a signal to the group is delivered twice
             self._start()
 
     def _start(self) -> None:
@@ -327,13 +332,13 @@ class GroupWatch:
         return bool(pending >> (number - 1) & 1)
 
     def forget(self) -> None:
-        """Let go of the signals that are held back."""
+        """Discard the signals that are pending in the watch."""
         if self._pid:
             with contextlib.suppress(OSError):
                 os.write(self._pipe, b"c")
 
     def close(self) -> None:
-        """End the process."""
+        """End the watch."""
         if self._pid:
             with contextlib.suppress(OSError):
                 os.close(self._pipe)
@@ -355,6 +360,6 @@ def _hold(reader: int) -> None:
     with contextlib.suppress(OSError):
         os.chdir("/")
         Path("/proc/self/comm").write_text("ringtap-group")
-    while os.read(reader, 64):  # ends with the writer
+    while os.read(reader, 64):  # until the writer closes it
         while signal.sigtimedwait(everything, 0):
             pass

@@ -1,4 +1,4 @@
-"""``ringtap run``: starts the job first and everything else beside it, and ends as the job does."""
+"""``ringtap run``: it starts the job first, records beside it, and ends as the job does."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FINISH_S = 15.0
 
 
 def tell(text: str) -> None:
-    """One line for the user; a closed terminal is no reason to stop."""
+    """Print a line for the user; a closed terminal is ignored."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(text, file=sys.stderr, flush=True)
 
 
 def run_unrecorded(command: list[str], why: str) -> int:
-    """Become the job: there is nowhere to record it, and it wins."""
+    """Replace this process by the job, if there is no folder to record it in."""
     tell(f"ringtap: {why}: the job runs without being recorded")
     signals.become(command, os.environ)
 
@@ -62,12 +62,12 @@ def run_job(place: RunLocation, settings: RunSettings, command: list[str], live:
     except OSError as error:
         tell(f"ringtap: no process for the supervisor ({error.strerror}): the job runs without being recorded")
         signals.become(command, os.environ)
-    # From here on nothing may come between the job and its end.
+    # From here on, no failure may affect the job or its exit code.
     passing = signals.SignalRelay(pid)
     try:
         greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": began_ns}
         _record(place, settings, passing, greeting, live)
-    except Exception as error:  # a mistake of ours, or no file descriptor left to load a module, is not the job's
+    except Exception as error:  # such as no file descriptor left to load a module; the job is not affected
         tell(f"ringtap: the recording failed ({type(error).__name__}: {error}); the job goes on")
     status = passing.wait()
     assert status is not None
@@ -77,10 +77,10 @@ def run_job(place: RunLocation, settings: RunSettings, command: list[str], live:
 def _record(
     place: RunLocation, settings: RunSettings, passing: signals.SignalRelay, greeting: dict[str, Any], live: bool
 ) -> None:
-    """Everything beside a job that runs already, up to its end and that of the recording."""
+    """Record a job that runs already, until it and the recording have ended."""
     from ringtap.agents.job.agent_client import AgentClient
     from ringtap.agents.job.live import LiveView
-    from ringtap.agents.job.signals import GroupWatch  # modules that the job need not wait for
+    from ringtap.agents.job.signals import GroupWatch  # imported now, so that the job does not wait for them
 
     watch = GroupWatch()
     try:
@@ -97,12 +97,12 @@ def _record(
 
 
 def _attend(passing: signals.SignalRelay, link: AgentClient, view: LiveView | None) -> str:
-    """Wait for the job's end and keep an eye on the agent; returns what the user has been told of it."""
+    """Wait for the job's end and watch the agent; returns the last failure of it that the user was told."""
     told = ""
     while passing.wait(_TICK_S if link.is_settled else _QUICK_TICK_S) is None:
         link.tick()
         if view and not view.look(passing):
-            continue  # the terminal is the view's
+            continue  # the view owns the terminal
         if link.why and link.why != told:
             told = link.why
             tell(f"ringtap: {told}; the job goes on")
@@ -112,7 +112,7 @@ def _attend(passing: signals.SignalRelay, link: AgentClient, view: LiveView | No
 def _finish(
     place: RunLocation, link: AgentClient, passing: signals.SignalRelay, status: int, view: LiveView | None, told: str
 ) -> None:
-    """After the job: the agent's end, the run's end, and a word on where it all is."""
+    """End the recording after the job: end the agent's part, write the run's end, and print the run's path."""
     from ringtap.agents.node.run_end import conclude, no_steps
 
     code = os.waitstatus_to_exitcode(status)
@@ -136,6 +136,6 @@ def _finish(
 
 
 def _signals_pending() -> None:
-    """Take what came together with the job's end: it is no sign of impatience."""
+    """Discard ending signals that came together with the job's end: they do not ask to stop waiting."""
     while signal.sigtimedwait(signals.ENDING, 0):
         pass

@@ -1,4 +1,4 @@
-"""The agent: one a node and run, in a session of its own; it records for as long as a job of the run lives here."""
+"""The agent: one per node and run, in its own session; it records while a job of the run lives on the node."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from ringtap.units import format_change
 _TICK_S = 1.0
 _BUSY_S = 0.02  # while about to begin or to end
 _SAVE_S = 5.0
-_LINGER_S = 2.0  # for ranks that the launcher has announced and that have not come yet
+_LINGER_S = 2.0  # for ranks that the launcher announced and that have not connected yet
 _YOUNG_S = 10.0
-_SAME_FACTS_NS = 2_000_000_000  # a run so short does not change its node
+_SAME_FACTS_NS = 2_000_000_000  # the facts do not change in a run this short
 _CLOCK_STEP_NS = 20_000_000
-_LOOK_AT_HOOK_S = 60.0  # from the start; each look reads of all processes of the job
+_LOOK_AT_HOOK_S = 60.0  # from the start; each look reads /proc for all processes of the job
 _DELETED = " (deleted)"  # in /proc/PID/fd
 
 
 class _Peer:
-    """A supervisor: its connection and what it has said."""
+    """A connected supervisor and the state that it has reported."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.job: Job | None = None
         self.is_creator = False
-        self.has_ended = False  # has told its job's end and waits for the answer
+        self.has_ended = False  # has reported its job's end and waits for the answer
         self.wants_ready = False
 
     def rouse(self) -> None:
-        """Continue a stopped supervisor whose job has ended: whoever started it waits for its end."""
+        """Continue a stopped supervisor whose job has ended, because its parent waits for it."""
         if self.job and self.job.entry["ended_ns"] and not self.has_ended:
             with contextlib.suppress(OSError, struct.error):
                 credentials = self.connection.stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -60,14 +60,14 @@ class _Peer:
 
 
 class Agent:
-    """The agent's main thread: who is there, and when to end.
+    """The agent's main thread: it tracks supervisors and jobs, and decides when to end.
 
     Args:
         run: the run directory.
         node: this node's name in it.
         settings: what to record.
-        rendezvous: where it is found; it holds the lock.
-        listener: its socket.
+        rendezvous: the agent's lock and socket paths; the agent holds the lock.
+        listener: the agent's listening socket.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Agent:
         self._folder_ids = {folder: _identity(folder) for folder in folders}
 
     def serve(self) -> None:
-        """Record until no supervisor is connected and no job lives; then end in order."""
+        """Record until no supervisor is connected and no job lives, then end in order."""
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
-            signal.signal(number, lambda *_: None)  # not SIG_IGN, which what it starts would inherit
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which child processes would inherit
         signal.signal(signal.SIGTERM, self._terminate)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._record.say(f"agent {ringtap.__version__} starts: {self._settings.line()}")
@@ -125,7 +125,7 @@ class Agent:
         self._end(facts)
 
     def _attend(self, facts: FactsChild | None) -> FactsChild | None:
-        """The main loop; returns the inquiry into the node's facts if it is still going on."""
+        """Run the main loop; returns the child that collects the node's facts if it still runs."""
         begin_s = saved_s = time.monotonic()
         idle_s: float | None = None
         while True:
@@ -149,7 +149,7 @@ class Agent:
                 return facts
 
     def _wait(self, facts: FactsChild | None, timeout_s: float) -> None:
-        """Wait for news, so long at most, and take them in."""
+        """Wait for events, for at most ``timeout_s``, and handle them."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         for peer in self._peers:
@@ -202,7 +202,7 @@ class Agent:
                 self._lose(peer)
 
     def _lose(self, peer: _Peer) -> None:
-        """A supervisor that has gone without a word was killed; its job may go on."""
+        """Note that a supervisor was killed: it disconnected without reporting its job's end. The job may still run."""
         self._orphaned_run |= peer.is_creator
         what = f"the supervisor of job {peer.job.pid}" if peer.job else "the capturing command"
         self._whys.append(f"{what} was killed" + (": its exit code is not known" if peer.job else ""))
@@ -210,11 +210,11 @@ class Agent:
         self._save()
 
     def _register(self, peer: _Peer, item: dict[str, Any]) -> None:
-        """Take a job, or the processes that a capture is for, on record."""
+        """Record a job, or the processes that a capture watches."""
         self._seen += 1
         peer.is_creator, peer.wants_ready = bool(item.get("creator")), True
         for other in self._peers:
-            if other.has_ended:  # not the last one after all
+            if other.has_ended:  # it is not the last supervisor after all
                 other.connection.send({"last": False})
         self._expected = max(self._expected, int(item.get("expected") or 1))
         entries = [item] if item.get("pid") else [{"pid": pid} for pid in item.get("watch") or []]
@@ -228,7 +228,7 @@ class Agent:
                 peer.job = job
             self._jobs.append(job)
             self._record.item["jobs"].append(job.entry)
-        if item.get("attached"):  # whoever attached a process does not stay
+        if item.get("attached"):  # the process that attached it does not stay connected
             peer.has_ended = True
         self._save()
 
@@ -239,7 +239,7 @@ class Agent:
         return talking or any(job.holds and job.entry["ended_ns"] is None for job in self._jobs)
 
     def _terminate(self, *_: object) -> None:
-        """A first SIGTERM is for the job, which may still have something to finish; a second one is for the agent."""
+        """Handle SIGTERM: continue after the first, which the job may need time to act on, and end at the second."""
         self._terms += 1
         self._record.say("SIGTERM: recording until the job ends" if self._terms == 1 else "SIGTERM again: ending")
         if self._terms == 2:
@@ -248,7 +248,7 @@ class Agent:
     def _look_at_clock(self) -> None:
         """Note a step of CLOCK_REALTIME against CLOCK_MONOTONIC; slewing stays far below."""
         before_ns, t_ns, mono_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if mono_ns - before_ns > _CLOCK_STEP_NS // 2:  # something came between the readings: the next look tells
+        if mono_ns - before_ns > _CLOCK_STEP_NS // 2:  # the readings were interrupted: the next look decides
             return
         gap_ns = t_ns - mono_ns
         if abs(gap_ns - self._clock_gap_ns) > _CLOCK_STEP_NS:
@@ -259,7 +259,7 @@ class Agent:
         self._clock_gap_ns, self._clock_mono_ns = gap_ns, mono_ns
 
     def _look_at_hook(self) -> None:
-        """While no process of the job has loaded the hook: see whether one is kept from it."""
+        """Look for a process of the job that cannot load the hook, as long as none has loaded it."""
         if self._obstacle or not self._hook_is_wanted or time.monotonic() - self._began_s > _LOOK_AT_HOOK_S:
             return
         if (self._record.folder / ".hook-loaded").exists():
@@ -269,11 +269,11 @@ class Agent:
             self._obstacle = self._obstacle or unhooked(pid)
         if self._obstacle:
             self._record.say(f"no steps: {self._obstacle}")
-        # a process that is to become another one is looked at twice
+        # each process is looked at twice: at first it may not have executed its program yet
         self._looked_at, self._looked_at_once = pids & self._looked_at_once, pids
 
     def _pids(self) -> list[int]:
-        """The recorded processes and all that they started; called from the sampling threads."""
+        """The recorded processes and all their descendants; also called from the sampling threads."""
         return descendants([job.pid for job in list(self._jobs) if job.entry["ended_ns"] is None])
 
     def _save(self) -> None:
@@ -281,7 +281,7 @@ class Agent:
         self._record.save()
 
     def _end(self, facts: FactsChild | None) -> None:
-        """Stop the collectors, say how it went, let the supervisors go."""
+        """Stop the collectors, write the result to node.json and answer the supervisors."""
         self._rendezvous.close_door()
         self._listener.close()
         self._whys += self._lost_logs()
@@ -327,7 +327,7 @@ class Agent:
         """Name the open logs that are no longer in the run directory; empty while all are."""
         folder = self._record.folder
         if lost := [path for path, known in self._folder_ids.items() if _identity(path) != known]:
-            folder.mkdir(parents=True, exist_ok=True)  # for node.json, which says so
+            folder.mkdir(parents=True, exist_ok=True)  # for node.json, which reports it
             return [f"{lost[0]} was deleted or moved while it was written, and what was in it is not here"]
         open_files = []
         for pid in descendants([os.getpid()]):  # with tcpdump's
@@ -341,13 +341,13 @@ class Agent:
         return [f"{', '.join(logs[:3])}{', …' if logs[3:] else ''} deleted while being written"] if logs else []
 
     def _finish_run(self, why: str) -> None:
-        """Write run.json's end in place of the supervisor that made the run and was killed."""
+        """Write the end to run.json for the supervisor that made the run and was killed."""
         with contextlib.suppress(OSError):
             self._run.finish("partial", why)
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """Device and inode of a folder; zeros where there is none."""
+    """Device and inode of a folder; zeros if it does not exist."""
     try:
         status = folder.stat()
     except OSError:
@@ -358,14 +358,14 @@ def _identity(folder: Path) -> tuple[int, int]:
 def run_agent(
     run: RunDirectory, node: str, settings: RunSettings, rendezvous: AgentSocket, listener: socket.socket, lock_fd: int
 ) -> None:
-    """Become the agent; the caller has forked for it and holds the lock. Returns when it has ended."""
+    """Run the agent in this process, which the caller has forked and which holds the lock; returns at its end."""
     _let_go_of_everything({listener.fileno(), lock_fd}, run.path / "nodes" / node / "log" / "agent.log")
     sys.setswitchinterval(0.0005)  # a slow collector's Python must not hold up the fast thread
     Agent(run, node, settings, rendezvous, listener).serve()
 
 
 def _let_go_of_everything(keep: set[int], log: Path) -> None:
-    """Hold nothing of whoever started this: files, terminal, folder; errors go to the log."""
+    """Release the parent's files, terminal and working directory; errors go to the log."""
     null = os.open(os.devnull, os.O_RDWR)
     words = null
     with contextlib.suppress(OSError):
@@ -381,7 +381,7 @@ def _let_go_of_everything(keep: set[int], log: Path) -> None:
     os.chdir("/")
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text("ringtap-agent")
-    with contextlib.suppress(OSError):  # a node out of memory loses the agent before the job
+    with contextlib.suppress(OSError):  # out of memory, the kernel kills the agent before the job
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(OSError, ValueError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

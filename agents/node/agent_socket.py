@@ -1,4 +1,4 @@
-"""The meeting point of a run's processes on one node and its agent: a lock and a socket in a private local folder."""
+"""The agent's lock and Unix socket in a private local folder, and the JSON lines that go over the socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 20  # of a line: no command is longer
 
 
 class Connection:
-    """One end of the connection; never blocks.
+    """One end of the connection between a supervisor and its agent; it never blocks.
 
     Args:
         stream: a connected socket.
@@ -35,11 +35,11 @@ class Connection:
         self.is_open = True
 
     def fileno(self) -> int:
-        """To be polled for news."""
+        """The socket's file descriptor, for polling."""
         return self.stream.fileno()
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have come; ``is_open`` is False once the other end is gone."""
+        """Return the messages that have arrived; ``is_open`` is False once the other end is gone."""
         while self.is_open:
             try:
                 piece = self.stream.recv(1 << 16)
@@ -66,7 +66,7 @@ class Connection:
         try:
             self.stream.sendall(json.dumps(message).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
-            pass  # `receive` finds out, once it has read what the other end said before it went
+            pass  # `receive` notices it, after it has read what the other end sent before
         except OSError:
             self.is_open = False
 
@@ -76,7 +76,7 @@ class Connection:
         self.stream.close()
 
 
-LOCAL = Path("/tmp")  # on every node, and on a disk of its own
+LOCAL = Path("/tmp")  # exists on every node, on a local disk
 _BACKLOG = 1024
 _STALE_S = 3600.0
 _FOLDERS = 8
@@ -97,12 +97,12 @@ def private_folder() -> Path:
 
 
 def local_names(name: str) -> list[Path]:
-    """Names for a private folder on local disk, in the order in which they are tried: others can take the first."""
+    """Names for a private folder on local disk, in the order of trial: another user may have taken the first."""
     return [LOCAL / (name + (f"-{number}" if number else "")) for number in range(_FOLDERS)]
 
 
 def first_private(paths: Sequence[Path]) -> Path:
-    """Return the first of these folders that is, or can be made, this user's alone; another's is passed over.
+    """Return the first of these folders that is, or can be made, private to this user; others are skipped.
 
     Raises:
         OSError: none is.
@@ -120,24 +120,24 @@ def first_private(paths: Sequence[Path]) -> Path:
 
 
 def is_private(path: Path) -> bool:
-    """Tell if the path is a folder, not a link to one, that only this user can enter.
+    """True if the path is a folder, not a link to one, that only this user can enter.
 
     Raises:
-        OSError: it is not there, or the way to it is barred.
+        OSError: it does not exist, or this user may not reach it.
     """
     found = path.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 class AgentSocket:
-    """The meeting point of one run on one node.
+    """The lock and socket by which processes of a run find their agent on one node.
 
     Args:
         run: the run directory; its real path counts.
         node: the node's name in the run.
 
     Raises:
-        OSError: no private folder.
+        OSError: there is no private folder.
     """
 
     def __init__(self, run: Path, node: str) -> None:
@@ -146,7 +146,7 @@ class AgentSocket:
         self._lock_path, self._socket_path = folder / f"{name}.lock", folder / f"{name}.sock"
 
     def take(self) -> int | None:
-        """Take the lock that the agent holds for its life; returns its file descriptor, None if there is an agent.
+        """Take the lock that the agent holds for its lifetime; returns its file descriptor, None if there is an agent.
 
         Raises:
             OSError: the lock cannot be made.
@@ -164,10 +164,10 @@ class AgentSocket:
             except OSError:
                 os.close(fd)
                 raise
-            os.close(fd)  # an agent that has just ended took the file away
+            os.close(fd)  # an agent that has just ended removed the file
 
     def listen(self) -> socket.socket:
-        """The agent's listening socket; only for the holder of the lock.
+        """Make the agent's listening socket; only for the holder of the lock.
 
         Raises:
             OSError: it cannot be made.
@@ -185,7 +185,7 @@ class AgentSocket:
         return listener
 
     def close_door(self) -> None:
-        """Let nobody connect any more."""
+        """Remove the socket file, so that no process can connect any more."""
         with contextlib.suppress(OSError):
             self._socket_path.unlink()
 
@@ -196,7 +196,7 @@ class AgentSocket:
             self._lock_path.unlink()
 
     def tidy(self) -> None:
-        """Remove what agents of other runs left that were killed with their supervisors, an hour ago or longer."""
+        """Remove the files of other runs' agents that were killed with their supervisors at least an hour ago."""
         for path in self._lock_path.parent.glob("*.lock"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime < _STALE_S:
@@ -211,10 +211,10 @@ class AgentSocket:
                     os.close(fd)
 
     def connect(self) -> tuple[socket.socket, int] | None:
-        """A connection to the agent and the agent's pid; None if nobody listens (yet).
+        """Connect to the agent; returns the socket and the agent's pid, None if nobody listens (yet).
 
         Raises:
-            OSError: out of file descriptors, or the like.
+            OSError: another failure, such as too many open files.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

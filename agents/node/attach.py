@@ -1,8 +1,8 @@
-"""Has a process recorded that no supervisor started: ``python -m ringtap.agents.node.attach RUN NODE PID``.
+"""Recording of a process that no supervisor started: ``python -m ringtap.agents.node.attach RUN NODE PID``.
 
-For the ranks of a job on nodes that ``ringtap run`` itself does not run on, as in ``ringtap run -- srun python
-train.py``. It starts the node's agent or joins it, with the settings of the run, and leaves; the agent stays until the
-processes that were attached have ended.
+It is for the ranks of a job on nodes where ``ringtap run`` itself does not run, as in ``ringtap run -- srun python
+train.py``. It starts or joins the node's agent, with the settings of the run, and exits. The agent stays until the
+attached processes have ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def attach(path: Path, node: str, pid: int) -> None:
     """Register a process with its node's agent.
 
     Raises:
-        UsageError: no such run or process.
+        UsageError: there is no such run or process.
         MeasurementError: the agent could not be started or reached.
     """
     run = RunDirectory.open(path.absolute())
@@ -51,7 +51,7 @@ def attach(path: Path, node: str, pid: int) -> None:
 
 
 def main() -> int:
-    """The module as a command: RUN NODE PID."""
+    """Run the module as a command with the arguments RUN NODE PID."""
     if len(sys.argv) != 4 or not sys.argv[3].isdigit():
         raise UsageError("usage: python -m ringtap.agents.node.attach RUN NODE PID")
     attach(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

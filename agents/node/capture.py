@@ -1,4 +1,4 @@
-"""``ringtap capture``: records a node without starting a job."""
+"""``ringtap capture``: recording of a node without starting a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TICK_S = 0.5
 
 
 class _Children:
-    """The children of this process, as the live view needs them."""
+    """The ended children of this process, for the live view."""
 
     def __init__(self) -> None:
         self.reaped: set[int] = set()
@@ -37,10 +37,10 @@ class _Children:
 
 
 def check_pids(pids: list[int]) -> None:
-    """See that processes to be watched are there.
+    """Check that the processes to watch exist.
 
     Raises:
-        UsageError: one of them is not.
+        UsageError: one of them does not.
     """
     for pid in pids:
         if not start_time(pid):
@@ -50,12 +50,12 @@ def check_pids(pids: list[int]) -> None:
 def capture(
     place: RunLocation, settings: RunSettings, seconds: float | None, pids: list[int], live: bool = False
 ) -> int:
-    """Record until a signal comes, so many seconds are over, or the processes have ended; returns the exit code.
+    """Record until a signal arrives, the time is up, or the processes have ended; returns the exit code.
 
     Args:
         place: where the recording goes.
         settings: what to record.
-        seconds: how long, from the collectors' first samples; None for no limit.
+        seconds: duration from the collectors' first samples; None for no limit.
         pids: processes to watch; empty for none.
         live: show the live view in the terminal.
 
@@ -92,7 +92,7 @@ def capture(
 
 
 def _wait(is_over: Callable[[], bool], link: AgentClient, seconds: float | None) -> bool:
-    """Wait for one of the ending signals, whose coming is returned, for something else, or so many seconds."""
+    """Wait for an ending signal, for ``is_over``, or for so many seconds; returns True if a signal arrived."""
     deadline_s = None if seconds is None else time.monotonic() + seconds
     while True:
         link.tick()

@@ -37,7 +37,7 @@ LONGEST_S = 10.0
 
 
 def node_facts() -> dict[str, Any]:
-    """Facts about this node now; facts that cannot be found are left out, or named in ``links_missing``."""
+    """Facts about this node now; a failure of netlink leaves out ``links`` and is named in ``links_missing``."""
     import psutil
 
     facts: dict[str, Any] = {
@@ -57,7 +57,7 @@ def node_facts() -> dict[str, Any]:
         nic |= {"offloads": _offloads(name), "driver": _driver(name)}
     try:
         facts["links"] = _links()
-    except Exception as error:  # netlink facts are an extra: what is missing is recorded, the run goes on
+    except Exception as error:  # netlink facts are optional: the reason is recorded, the run continues
         facts["links_missing"] = f"{type(error).__name__}: {error}"
     return facts
 
@@ -76,7 +76,7 @@ def _driver(nic: str) -> str | None:
 
 
 def _offloads(nic: str) -> dict[str, bool]:
-    """The offloads that decide what a packet capture sees."""
+    """The state of the offloads that affect packet captures; unknown ones are left out."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name, command in _OFFLOADS.items():
@@ -89,7 +89,7 @@ def _offloads(nic: str) -> dict[str, bool]:
 
 
 def _links() -> dict[str, Any]:
-    """Interfaces as netlink tells them: offload segments, queueing discipline, which ones they stand on."""
+    """Interfaces from netlink: offload segments, queueing discipline and its limits, and the interfaces below."""
     from pyroute2 import IPRoute
 
     with IPRoute() as netlink:
@@ -116,11 +116,11 @@ def _links() -> dict[str, Any]:
 
 
 def _stack(link: Any, links: dict[int, dict[str, Any]]) -> None:
-    """Note what an interface stands on (VLAN, macvlan), or that its master stands on it (bond, bridge)."""
+    """Note the interface below this one (VLAN, macvlan), or this one below its master (bond, bridge)."""
     info = link.get_attr("IFLA_LINKINFO")
     kind = info.get_attr("IFLA_INFO_KIND") if info else None
     lower, master = link.get_attr("IFLA_LINK"), link.get_attr("IFLA_MASTER")
-    # a veth names its peer there, and another network namespace has other indices
+    # a veth names its peer there, and indices differ in another network namespace
     if lower in links and lower != link["index"] and kind != "veth" and link.get_attr("IFLA_LINK_NETNSID") is None:
         links[link["index"]]["below"].append(links[lower]["name"])
     if master in links:
@@ -128,9 +128,9 @@ def _stack(link: Any, links: dict[int, dict[str, Any]]) -> None:
 
 
 class FactsChild:
-    """Finds the facts out in a process of their own, which takes the 20 MB of netlink's library with it.
+    """A child process that collects the node's facts, so that the 20 MB of netlink's library go with it.
 
-    Start it before there are threads, or when those that there are do nothing.
+    Start it before there are threads, or while all threads are idle.
     """
 
     def __init__(self) -> None:
@@ -151,11 +151,11 @@ class FactsChild:
         self._data = b""
 
     def fileno(self) -> int:
-        """To be polled for news."""
+        """The pipe's file descriptor, for polling."""
         return self._reader
 
     def poll(self, seconds: float = 0.0) -> dict[str, Any] | None:
-        """The facts if they are whole within so many seconds; ``{}`` where they could not be found out, else None."""
+        """The facts if they are complete within so many seconds; ``{}`` if they could not be collected, else None."""
         until_s = min(self._deadline_s, time.monotonic() + seconds)
         while True:
             left_s = until_s - time.monotonic()

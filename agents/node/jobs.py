@@ -1,4 +1,4 @@
-"""The jobs that an agent records: who they are, and whether they live."""
+"""The jobs that an agent records: their processes, whether they live, and obstacles to loading the hook."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _SHORT_OPTIONS = re.compile(r"-[A-Za-z?]\S*")
-_OWN_LETTERS = re.compile(r"([^cmWX]*)(.*)", re.DOTALL)  # up to an option that takes the rest, or the next word
+_OWN_LETTERS = re.compile(r"([^cmWX]*)(.*)", re.DOTALL)  # up to an option that takes the rest or the next word
 _HOOKLESS = {"I", "E", "S"}
 
 
 @dataclass
 class Job:
-    """A process that is recorded.
+    """A recorded process.
 
     Attributes:
         pid: its pid.
         entry: its entry in node.json.
         holds: whether the agent stays for as long as it lives.
-        pidfd: a file descriptor of it; -1 where the kernel has none, then its start time tells it from a later one.
+        pidfd: a pidfd for polling; -1 where the kernel has none.
     """
 
     pid: int
@@ -40,11 +40,11 @@ class Job:
         self._started = start_time(self.pid)
 
     def is_alive(self) -> bool:
-        """True if the process lives: neither gone nor waiting for its parent to ask for its code."""
+        """True if the process lives: it is neither gone nor a zombie, and its start time is the same."""
         return bool(self._started) and start_time(self.pid) == self._started
 
     def close(self) -> None:
-        """Note the end."""
+        """Close the pidfd and note the time of the end, unless it is known."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -54,7 +54,7 @@ class Job:
 
 
 def start_time(pid: int) -> str:
-    """Start time of a living process, in the kernel's ticks; empty if there is no such pid."""
+    """Start time of a living process, in clock ticks since boot; empty if there is none with this pid."""
     try:
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -63,7 +63,7 @@ def start_time(pid: int) -> str:
 
 
 def descendants(pids: Iterable[int]) -> list[int]:
-    """The living ones of these processes and all that they started."""
+    """The existing ones of these processes, and all their descendants."""
     found: list[int] = []
     waiting = list(pids)
     while waiting:
@@ -87,7 +87,7 @@ def hook_obstacle(command: Sequence[str]) -> str:
             return f"{name} {options[0]} empties the environment of what it starts"
         if not _PYTHON.fullmatch(name):
             continue
-        waits = False  # for the word that belongs to an option
+        waits = False  # for an option's argument
         for option in options:
             if not waits and not _SHORT_OPTIONS.fullmatch(option):
                 break
@@ -101,7 +101,7 @@ def hook_obstacle(command: Sequence[str]) -> str:
 
 
 def unhooked(pid: int) -> str:
-    """Name the obstacle to loading the hook in a running process; empty if there is none or it is no Python."""
+    """Name the obstacle to loading the hook in a running process; empty if there is none or it is not Python."""
     try:
         folder = Path(f"/proc/{pid}")
         if not _PYTHON.fullmatch((folder / "exe").readlink().name):

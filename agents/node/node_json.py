@@ -26,7 +26,7 @@ _LET_LOAD = (
 
 
 class NodeJson:
-    """node.json of a node that is being recorded; whatever cannot be written is left out, and the job goes on.
+    """node.json of a node that is being recorded; a write that fails is logged, and the job continues.
 
     Args:
         folder: the node's folder in the run directory.
@@ -36,7 +36,7 @@ class NodeJson:
     def __init__(self, folder: Path, item: dict[str, Any]) -> None:
         self.folder, self.item = folder, item
         self._reserve = folder / ".reserve"
-        with contextlib.suppress(OSError):  # room for the last words on a disk that has filled up
+        with contextlib.suppress(OSError):  # reserves space for the final state on a disk that fills up
             fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(fd, 0, _RESERVE_BYTES)
@@ -44,7 +44,7 @@ class NodeJson:
                 os.close(fd)
 
     def save(self) -> bool:
-        """Write node.json; returns whether it could be."""
+        """Write node.json; returns True on success."""
         try:
             write_json(self.folder / "node.json", self.item)
         except (OSError, ValueError) as error:
@@ -57,7 +57,7 @@ class NodeJson:
         say(self.folder, text)
 
     def finish(self, status: str, why: str) -> bool:
-        """Write how it ended, and DONE; returns whether both are on disk."""
+        """Write the final status, and DONE; returns True if both are on disk."""
         self.item |= {"status": status, "why": why}
         with contextlib.suppress(OSError):
             self._reserve.unlink()
@@ -71,7 +71,7 @@ class NodeJson:
 
 
 def say(node_folder: Path, text: str) -> None:
-    """Append a line with the time to the agent's log of a node; a full disk is no reason to stop."""
+    """Append a line with the time to the agent's log of a node; write errors are ignored."""
     with contextlib.suppress(OSError):
         path = node_folder / "log" / "agent.log"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
 
     Args:
         node_folder: the node's folder.
-        obstacle: what was seen to keep an interpreter of the job from loading the hook; empty: nothing.
+        obstacle: the observed reason why an interpreter of the job did not load the hook; empty for none.
     """
     logs = sorted([*node_folder.glob("steps/hook-*.log"), *node_folder.glob("log/hook-*.log")])
     records = [path for path in node_folder.glob("steps/rank*.rec") if path.suffixes == [".rec"]]
@@ -117,7 +117,7 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
 
 
 def _last_words(log: Path) -> str:
-    """Reason that a recorder in a process of the job stopped, by its log; an empty log means that the disk was full.
+    """Reason that a recorder in a process of the job stopped, from its log; an empty log points to a full disk.
 
     Raises:
         OSError: it cannot be read.

@@ -16,8 +16,8 @@ def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
     ``failed`` is the job's own failure, ``partial`` a job that was cut short from outside.
 
     Args:
-        code: its exit code; below 0 the signal that ended it.
-        ended_by: the last ending signal that came through, if any did.
+        code: its exit code; below 0, the negative number of the signal that ended it.
+        ended_by: the last ending signal that was received, if any.
     """
     if code == 0:
         return "complete", ""
@@ -29,7 +29,7 @@ def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
 
 
 def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str) -> None:
-    """Write how the run ended: the job's end, and what is missing of the recording on the nodes that have ended."""
+    """Write the end of the run: the job's end, and the missing parts of the recording on the nodes that have ended."""
     status, why = job_end(code, ended_by)
     nodes = node_items(run)
     reasons = {recording_why} | {str(item.get("why")) for item in nodes.values() if item.get("status") == "partial"}
@@ -42,7 +42,7 @@ def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: 
 
 
 def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:
-    """node.json of every node that has one."""
+    """The contents of every readable node.json, by node."""
     found = {}
     for path in sorted((run.path / "nodes").glob("*/node.json")):
         with contextlib.suppress(OSError, ShapeError):  # cut off while it was written
@@ -51,13 +51,13 @@ def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:
 
 
 def no_steps(run: RunDirectory) -> list[str]:
-    """Name the obstacle to the hook that was seen in the job's interpreters, with its remedy."""
+    """List the obstacles to the hook that were seen in the job's interpreters, with their remedies."""
     entries = [item.get("collectors", {}).get("steps", {}) for item in node_items(run).values()]
     return sorted({f"{entry['reason']}; {entry['remedy']}" for entry in entries if entry.get("obstacle")})
 
 
 def not_collected(nodes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """List the collectors that were asked for and not available, with reason and remedy, once per reason."""
+    """List the collectors that were unavailable or failed, with reason and remedy, once per reason."""
     missing: dict[tuple[str, str], None] = {}
     for item in nodes.values():
         for name, entry in (item.get("collectors") or {}).items():

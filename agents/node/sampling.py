@@ -1,4 +1,4 @@
-"""Everything that records on a node: the collectors on their two threads, and the clock."""
+"""The recorders of a node: collectors on two sampling threads, each on its own absolute schedule, and the clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringtap.units import parse_duration_s
 
 
 class Entry:
-    """One collector with its state; ``facts`` is its entry in node.json.
+    """A collector with its state; ``facts`` is its entry in node.json.
 
     Args:
         name: the collector's name.
@@ -36,7 +36,7 @@ class Entry:
         self._samples = self._missed = 0
 
     def begin(self) -> None:
-        """Check and start it."""
+        """Check and start the collector."""
         try:
             check = self._collector.check()
             self.facts = {"state": check.state, "reason": check.reason, "remedy": check.remedy}
@@ -51,7 +51,7 @@ class Entry:
         self.running = True
 
     def sample(self) -> bool:
-        """Take the sample that is due; returns whether there will be a next one."""
+        """Take the sample that is due; returns False if the collector failed and takes no more."""
         try:
             self._collector.sample()
         except Exception as error:
@@ -62,14 +62,14 @@ class Entry:
         self._samples += 1
         self.due_s += self.every_s
         late = int((time.monotonic() - self.due_s) / self.every_s)
-        if late > 0:  # a slot that has passed is counted, not made up for
+        if late > 0:  # a sample time that has passed is counted, not made up for
             self._missed += late
             self.facts["missed_samples"] = self._missed
             self.due_s += late * self.every_s
         return True
 
     def end(self) -> None:
-        """Take the last sample and close the logs."""
+        """Take the last sample and close the collector's logs."""
         if not self.running:
             return
         try:
@@ -89,10 +89,10 @@ class Entry:
 
 
 class Sampler(threading.Thread):
-    """Runs some collectors, in their order, until told to stop.
+    """A thread that runs collectors until `stop`.
 
     Args:
-        name: of the thread.
+        name: the thread's name.
         entries: the collectors.
 
     Attributes:
@@ -102,12 +102,12 @@ class Sampler(threading.Thread):
     def __init__(self, name: str, entries: list[Entry]) -> None:
         super().__init__(name=name, daemon=True)
         self._entries = entries
-        self._gate = threading.Lock()  # waited for with a timeout: a third of what an Event costs a wait
+        self._gate = threading.Lock()  # a wait with a timeout costs a third of an Event's
         self._gate.acquire()
         self.ready = threading.Event()
 
     def run(self) -> None:
-        """Begin, sample, end."""
+        """Start the collectors, sample them until `stop`, and end them."""
         try:
             for entry in self._entries:
                 entry.begin()
@@ -119,7 +119,7 @@ class Sampler(threading.Thread):
             self.ready.set()
 
     def stop(self) -> None:
-        """Have it end; `join` waits for that."""
+        """Ask the thread to end; `join` waits for its end."""
         self._gate.release()
 
     def _keep_sampling(self) -> None:
@@ -145,13 +145,13 @@ _STOP_S = 10.0
 
 
 class Recorders:
-    """The collectors that a run asks for.
+    """The collectors that a run asks for, and the clock service.
 
     Args:
         run: the run directory.
         node: this node's name in it.
         settings: what to record.
-        pids: gives the recorded processes.
+        pids: returns the recorded processes.
         say: writes to the agent's log.
     """
 
@@ -191,7 +191,7 @@ class Recorders:
                 self._threads.append(Sampler(label, entries))
         for thread in self._threads:
             thread.start()
-        # the hosts of a testbed share their machine's clock, and pings would share its links
+        # the hosts of a testbed share one clock, and pings would share its links
         if self._settings.collectors and not self._run.info.get("one_clock"):
             threading.Thread(target=self._start_clock, name="clock-start", daemon=True).start()
 
@@ -216,7 +216,7 @@ class Recorders:
         return entries | ({"clock": self._clock_facts} if self._clock_facts else {})
 
     def stop(self) -> None:
-        """Take the last samples and close the logs, for so many seconds at most."""
+        """Take the last samples and close the logs, within 10 s."""
         for thread in self._threads:
             thread.stop()
         stopper = threading.Thread(target=self._stop_clock, daemon=True)

@@ -1,4 +1,4 @@
-"""Settings of a recording, from the command line or, for the agents of other nodes, from run.json."""
+"""Settings of a recording, from the command line or from run.json (for ranks on other nodes)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringtap.units import format_duration, parse_duration_s
 
 # Recorded in the job's own processes, by the hook
 JOB_SIDE = ("steps", "ddp", "horovod", "nccl")
-# Horovod's timeline is to be asked for: its writer keeps a core busy, and the job waits where it has none to spare
+# Horovod's timeline is opt-in: its writer keeps a core busy, and the job waits where it has none to spare
 JOB_SIDE_DEFAULT = ("steps", "ddp", "nccl")
 LEAST_EVERY_S, MOST_EVERY_S = 0.001, 60.0
 
@@ -21,8 +21,8 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
     Attributes:
         collectors: names of collectors, in the registry's order.
         recorders: names of job-side recorders.
-        every_s: period asked of every collector that has none of its own.
-        options: by collector, words of the command line for it; ``every`` is its own period.
+        every_s: period of every collector that has none of its own.
+        options: options of the command line by collector; ``every`` is the collector's own period.
     """
 
     collectors: tuple[str, ...]
@@ -31,12 +31,12 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
     options: dict[str, dict[str, str]] = {}  # noqa: RUF012 (never changed)
 
     def to_json(self) -> dict[str, Any]:
-        """For run.json."""
+        """The settings as plain data, for run.json."""
         return self._asdict()
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> RunSettings:
-        """From run.json; what an older run does not say is at its default."""
+        """The settings from run.json; values that an older run lacks take their defaults."""
         return cls(
             tuple(item["collectors"] if "collectors" in item else _default()),
             tuple(item.get("recorders") or ()),
@@ -65,7 +65,7 @@ def parse_collect(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The collectors and the job-side recorders that ``--collect`` names.
 
     Raises:
-        UsageError: a name that is none of them; the sentence has the nearest one.
+        UsageError: a name is unknown; the message suggests the nearest one.
     """
     from ringtap.collectors.registry import DEFAULT, ORDER, unknown_collector
 
@@ -85,12 +85,12 @@ def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) 
     """The settings of a command line.
 
     Args:
-        collect: the word after ``--collect``.
-        every: the words after ``--every``: a period, and after commas ``COLLECTOR=PERIOD`` for those with their own.
+        collect: the value of ``--collect``.
+        every: the value of ``--every``: a period, then ``COLLECTOR=PERIOD`` after commas for collectors with their own.
         packets: options of the packet collector by name; None where not given.
 
     Raises:
-        UsageError: a word that is not understood.
+        UsageError: a value is not valid.
     """
     first, *own = every.split(",")
     every_s = _period_s(first)
@@ -114,7 +114,7 @@ def _period_s(text: str) -> float:
     """A collector's period in seconds.
 
     Raises:
-        UsageError: it is no time, or not from 1 ms to 60 s.
+        UsageError: it is not a duration from 1 ms to 60 s.
     """
     seconds = parse_duration_s(text)
     if not LEAST_EVERY_S <= seconds <= MOST_EVERY_S:

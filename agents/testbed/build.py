@@ -1,8 +1,8 @@
-"""Builds a testbed's namespaces, links and limits with netlink; run inside the init process.
+"""Construction of a testbed's namespaces, links and limits with netlink, inside its init process.
 
-A route attribute sets the congestion control, which reaches unedited programs and is allowed where the kernel-wide
-sysctl is not. TCP may hand a few packets to a link in one piece (``gso_max_segs``), no more: at 250 Mbit/s the usual
-64 kB super-packet blocks a link for 2 ms, and single packets cost a timer each.
+A route attribute sets the congestion control: it affects unedited programs and is allowed where the kernel-wide sysctl
+is not. TCP may hand only a few packets to a link in one piece (``gso_max_segs``): at 250 Mbit/s the usual 64 kB
+super-packet blocks a link for 2 ms, and single packets cost a timer each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, Tes
 from ringtap.errors import UsageError
 
 HOSTS_FILE = "/run/ringtap-hosts"
-# Kept connections and many short ones must both last: the default port range is used up in 25 s at 1,100 flows/s.
+# Ports must last for kept and for many short connections: 1,100 flows/s use up the default range in 25 s.
 _SYSCTLS = {
     "net/ipv4/ip_local_port_range": "10000 65000",
     "net/ipv4/tcp_tw_reuse": "1",
@@ -32,7 +32,7 @@ def build(spec: TestbedSpec) -> None:
     """Build the whole testbed in the current mount namespace.
 
     Raises:
-        UsageError: the kernel lacks something the testbed needs; the sentence says what.
+        UsageError: the kernel lacks something the testbed needs; the message names it.
     """
     _write_hosts_file(spec)
     for name in (SWITCH, *spec.hosts):
@@ -87,7 +87,7 @@ def _need(kind: str, action: Callable[[], object]) -> None:
 
 
 def _limit(spec: TestbedSpec, netlink: NetNS, index: int) -> None:
-    # the filter's own minimum MTU guards against frames that could never pass; the bucket holds at least one
+    # the filter's own minimum MTU guards against frames that can never pass; the bucket holds at least one
     rate = spec.rate_bps // 8
     _need(
         "sch_tbf",

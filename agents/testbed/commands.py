@@ -12,7 +12,7 @@ from ringtap.units import counted
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
-    """Add the ``testbed`` verb."""
+    """Add the subcommand ``testbed``."""
     lab = subparsers.add_parser(name, help=summary, description=summary)
     verbs = lab.add_subparsers(dest="lab_verb", metavar="up|exec|status|down", required=True)
     _register_up(verbs)

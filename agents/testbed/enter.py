@@ -1,7 +1,7 @@
-"""Runs a command on a host of a testbed: ``python -m ringtap.agents.testbed.enter LAB HOST COMMAND…``.
+"""Commands on a host of a testbed: ``python -m ringtap.agents.testbed.enter TESTBED HOST COMMAND…``.
 
-The command keeps standard input and output, the working directory and the process group; signals sent to this process
-reach it, its exit code is passed on, and it ends with this process.
+The command keeps standard input and output, the working directory and the process group. It receives the signals sent
+to this process, its exit code is passed on, and it ends with this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _join_namespaces(lab: registry.TestbedState, host: str) -> None:
     """Enter the host's namespaces; the PID namespace takes effect on the next fork."""
     base = Path(f"/proc/{lab.pid}")
     folder = Path.cwd()
-    # The user namespace first where it is another one: it is what allows the rest.
+    # If the user namespace differs, enter it first: it permits the others.
     names = {"user": namespaces.NEWUSER, "net": namespaces.NEWNET, "mnt": namespaces.NEWNS, "pid": namespaces.NEWPID}
     paths = {name: base / "ns" / name for name in names} | {"net": base / "root" / "run" / "netns" / host}
     fds = []
@@ -34,7 +34,7 @@ def _join_namespaces(lab: registry.TestbedState, host: str) -> None:
         os.close(fd)
     namespaces.unshare(namespaces.NEWNS | namespaces.NEWUTS)
     namespaces.set_hostname(host)
-    with contextlib.suppress(OSError):  # where refused, /sys/class/net shows the outer interfaces; /proc/net is right
+    with contextlib.suppress(OSError):  # if refused, /sys/class/net shows the outer interfaces; /proc/net is right
         namespaces.make_mounts_private()
         namespaces.mount("sysfs", "/sys", "sysfs")
     with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def enter(lab: registry.TestbedState, host: str, command: list[str]) -> int:
     """Run a command on a host (or the switch) and return its exit code.
 
     Raises:
-        UsageError: no such host, or the testbed is another user's.
+        UsageError: there is no such host, or the testbed cannot be entered (another user's, or gone).
     """
     if host not in (*lab.spec.hosts, SWITCH):
         raise UsageError(f"testbed {lab.spec.name} has no host {host!r}: it has {', '.join((*lab.spec.hosts, SWITCH))}")
@@ -58,7 +58,7 @@ def enter(lab: registry.TestbedState, host: str, command: list[str]) -> int:
 
 
 def main() -> int:
-    """The module as a command: LAB HOST COMMAND…"""
+    """Run the module as a command with the arguments TESTBED HOST COMMAND…"""
     return enter(registry.find(sys.argv[1]), sys.argv[2], sys.argv[3:])
 
 

@@ -1,7 +1,7 @@
-"""The process that holds a testbed: first process of its PID namespace, so its end is the end of everything in it.
+"""A testbed's init process: the first process of its PID namespace, so its end also ends everything in it.
 
-Started by `ringtap.agents.testbed.up`. It reports on standard output one JSON line a stage and then waits on standard
-input: a closed input ends the testbed, the word ``stay`` makes it outlive its maker.
+`ringtap.agents.testbed.up` starts it. It reports one JSON line per stage on standard output and waits on standard
+input: end of file ends the testbed, the word ``stay`` makes it outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _say(item: dict[str, Any]) -> None:
 
 
 def _furnish() -> None:
-    """Give the testbed its own /proc and /run: what it leaves there goes with it."""
+    """Mount the testbed's own /proc and /run, which end with it."""
     try:
         namespaces.make_mounts_private()
         namespaces.mount("proc", "/proc", "proc")
@@ -36,11 +36,11 @@ def _furnish() -> None:
 
 
 def _hold(spec: TestbedSpec) -> None:
-    """Build, verify, then live until told or cut off."""
+    """Build the testbed, measure its links on request, and run until standard input ends, after ``stay`` for good."""
     from ringtap.agents.testbed import build, link_check
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.stdin.readline().strip() != "go":  # the maker has not put this testbed on record
+    if sys.stdin.readline().strip() != "go":  # `up` has not recorded this testbed
         return
     try:
         _furnish()
@@ -52,7 +52,7 @@ def _hold(spec: TestbedSpec) -> None:
     except RingtapError as error:
         _say({"error": str(error), "exit_code": error.exit_code})
         return
-    except Exception as error:  # the init process has no user to show a traceback to: its maker reports the sentence
+    except Exception as error:  # the init process cannot show a traceback: `up` reports the sentence
         _say({"error": f"the testbed could not be built: {type(error).__name__}: {error}", "exit_code": 1})
         return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the first process of a PID namespace inherits orphans
@@ -69,7 +69,7 @@ def _hold(spec: TestbedSpec) -> None:
 
 
 def main() -> int:
-    """Isolate, fork the init process proper, tell its pid, and leave."""
+    """Enter new namespaces, fork the init process and report its pid; returns the exit code."""
     fill_standard_descriptors()
     spec = TestbedSpec.from_json(json.loads(sys.argv[1]))
     try:

@@ -1,7 +1,7 @@
 """Check of a testbed's links: TCP around the ring of hosts, counted behind the rate limits.
 
-Every host sends to the next, so each link is full in both directions at once. The limits' own counters are read: they
-count every frame, where an interface counts a piece of several packets once.
+Every host sends to the next, so each link is full in both directions at once. The rates come from the limits' own
+counters: they count every frame, while an interface counts several packets in one piece once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TCP_CONGESTION = 13
 
 
 def _socket_in(host: str) -> socket.socket:
-    """A TCP socket of another network namespace; it stays there whatever thread uses it."""
+    """A TCP socket in another network namespace; it stays there, whichever thread uses it."""
     made: list[socket.socket] = []
 
     def work() -> None:
@@ -85,7 +85,7 @@ def measure_links(spec: TestbedSpec) -> list[dict[str, Any]]:
     """Measure every link in both directions at once.
 
     Returns:
-        One item a host and direction: ``host``, ``direction`` (``up`` leaves the host), ``asked_bps``,
+        One item per host and direction: ``host``, ``direction`` (``up`` leaves the host), ``asked_bps``,
         ``measured_bps`` (Ethernet frames, as the limit counts them) and ``congestion_control`` in force.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Linux namespaces: making, entering and mounting, with nothing but the C library.
+"""Linux namespaces: functions that make and enter them and mount file systems, with the C library only.
 
-``os.unshare`` and ``os.setns`` are there from Python 3.12 only, so the C library is called.
+Python has ``os.unshare`` and ``os.setns`` only from 3.12 on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, kind: int) -> None:
-    """Enter the namespace that fd refers to."""
+    """Enter the namespace that ``fd`` refers to."""
     _check(_libc.setns(fd, kind), "setns")
 
 
@@ -49,7 +49,7 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, opt
 
 
 def bind(source: str, target: str) -> None:
-    """Let target show what source shows."""
+    """Bind-mount ``source`` on ``target``."""
     mount(source, target, flags=_MS_BIND)
 
 
@@ -69,7 +69,7 @@ def set_hostname(name: str) -> None:
 
 
 def isolate(kinds: int) -> None:
-    """Enter new namespaces of these kinds, within a user namespace of one's own where privilege is lacking.
+    """Enter new namespaces of these kinds, inside a new user namespace if this process lacks the privilege.
 
     Raises:
         UsageError: the kernel refuses both.

@@ -1,4 +1,4 @@
-"""The registry of testbeds: one small file each that names its init process.
+"""The registry of testbeds: one small file per testbed that names its init process.
 
 A testbed lives in the namespaces of its init process. When that process ends, however it ends, the kernel removes the
 namespaces, the links and every process in them. Its pid and start time are enough to find and remove what a crash left.
@@ -29,8 +29,8 @@ _LONGEST_RECORD = 1 << 20  # bytes; one of 200 hosts has 60 kB
 def _places() -> list[Path]:
     """Folders that may hold state files, in the order in which they are tried.
 
-    ``/run/ringtap`` for root, else the user's runtime folder; then names below /tmp; then the home, in which nobody
-    else can take a name. Homes are shared between machines, so the machine is in the name.
+    First comes ``/run/ringtap`` for root, else the user's runtime folder; then names below /tmp; then the home, where
+    no other user can take a name. Machines may share homes, so the name there contains the machine.
     """
     uid = os.geteuid()
     runtime = Path("/run" if uid == 0 else f"/run/user/{uid}") / "ringtap"
@@ -41,7 +41,7 @@ def _places() -> list[Path]:
 
 
 def state_folder() -> Path:
-    """Folder that new state files go to, this user's alone.
+    """The folder for new state files, private to this user.
 
     Raises:
         UsageError: there is none and none can be made.
@@ -64,9 +64,9 @@ class TestbedState:
         spec: what was built.
         pid: the init process.
         start_ticks: its start time in clock ticks since boot; with the pid, it identifies one process.
-        owner_pid: the process the testbed ends with, 0 for one that stays.
+        owner_pid: the process that the testbed ends with, 0 if it stays.
         links: measured rates of the links.
-        folder: the folder that its state file is in.
+        folder: the folder of its state file.
     """
 
     spec: TestbedSpec
@@ -99,7 +99,7 @@ class TestbedState:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
+    """Start time of a process in clock ticks since boot; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -132,7 +132,7 @@ def all_testbeds() -> list[TestbedState]:
 
 
 def read_records() -> tuple[list[TestbedState], list[str]]:
-    """Every testbed on record, by name, and a sentence for each file that should be a record and is none."""
+    """Every testbed on record, by name, and a sentence for each file that is not a valid record."""
     labs, problems = [], []
     for folder in _places():
         with contextlib.suppress(OSError):
@@ -151,10 +151,10 @@ class _NoRecordError(Exception):
 
 
 def _read_record(path: Path) -> TestbedState:
-    """Read a state file, which may hold anything.
+    """Read a state file and validate it.
 
     Raises:
-        _NoRecordError: it is none.
+        _NoRecordError: it is not a record of a testbed.
     """
     try:
         found = path.lstat()
@@ -192,7 +192,7 @@ def find(name: str | None) -> TestbedState:
 
 
 def remove(lab: TestbedState) -> bool:
-    """End a testbed's init process, and so all of it; returns whether it was still standing.
+    """End a testbed by its init process and delete its record; returns True if it was still running.
 
     Raises:
         MeasurementError: the init process is another user's, or did not end within 10 s.

@@ -1,8 +1,8 @@
-"""The layout of a virtual testbed, apart from how it is realised.
+"""The layout of a virtual testbed, independent of its implementation.
 
-Every host hangs on one switch by one link. A host has two interfaces on that link: ``eth0`` for the training job and
-``cross0`` for cross traffic, so that the counters of ``cross0`` at the receiving host say how much cross traffic came
-through the bottleneck.
+One link connects each host to the switch. A host has two interfaces on that link: ``eth0`` for the training job and
+``cross0`` for cross traffic, so that the counters of ``cross0`` at the receiving host give the cross traffic that
+passed the bottleneck.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class TestbedSpec:
         name: the testbed's name, unique among those standing.
         hosts: host names, in the order of their addresses.
         rate_bps: limit of every link, in each direction, counted on Ethernet frames.
-        queue_bytes: what the queue before each limit holds before it drops.
+        queue_bytes: capacity of the queue before each limit; more is dropped.
         burst_bytes: bucket of the token bucket filter.
         mtu: bytes of an IP packet.
         congestion_control: TCP congestion control of every route.
-        offload_segments: packets that TCP may hand to a link in one piece; 1 is none of the usual segmentation
-            offload, 44 all of it.
+        offload_segments: packets that TCP may hand to a link in one piece; 1 means no segmentation offload, 44 the
+            usual 64 kB.
     """
 
     name: str
@@ -77,14 +77,14 @@ class TestbedSpec:
         return f"to-{host}"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """The testbed as plain data."""
         return asdict(self) | {"hosts": list(self.hosts)}
 
     @classmethod
     def from_json(cls, item: dict[str, Any]) -> TestbedSpec:
-        """From plain data.
+        """The testbed from plain data.
 
-        What another version wrote beside it is left out, so that its testbeds can still be removed.
+        Fields that another version added are ignored, so that its testbeds can still be removed.
         """
         known = {field.name for field in fields(cls)}
         return cls(**({key: value for key, value in item.items() if key in known} | {"hosts": tuple(item["hosts"])}))
@@ -107,10 +107,10 @@ class Roles:
     cross_to: str
 
     def bottleneck(self) -> dict[str, Any]:
-        """The counters that say what came through the bottleneck (docs/reference/run-directory.md).
+        """The counters of the traffic through the bottleneck (docs/reference/run-directory.md).
 
-        Where the sender of cross traffic trains too, its own uplink is the bottleneck; else the switch's port towards
-        the receiver is.
+        If the sender of cross traffic also trains, its own uplink is the bottleneck; else the switch's port towards the
+        receiver is.
         """
         cross = [{"node": self.cross_to, "nic": CROSS_NIC, "direction": "rx"}]
         if self.cross_from in self.workers:
@@ -123,15 +123,15 @@ class Roles:
 def thesis_roles(configuration: str) -> tuple[tuple[str, ...], Roles]:
     """Hosts and roles of the thesis's configurations.
 
-    A: four workers, cross traffic leaves S0, whose outbound queue is the bottleneck. B: S2 sends cross traffic to S0
-    and does not train; the switch port towards S0 is the bottleneck.
+    A: four workers; S0 sends cross traffic to S3, and its outbound queue is the bottleneck.
+    B: S2 sends cross traffic to S0 and does not train; the switch port towards S0 is the bottleneck.
 
     Raises:
-        UsageError: neither A nor B.
+        UsageError: the configuration is neither A nor B.
     """
     hosts = ("S0", "S1", "S2", "S3")
     if configuration == "A":
-        # gloo's ring runs from each rank to the one before it: what S3 receives has all come through S0's uplink
+        # gloo's ring runs from each rank to the one before it: all that S3 receives comes through S0's uplink
         return hosts, Roles("A", hosts, "S0", "S3")
     if configuration == "B":
         return hosts, Roles("B", ("S0", "S1", "S3"), "S2", "S0")

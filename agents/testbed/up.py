@@ -1,4 +1,4 @@
-"""Building a testbed from the outside: start its init process, put it on record, have it verified."""
+"""Construction of a testbed from outside: it starts the init process, records the testbed and verifies its links."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ VERIFY_TRIES = 4
 
 
 class RunningTestbed:
-    """A standing testbed, as its maker holds it; used as a context manager it ends with the block.
+    """A running testbed that this process has built; as a context manager, it ends with the block.
 
-    The testbed ends with this process too, unless `stay` is called: its init process sees its standard input closed.
+    Unless `stay` is called, the testbed also ends with this process: its init process sees its standard input closed.
     """
 
     def __init__(self, spec: TestbedSpec, *, verify: bool = True) -> None:
@@ -61,7 +61,7 @@ class RunningTestbed:
         return entry
 
     def _verify(self) -> list[dict[str, Any]]:
-        """Rates of the links; measured again where the machine was too busy to serve the limits in time."""
+        """Measured rates of the links; rates that are off, as on a busy machine, are measured up to four times."""
         for _ in range(VERIFY_TRIES):
             self._tell("verify")
             links: list[dict[str, Any]] = self._expect("links")["links"]
@@ -90,7 +90,7 @@ class RunningTestbed:
         return item
 
     def stay(self) -> None:
-        """Let the testbed outlive this process."""
+        """Make the testbed outlive this process."""
         self._tell("stay")
         self._expect("stays")
         self.state = replace(self.state, owner_pid=0)
@@ -104,7 +104,7 @@ class RunningTestbed:
         assert self._init_process.stdin is not None
         assert self._init_process.stdout is not None
         self._init_process.stdin.close()
-        self._init_process.stdout.read()  # the init process holds the other end: this returns when it has gone
+        self._init_process.stdout.read()  # the init process holds the other end: this returns when it has ended
         self._init_process.stdout.close()
         self._init_process.wait()
 
@@ -116,7 +116,7 @@ class RunningTestbed:
 
 
 def rate_warnings(links: list[dict[str, Any]]) -> list[str]:
-    """One sentence for every link direction that is off its rate by more than 5 %."""
+    """One sentence per link direction whose rate is off by more than 5 %."""
     return [
         f"{link['host']} {link['direction']}: {link['measured_bps'] / 1e6:.1f} of {link['asked_bps'] / 1e6:.1f} Mbit/s"
         for link in links

@@ -1,8 +1,8 @@
 """The part of ringtap that runs inside a job's processes and records steps and communication of unedited training.
 
-Standard library only and valid for Python 3.8: the job's interpreter is not ringtap's, and torch is looked at only
-where the job has imported it. Nothing in here lets an exception out to the job: what fails is written to
-``hook-<pid>.log`` in the node's ``steps`` folder and ends that recorder, never the job.
+It uses the standard library only and is valid for Python 3.8, because the job's interpreter is not ringtap's. It uses
+torch only after the job has imported it. No exception reaches the job: a failure is written to ``hook-<pid>.log`` in
+the node's ``steps`` folder and ends that recorder, never the job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from . import finder, log, settings
 
 
 def arm() -> None:
-    """Wait for the modules that are recorded; called once a process, by sitecustomize."""
+    """Wait for the modules that are recorded; sitecustomize calls this once per process."""
     wanted = settings.from_environment()
     if wanted is None:
         return
@@ -31,12 +31,12 @@ def mark() -> None:
         if wanted.wants("steps"):
             from . import foreign, steps
 
-            if not steps.is_made():  # a loop that imports nothing else that is waited for
+            if not steps.is_made():  # a loop that imports no other module that is waited for
                 foreign.attach(None, wanted)
             steps.recorder(wanted).mark()
     except Exception:
         log.note(wanted, "step recorder")
 
 
-# What torch.compile looks for: within a compiled function it would trace into this, and warn.
+# torch.compile looks for this: otherwise it would trace into the function, and warn.
 mark._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Counts the backward passes of this process, and tells who asked when one is over."""
+"""Counter of the backward passes of this process, with listeners that are called after each one."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def attach(module: ModuleType, settings: Settings) -> None:
         finally:
             with lock:
                 under_way -= 1
-        # One that runs within another (activation checkpoints, at times on a thread of their own) is part of it.
+        # A pass within another (activation checkpoints, at times on a thread of their own) is part of it.
         if under_way == 0:
             _count(settings)
         return result
 
     os.register_at_fork(after_in_child=start_afresh)
-    # What torch.compile looks for: without it a compiled function would trace into the wrapper.
+    # torch.compile looks for this: without it, a compiled function would trace into the wrapper.
     backward._torchdynamo_disable = True  # type: ignore[attr-defined]
     module.backward = backward  # type: ignore[attr-defined]
 

@@ -1,8 +1,8 @@
-"""Records what DistributedDataParallel itself knows of each iteration: compute, communication, overlap, buckets.
+"""Recorder of DistributedDataParallel's own log of each iteration: compute, communication, overlap, buckets.
 
-DDP keeps these times for its own log. Nothing is registered with it (a communication hook can be registered once only,
-and belongs to the job), and its forward pass is not wrapped (torch.compile treats it specially): each module is
-remembered when it is made, and asked when a backward pass is over.
+Nothing is registered with DDP (only one communication hook can be registered, and that belongs to the job), and its
+forward pass is not wrapped (torch.compile treats it specially). Each module is remembered when it is made, and its log
+is read when a backward pass is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# Column -> its name in DDP's log; iteration and module stand before them.
+# Column -> its name in DDP's log; iteration and module come before them.
 _SOURCE = {
     "forward_start_ns": "forward_compute_time_start",
     "backward_start_ns": "backward_compute_time_start",
@@ -34,12 +34,12 @@ _SOURCE = {
 }
 _FIELDS = [("iteration", "", "index"), ("module", "", "index")]
 _FIELDS += [(name, "ns", "time" if name.endswith(("_start_ns", "_end_ns")) else "gauge") for name in _SOURCE]
-# When DDP was asked, by both clocks: its own times are CLOCK_REALTIME alone, which may be set meanwhile.
+# Time of reading DDP's log, by both clocks: its own times are CLOCK_REALTIME only, which may be set meanwhile.
 _FIELDS += [("t_ns", "ns", "time"), ("mono_ns", "ns", "time")]
 
 
 class Watcher:
-    """Asks the DDP modules of this process after each backward pass, and writes down what is new."""
+    """The DDP modules of this process; after each backward pass, `look` records their new iterations."""
 
     def __init__(self, settings: Settings) -> None:
         import struct
@@ -52,7 +52,7 @@ class Watcher:
         os.register_at_fork(after_in_child=self._leave_parent)
 
     def _leave_parent(self) -> None:
-        """In a forked child: the modules are the parent's."""
+        """Forget the parent's modules and files; runs in a forked child."""
         self._modules = []
         try:
             self._records.leave_parent()
@@ -66,7 +66,7 @@ class Watcher:
         self._made += 1
 
     def look(self) -> None:
-        """Write down the iterations that have ended since the last look."""
+        """Record the iterations that have ended since the last look."""
         gone = False
         for watched in self._modules:
             ddp = watched.module()
@@ -79,7 +79,7 @@ class Watcher:
 
     def _look_at(self, watched: _Module, logger: Any) -> None:
         if watched.is_asked_at_once:
-            # DDP does this itself when the next iteration begins; done now, the last iteration is known as well.
+            # DDP does this itself when the next iteration begins; doing it now also gives the last iteration.
             logger.set_runtime_stats_and_log()
         item = logger._get_ddp_logging_data()
         values = item.ints_map
@@ -89,14 +89,14 @@ class Watcher:
         times = [max(0, values.get(name, 0)) for name in _SOURCE.values()]
         start_ns, comm_end_ns = times[0], times[4]
         if watched.is_asked_at_once and comm_end_ns < start_ns:
-            return  # its backward pass is still to come: the one that ended was another module's
+            return  # its backward pass has not run yet: another module's has ended
         watched.iteration = iteration
         self._note_buckets(watched, item.strs_map if watched.has_news(values) else None)
         now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         self._records.write(self._pack(iteration - 1, watched.number, *times, now_ns, mono_ns))
 
     def _note_buckets(self, watched: _Module, texts: dict[str, str] | None) -> None:
-        """Write down the bucket sizes if they have changed."""
+        """Record the bucket sizes if they have changed."""
         if texts is None:
             return
         import json
@@ -114,11 +114,11 @@ class _Module:
 
     Attributes:
         module: weak reference to it.
-        number: in the order in which they were made.
-        iteration: the last one written, counted from 1 as DDP does.
-        bucket_bytes: sizes of its buckets, as last written.
-        is_asked_at_once: whether DDP can be made to take its times at the end of an iteration, not of the next one's
-            beginning: on an accelerator the job would wait for the device.
+        number: its number, in the order of creation.
+        iteration: the last iteration recorded, counted from 1 as DDP does.
+        bucket_bytes: sizes of its buckets, as last recorded.
+        is_asked_at_once: whether DDP is made to take its times at the end of an iteration, not at the beginning of the
+            next one; on an accelerator, that would make the job wait for the device.
     """
 
     def __init__(self, module: Any, number: int) -> None:
@@ -132,7 +132,7 @@ class _Module:
         self._rebuilt: int | None = None
 
     def has_news(self, values: dict[str, int]) -> bool:
-        """True if the buckets were rebuilt since the last call; true at the first."""
+        """True at the first call, and if the buckets were rebuilt since the last one."""
         rebuilt = values.get("has_rebuilt_buckets", 0)
         if rebuilt == self._rebuilt:
             return False
@@ -164,19 +164,19 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
 
 def _is_free(module: Any) -> bool:
-    """True if taking the times costs the job nothing that it would notice.
+    """True if taking the times does not noticeably affect the job.
 
-    On an accelerator each sample makes it wait for the device, and breaks the capture of CUDA graphs. With
-    TORCH_DISTRIBUTED_DEBUG=DETAIL DDP prints each.
+    On an accelerator, each sample makes the job wait for the device and breaks the capture of CUDA graphs. With
+    TORCH_DISTRIBUTED_DEBUG=DETAIL, DDP prints each sample.
     """
     talks = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
     return not talks and next(module.parameters()).device.type == "cpu"
 
 
 def _sample(module: Any) -> None:
-    """Have DDP take its times in every iteration, or as often as RINGTAP_DDP_EVERY says.
+    """Make DDP take its times in every iteration, or in every N-th with RINGTAP_DDP_EVERY=N.
 
-    Where that is not free, DDP's own rate stays (the first 10 iterations, then every 100th) unless it was asked for.
+    Without that variable, DDP keeps its own rate (the first 10 iterations, then every 100th) if sampling is not free.
     """
     every = os.environ.get("RINGTAP_DDP_EVERY", "")
     if module.logger is None:  # it has no reducer of its own

@@ -1,4 +1,4 @@
-"""The files that a process of the job writes: its own alone, and every record handed to the kernel in one call."""
+"""The files that a process of the job writes: no other process writes them, and each record is one system call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def header(fields: list[tuple[str, str, str]], about: dict[str, Any]) -> bytes:
-    """The line that a record file of 64-bit integers starts with.
+    """The first line of a record file of 64-bit integers.
 
     Args:
         fields: name, unit and kind of each column, as in ringtap.records.
@@ -32,10 +32,10 @@ class ProcessFile:
     """A file ``rank<R>-<pid><suffix>`` of this process, made at the first write.
 
     Args:
-        folder: where; made if missing.
-        suffix: end of the name, ``.rec`` or the like.
-        fields: the columns of a record file; None: the file has no header.
-        source: for the header: where the numbers come from.
+        folder: its folder, made if missing.
+        suffix: end of the name, such as ``.rec``.
+        fields: the columns of a record file; None for a file without a header.
+        source: origin of the numbers, for the header.
     """
 
     def __init__(self, folder: str, suffix: str, fields: list[tuple[str, str, str]] | None, source: str) -> None:
@@ -45,7 +45,7 @@ class ProcessFile:
         self._is_linked = True
 
     def write(self, data: bytes) -> None:
-        """Append; one call to the kernel, so that a killed process loses none.
+        """Append data in one system call, so that a killed process loses none.
 
         Raises:
             OSError: the file cannot be made or written, or the job has closed it.
@@ -55,7 +55,7 @@ class ProcessFile:
         self._hand_over(data)
 
     def leave_parent(self) -> None:
-        """In a forked child: leave the parent's file alone."""
+        """Close the parent's file, so that a new one is made; runs in a forked child."""
         if self._fd >= 0 and self._is_open():
             os.close(self._fd)
         self._fd = -1
@@ -70,12 +70,12 @@ class ProcessFile:
         while self._fd < 0:
             try:
                 self._fd = os.open(path, flags, 0o644)
-            except FileExistsError:  # a restarted job in a fresh process namespace gets the same pid
+            except FileExistsError:  # a restarted job in a new PID namespace gets the same pid
                 if again == 100:
                     raise
                 again += 1
                 path = f"{stem}-{again}{self._suffix}"
-        if self._fd <= 2:  # the job has closed a standard descriptor, and may yet write to that number
+        if self._fd <= 2:  # the job has closed a standard descriptor, and may still write to that number
             from fcntl import F_DUPFD_CLOEXEC, fcntl
 
             low, self._fd = self._fd, fcntl(self._fd, F_DUPFD_CLOEXEC, 3)
@@ -87,7 +87,7 @@ class ProcessFile:
         try:
             self._hand_over(header(self._fields, dict(about, source=self._source)))
         except OSError:
-            os.unlink(path)  # a torn header would read as a file of something else
+            os.unlink(path)  # a torn header would make the file unreadable
             raise
 
     def _hand_over(self, data: bytes) -> None:
@@ -97,15 +97,15 @@ class ProcessFile:
             raise OSError("the record file was deleted")
         left = data
         try:
-            while left:  # a disk that is nearly full takes a part
+            while left:  # a disk that is nearly full takes only a part
                 left = left[os.write(self._fd, left) :]
         except OSError:
-            if len(left) < len(data):  # this process alone writes here: end with the record before
+            if len(left) < len(data):  # only this process writes here: cut the partial record off
                 os.ftruncate(self._fd, os.fstat(self._fd).st_size - len(data) + len(left))
             raise
 
     def _is_open(self) -> bool:
-        """True if the file is still open; the job may have closed it, and its number be one of the job's own by now."""
+        """True if the descriptor still refers to the file: the job may have closed it and reused its number."""
         try:
             found = os.fstat(self._fd)
         except OSError:

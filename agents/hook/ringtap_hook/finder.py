@@ -1,4 +1,4 @@
-"""Waits for the job to import what can be recorded, and attaches a recorder to it."""
+"""An import hook that waits for the job to import modules that can be recorded, and attaches recorders to them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# A module of the job -> the attachers called, in order, right after it was executed: the recorders one of which must be
-# wanted (none: always), and the module in here whose ``attach(module, settings)`` does it.
+# A module of the job -> the attachers called, in order, right after its execution. Each names the recorders of which one
+# must be wanted (none: always), and the module of this package whose ``attach(module, settings)`` is called.
 ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.autograd": ((("steps", "ddp"), "backward"),),
     "torch.optim.optimizer": (((), "foreign"), (("steps",), "steps")),
@@ -31,7 +31,7 @@ ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
 
 
 def install(settings: Settings) -> None:
-    """Stand first among the import path's finders; what is imported already gets its recorders at once."""
+    """Insert a finder first in ``sys.meta_path``; modules that are imported already get their recorders at once."""
     here = _Finder(settings)
     for name in [name for name in here.pending if name in sys.modules]:
         _attach(sys.modules[name], here.pending.pop(name), settings)
@@ -50,7 +50,7 @@ def _attach(module: ModuleType, attachers: list[str], settings: Settings) -> Non
 
 
 class _Finder:
-    """Finds the modules waited for as Python would, each once; leaves when it has seen all."""
+    """A meta path finder for the modules waited for, each once; it removes itself after the last one."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class _Finder:
                 self.pending[name] = attachers
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a module waited for as Python would, and have its recorders attached once it has been executed."""
+        """Find a module waited for as Python would, and attach its recorders after its execution."""
         if name not in self.pending:
             return None
         try:

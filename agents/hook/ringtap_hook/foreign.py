@@ -1,4 +1,4 @@
-"""Has an agent started on a node where no supervisor runs: a launcher within the job went there (srun, mpirun)."""
+"""Start of an agent on a node without a supervisor, which a launcher within the job uses (srun, mpirun)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# The shell starts the agent in the background and ends, so that the job has no child that it does not know.
+# The shell starts the agent in the background and ends, so that the job gets no unknown child.
 _SCRIPT = 'cd / && log=$1 && shift && "$@" </dev/null >>"$log" 2>&1 &'
 
 
 def attach(_module: ModuleType | None, settings: Settings) -> None:
-    """Start ``ringtap.agents.node.attach`` for this process, detached, unless this node is looked after already."""
+    """Start ``ringtap.agents.node.attach`` for this process, detached, unless this node is recorded already."""
     python = os.environ.get("RINGTAP_PYTHON")
     if not environment.is_foreign() or not python:
         return
     try:
-        # What this process starts is looked after by the same agent, so it need not ask again.
+        # The same agent records the children of this process, so they need not start it again.
         os.environ["RINGTAP_HOST"] = os.uname().nodename
         os.environ["RINGTAP_NODE"] = settings.node
         command = [python, "-m", "ringtap.agents.node.attach", settings.run, settings.node, str(os.getpid())]
@@ -43,7 +43,7 @@ def attach(_module: ModuleType | None, settings: Settings) -> None:
 
 
 def _log(settings: Settings) -> str:
-    """Path of the log for the agent's start, in case it fails; it lies among the agent's logs."""
+    """Path of the agent's log, for errors of its start; /dev/null if its folder cannot be made."""
     folder = os.path.join(settings.node_folder, "log")
     try:
         os.makedirs(folder, exist_ok=True)
@@ -53,19 +53,19 @@ def _log(settings: Settings) -> str:
 
 
 def _inherited() -> list[int]:
-    """Descriptors that a child would get and hold open: the job's and its launcher's."""
+    """Inheritable descriptors of the job and its launcher, which a child would hold open."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             if int(name) > 2 and os.get_inheritable(int(name)):
                 found.append(int(name))
-        except OSError:  # the listing's own
+        except OSError:  # the descriptor of the listing itself
             continue
     return found
 
 
 def _environment() -> dict[str, str]:
-    """The job's environment, without what would have the agent record itself."""
+    """The job's environment, without the variables that would make the agent record itself."""
     here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGTAP_")}
     folders = environment.pop("PYTHONPATH", "").split(os.pathsep)
@@ -76,5 +76,5 @@ def _environment() -> dict[str, str]:
 
 
 def _reap(pid: int) -> None:
-    with suppress(ChildProcessError):  # the job has its children reaped in a way of its own
+    with suppress(ChildProcessError):  # the job reaps its children itself
         os.waitpid(pid, 0)  # 1 to 2 ms: the shell ends at once

@@ -1,8 +1,8 @@
-"""Has Horovod write its timeline into the run directory, and notes the settings that it runs with.
+"""Recorder of Horovod's timeline, which Horovod writes into the run directory, and of its settings.
 
-Horovod 0.28 reads HOROVOD_TIMELINE in ``init()``. Its first rank alone writes the file, but every rank has to have the
-variable or none: with it, ranks exchange longer bit vectors, and a rank that differs ends the job. So ranks agree first
-(``rendezvous.py``), and where they cannot, there is no timeline and the settings say why.
+Horovod 0.28 reads HOROVOD_TIMELINE in ``init()``. Only its first rank writes the file, but either all ranks have the
+variable or none: with it, ranks exchange longer bit vectors, and a rank that differs ends the job. So the ranks agree
+first (``rendezvous.py``). If they cannot, there is no timeline, and the settings give the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 VARIABLE = "HOROVOD_TIMELINE"
-# What Horovod takes where the variable is not set (0.28.1: common/operations.cc, common/gloo/gloo_context.cc).
+# Horovod's values for variables that are not set (0.28.1: common/operations.cc, common/gloo/gloo_context.cc).
 DEFAULTS = {
     "HOROVOD_FUSION_THRESHOLD": str(128 << 20),
     "HOROVOD_CYCLE_TIME": "1",
@@ -39,7 +39,7 @@ _rounds = 0  # calls of init()
 
 
 def attach(module: ModuleType, settings: Settings) -> None:
-    """Stand around ``HorovodBasics.init`` of ``horovod.common.basics``, which every framework's ``hvd.init`` is."""
+    """Wrap ``HorovodBasics.init`` of ``horovod.common.basics``, which is every framework's ``hvd.init``."""
     import functools
 
     plain = module.HorovodBasics.init
@@ -50,7 +50,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
         try:
             result = plain(self, *args, **kwargs)
         finally:
-            if decision["by"] == "ringtap":  # what this process starts is not to write into the same file
+            if decision["by"] == "ringtap":  # so that child processes do not write to the same file
                 os.environ.pop(VARIABLE, None)
         _after(settings, decision)
         return result
@@ -59,7 +59,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
 
 def _before(settings: Settings, has_arguments: bool) -> dict[str, Any]:
-    """Decide about the timeline and set the variable for it; what was decided, for the settings' file."""
+    """Decide about the timeline and set its variable; returns the decision, for the settings file."""
     global _rounds
     decision: dict[str, Any] = {"by": "", "path": None, "reason": ""}
     try:
@@ -69,7 +69,7 @@ def _before(settings: Settings, has_arguments: bool) -> dict[str, Any]:
         reason = _why_not(has_arguments)
         if reason:
             return dict(decision, reason=reason)
-        # Before the ranks agree: afterwards nothing may go wrong in one of them.
+        # Before the ranks agree: afterwards, no rank may fail.
         path, reason = _own_file(settings)
         reason = _agree(reason)
         if reason:
@@ -108,7 +108,7 @@ def _agree(reason: str) -> str:
 
 
 def _own_file(settings: Settings) -> tuple[str, str]:
-    """The timeline's path, under a name that no other process has taken, and why rank 0 has none."""
+    """Return the path of a new timeline file and, if rank 0 cannot make one, the reason; ``os.devnull`` elsewhere."""
     if not _is_first():
         return os.devnull, ""  # Horovod does not open it here
     folder = os.path.join(settings.node_folder, "horovod")
@@ -140,7 +140,7 @@ def _after(settings: Settings, decision: dict[str, Any]) -> None:
 
 
 def _write_settings(settings: Settings, decision: dict[str, Any]) -> None:
-    """Write ``horovod/settings.json``: what is set, and what holds where nothing is."""
+    """Write ``horovod/settings.json``: the variables that are set, and the effective values."""
     import json
 
     found = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}

@@ -1,4 +1,4 @@
-"""The hook's only words: a file beside the records."""
+"""The hook's error log: a file beside the records, and its only output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def note(settings: Settings, what: str) -> None:
         os.makedirs(settings.steps_folder, exist_ok=True)
         path = os.path.join(settings.steps_folder, f"hook-{os.getpid()}.log")
         with open(path, "a", encoding="utf-8") as file:
-            if file.tell():  # the one before may lack its end
+            if file.tell():  # the last line may be incomplete
                 file.write("\n")
             file.write(f"ringtap's {what} stopped; the job goes on\n{traceback.format_exc()}")
-    except Exception:  # nowhere left to say it
+    except Exception:  # there is nowhere left to report it
         pass

@@ -1,4 +1,4 @@
-"""Has NCCL write what it says of its rings and interfaces into the run directory."""
+"""Recorder of NCCL's log of its rings and interfaces, which NCCL writes into the run directory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# Said once, when connections are made: nothing of it is in an iteration.
+# Logged once, when connections are made, not in iterations.
 _SUBSYSTEMS = "INIT,NET"
 
 
 def attach(module: ModuleType, settings: Settings) -> None:
-    """Set NCCL's log variables in a rank, before NCCL reads them at its first communicator.
+    """Set NCCL's log variables in a rank, before NCCL reads them for its first communicator.
 
-    A process that no launcher has made a rank (``torch.multiprocessing.spawn``) becomes one when it joins a group.
+    A process that no launcher has made a rank (``torch.multiprocessing.spawn``) gets them when it joins a group.
     """
     if not module.is_nccl_available():
         return
@@ -44,10 +44,10 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
 
 def _set(settings: Settings) -> None:
-    """Set them, unless the job has set one: its messages would go elsewhere.
+    """Set the variables, unless the job has set one and wants the messages elsewhere.
 
     Raises:
-        OSError: the folder cannot be made; without it NCCL would write into the job's output instead.
+        OSError: the folder cannot be made or written; NCCL would write to the job's output instead.
     """
     if any(name in os.environ for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")):
         return
@@ -55,7 +55,7 @@ def _set(settings: Settings) -> None:
     os.makedirs(folder, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} cannot be written")
-    # NCCL puts the host and the process in, so that no two ranks share a file.
+    # NCCL inserts host and process, so that no two ranks share a file.
     os.environ["NCCL_DEBUG_FILE"] = os.path.join(folder, "%h.%p.log")
     os.environ["NCCL_DEBUG_SUBSYS"] = _SUBSYSTEMS
     os.environ["NCCL_DEBUG"] = "INFO"

@@ -1,8 +1,8 @@
-"""Lets the ranks of a Horovod job agree, through the key-value server that they meet at in ``hvd.init()`` anyway.
+"""Agreement of the ranks of a Horovod job, through the key-value server that they use in ``hvd.init()`` anyway.
 
-Every rank that is recorded puts a key of its own; rank 0 waits for all and puts the decision; the others wait for that.
-A rank that is not recorded is told by Horovod's own key of it, which appears when it goes into ``init()`` without ours.
-So nobody waits longer than Horovod itself would, and either all ranks come to "yes" or none does.
+Every recorded rank puts its own key; rank 0 waits for all keys and puts the decision; the other ranks wait for that. A
+rank that is not recorded is recognised by Horovod's own key, which appears without ours when the rank calls ``init()``.
+So no rank waits longer than Horovod itself would, and either all ranks decide "yes" or none does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def agree(rank: int, size: int, veto: str) -> str:
     """Agree with all ranks that each of them is recorded. Call this once per job: the keys stay.
 
     Args:
-        rank: of this process.
-        size: ranks in the job.
-        veto: why rank 0 says no whatever the others say; empty where it does not.
+        rank: rank of this process.
+        size: number of ranks in the job.
+        veto: rank 0's own reason against it; empty for none.
 
     Returns:
-        Empty if they are, in every rank alike; else why not.
+        Empty if all ranks are recorded, in every rank alike; else the reason.
     """
     store = _Store("ringtap")
     pause_s = max(_POLL_S, size * _POLL_S_PER_RANK)  # the server is one Python process
@@ -42,10 +42,10 @@ def agree(rank: int, size: int, veto: str) -> str:
 
 
 def _wait_for_ranks(store: _Store, size: int, pause_s: float, deadline: float) -> str:
-    """Rank 0: wait until every other rank has said that it is recorded, or is seen to be not."""
+    """Wait, in rank 0, for the keys of all other ranks; returns the reason if one has none, else empty."""
     missing = list(range(1, size))
     while missing and time.monotonic() < deadline:
-        # Ours comes before Horovod's in each rank: a rank that has Horovod's key and not ours has no recorder.
+        # Each rank puts our key before Horovod's: a rank with Horovod's key and without ours has no recorder.
         silent = [other for other in missing if store.has(_HOROVODS_SCOPE, str(other))]
         missing = [other for other in missing if not store.has(store.scope, str(other))]
         strangers = [other for other in silent if other in missing]
@@ -57,7 +57,7 @@ def _wait_for_ranks(store: _Store, size: int, pause_s: float, deadline: float) -
 
 
 def _wait_for_decision(store: _Store, pause_s: float, deadline: float) -> str:
-    """Other ranks: wait for what rank 0 says, unless it is not recorded itself."""
+    """Wait, in the other ranks, for rank 0's decision; returns empty for "yes", else the reason."""
     while time.monotonic() < deadline:
         stranger = store.has(_HOROVODS_SCOPE, "0")
         decision = store.get(store.scope, "decision")
@@ -78,7 +78,7 @@ class _Store:
         self._port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
 
     def put(self, key: str, value: bytes, deadline: float) -> bool:
-        """Set a key of this scope; tried again until the deadline, since the other ranks count on it."""
+        """Set a key of this scope, with retries until the deadline because other ranks need it; True on success."""
         while True:
             status, _ = self._ask("PUT", self.scope, key, value)
             if status == _FOUND:
@@ -88,12 +88,12 @@ class _Store:
             time.sleep(_POLL_S)
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """A key's value; None where it is not there, or the server did not answer."""
+        """A key's value; None if it does not exist or the server did not answer."""
         status, value = self._ask("GET", scope, key)
         return value if status == _FOUND else None
 
     def has(self, scope: str, key: str) -> bool:
-        """True if the key is there."""
+        """True if the key exists."""
         return self.get(scope, key) is not None
 
     def _ask(self, method: str, scope: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""Records the optimizer steps that mixed precision's loss scaler skipped: the optimizer's hooks see none of it."""
+"""Recorder of the optimizer steps that a loss scaler (mixed precision) skips, which the step hooks do not see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def attach(module: ModuleType, settings: Settings) -> None:
-    """Wrap ``GradScaler.step``, unless it is another module's whose own is wrapped already."""
+    """Wrap ``GradScaler.step``, unless the class inherits it or is from another module, where it is wrapped."""
     import functools
 
     scaler_class = module.GradScaler
@@ -32,12 +32,12 @@ def attach(module: ModuleType, settings: Settings) -> None:
             own.end_scaled(optimizer, begun)
         return result
 
-    # What torch.compile looks for: the plain step makes it break its graph too, where it asks for what was found.
+    # torch.compile looks for this; the plain step breaks its graph too, where it reads the findings.
     step._torchdynamo_disable = True  # type: ignore[attr-defined]
     scaler_class.step = step
 
 
 def _is_torch_optimizer(optimizer: Any) -> bool:
-    """True if its step would have been seen; of any other nothing is known."""
+    """True for an optimizer of torch, whose step the hooks would have seen."""
     module = sys.modules.get("torch.optim.optimizer")
     return module is not None and isinstance(optimizer, module.Optimizer)

@@ -42,11 +42,11 @@ _SETTINGS: Settings | None = None
 
 
 def from_environment() -> Settings | None:
-    """The settings of this process, read once; None where it is not to be recorded.
+    """The settings of this process, read once; None if it is not to be recorded.
 
-    ``RINGTAP_RUN`` is the run directory, ``RINGTAP_NODE`` the node's name where the host is the one that
-    ``RINGTAP_HOST`` says (elsewhere a node is called as its host is), ``RINGTAP_COLLECT`` the recorders wanted,
-    separated by commas (unset: all).
+    ``RINGTAP_RUN`` is the run directory. ``RINGTAP_NODE`` is the node's name on the host that ``RINGTAP_HOST`` names;
+    on another host, the node has the host's name. ``RINGTAP_COLLECT`` lists the recorders wanted, separated by commas
+    (unset: all).
     """
     global _SETTINGS
     if _SETTINGS is None:
@@ -61,11 +61,11 @@ def from_environment() -> Settings | None:
 
 
 def note_loaded(settings: Settings) -> None:
-    """Leave an empty file on the node: a process of the job has loaded the recorder, should none come to record."""
+    """Create an empty file in the node's folder: a process of the job has loaded the recorder, even if none records."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         os.close(os.open(os.path.join(settings.node_folder, ".hook-loaded"), flags, 0o644))
-    except OSError:  # another process was first, as a rule; without the folder nobody looks
+    except OSError:  # usually another process was first; without the folder, nothing reads the file
         pass
 
 
@@ -75,12 +75,12 @@ def is_foreign() -> bool:
 
 
 def is_rank() -> bool:
-    """True if a launcher has made this process a rank (a job without a launcher has no such process)."""
+    """True if a launcher has made this process a rank."""
     return _number(_RANK) is not None
 
 
 def _number(names: tuple[str, ...]) -> int | None:
-    """First of the variables that holds a number."""
+    """The first number that one of the variables holds; None if there is none."""
     for name in names:
         text = os.environ.get(name, "")
         if text.isdigit():
@@ -89,7 +89,7 @@ def _number(names: tuple[str, ...]) -> int | None:
 
 
 def _age_ns() -> int:
-    """The age of this process, up to 20 ms too little; 0 where the kernel does not say."""
+    """The age of this process in ns, up to 20 ms too little; 0 if the kernel does not give it."""
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
@@ -100,7 +100,10 @@ def _age_ns() -> int:
 
 
 def identity() -> dict[str, Any]:
-    """Rank and world size of this process: from torch.distributed where the job uses it, else from the environment."""
+    """Facts about this process, for file headers: rank, world size, pid, age, version of torch and host.
+
+    Rank and world size are from torch.distributed if the job uses it, else from the environment.
+    """
     rank, world_size = _number(_RANK), _number(_WORLD_SIZE)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

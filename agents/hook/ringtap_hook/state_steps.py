@@ -1,8 +1,8 @@
-"""Keeps steps that are not the training's out of the records.
+"""Exclusion of optimizer steps that are not part of the training.
 
-Two functions have an optimizer without state make one step over zero gradients, to get its state: Horovod's
+Two functions make an optimizer without state step once over zero gradients, to create its state: Horovod's
 ``broadcast_optimizer_state``, after which a job of 20 steps with Adam has stepped 21 times, and
-``_init_optim_state`` of torch.distributed.checkpoint, where a state is saved or loaded before the first step.
+``_init_optim_state`` of torch.distributed.checkpoint, if a state is saved or loaded before the first step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FUNCTIONS = ("broadcast_optimizer_state", "_init_optim_state")
 
 
 def attach(module: ModuleType, settings: Settings) -> None:
-    """Pass over the steps made within those of these functions that the module has."""
+    """Exclude the steps made within these functions, if the module has them."""
     for name in _FUNCTIONS:
         plain = getattr(module, name, None)
         if plain is not None:

@@ -1,4 +1,4 @@
-"""Records the steps of optimizers, the steps that mixed precision skipped, and the marks of plain loops."""
+"""Recorder of optimizer steps, of steps that mixed precision skipped, and of the marks of plain loops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIELDS = [
 
 
 class Recorder:
-    """Turns the optimizer's step hooks into records; the file is made at the first one."""
+    """The recorder that optimizers' step hooks call; its file is made at the first record."""
 
     def __init__(self, settings: Settings) -> None:
         import struct
@@ -55,7 +55,7 @@ class Recorder:
         self._passes = 0
 
     def _leave_parent(self) -> None:
-        """In a forked child: leave the parent's file alone, and count afresh should this process step too."""
+        """Leave the parent's file and start counting anew; runs in a forked child."""
         try:
             self._file.leave_parent()
             self._begin()
@@ -73,7 +73,7 @@ class Recorder:
             outer = getattr(thread, "frame", None)
             if outer is not None and _is_running(outer, caller):
                 return
-            # A step that ended by an exception leaves its frame here: it is off the stack, and this one takes over.
+            # A step that ended by an exception leaves its frame here; it is off the stack, so this one replaces it.
             thread.frame = caller
             thread.start_mono_ns = time.monotonic_ns()
             thread.start_ns = time.time_ns()
@@ -95,14 +95,14 @@ class Recorder:
             self._give_up()
 
     def pass_over(self, function: Any) -> Any:
-        """A function as it is, but for steps that it makes itself: they are none of the training's."""
+        """Return the function wrapped so that the steps it makes are not recorded."""
         import functools
 
         @functools.wraps(function)
         def silent(*args: Any, **kwargs: Any) -> Any:
             thread = self._thread
             outer = getattr(thread, "frame", None)
-            thread.frame = sys._getframe()  # for before() and after(), steps in here are within another
+            thread.frame = sys._getframe()  # for before() and after(), steps in here are nested
             try:
                 return function(*args, **kwargs)
             finally:
@@ -111,7 +111,7 @@ class Recorder:
         return silent
 
     def begin_scaled(self) -> tuple[int, int, int]:
-        """Before a loss scaler's step: the steps begun so far in this thread, and the time."""
+        """The number of steps begun in this thread, CLOCK_MONOTONIC and CLOCK_REALTIME before a loss scaler's step."""
         try:
             return getattr(self._thread, "begun", 0), time.monotonic_ns(), time.time_ns()
         except Exception:
@@ -119,7 +119,7 @@ class Recorder:
             return 0, 0, 0
 
     def end_scaled(self, optimizer: Any, begun: tuple[int, int, int]) -> None:
-        """After it: had the scaler not let the optimizer step, record a skipped step."""
+        """Record a skipped step if the optimizer did not step since `begin_scaled`."""
         try:
             end_ns = time.time_ns()
             end_mono_ns = time.monotonic_ns()
@@ -172,10 +172,10 @@ def _is_running(frame: FrameType, top: FrameType | None) -> bool:
 
 
 def _skips_within(optimizer: Any) -> bool:
-    """True if an optimizer that skips for itself has just done so.
+    """True if an optimizer that skips steps itself has just done so.
 
-    A loss scaler hands such a one (the fused kernels) its findings as ``found_inf`` and calls ``step`` all the same.
-    On an accelerator the answer would make the job wait for the device; it is not asked there.
+    A loss scaler passes its findings to such an optimizer (fused kernels) as ``found_inf`` and always calls ``step``. On
+    an accelerator, reading them would make the job wait for the device, so they are not read there.
     """
     found = getattr(optimizer, "found_inf", None)
     if found is None or getattr(getattr(found, "device", None), "type", "") != "cpu":
@@ -187,12 +187,12 @@ _RECORDER: Recorder | None = None
 
 
 def is_made() -> bool:
-    """True if this process has its recorder already."""
+    """True if this process has a recorder already."""
     return _RECORDER is not None
 
 
 def recorder(settings: Settings) -> Recorder:
-    """The one recorder of this process."""
+    """The only recorder of this process, made at the first call."""
     global _RECORDER
     if _RECORDER is None:
         _RECORDER = Recorder(settings)
@@ -200,8 +200,8 @@ def recorder(settings: Settings) -> Recorder:
 
 
 def attach(module: ModuleType, settings: Settings) -> None:
-    """Have every optimizer of this process report its steps."""
-    # What torch.compile looks for: without it a compiled step would trace into the hooks, and warn.
+    """Make every optimizer of this process report its steps."""
+    # torch.compile looks for this: without it, a compiled step would trace into the hooks, and warn.
     Recorder.before._torchdynamo_disable = True  # type: ignore[attr-defined]
     Recorder.after._torchdynamo_disable = True  # type: ignore[attr-defined]
     own = recorder(settings)
@@ -213,7 +213,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
 
 def _wrap_steps(optimizer_class: Any, own: Recorder) -> None:
-    """For releases without global step hooks: wrap ``step`` of each optimizer class when it is first used."""
+    """Wrap ``step`` of each optimizer class at its first use, for releases without global step hooks."""
     import functools
 
     plain_init = optimizer_class.__init__

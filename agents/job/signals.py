@@ -171,7 +171,7 @@ class SignalRelay:
         if self._waker:
             os.kill(self._waker, signal.SIGKILL)
             os.waitpid(self._waker, 0)
-        self._take_continue()  # at the next stop, it could not be told apart from that one's
+        self._take_continue()  # at the next stop, it would be taken for that one's
 
     def _take_continue(self) -> bool:
         """Pass on a pending SIGCONT; returns True if there was one."""
@@ -293,9 +293,9 @@ class GroupWatch:
     """A process in this process group that tells signals to the whole group from signals to one process.
 
     The supervisor shares its job's process group. A signal to the group has reached the job already; passing it on
-    would deliver it twice, and a second SIGTERM interrupts what the first one began. The kernel does not tell a receiver
-    which it was. The watch blocks every signal and takes none by itself, so a signal that is pending there too was sent
-    to the group. It starts at once, and ends with `close` or with this process.
+    would deliver it twice, and a second SIGTERM interrupts what the first one began. The kernel does not tell a
+    receiver which it was. The watch blocks every signal and takes none by itself, so a signal that is pending there
+    too was sent to the group. It starts at once, and ends with `close` or with this process.
     """
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# A module of the job -> the attachers called, in order, right after its execution. Each names the recorders of which one
-# must be wanted (none: always), and the module of this package whose ``attach(module, settings)`` is called.
+# A module of the job -> the attachers called, in order, right after its execution. Each names the recorders of which
+# one must be wanted (none: always), and the module of this package whose ``attach(module, settings)`` is called.
 ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.autograd": ((("steps", "ddp"), "backward"),),
     "torch.optim.optimizer": (((), "foreign"), (("steps",), "steps")),

@@ -174,8 +174,8 @@ def _is_running(frame: FrameType, top: FrameType | None) -> bool:
 def _skips_within(optimizer: Any) -> bool:
     """True if an optimizer that skips steps itself has just done so.
 
-    A loss scaler passes its findings to such an optimizer (fused kernels) as ``found_inf`` and always calls ``step``. On
-    an accelerator, reading them would make the job wait for the device, so they are not read there.
+    A loss scaler passes its findings to such an optimizer (fused kernels) as ``found_inf`` and always calls ``step``.
+    On an accelerator, reading them would make the job wait for the device, so they are not read there.
     """
     found = getattr(optimizer, "found_inf", None)
     if found is None or getattr(getattr(found, "device", None), "type", "") != "cpu":

@@ -187,8 +187,8 @@ def find(name: str | None) -> TestbedState:
     if len(labs) == 1:
         return labs[0]
     if labs:
-        raise UsageError(f"several testbeds stand: name one with --lab ({', '.join(lab.spec.name for lab in labs)})")
-    raise UsageError(f"no testbed {name or ''} stands: build one with ringtap testbed up".replace("  ", " "))
+        raise UsageError(f"there are several testbeds: name one of them ({', '.join(lab.spec.name for lab in labs)})")
+    raise UsageError(f"there is no testbed {name or ''}: build one with ringtap testbed up".replace("  ", " "))
 
 
 def remove(lab: TestbedState) -> bool:

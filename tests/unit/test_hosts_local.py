@@ -17,7 +17,7 @@ import pytest
 import ringtap
 from ringtap.agents.hosts import frames, worker
 from ringtap.agents.hosts.local import LocalHosts
-from ringtap.agents.hosts.remote import SERVANT
+from ringtap.agents.hosts.remote import WORKER_COMMAND
 from ringtap.agents.node import agent_socket
 from ringtap.errors import MeasurementError
 
@@ -148,7 +148,7 @@ def test_another_version_is_refused_in_a_sentence(hosts: LocalHosts, monkeypatch
         ("head -c 2000000 /dev/zero; exec sleep 60", "its login prints more than 1 MiB before ringtap is started"),
         ("exec yes '' 3>&1 >&2", "its login prints more than 1 MiB before ringtap is started"),
         ("echo noise; echo 'no such thing' >&2; exit 3", "its host worker ended - no such thing"),
-        (f"printf 'noise '; {shlex.join([sys.executable, *SERVANT])}; echo junk", ""),
+        (f"printf 'noise '; {shlex.join([sys.executable, *WORKER_COMMAND])}; echo junk", ""),
     ],
     ids=["silent", "endless", "endless errors", "ends", "noisy"],
 )

@@ -194,15 +194,17 @@ def test_a_machine_by_itself_without_cross_traffic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("command", "timeout", "words"),
     [
-        (["sh", "-c", "echo the data set is missing; exit 3"], "exit code 3.*the data set is missing"),
-        (["sleep", "1000"], "too few to warm up: does it step an optimizer"),
+        (["sh", "-c", "echo the data set is missing; exit 3"], "60s", "exit code 3.*the data set is missing"),
+        (["sleep", "1000"], "2s", "too few to warm up: does it step an optimizer"),
     ],
 )
-def test_a_job_that_fails_or_never_steps_ends_the_sweep(tmp_path: Path, command: list[str], words: str) -> None:
+def test_a_job_that_fails_or_never_steps_ends_the_sweep(
+    tmp_path: Path, command: list[str], timeout: str, words: str
+) -> None:
     text = alone(QUICK).replace(json.dumps(MARKS), json.dumps(command))
-    text = text.replace("[window]", '[window]\nstart_timeout = "2s"')
+    text = text.replace("[window]", f'[window]\nstart_timeout = "{timeout}"')
     done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out")
     assert done.returncode == 1
     assert re.search(words, one_sentence(done.stderr)), done.stderr

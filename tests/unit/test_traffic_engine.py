@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -9,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from ringtap.records import open_records
+from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile
+from ringtap.trafficgen.sender import ipc
+from ringtap.trafficgen.sender.options import SendOptions
+from ringtap.trafficgen.sender.worker import SenderWorker
+from ringtap.trafficgen.socket_options import TcpState, Transport
+from ringtap.trafficgen.statistics import Ending, FlowStatistics
 from tests.unit.traffic_processes import (
     MS,
     TIME_WAIT,
@@ -282,3 +289,27 @@ def test_two_senders_with_one_launch_time_have_one_origin(tmp_path: Path) -> Non
     flows = len(list(PlanFile(plan).flows()))
     assert sorted(row["flow"] for row in rows(tmp_path / "r.rec")) == sorted(2 * list(range(flows)))
     assert len({row["sender"] for row in rows(tmp_path / "r.rec")}) == 2
+
+
+def test_a_sender_worker_begins_before_it_hears_of_the_first_flow(tmp_path: Path) -> None:
+    """On a busy machine it may find both at once; what ended before the log was open would be missing there."""
+
+    async def begin() -> None:
+        here, there = ipc.pair()
+        launcher = ipc.Channel(here)
+        options = SendOptions(log_path=tmp_path / "s.rec")
+        worker = SenderWorker(
+            ipc.Channel(there), ipc.SharedSlots(1), [], options, Transport(), b"", FlowStatistics(), 1
+        )
+        FlowLog(options.log_path, SENT_FIELDS, {}).close()
+        launcher.put(ipc.BEGIN, 0, time.monotonic_ns(), time.time_ns())
+        assert launcher.flush()
+        worker._events()  # a connection has something to say
+        worker.outcome.ended(ipc.FlowState(7, 10, 1, 2), Ending("finished", 2, 3), TcpState(0, 0, 0), -1, 0)
+        worker.outcome.flush()
+        here.close()
+        there.close()
+        worker.epoll.close()
+
+    asyncio.run(begin())
+    assert [row["flow"] for row in rows(tmp_path / "s.rec")] == [7]

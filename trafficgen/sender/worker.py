@@ -87,6 +87,7 @@ class SenderWorker:
         self._all: dict[int, SenderConnection] = {}
         self._files: dict[int, SenderConnection] = {}
         self._ended = asyncio.Event()
+        self._begun = False
         self._error = ""
 
     async def run(self, control: Connection, lock: threading.Lock) -> None:
@@ -147,6 +148,8 @@ class SenderWorker:
         self._say()
 
     def _events(self) -> None:
+        if not self._begun:  # BEGIN was sent before the first flow, but on a busy machine both may be waiting here
+            self._heed()
         files = self._files
         for file, events in self.epoll.poll(0, _MOST_EVENTS):
             carried = files.get(file)
@@ -185,6 +188,7 @@ class SenderWorker:
             carried.connect(place.address)
 
     def _begin(self, origin_ns: int, origin_real_ns: int) -> None:
+        self._begun = True
         try:
             log = FlowLog(self._log_path, SENT_FIELDS, None)
         except UsageError as error:

@@ -32,7 +32,7 @@ def tell(text: str) -> None:
 
 
 def run_unrecorded(command: list[str], why: str) -> int:
-    """Replace this process by the job, if there is no folder to record it in."""
+    """Replace this process with the job if the run has no folder to record it in."""
     tell(f"ringtap: {why}: the job runs without being recorded")
     signals.become(command, os.environ)
 

@@ -344,7 +344,7 @@ def run_sweep(
     Args:
         plan: the sweep.
         path: the run directory to make or to resume.
-        resume: keep the existing points and measure the others; if there is no run yet, measure all.
+        resume: keep the existing points and measure the missing ones; without a run, measure all.
         force: measure loads beyond the calibration of the sender's traffic generator, and on links with other traffic.
         only: the only series to measure; empty: all.
         access: access rights of a new run directory.

@@ -7,14 +7,15 @@ training job's processes, and those of the cross traffic's port.
 from __future__ import annotations
 
 import socket
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
+from ringtap.counters import growth, window_growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES, frame_bytes
 from ringtap.records import RecordFile, read_json_lines
@@ -27,7 +28,6 @@ MOST_ERROR_SHARE = 1e-4
 SOCKETS_EVERY = "10ms,sockets=100ms"  # value of `ringtap run --every`; sufficient for connections
 _IPV6_MORE_BYTES = 20
 _SPARE_ROWS = 500
-_SEGMENTS = 1 << 32  # tcp_info counts them in 32 bits
 
 
 class PortBytes(NamedTuple):
@@ -133,21 +133,25 @@ class SocketCounts:
                 f"the connections of {self._folder.name} moved nothing, or were not sampled, in the window"
             )
         counters, seconds = Counters(self._folder, start_ns, end_ns), (last_ns - first_ns) / 1e9
-        bits = {way: 8 * counters.port_bytes(self._port, way, mtu, first_ns, last_ns) for way in ("rx", "tx")}
-        into, out, acknowledged = self._own_bytes(before)
+        bits = {way: 8 * counters.port_bytes(self._port.nics, way, mtu, first_ns, last_ns) for way in ("rx", "tx")}
+        widths = {field.name: field.width_bits for field in records.fields}
+        into, out, acknowledged = self._own_bytes(before, [widths[name] for name in _MOVED])
         return Rates(
             {way: value / seconds for way, value in bits.items()},
             {"rx": into * 8 / seconds, "tx": out * 8 / seconds},
             acknowledged * 8 / seconds,
         )
 
-    def _own_bytes(self, before: dict[int, PortBytes]) -> tuple[float, float, float]:
+    def _own_bytes(self, before: dict[int, PortBytes], widths_bits: list[int]) -> tuple[float, float, float]:
         """Bytes received and sent by the sweep's connections, and acknowledged bytes of cross traffic, with headers."""
         owned = {item["inode"] for item in read_json_lines(self._folder / "sockets" / "owners.jsonl", OWNER)[0]}
         into = out = acknowledged = 0.0
         for cookie, one in self._now.items():
             if one.is_cross or one.inode in owned:
-                grown = _grown(before.get(cookie, PortBytes()), one.moved)
+                steps = list(map(growth, before.get(cookie, PortBytes()), one.moved, widths_bits))
+                if None in steps:
+                    raise UsageError(f"the counters of a connection of {self._folder.name} ran backwards in the window")
+                grown = PortBytes(*steps)
                 into += grown.received_bytes + one.header_bytes * grown.segments_in
                 out += grown.sent_bytes + one.header_bytes * grown.segments_out
                 if one.is_cross and grown.sent_bytes:
@@ -169,17 +173,6 @@ class SocketCounts:
             header_bytes=HEADER_BYTES + (0 if "." in source else _IPV6_MORE_BYTES),
             moved=PortBytes(*(row[at[name]] for name in _MOVED)),
         )
-
-
-def _grown(before: PortBytes, after: PortBytes) -> PortBytes:
-    """Return the differences of counters; segment counters wrap at 32 bits."""
-    return PortBytes(
-        after.received_bytes - before.received_bytes,
-        (after.segments_in - before.segments_in) % _SEGMENTS,
-        after.sent_bytes - before.sent_bytes,
-        (after.segments_out - before.segments_out) % _SEGMENTS,
-        after.acknowledged_bytes - before.acknowledged_bytes,
-    )
 
 
 def _address(family: int, data: bytes) -> str:
@@ -210,7 +203,7 @@ class Counters:
         newest = int((end_ns - start_ns) / period_ns * 1.2) + _SPARE_ROWS
         self._rows = records.tail(max(0, records.count - newest))
         self._times = [row[0] for row in self._rows]
-        self._columns = {field.name: number for number, field in enumerate(records.fields)}
+        self._columns = {field.name: (number, field.width_bits) for number, field in enumerate(records.fields)}
 
     def __contains__(self, nic: str) -> bool:
         return f"{nic}.rx_bytes" in self._columns
@@ -219,33 +212,39 @@ class Counters:
         """Return the growth of a counter between two times.
 
         Raises:
-            UsageError: a time is outside the recorded samples.
+            UsageError: it is not known.
         """
-        column = self._columns[f"{nic}.{name}"]
-        return self._value(column, end_ns) - self._value(column, start_ns)
+        column, width_bits = self._columns[f"{nic}.{name}"]
+        found = window_growth(self._times, [row[column] for row in self._rows], start_ns, end_ns, width_bits)
+        if isinstance(found, str):
+            raise UsageError(f"counter {name} of interface {nic} {found}")
+        return found
 
-    def port_bytes(self, port: Attachment, way: str, mtu: int, start_ns: int, end_ns: int) -> float:
-        """Return the bytes of frames on the wire that a port's interfaces counted in one direction between two times.
+    def port_bytes(self, nics: Sequence[str], way: str, mtu: int, start_ns: int, end_ns: int) -> float:
+        """Return the bytes of frames on the wire that interfaces counted in one direction between two times.
 
         Raises:
             UsageError: it was not recorded.
         """
         found = 0.0
-        for nic in port.nics:
+        for nic in nics:
             if nic not in self:
                 raise UsageError(f"interface {nic} was not recorded")
             size_bytes, packets = (self.grown(nic, f"{way}_{unit}", start_ns, end_ns) for unit in ("bytes", "packets"))
             found += frame_bytes(size_bytes, packets, mtu)
         return found
 
-    def _value(self, column: int, t_ns: int) -> float:
-        place = bisect_left(self._times, t_ns)
-        if place == len(self._rows) or (place == 0 and self._times[0] > t_ns):
-            raise UsageError("its interfaces were not recorded in all of the window")
-        if self._times[place] == t_ns or place == 0:
-            return float(self._rows[place][column])
-        (before_ns, low), (after_ns, high) = ((self._times[i], self._rows[i][column]) for i in (place - 1, place))
-        return float(low + (high - low) * (t_ns - before_ns) / (after_ns - before_ns))
+    def rate_bps(self, nics: Sequence[str], way: str, mtu: int, start_ns: int, end_ns: int) -> float:
+        """Return the mean rate of interfaces in one direction from the first to the last sample of a window, in bit/s.
+
+        Raises:
+            UsageError: it was not recorded.
+        """
+        times = self._times[bisect_left(self._times, start_ns) : bisect_right(self._times, end_ns)]
+        if len(times) < 2:
+            raise UsageError("its interfaces were not recorded in the window")
+        first_ns, last_ns = times[0], times[-1]
+        return self.port_bytes(nics, way, mtu, first_ns, last_ns) * 8e9 / (last_ns - first_ns)
 
 
 class Watch:

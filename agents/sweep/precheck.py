@@ -20,10 +20,9 @@ from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.disturbances import MOST_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.ethernet import frame_bytes
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
-from ringtap.rundir import RunDirectory, open_log
+from ringtap.rundir import RunDirectory
 from ringtap.trafficgen.calibration import Calibration
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH
 from ringtap.units import format_rate
@@ -114,8 +113,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: SweepRoles, path: P
         try:
             counters = Counters(run.path / "nodes" / node, start_ns, end_ns)
             for way in ("rx", "tx"):
-                size_bytes = counters.port_bytes(port, way, stage.bottleneck["mtu"], start_ns, end_ns)
-                bps = size_bytes * 8e9 / (end_ns - start_ns)
+                bps = counters.rate_bps(port.nics, way, stage.bottleneck["mtu"], start_ns, end_ns)
                 rates.setdefault(node, {})[f"{way}_bps"] = round(bps)
                 if bps > MOST_OTHER_SHARE * plan.capacity_bps:
                     words.append(other_words(node, way, bps, plan.capacity_bps))
@@ -215,16 +213,8 @@ def _rate_bps(run: RunDirectory, counter: dict[str, str], mtu: int, start_ns: in
     Raises:
         MeasurementError: its recorder left no samples of that time.
     """
-    path = run.path / "nodes" / counter["node"] / "nic" / "nic.rec"
-    if not path.exists():
-        raise MeasurementError(
-            f"the recorder on {counter['node']} left no interface counters: see its log beside {path}"
-        )
-    records = open_log(path)
-    names = [field.name for field in records.fields]
-    columns = [names.index(f"{counter['nic']}.{counter['direction']}_{unit}") for unit in ("bytes", "packets")]
-    rows = [row for row in records.tail() if start_ns <= row[0] <= end_ns]
-    if len(rows) < 2:
-        raise MeasurementError(f"the recorder on {counter['node']} counted nothing while the generator was checked")
-    size_bytes, packets = (rows[-1][column] - rows[0][column] for column in columns)
-    return frame_bytes(size_bytes, packets, mtu) * 8e9 / float(rows[-1][0] - rows[0][0])
+    try:
+        counters = Counters(run.path / "nodes" / counter["node"], start_ns, end_ns)
+        return counters.rate_bps([counter["nic"]], counter["direction"], mtu, start_ns, end_ns)
+    except UsageError as error:
+        raise MeasurementError(f"host {counter['node']} could not count the generator's traffic: {error}") from error

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ringtap.analysis.job import byte_accounting
 from ringtap.analysis.job.packets import Packets, read_packets
-from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, add_up, largest_in, shares, unwrapped_growth
+from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, add_up, counter_steps, largest_in, shares
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile
@@ -128,6 +128,8 @@ def long_growth(
 ) -> Numbers:
     """Return the growth of a counter in a log with one record per object and sample, shape (groups, bins).
 
+    Bins in which a counter was reset are NaN.
+
     Args:
         file: the log's header.
         records: its records.
@@ -142,7 +144,7 @@ def long_growth(
     key, group = key[order], group[order]
     t_ns, values = np.asarray(records["t_ns"], np.int64)[order], np.asarray(records[column])[order]
     follows = (key[1:] == key[:-1]) & (t_ns[1:] > t_ns[:-1]) & (group[1:] >= 0)
-    steps = unwrapped_growth(values, width)[follows]
+    steps = counter_steps(values[:-1][follows], values[1:][follows], width)
     span, place, share = shares(t_ns[:-1][follows], t_ns[1:][follows], borders.edges_ns)
     return add_up(group[1:][follows][span], place, steps[span] * share, groups, borders.bins)
 

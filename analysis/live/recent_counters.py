@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringtap.analysis.runs.tail import Record
+from ringtap.counters import growth
 from ringtap.records import RecordFile
 
 # a cookie, a process, or several columns together
@@ -28,15 +29,10 @@ class Layout:
         self.units = {field.name: field.unit for field in file.fields}
         self._width = {field.name: field.width_bits if field.kind == "counter" else 0 for field in file.fields}
 
-    def moved(self, name: str, before: Record, after: Record) -> float:
-        """Return the growth of a counter; a wrap is taken into account, and a counter that was reset has not grown."""
+    def grown(self, name: str, before: Record, after: Record) -> float | None:
+        """Return the growth of a counter; None if it was reset."""
         number = self.index[name]
-        moved = float(after[number] - before[number])
-        if moved >= 0:
-            return moved
-        width = self._width[name]
-        # A 64-bit counter does not wrap in a run: what falls was reset.
-        return moved + 2.0**width if 0 < width < 64 else 0.0
+        return growth(before[number], after[number], self._width[name])
 
 
 class RecentWideLog:
@@ -100,7 +96,7 @@ class RecentWideLog:
         """Return the growth of a counter since the file's first record."""
         if name not in self.layout.index or self.last is None or self._first is None:
             return None
-        return self.layout.moved(name, self._first, self.last)
+        return self.layout.grown(name, self._first, self.last)
 
     def rate(self, name: str) -> float | None:
         """Return a counter's rate per second over about the last second; None before two samples."""
@@ -108,7 +104,8 @@ class RecentWideLog:
             return None
         before = self._reference()
         seconds = (self.last[self._mono] - before[self._mono]) / 1e9
-        return self.layout.moved(name, before, self.last) / seconds if seconds > 0 else None
+        grown = self.layout.grown(name, before, self.last)
+        return None if grown is None or seconds <= 0 else grown / seconds
 
     def _reference(self) -> Record:
         """Return the newest record kept that is a window older than the last, or the oldest."""
@@ -229,7 +226,7 @@ class Keyed:
         """Return the growth of a counter since the recording began; None for counters that appeared later."""
         if self.layout is None or name not in self.layout.index or key not in self._base:
             return None
-        return self.layout.moved(name, self._base[key], self.latest[key])
+        return self.layout.grown(name, self._base[key], self.latest[key])
 
     def peak(self, key: Key, name: str) -> float | None:
         """Return the largest value of a gauge in the last poll's records; the newest value if it did not change."""
@@ -245,4 +242,5 @@ class Keyed:
         if before is None:
             since, before = history[0]
         seconds = (now - since) / 1e9
-        return self.layout.moved(name, before, self.latest[key]) / seconds if seconds > 0.01 else None
+        grown = self.layout.grown(name, before, self.latest[key])
+        return None if grown is None or seconds <= 0.01 else grown / seconds

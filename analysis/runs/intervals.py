@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ringtap.counters import WIDEST_BITS
+
 Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
@@ -72,39 +74,45 @@ def add_up(group: Integers, place: Integers, amounts: Numbers, groups: int, bins
     return sums.reshape(groups, bins)
 
 
-def unwrapped_growth(values: npt.NDArray[Any], width_bits: int) -> Numbers:
-    """Return the growth of a counter from each sample to the next.
+def counter_steps(before: npt.NDArray[Any], after: npt.NDArray[Any], width_bits: int) -> Numbers:
+    """Return the growth of counters by the rule of `ringtap.counters.growth`; NaN where a counter was reset.
 
-    A narrow counter may have wrapped once. A counter of 64 bits, or one without a width, that went backwards was reset
-    to 0 in between: its growth is its new value.
+    Args:
+        before: values of the earlier samples.
+        after: values of the later samples, of the same type.
+        width_bits: width of the counters; 0: not known.
     """
-    if values.dtype.kind == "f":
-        steps = np.diff(values)
-        return np.where(steps < 0, values[1:], steps)
-    if 0 < width_bits < 63:
-        counts = values.astype(np.int64)
-        grown: Numbers = np.remainder(counts[1:] - counts[:-1], np.int64(1 << width_bits)).astype(np.float64)
-        return grown
-    steps = values[1:] - values[:-1]  # of unsigned numbers: modulo 2**64
-    return np.where(values[1:] < values[:-1], values[1:], steps).astype(np.float64)
+    fell = after < before
+    if after.dtype.kind == "f":
+        return np.where(fell, np.nan, after - before)
+    # differences before conversion: counters of many bytes do not fit a float
+    steps = after.astype(np.uint64) - before.astype(np.uint64)
+    if 0 < width_bits < WIDEST_BITS:
+        return (steps & np.uint64((1 << width_bits) - 1)).astype(np.float64)
+    return np.where(fell, np.nan, steps.astype(np.float64))
 
 
 def growth(t_ns: Integers, steps: Numbers, borders: Borders) -> Numbers:
-    """Return the growth of a counter in each bin, linear between samples; NaN for bins that the samples do not cover.
+    """Return the growth of a counter in each bin, linear between samples; NaN for bins in which it is not known.
 
     Args:
         t_ns: times of the samples, ascending.
-        steps: growth from each sample to the next, one fewer than times.
+        steps: growth from each sample to the next, one fewer than times; NaN where it is not known.
         borders: the bins, by the clock of the samples.
     """
     if len(t_ns) < 2 or borders.bins < 1:
         return np.full(borders.bins, np.nan)
     origin = t_ns[0]  # differences first: nanoseconds since 1970 do not fit a float
-    grown = np.concatenate(([0.0], np.cumsum(steps)))
-    at = np.interp(
-        (borders.edges_ns - origin).astype(np.float64), (t_ns - origin).astype(np.float64), grown, np.nan, np.nan
-    )
-    return np.diff(at)
+    at_ns, edges_ns = (t_ns - origin).astype(np.float64), (borders.edges_ns - origin).astype(np.float64)
+
+    def in_bins(amounts: Numbers) -> Numbers:
+        grown = np.concatenate(([0.0], np.cumsum(amounts)))
+        return np.asarray(np.diff(np.interp(edges_ns, at_ns, grown, np.nan, np.nan)))
+
+    unknown = np.isnan(steps)
+    if not unknown.any():
+        return in_bins(steps)
+    return np.where(in_bins(unknown.astype(np.float64)) > 0, np.nan, in_bins(np.where(unknown, 0.0, steps)))
 
 
 def mean_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Numbers:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.runs.clock import NodeClock, read_clock, steps_of
-from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, growth, largest_in, mean_in, unwrapped_growth
+from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, counter_steps, growth, largest_in, mean_in
 from ringtap.analysis.runs.run import Records, map_records
 from ringtap.errors import RingtapError
 from ringtap.json_validation import Shape, load_json, whole
@@ -53,11 +53,12 @@ class WideLog:
         return np.asarray(self._records[column])
 
     def steps(self, column: str) -> Numbers:
-        """Return the growth of a counter from each sample to the next."""
-        return unwrapped_growth(self.values(column), self._fields[column].width_bits)
+        """Return the growth of a counter from each sample to the next; NaN where it was reset."""
+        values = self.values(column)
+        return counter_steps(values[:-1], values[1:], self._fields[column].width_bits)
 
     def growth(self, column: str, borders: Borders) -> Numbers:
-        """Return the growth of a counter in each bin; NaN for bins that are not covered."""
+        """Return the growth of a counter in each bin; NaN for bins in which it is not known."""
         return growth(self.t_ns, self.steps(column), borders)
 
     def mean(self, column: str, borders: Borders) -> Numbers:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.runs.intervals import Integers, Numbers
+from ringtap.analysis.runs.intervals import Integers, Numbers, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile
@@ -44,7 +44,7 @@ class Growth:
         end: number of the socket of each growth, as in `SocketLog.sockets`.
         begin_ns: begin of each growth, CLOCK_REALTIME of the node.
         end_ns: end of each growth, by the same clock.
-        amounts: growth of each of `COUNTERS`, by name.
+        amounts: growth of each of `COUNTERS`, by name; NaN where it was reset.
     """
 
     end: Integers
@@ -72,6 +72,7 @@ class SocketLog:
     def __init__(self, file: RecordFile, records: Records, rounds_ns: Integers | None = None) -> None:
         self._records = records
         self._rounds_ns = rounds_ns
+        self._widths = {field.name: field.width_bits for field in file.fields}
         every_s = file.about.get("every_s")
         self.every_s = float(every_s) if isinstance(every_s, int | float) and every_s > 0 else 0.1
         self._period_ns = round(self.every_s * 1e9)
@@ -166,9 +167,9 @@ class SocketLog:
         begin = np.minimum(begin, at_ns - 1)
         amounts = {}
         for name in COUNTERS:
-            values = np.asarray(joined[name]).astype(np.int64)
-            step = values[rows] - np.where(follows[rows], values[rows - 1], 0)
-            amounts[name] = np.maximum(step, 0).astype(np.float64)
+            values = np.asarray(joined[name])
+            before = np.where(follows[rows], values[rows - 1], 0).astype(values.dtype)
+            amounts[name] = counter_steps(before, values[rows], self._widths[name])
         return Growth(end[rows], begin, at_ns, amounts)
 
 

@@ -34,7 +34,7 @@ def test_narrow_counters_wrap(tmp_path):
 
 @pytest.mark.parametrize(
     ("start_s", "end_s", "says"),
-    [(-1, 5, "does not cover"), (1, 11, "does not cover"), (4.5, 5.5, "ran backwards")],
+    [(-1, 5, "does not cover"), (1, 11, "does not cover"), (4.5, 5.5, "was reset")],
 )
 def test_what_is_wrong_is_said(tmp_path, start_s, end_s, says):
     values = 1000 * np.arange(101)

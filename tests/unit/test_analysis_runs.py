@@ -153,7 +153,7 @@ def test_counters_that_stop_or_run_backwards_give_a_reason(tmp_path):
     for tenth in range(200):
         writer.append(START_NS + tenth * 10**8, 0, *[1000 * (tenth % 7)] * 8)
     writer.close()
-    assert "ran backwards" in measure(open_run(tmp_path / "sweep"))[0].reasons[0]
+    assert "was reset" in measure(open_run(tmp_path / "sweep"))[0].reasons[0]
     path.unlink()
     writer = RecordWriter(path, counter_fields(["cross0"]), {})
     for second_ in (0, 1000):

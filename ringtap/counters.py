@@ -1,0 +1,68 @@
+"""Growth of counters between samples: one rule for wraps, resets and gaps.
+
+- A counter of fewer than 64 bits that fell has wrapped once.
+- A counter of 64 bits, or of no known width, that fell was reset, by a driver for example. Its growth is not known.
+- Between two samples, growth is linear. The growth in a window that begins or ends inside a long gap is not known.
+
+`ringtap.analysis.runs.intervals.counter_steps` is the same rule for whole columns; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+# Longest gap at an edge of a window, as a share of the window; counters are sampled every 10 ms
+LONGEST_GAP_SHARE = 0.05
+WIDEST_BITS = 64
+
+
+def growth(before: float, after: float, width_bits: int) -> float | None:
+    """Return the growth of a counter from one sample to the next; None if the counter was reset in between.
+
+    Args:
+        before: value of the earlier sample.
+        after: value of the later sample.
+        width_bits: width of the counter; 0: not known.
+    """
+    if after >= before:
+        return after - before
+    return after - before + (1 << width_bits) if 0 < width_bits < WIDEST_BITS else None
+
+
+def window_growth(
+    t_ns: Sequence[int], values: Sequence[int], start_ns: int, end_ns: int, width_bits: int
+) -> float | str:
+    """Return the growth of a counter in a window, or the reason that it is not known.
+
+    Args:
+        t_ns: times of the samples, ascending.
+        values: the samples.
+        start_ns: start of the window.
+        end_ns: end of the window, later than its start.
+        width_bits: width of the counter; 0: not known.
+
+    Returns:
+        The growth in the counter's unit, or the reason as the rest of a sentence about the counter.
+    """
+    if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns:
+        return "does not cover the window"
+    first = bisect_right(t_ns, start_ns) - 1
+    last = bisect_left(t_ns, end_ns, lo=first)
+    if last <= first:
+        return "has samples out of order"
+    steps = []
+    for before, after in pairwise(values[first : last + 1]):
+        step = growth(before, after, width_bits)
+        if step is None:
+            return "was reset within the window"
+        steps.append(step)
+    opening_ns, closing_ns = t_ns[first + 1] - t_ns[first], t_ns[last] - t_ns[last - 1]
+    if min(opening_ns, closing_ns) <= 0:
+        return "has samples out of order"
+    early, late = (start_ns - t_ns[first]) / opening_ns, (t_ns[last] - end_ns) / closing_ns
+    longest_ns = LONGEST_GAP_SHARE * (end_ns - start_ns)
+    if (early and opening_ns > longest_ns) or (late and closing_ns > longest_ns):
+        return "has a gap at an edge of the window"
+    return sum(steps) - early * steps[0] - late * steps[-1]

@@ -14,11 +14,11 @@ import psutil
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.ethtool_ioctl import Ethtool
 from ringtap.records import Field, RecordWriter
+from ringtap.schema import TIME_FIELDS
 
 # mlx5e queries the firmware under a lock at each request
 _LEAST_PERIOD_S = 1.0
 _MOST_STATISTICS = 256
-_TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 # statistics of a single queue, ring or channel: rx0_packets, rx-0.bytes, [3]: tx_drops, queue_0_tx_cnt
 _OF_A_QUEUE = re.compile(
     r"^\[\d+\]|^(?:rx|tx|ch|rq|sq|xsk|q|ptp_(?:cq|ch|rx|tx|rq|sq))-?\d+[_.:]|(?:^|_)queue_?\d+_|^(?:ptp_)?ch\d+_|_q\d+_|^tc\d+_"
@@ -78,7 +78,7 @@ class _Nic:
         """Create the log and write the first record."""
         about = {"collector": "ethtool", "source": "SIOCETHTOOL", "every_s": every_s, "nic": self.name}
         about |= {"left_out": self.left_out, **self.driver, **self._settings()}
-        self._log = RecordWriter(folder / f"{self.name}.rec", [*_TIMES, *map(field_of, self.kept)], about)
+        self._log = RecordWriter(folder / f"{self.name}.rec", [*TIME_FIELDS, *map(field_of, self.kept)], about)
         self.sample()
 
     def _settings(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ringtap.collectors.base import Check, Context
 from ringtap.installation import install_command
 from ringtap.records import Field, Kind, RecordWriter
+from ringtap.schema import TIME_FIELDS
 from ringtap.units import counted
 
 # NVML measures for 20 ms per direction; twice a second leaves the GPU's management processor time for others
@@ -60,7 +61,6 @@ class PcieMeter(threading.Thread):
 
 # NVML samples utilisation every 1/6 to 1 s, by product
 _LEAST_PERIOD_S = 1 / 6
-_TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 _ALL_LINKS = 0xFFFFFFFF
 _KIB = 1024
 # NVML_VALUE_TYPE -> member of the union
@@ -155,7 +155,7 @@ class _Gpu:
         """The columns of its log."""
         names = _PCIE_FIELDS if self.meter else ()
         columns = [Field(name, "<u8", unit, kind, width) for name, unit, kind, width, _ in self._readings]
-        return [*_TIMES, *columns, *(Field(name, "<u8", "bytes/s", "gauge") for name in names)]
+        return [*TIME_FIELDS, *columns, *(Field(name, "<u8", "bytes/s", "gauge") for name in names)]
 
     @property
     def supports_something(self) -> bool:

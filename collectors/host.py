@@ -17,6 +17,7 @@ import psutil
 from ringtap.collectors.base import Check, Context
 from ringtap.collectors.processes import PROC, Process, command_of, rank_of
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.schema import HOST_REC, PROCESSES_JSONL, PROCESSES_REC, TIME_FIELDS
 from ringtap.units import counted
 
 # our name -> protocol (line of the file), the kernel's name, unit, kind
@@ -68,9 +69,8 @@ def read_counters(net: Path) -> dict[str, int]:
 
 _LEAST_EVERY_S = 1.0
 _COST_SHARE = 0.005  # share of one core for finding the job's processes
-_TIMES = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"))
 _PROCESS_FIELDS = (
-    *_TIMES,
+    *TIME_FIELDS,
     Field("pid", "<u4", "", "index"),
     Field("cpu_s", "<f8", "s", "counter"),
     Field("rss_bytes", "<u8", "bytes", "gauge"),
@@ -87,7 +87,7 @@ class HostCollector:
     net = Path("/proc/net")
 
     def __init__(self, context: Context) -> None:
-        self._folder = context.folder / "host"
+        self._folder = context.folder
         self._pids = context.pids
         self.every_s = max(context.every_s, _LEAST_EVERY_S)
         self._processes: dict[int, Process] = {}
@@ -115,7 +115,7 @@ class HostCollector:
         self._cores = len(psutil.cpu_times(percpu=True))
         absent = self._absent_counters()
         self._tcp = [name for name in COUNTERS if name not in absent]
-        fields = list(_TIMES)
+        fields = list(TIME_FIELDS)
         for core in range(self._cores):
             fields += [Field(f"cpu{core}.{what}_s", "<f8", "s", "counter") for what in ("busy", "iowait", "steal")]
         fields += [Field(f"memory.{what}_bytes", "<u8", "bytes", "gauge") for what in ("available", "total")]
@@ -126,10 +126,10 @@ class HostCollector:
         about = {"collector": self.name, "source": "/proc/stat, /proc/meminfo, /proc/net", "every_s": self.every_s}
         about |= {"absent": absent}
         self._pack = struct.Struct(f"<qq{3 * self._cores}dQQ{len(self._tcp)}Q").pack
-        self._writer = RecordWriter(self._folder / "host.rec", fields, about)
+        self._writer = RecordWriter(self._folder / HOST_REC, fields, about)
         about = {"collector": self.name, "source": "/proc/<pid>/stat", "every_s": self.every_s}
-        self._process_writer = RecordWriter(self._folder / "processes.rec", _PROCESS_FIELDS, about)
-        self._people = JsonLinesWriter(self._folder / "processes.jsonl")
+        self._process_writer = RecordWriter(self._folder / PROCESSES_REC, _PROCESS_FIELDS, about)
+        self._people = JsonLinesWriter(self._folder / PROCESSES_JSONL)
         self.sample()
 
     def sample(self) -> None:

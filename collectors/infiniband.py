@@ -10,6 +10,7 @@ from typing import Any
 
 from ringtap.collectors.base import Check, Context
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
+from ringtap.schema import TIME_FIELDS
 
 # file name -> unit; read at every sample
 TRAFFIC = {
@@ -151,7 +152,6 @@ _LEAST_PERIOD_S = 0.01
 _RARE_S = 1.0
 # the kernel's cache is valid for its lifespan in jiffies, rounded up: a jiffy is at most 10 ms
 _JIFFY_S = 0.01
-_TIMES = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
 
 
 class _GoneError(OSError):
@@ -240,7 +240,7 @@ class _Port:
         self.every_s = max(every_s, self._lifespan_s)
         self.idle = not _text(path / "state").endswith("ACTIVE")
         wide = is_wide(present, {name: counter.value for name, counter in self._port.items()})
-        self.fields = [*_TIMES, *(port_field(name, self.driver, wide) for name in self._port)]
+        self.fields = [*TIME_FIELDS, *(port_field(name, self.driver, wide) for name in self._port)]
         self.fields += [hw_field(name) for name in self._hw]
         self.fields.append(Field("hw.repeated", "<u1", "flag", "gauge"))
 

@@ -28,6 +28,7 @@ from ringtap.collectors.netlink import (
     request,
 )
 from ringtap.records import Field, HoldingRecordWriter, JsonLinesWriter
+from ringtap.schema import NIC_REC, TIME_FIELDS
 from ringtap.units import counted
 
 # /proc/net/dev's columns after the name; receive drops include packets missed because a buffer was full
@@ -169,7 +170,7 @@ class NicCollector:
     _links: LinkWatch | None
 
     def __init__(self, context: Context) -> None:
-        self._path = context.folder / "nic" / "nic.rec"
+        self._path = context.folder / NIC_REC
         self.every_s = context.every_s
         self._appeared_ns: dict[str, int] = {}
         self._vanished_ns: dict[str, int] = {}
@@ -193,7 +194,7 @@ class NicCollector:
         words = self._words()
         self._nics = sorted(name.decode().rstrip(":") for name in words[self._first :: _COLUMNS])
         self._learn(words)
-        fields = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
+        fields = list(TIME_FIELDS)
         for nic in self._nics:
             fields += [Field(f"{nic}.{name}", "<u8", unit, "counter", 64) for name, _, unit in _COUNTERS]
         about = {"collector": self.name, "source": str(self.source), "every_s": self.every_s, "nics": self._nics}

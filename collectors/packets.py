@@ -21,6 +21,7 @@ from ringtap.collectors.capture_program import END_S, Tool
 from ringtap.collectors.ethtool_ioctl import offloads
 from ringtap.records import Field, RecordWriter
 from ringtap.rundir import write_json
+from ringtap.schema import TIME_FIELDS
 
 ROUTES = Path("/proc/net/route")
 ROUTES6 = Path("/proc/net/ipv6_route")
@@ -98,7 +99,7 @@ _FREE_BYTES = 1_000_000_000
 _FREE_SHARE = 0.1
 _FLUSHES = (4, 99)  # tcpdump before 4.99 dies of SIGUSR2
 _COUNTS = ("captured", "received_by_filter", "dropped_by_kernel", "dropped_by_interface")
-_FIELDS = [Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time")]
+_FIELDS = list(TIME_FIELDS)
 _FIELDS += [Field(name, "<u8", "packets", "counter", 64) for name in _COUNTS]
 _KILLED = f"killed: it did not end within {END_S:.0f} s; its file may hold more packets than its last counts"
 _REMEDY = (

@@ -25,6 +25,7 @@ from ringtap.collectors.netlink import (
     request,
 )
 from ringtap.records import Field, HoldingRecordWriter
+from ringtap.schema import QDISC_REC, TIME_FIELDS
 
 _NEW, _GET = 36, 38  # RTM_NEWQDISC, RTM_GETQDISC
 _TC_BYTES = 20  # tcmsg: family and padding, interface, handle, parent, info
@@ -37,8 +38,7 @@ _COST = 50  # dumps take a fiftieth of a core's time at most: a NIC with a hundr
 _FAILURES_MOST = 10
 
 _FIELDS = (
-    Field("t_ns", "<i8", "ns", "time"),
-    Field("mono_ns", "<i8", "ns", "time"),
+    *TIME_FIELDS,
     Field("interface", "<u4", "index", "index"),
     Field("handle", "<u4", "", "index"),
     Field("parent", "<u4", "", "index"),
@@ -149,7 +149,7 @@ class QdiscCollector:
     slow = False
 
     def __init__(self, context: Context) -> None:
-        self._path = context.folder / "qdisc" / "qdisc.rec"
+        self._path = context.folder / QDISC_REC
         self.every_s = max(context.every_s, _LEAST_EVERY_S)
         self._table = QdiscTable()
         self._due_ns = 0

@@ -32,6 +32,7 @@ from ringtap.collectors.netlink import (
 )
 from ringtap.collectors.processes import PROC, command_of, rank_of
 from ringtap.records import HoldingRecordWriter, JsonLinesWriter
+from ringtap.schema import OWNERS_JSONL, SOCKETS_REC
 
 _LEAST_PAUSE_S = 1.0
 _COST_SHARE = 0.01  # share of one core, at most
@@ -349,7 +350,6 @@ class SocketsCollector:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._folder = context.folder / "sockets"
         self.every_s = context.every_s
         self._dump_due_ns = 0
         self._failures = 0
@@ -390,8 +390,8 @@ class SocketsCollector:
             "kernel_tcp_info_bytes": info_bytes,
             "absent": layout.absent_fields(info_bytes),
         }
-        self._writer = HoldingRecordWriter(self._folder / "sockets.rec", layout.FIELDS, about)
-        self._owners = SocketOwners(self._folder / "owners.jsonl", self._context.pids)
+        self._writer = HoldingRecordWriter(self._context.folder / SOCKETS_REC, layout.FIELDS, about)
+        self._owners = SocketOwners(self._context.folder / OWNERS_JSONL, self._context.pids)
         self._table = SocketTable(self._owners.want, _ASKED_MOST)
         self.sample()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ringtap.collectors.netlink import HEADER_BYTES, aligned, attribute_head, attributes
 from ringtap.records import Field, Kind
+from ringtap.schema import TIME_FIELDS
 
 BY_FAMILY, COMPATIBLE = 20, 18  # SOCK_DIAG_BY_FAMILY; TCPDIAG_GETSOCK, whose one dump holds both families
 _INFO = 2  # INET_DIAG_INFO
@@ -84,8 +85,7 @@ _INFO_COLUMNS: tuple[tuple[str, str, str, Kind, int], ...] = (
 )
 
 FIELDS: tuple[Field, ...] = (
-    Field("t_ns", "<i8", "ns", "time"),
-    Field("mono_ns", "<i8", "ns", "time"),
+    *TIME_FIELDS,
     Field("family", "<u1", "2: IPv4, 10: IPv6", "index"),
     Field("state", "<u1", "0: vanished, else as in linux/tcp_states.h", "gauge"),
     Field("timer", "<u1", "", "gauge"),

@@ -12,165 +12,15 @@ from typing import Any, Literal
 
 import ringtap
 from ringtap.errors import UsageError
-from ringtap.json_validation import BPS, COUNT, NAME, NS, PATH, Number, Shape, ShapeError, Text, check, load_json
+from ringtap.json_validation import Shape, ShapeError, check, load_json
 from ringtap.masking import mask_words
-from ringtap.records import INTEGER, NUMBER, RecordFile, open_records, read_json_lines
+from ringtap.records import RecordFile, open_records, read_json_lines
+from ringtap.schema import NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
 
-SCHEMA = 1
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
 _JOIN_S = 5.0
 _MOST_AGE_NS = 2**60  # 36 years
 Status = Literal["running", "complete", "partial", "failed"]
-
-# the shapes of a run directory's files (docs/reference/run-directory.md), as far as a reader relies on them
-_WORDS = (str, None)
-_COUNTER = {"node": NAME, "nic": str, "direction": str}
-_SHARE = Number(0, 1e6)
-_PLAN: Shape = {
-    "name?": str,
-    "scale?": Number(1e-9, 1e9),
-    "capacity_bps?": Number(1, 1e18),
-    "topology?": {"hosts?": ([str], None), "workers?": ([str], None), "mtu?": (Number(68, 2**20, whole=True), None)},
-    "models?": [{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True)}],
-    "traffic?": [NAME],
-    "loads?": [Number(0, 1e3)],
-}
-RUN: Shape = {
-    "schema": int,
-    "kind?": str,
-    "ringtap?": str,
-    "argv?": [str],
-    "created_ns?": NS,
-    "seed?": (int, None),
-    "status?": str,
-    "why?": _WORDS,
-    "key?": _WORDS,
-    "reference?": (NAME, Text("", "an empty text"), None),
-    "not_collected?": ([{"what": str, "why": str}], None),
-    "plan?": (_PLAN, None),
-    "lab?": ({"links?": ([{"asked_bps?": (BPS, None), "measured_bps?": (BPS, None)}], None)}, None),
-    "precheck?": ([{"kind": str, "share_of_capacity?": (_SHARE, None), "required_share?": (_SHARE, None)}], None),
-    "bottleneck?": (
-        {
-            "cross?": ([_COUNTER], _COUNTER, None),
-            "total?": ([_COUNTER], _COUNTER, None),
-            "mtu?": (Number(68, 2**20, whole=True), None),
-        },
-        None,
-    ),
-    "calibration?": ({"host?": (dict, None)}, None),
-    "settings?": (
-        {
-            "collectors?": ([str], None),
-            "recorders?": ([str], None),
-            "every_s?": (Number(1e-6, 1e6), None),
-            "options?": ({str: {str: str}}, None),
-        },
-        None,
-    ),
-}
-POINT: Shape = {
-    "series": NAME,
-    "model": NAME,
-    "traffic": NAME,
-    "directory": PATH,
-    "requested_bps": BPS,
-    "window_start_ns": NS,
-    "window_end_ns": NS,
-    "step?": COUNT,
-    "iterations?": COUNT,
-    "late_share?": (Number(0, 1), None),
-    "ended?": _WORDS,
-    "cut?": ([str], None),
-    "others?": ([str], None),
-}
-_NIC = {"mtu?": (COUNT, None), "speed?": (Number(-1, 2**53), None), "driver?": _WORDS}
-_LINK = {"below?": ([str], None), "qdisc?": _WORDS, "rate_bps?": (BPS, None), "index?": (COUNT, None)}
-_FACTS: Shape = {
-    **dict.fromkeys(("host?", "kernel?", "machine?", "python?"), _WORDS),
-    "cpus?": (COUNT, None),
-    "memory_bytes?": (COUNT, None),
-    "nics?": ({str: _NIC}, None),
-    "links?": ({str: _LINK}, None),
-    "sysctls?": ({str: _WORDS}, None),
-}
-_OFFSET = Number(-(2**61), 2**61)
-_STEP = {"t_ns?": NS, "mono_ns?": NS, "mono_before_ns?": NS, "step_ns?": Number(-(2**61), 2**61, whole=True)}
-_JOB = {"pid?": COUNT, "rank?": (int, None), "exit_code?": (int, None), "began_ns?": NS, "ended_ns?": (NS, None)}
-_COLLECTOR = {
-    "state?": str,
-    "reason?": _WORDS,
-    "remedy?": _WORDS,
-    "missed_samples?": (COUNT, None),
-    "every_s?": (Number(0, 1e9), None),
-}
-NODE: Shape = {
-    "status?": str,
-    "why?": _WORDS,
-    "jobs?": [_JOB],
-    "collectors?": ({str: _COLLECTOR}, None),
-    "before?": (_FACTS, None),
-    "after?": (_FACTS, None),
-    "clock_steps?": ([_STEP], None),
-}
-_LINE = {
-    "offset_ns": (_OFFSET, None),
-    "error_ns?": (Number(0, 2**62), None),
-    "drift_ppm?": (Number(-1e6, 1e6), None),
-    "t0_ns?": (NS, None),
-    "from_ns?": (NS, None),
-    "t_ns?": NS,
-    **dict.fromkeys(("mono_ns?", "from_mono_ns?", "to_mono_ns?"), (NS, None)),
-}
-CLOCK: Shape = {
-    "reference?": (NAME, Text("", "an empty text"), None),
-    "fit?": (_LINE, None),
-    "segments?": ([_LINE], None),
-    "measurements?": ([_LINE], None),
-    "steps?": ([_STEP], None),
-    "boot_id?": _WORDS,
-    "adjtimex?": (dict, None),
-}
-SERVER: Shape = {
-    "port?": (Number(0, 65535, whole=True), None),
-    "addresses?": [str],
-    "token?": Text("(?:[0-9a-f]{2})*", "hexadecimal digits"),
-    "boot_id?": _WORDS,
-    "why?": _WORDS,
-}
-PACKETS: Shape = {
-    "tool?": _WORDS,
-    "filter?": _WORDS,
-    "dropped_by_kernel?": (COUNT, None),
-    "dropped_by_interface?": (COUNT, None),
-}
-OWNER: Shape = {"inode": COUNT, "pid?": (COUNT, None), "rank?": (int, None), "command?": ([str], str, None)}
-LINK_STATE: Shape = {
-    **{"t_ns": NS, "mono_ns?": NS, "nic": str, "up?": bool, "carrier": bool},
-    **{"operstate?": _WORDS, "carrier_changes": (COUNT, None)},
-}
-PROCESS: Shape = {"pid": COUNT, "parent?": (int, None), "rank?": (int, None), "command?": ([str], str, None)}
-BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None)}
-MARK: Shape = {"t_ns": NS, "text?": str}
-_TIMES = dict.fromkeys(("t_ns", "mono_ns"), frozenset({"<i8"}))
-_STEP_COLUMNS = dict.fromkeys(("step", "optimizer", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), INTEGER)
-_DDP_COLUMNS = dict.fromkeys(
-    (
-        *("iteration", "module", "forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns"),
-        *("comm_end_ns", "forward_ns", "backward_ns", "comm_ns", "overlap_ns"),
-    ),
-    INTEGER,
-)
-_SAMPLED = ("nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
-_COLUMNS = {
-    "sockets/sockets.rec": _TIMES
-    | dict.fromkeys(("family", "state", "cookie", "inode"), INTEGER)
-    | dict.fromkeys(("sport", "dport"), frozenset({"V2"}))
-    | dict.fromkeys(("source", "destination"), frozenset({"V16"})),
-    "qdisc/qdisc.rec": _TIMES
-    | dict.fromkeys(("interface", "handle", "parent", "backlog_bytes", "backlog_packets", "drops"), INTEGER),
-    "host/processes.rec": _TIMES | {"pid": INTEGER, "cpu_s": NUMBER},
-}
 
 
 class UnwritableError(UsageError):
@@ -201,7 +51,7 @@ def _mode(path: Path, access: str) -> int:
     """Mode of a new run directory; a run within another, as a series of a sweep, has that one's."""
     for parent in path.absolute().parents:
         with contextlib.suppress(OSError):
-            if (parent / "run.json").is_file():
+            if (parent / RUN_JSON).is_file():
                 return parent.stat().st_mode & 0o777
     return ACCESS[access]
 
@@ -280,10 +130,7 @@ def open_log(path: Path) -> RecordFile:
         OSError: it cannot be read.
         UsageError: not a record file, one of a newer version, or one without these columns.
     """
-    if path.parent.name == "steps":
-        return open_records(path, _DDP_COLUMNS if path.name.endswith(".ddp.rec") else _STEP_COLUMNS)
-    name = f"{path.parent.name}/{path.name}"
-    return open_records(path, _COLUMNS.get(name, _TIMES if path.parent.name in _SAMPLED else None))
+    return open_records(path, columns_of(path))
 
 
 def process_age_ns(steps: RecordFile) -> int:
@@ -335,7 +182,7 @@ class RunDirectory:
             path.mkdir(_mode(path, access), parents=True, exist_ok=True)
             # another rank of the same job may be about to make it: its temporary file does not count
             strangers = [entry for entry in path.iterdir() if not (key and entry.name.startswith(".run.json."))]
-            if strangers or not _write_new_json(path / "run.json", info):
+            if strangers or not _write_new_json(path / RUN_JSON, info):
                 raise UsageError(f"{path} is not empty: name another folder, or go on with --resume if it is a sweep")
         except (FileExistsError, NotADirectoryError) as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
@@ -373,7 +220,7 @@ class RunDirectory:
         except UnwritableError:
             raise
         except UsageError:
-            if not (path / "run.json").is_file():
+            if not (path / RUN_JSON).is_file():
                 raise
             run, created = cls.wait_for(path, _JOIN_S), False
             if run.info.get("key") != key:
@@ -415,9 +262,9 @@ class RunDirectory:
             UsageError: no run.json there, one of a newer schema, or another user's that may not be read.
         """
         try:
-            if not (path / "run.json").is_file():
+            if not (path / RUN_JSON).is_file():
                 raise UsageError(f"{path} is no run directory: it has no run.json")
-            info = read_json(path / "run.json")
+            info = read_json(path / RUN_JSON)
         except PermissionError as error:
             raise UsageError(f"{path} may not be read by this user: ask its owner for the right to") from error
         if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
@@ -432,7 +279,7 @@ class RunDirectory:
 
     def save(self) -> None:
         """Write run.json."""
-        write_json(self.path / "run.json", self.info)
+        write_json(self.path / RUN_JSON, self.info)
 
     def finish(self, status: Status, why: str = "") -> None:
         """Record the status of the run, and the reason for it."""

@@ -9,6 +9,7 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, check
 from ringtap.rundir import RunDirectory, read_points
+from ringtap.schema import RUN_JSON
 from ringtap.slurm.paths import SubmitPaths
 
 
@@ -69,7 +70,7 @@ def read_parts(run: RunDirectory) -> list[Part]:
 
 
 def _read_part(path: Path, index: int, series: str, loads: list[float]) -> Part:
-    info = RunDirectory.open(path).info if (path / "run.json").is_file() else {}
+    info = RunDirectory.open(path).info if (path / RUN_JSON).is_file() else {}
     points, rejected = (read_points(path / f"{name}.jsonl")[0] for name in ("points", "rejected"))
     done = {point.get("step") for point in points}
     missing = tuple(load for step, load in enumerate(loads) if step not in done)

@@ -16,6 +16,7 @@ from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, new_name
+from ringtap.schema import RUN_JSON
 from ringtap.slurm import script
 from ringtap.slurm.array_parts import part_path, read_parts
 from ringtap.slurm.commands import resource_words
@@ -172,7 +173,7 @@ def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[li
     Raises:
         UsageError: another plan was submitted there, or it is not known whether jobs of it wait or run.
     """
-    if not (paths.run / "run.json").is_file():
+    if not (paths.run / RUN_JSON).is_file():
         return list(range(len(names))), []
     run = RunDirectory.open(paths.run)
     parts = read_parts(run)
@@ -206,7 +207,7 @@ def _submit(
     sbatch = find_sbatch()
     plan, text = request.plan, plan_script(request, paths, todo, after)
     about = {"site": request.site.name, "folder": str(request.folder), "resources": asdict(request.resources)}
-    if (paths.run / "run.json").is_file():
+    if (paths.run / RUN_JSON).is_file():
         before = read_request(paths)
         job = hand_over(sbatch, paths, text, before | about | {"tasks": [*before["tasks"], list(todo)]})
         run = RunDirectory.open(paths.run)
@@ -223,6 +224,6 @@ def _submit(
     except (UsageError, OSError):
         for folder in (paths.folder, paths.parts):
             shutil.rmtree(folder, ignore_errors=True)
-        (paths.run / "run.json").unlink(missing_ok=True)
+        (paths.run / RUN_JSON).unlink(missing_ok=True)
         paths.run.rmdir()
         raise

@@ -16,6 +16,7 @@ from typing import Any
 
 from ringtap.agents.node.run_end import node_items, not_collected
 from ringtap.rundir import RunDirectory, Status
+from ringtap.schema import POINTS_JSONL, REJECTED_JSONL
 from ringtap.slurm.array_parts import Part, read_parts
 from ringtap.slurm.status import FINAL, Standing, standing, sweep_standing
 from ringtap.terminal import one_line, shell_word
@@ -61,8 +62,8 @@ def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
     # a run directory has one description of the bottleneck for all of its points
     bottleneck = measured[0].info.get("bottleneck") if measured else None
     taken = [part for part in measured if part.info.get("bottleneck") == bottleneck]
-    _write_lines(run.path / "points.jsonl", (_moved(part, item) for part in taken for item in part.points))
-    _write_lines(run.path / "rejected.jsonl", (_moved(part, item) for part in taken for item in part.rejected))
+    _write_lines(run.path / POINTS_JSONL, (_moved(part, item) for part in taken for item in part.points))
+    _write_lines(run.path / REJECTED_JSONL, (_moved(part, item) for part in taken for item in part.rejected))
     run.info |= {
         "bottleneck": bottleneck,
         "precheck": _least(item for part in taken for item in part.info.get("precheck") or []),

@@ -17,6 +17,7 @@ from ringtap.agents.node.run_end import node_items
 from ringtap.agents.sweep.lock import LOCK_FILE
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, Status, read_points
+from ringtap.schema import POINTS_JSONL
 from ringtap.slurm.array_parts import Part, read_parts, whole_plan
 from ringtap.slurm.job_status import ALIVE, WAITING, Answer, JobReport, ask_slurm, read_account, read_request
 from ringtap.slurm.paths import SubmitPaths
@@ -141,7 +142,7 @@ def _own_standing(run: RunDirectory) -> Standing:
     if status == "running" and is_abandoned(run.path):
         status, why = "partial", "it was ended before it could say so"
     names = [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
-    points = read_points(run.path / "points.jsonl")[0]
+    points = read_points(run.path / POINTS_JSONL)[0]
     series = []
     for index, name in enumerate(names):
         done = {point.get("step") for point in points if point["series"] == name}

@@ -15,6 +15,7 @@ from typing import Any
 from ringtap.agents.node.settings import parse_settings
 from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory, write_json
+from ringtap.schema import RUN_JSON
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Request
 from ringtap.slurm.run_json import WAITING
@@ -127,7 +128,7 @@ def submit_command(request: Request, site: Site, path: Path, access: str = "priv
         job = hand_over(sbatch, paths, command_script(request, site, paths), {"site": site.name, **request.to_json()})
     except (UsageError, OSError):
         shutil.rmtree(paths.folder, ignore_errors=True)
-        (paths.run / "run.json").unlink(missing_ok=True)
+        (paths.run / RUN_JSON).unlink(missing_ok=True)
         paths.run.rmdir()
         raise
     return job

@@ -15,7 +15,9 @@ import socket
 import struct
 
 from ringtap.errors import UsageError
+from ringtap.schema import TRAFFIC_PORT
 
+LOCAL = f"127.0.0.1:{TRAFFIC_PORT}"  # default address of a receiver
 MAGIC = b"ringtap\n"
 VERSION = 2
 HELLO = struct.Struct("!8sI32sQ")
@@ -67,7 +69,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     spaced = any(character.isspace() for character in text)
     if not colon or not host or spaced or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
-        raise UsageError(f"{text!r} is no address: write HOST:PORT, for example 127.0.0.1:5001")
+        raise UsageError(f"{text!r} is no address: write HOST:PORT, for example {LOCAL}")
     return host, int(port)
 
 

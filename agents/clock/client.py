@@ -15,7 +15,8 @@ from ringtap.agents.clock.log import ClockLog
 from ringtap.agents.clock.protocol import LAST, PING, Ping, pings
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
 from ringtap.errors import RingtapError
-from ringtap.rundir import SERVER, read_json
+from ringtap.rundir import read_json
+from ringtap.schema import SERVER, SERVER_JSON
 
 PINGS_A_BURST = 20
 # the first bursts follow closely, to determine the drift even in a short run
@@ -41,7 +42,7 @@ class ClockClient:
     """
 
     def __init__(self, run: Path, account: ClockLog, clock: Clock, period_s: float) -> None:
-        self._server_path = run / "nodes" / account.reference / "clock" / "server.json"
+        self._server_path = run / "nodes" / account.reference / SERVER_JSON
         self.account, self._clock, self._period_s = account, clock, period_s
         self._watch = StepWatch(clock)
         self._stop = threading.Event()

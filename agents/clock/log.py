@@ -13,7 +13,8 @@ from ringtap.agents.clock.fit import Break, Fit, Measurement
 from ringtap.agents.clock.system_clock import Clock, ClockStep, adjtimex, boot_id, file_system
 from ringtap.errors import RingtapError
 from ringtap.records import Field, RecordFile, RecordWriter, cut_torn_record
-from ringtap.rundir import CLOCK, read_json, write_json
+from ringtap.rundir import read_json, write_json
+from ringtap.schema import CLOCK, CLOCK_JSON
 
 if TYPE_CHECKING:
     from ringtap.agents.clock.protocol import Ping
@@ -172,7 +173,7 @@ class ClockLog:
     def _theirs(self) -> dict[str, Any]:
         """The reference node's clock.json; empty if it cannot be read."""
         with suppress(RingtapError):
-            item: dict[str, Any] = read_json(self._run / "nodes" / self.reference / "clock" / "clock.json", CLOCK)
+            item: dict[str, Any] = read_json(self._run / "nodes" / self.reference / CLOCK_JSON, CLOCK)
             return item
         return {}
 

@@ -14,6 +14,7 @@ import psutil
 
 from ringtap.agents.clock.log import ClockLog
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
+from ringtap.schema import PINGS_REC
 
 if TYPE_CHECKING:
     from ringtap.agents.clock.protocol import Responder
@@ -90,7 +91,7 @@ class ClockServer:
                 others = [entry.name for entry in found if entry.name != self._node]
         except OSError:
             return False
-        return any((self._nodes / name / "clock" / "pings.rec").exists() for name in others)
+        return any((self._nodes / name / PINGS_REC).exists() for name in others)
 
     def _open(self) -> None:
         from ringtap.agents.clock.protocol import (

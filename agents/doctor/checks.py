@@ -31,9 +31,9 @@ from ringtap.collectors.base import Check, Context
 from ringtap.collectors.registry import ORDER, collector_class
 from ringtap.errors import RingtapError
 from ringtap.installation import install_command
+from ringtap.schema import CROSS_PORTS
 
 # default ports of `traffic serve` and iperf3
-TRAFFIC_PORTS = (5001, 5201)
 
 
 def _missing(packages: tuple[str, ...]) -> list[str]:
@@ -95,7 +95,7 @@ def _limit(netlink: object) -> None:
 
 def traffic(_runs: Path) -> Check:
     """Check that the usual ports of the traffic generators are free."""
-    return traffic_on(TRAFFIC_PORTS)
+    return traffic_on(CROSS_PORTS)
 
 
 def traffic_on(ports: tuple[int, ...]) -> Check:

@@ -25,6 +25,7 @@ from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, Remot
 from ringtap.agents.hosts.sync import Receiver
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
+from ringtap.schema import RUN_JSON
 
 _SETTINGS_S = 10.0
 _TRY_S = 20.0
@@ -318,7 +319,7 @@ class SshHosts(RemoteHosts):
         for host in self.names:
             place = {"workdir": self._workdirs[host], "path": self.path(host, run), "key": key, "run": _origin(run)}
             waiting.append((host, self.channel(host).request({"op": "make", **place}).answer))
-            for name in ("run.json", "reference"):
+            for name in (RUN_JSON, "reference"):
                 if (run / name).exists():
                     waiting.append((host, self._send(host, run / name)))
         for host, answer in waiting:

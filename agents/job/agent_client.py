@@ -19,7 +19,8 @@ from ringtap.agents.node.node_json import say
 from ringtap.agents.node.settings import RunSettings
 from ringtap.errors import UsageError
 from ringtap.masking import mask_words
-from ringtap.rundir import NODE, RunDirectory, UnwritableError, read_json, write_json
+from ringtap.rundir import RunDirectory, UnwritableError, read_json, write_json
+from ringtap.schema import NODE, NODE_JSON
 
 # Exit statuses of the intermediate process; a lower one is an errno
 RECORDED = 200
@@ -54,7 +55,7 @@ def _between(run: RunDirectory, node: str, settings: RunSettings) -> int:
     lock = rendezvous.take()
     if lock is None:
         return 0
-    if (run.node(node) / "node.json").exists():
+    if (run.node(node) / NODE_JSON).exists():
         rendezvous.clear()
         return RECORDED
     listener = rendezvous.listen()
@@ -167,7 +168,7 @@ class AgentClient:
 
     def _note(self, ended: dict[str, Any]) -> None:
         """Write node.json for an agent that was killed; several supervisors may do so, one after the other."""
-        path = self._run.path / "nodes" / self._node / "node.json"
+        path = self._run.path / "nodes" / self._node / NODE_JSON
         assert self._rendezvous is not None
         lock = None
         with contextlib.suppress(OSError, UsageError):

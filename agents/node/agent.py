@@ -26,6 +26,7 @@ from ringtap.agents.node.settings import RunSettings
 from ringtap.errors import FILE_LIMIT
 from ringtap.masking import mask_words
 from ringtap.rundir import RunDirectory
+from ringtap.schema import AGENT_LOG
 from ringtap.units import format_change
 
 _TICK_S = 1.0
@@ -359,7 +360,7 @@ def run_agent(
     run: RunDirectory, node: str, settings: RunSettings, rendezvous: AgentSocket, listener: socket.socket, lock_fd: int
 ) -> None:
     """Run the agent in this process, which the caller has forked and which holds the lock; returns at its end."""
-    _let_go_of_everything({listener.fileno(), lock_fd}, run.path / "nodes" / node / "log" / "agent.log")
+    _let_go_of_everything({listener.fileno(), lock_fd}, run.path / "nodes" / node / AGENT_LOG)
     sys.setswitchinterval(0.0005)  # a slow collector's Python must not hold up the fast thread
     Agent(run, node, settings, rendezvous, listener).serve()
 

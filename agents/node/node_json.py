@@ -13,6 +13,7 @@ from typing import Any
 from ringtap.errors import system_words
 from ringtap.records import append_whole, mend_last_line
 from ringtap.rundir import write_json
+from ringtap.schema import AGENT_LOG, NODE_JSON
 from ringtap.units import counted
 
 _RESERVE_BYTES = 1 << 16
@@ -46,7 +47,7 @@ class NodeJson:
     def save(self) -> bool:
         """Write node.json; returns True on success."""
         try:
-            write_json(self.folder / "node.json", self.item)
+            write_json(self.folder / NODE_JSON, self.item)
         except (OSError, ValueError) as error:
             self.say(f"node.json could not be written: {error}")
             return False
@@ -73,7 +74,7 @@ class NodeJson:
 def say(node_folder: Path, text: str) -> None:
     """Append a line with the time to the agent's log of a node; write errors are ignored."""
     with contextlib.suppress(OSError):
-        path = node_folder / "log" / "agent.log"
+        path = node_folder / AGENT_LOG
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:

@@ -36,6 +36,7 @@ from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter
 from ringtap.rundir import RunDirectory, read_points
+from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON
 from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
 from ringtap.units import counted, format_rate
@@ -90,7 +91,7 @@ class Conductor:
         self, plan: SweepPlan, run: RunDirectory, ground: SweepSetup | None, only: str = "", *, force: bool = False
     ) -> None:
         self._plan, self._run, self._ground, self._only, self._force = plan, run, ground, only, force
-        self._points = run.path / "points.jsonl"
+        self._points = run.path / POINTS_JSONL
 
     def _todo(self) -> list[PendingSeries]:
         """Return the points that have not been measured yet, by series."""
@@ -206,7 +207,7 @@ class Conductor:
         hosts.publish(path)
         cross = CrossTraffic(self._plan, todo.kind, hosts, stage, path)
         series = Series(self._plan, todo.model, hosts, stage, run, cross, tolerant=self._force)
-        points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / "rejected.jsonl")
+        points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / REJECTED_JSONL)
         try:
             progress.tick(f"{name}: starting the job", 0.0)
             with losses_named(hosts), series:
@@ -239,11 +240,11 @@ def _line(plan: SweepPlan, point: dict[str, Any]) -> str:
 
 
 def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[[str], None]) -> RunDirectory:
-    if not resume or not (path / "run.json").exists():
+    if not resume or not (path / RUN_JSON).exists():
         return RunDirectory.create(path, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
     run = RunDirectory.open(path)
     before, now = run.info.get("plan") or {}, resolved(plan)
-    changes = plan_changes(before, now, read_points(path / "points.jsonl")[0])
+    changes = plan_changes(before, now, read_points(path / POINTS_JSONL)[0])
     if changes.touching:
         raise UsageError(
             f"{path} has points that were measured with another plan (different: {', '.join(changes.touching)}): "
@@ -269,7 +270,7 @@ def _kept(run: RunDirectory) -> Iterator[None]:
         print(kept, file=sys.stderr)
         raise
     except RingtapError as error:
-        has_points = bool(read_points(run.path / "points.jsonl")[0])
+        has_points = bool(read_points(run.path / POINTS_JSONL)[0])
         run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", str(error))
         if has_points:
             print(kept, file=sys.stderr)
@@ -366,7 +367,7 @@ def run_sweep(
 
     with termination_as_interrupt(), ExitStack() as stack:
         me = holder(path, sum(point["duration_s"] for point in estimate(plan, only)))
-        goes_on = resume and (path / "run.json").exists()
+        goes_on = resume and (path / RUN_JSON).exists()
         if goes_on:
             stack.enter_context(locked(path, me, say))
         if isinstance(plan.topology, Cluster):
@@ -389,7 +390,7 @@ def run_sweep(
         say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
         with _kept(run):
             Conductor(plan, run, ground, only, force=force).conduct()
-    count = len(read_points(path / "points.jsonl")[0])
+    count = len(read_points(path / POINTS_JSONL)[0])
     return {
         "path": str(path),
         "status": "complete",

@@ -19,7 +19,8 @@ from ringtap.counters import growth, window_growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES, frame_bytes
 from ringtap.records import RecordFile, read_json_lines
-from ringtap.rundir import LINK_STATE, OWNER, open_log
+from ringtap.rundir import open_log
+from ringtap.schema import LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
 from ringtap.units import counted, format_rate
 
 # Of links of 250 Mbit/s, idle ones carried 0.2 Mbit/s of ringtap's own, and loaded ones were accounted for to 0.5 %
@@ -111,7 +112,7 @@ class SocketCounts:
         return self._rates
 
     def _measured(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
-        path = self._folder / "sockets" / "sockets.rec"
+        path = self._folder / SOCKETS_REC
         if not path.is_file():
             raise UsageError(f"the connections of {self._folder.name} were not recorded")
         records = open_log(path)
@@ -144,7 +145,7 @@ class SocketCounts:
 
     def _own_bytes(self, before: dict[int, PortBytes], widths_bits: list[int]) -> tuple[float, float, float]:
         """Bytes received and sent by the sweep's connections, and acknowledged bytes of cross traffic, with headers."""
-        owned = {item["inode"] for item in read_json_lines(self._folder / "sockets" / "owners.jsonl", OWNER)[0]}
+        owned = {item["inode"] for item in read_json_lines(self._folder / OWNERS_JSONL, OWNER)[0]}
         into = out = acknowledged = 0.0
         for cookie, one in self._now.items():
             if one.is_cross or one.inode in owned:
@@ -195,7 +196,7 @@ class Counters:
     """
 
     def __init__(self, folder: Path, start_ns: int, end_ns: int) -> None:
-        path = folder / "nic" / "nic.rec"
+        path = folder / NIC_REC
         if not path.is_file():
             raise UsageError("its interfaces were not recorded")
         records: RecordFile = open_log(path)
@@ -315,7 +316,7 @@ class Watch:
             start_ns: start of the time in which frames with errors count.
         """
         for node, nics in self._stage.links.items():
-            log = read_json_lines(self._folder(node) / "nic" / "links.jsonl", LINK_STATE)[0]
+            log = read_json_lines(self._folder(node) / LINKS_JSONL, LINK_STATE)[0]
             for nic in nics:
                 yield from _link_words(node, nic, [item for item in log if item["nic"] == nic], since_ns, end_ns)
             try:

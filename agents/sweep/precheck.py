@@ -23,6 +23,7 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory
+from ringtap.schema import NIC_REC
 from ringtap.trafficgen.calibration import Calibration
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH
 from ringtap.units import format_rate
@@ -136,7 +137,7 @@ def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], atta
         collect = ["nic,sockets", "--every", SOCKETS_EVERY] if node in attached else ["nic", "--every", "10ms"]
         record = ["--collect", *collect, "--join", hosts.path(node, run.path), "--node", node]
         command = [*hosts.ringtap(node), "capture", *record]
-        recorders.append((run.node(node) / "nic" / "nic.rec", hosts.start(node, "recorder", command, log)))
+        recorders.append((run.node(node) / NIC_REC, hosts.start(node, "recorder", command, log)))
     deadline_s = time.monotonic() + _RECORDERS_S
     for path, process in recorders:
         while not path.exists():

@@ -25,6 +25,7 @@ from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, open_log
+from ringtap.schema import AGENT_LOG, NIC_REC
 from ringtap.units import counted
 
 _TAIL_BYTES = 65_536
@@ -87,7 +88,7 @@ def words_of_hosts(
             continue
         logs = list(dict.fromkeys(process.log for process in started))
         said = [(*telling_line(_tail(log)), log) for log in logs]
-        agent = run.node(host) / "log" / "agent.log"
+        agent = run.node(host) / AGENT_LOG
         if (heard := telling_line(_tail(agent)))[0] > 1:  # at score 1, it only reports its start
             said.append((*heard, agent))
         score, line, log = max(said, key=lambda one: one[0])
@@ -355,7 +356,7 @@ class Series:
         # a host that is cut off may not count as lost yet, and its silence would be taken for a long iteration
         check_alive(self._hosts)
         self._hosts.gather(self._run.path)
-        recorder = self._run.path / "nodes" / self._stage.timekeeper / "nic" / "nic.rec"
+        recorder = self._run.path / "nodes" / self._stage.timekeeper / NIC_REC
         found = self._watch.window(start_ns, end_ns, window.settle_s)
         return {
             "series": f"{self._model.name}-{self._cross.kind}",

@@ -11,6 +11,7 @@ from typing import Any
 
 from ringtap import installation
 from ringtap.errors import UsageError
+from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word
 
 # ringtap run --live starts the view and the run together; a shared file system may show a new folder late
@@ -76,7 +77,7 @@ def _wait_for(path: Path, seconds: float) -> Path:
 
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is no run directory: it is a file")
-    if not (path / "run.json").is_file():
+    if not (path / RUN_JSON).is_file():
         print(f"Waiting up to {seconds:g} s for {path} …", file=sys.stderr)
     run = RunDirectory.wait_for(path, seconds)
     if run.info.get("kind") == "sweep":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
+from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word
 from ringtap.units import counted, parse_rate_bps
 
@@ -74,7 +75,7 @@ def _write(source: Path, folder: Path | None, capacity_gbps: float, options: arg
     from ringtap.analysis.report.write import write_report
     from ringtap.analysis.runs.run import SweepRun, open_run
 
-    if source.is_file() and source.name != "run.json":
+    if source.is_file() and source.name != RUN_JSON:
         if options.scheduler is not None:
             raise UsageError("--scheduler is for run directories: a table is read at once")
         return write_report(of_table(source, capacity_gbps, options.workers), folder)

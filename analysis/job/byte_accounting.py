@@ -14,6 +14,7 @@ from ringtap.analysis.job.packets import Packets, own_addresses
 from ringtap.analysis.runs.intervals import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.ethernet import HEADER_BYTES
+from ringtap.schema import NIC_REC
 
 LOOPBACK, NETWORK = "loopback", "network"
 # an IPv6 header has 20 bytes more
@@ -74,7 +75,7 @@ class Counted:
 
 def count(node: NodeLogs, borders: Borders) -> Counted | None:
     """Read a node's interface counters; None where it has none."""
-    counters = node.wide("nic/nic.rec")
+    counters = node.wide(NIC_REC)
     if counters is None:
         return None
     found: Counted = Counted({}, {})

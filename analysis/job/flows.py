@@ -20,7 +20,7 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import COUNTERS, socket_log
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.json_validation import Number, ShapeError, load_json
-from ringtap.rundir import OWNER
+from ringtap.schema import CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
 AMOUNTS = ("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked")
 
@@ -50,7 +50,7 @@ def sockets_of(node: NodeLogs) -> Known | None:
 def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:
     """Return rank and command of each inode; of several processes with one socket, those of the lowest rank."""
     found: dict[int, tuple[int | None, str | None]] = {}
-    for line in node.lines("sockets/owners.jsonl", OWNER):
+    for line in node.lines(OWNERS_JSONL, OWNER):
         inode, rank, command = line["inode"], line.get("rank"), line.get("command")
         if line.get("pid") is not None:
             rank = node.rank_of_pid.get(line["pid"], rank)
@@ -113,14 +113,12 @@ def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: In
         keep = takes[end] >= 0
         values = part["bytes_received"][keep]
         amounts["payload_bytes"] += add_up(takes[end][keep], place[keep], values, len(groups), bins)
-    return SocketBytes(groups, amounts, sums, node.covers("sockets/sockets.rec", borders))
+    return SocketBytes(groups, amounts, sums, node.covers(SOCKETS_REC, borders))
 
 
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 CLASSES = (TRAINING, CROSS, OTHER)
 UNCLASSIFIED = "unclassified"  # captured without socket records, so the owner is not known
-# default ports of iperf3 and of ringtap traffic
-CROSS_PORTS = (5201, 5001)
 _PORT_DIGITS = re.compile("[0-9]{1,5}")
 _PORT = Number(0, 65535, whole=True)
 _IPERF = {"start": {"connected": [{"remote_host": str, "remote_port": _PORT}]}}

@@ -15,7 +15,7 @@ from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, Records, iterations_of, marks_and_processes, monotonic
 from ringtap.errors import RingtapError
 from ringtap.json_validation import whole
-from ringtap.rundir import BUCKETS
+from ringtap.schema import BUCKETS
 from ringtap.units import counted
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s")

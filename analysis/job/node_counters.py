@@ -16,8 +16,9 @@ from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, add_up, 
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile
+from ringtap.schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC
 
-_PROCESSES = "host/processes.rec"
+_PROCESSES = PROCESSES_REC
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT
 _OCTETS = re.compile(r"(\d+) octets?")
 COLUMNS = {
@@ -90,12 +91,12 @@ def _kept(**amounts: Numbers | None) -> dict[str, Numbers]:
 
 
 def _nic(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
-    log = node.wide("nic/nic.rec")
+    log = node.wide(NIC_REC)
     return {} if log is None else _kept(nic_drops=_grown(log, borders, lambda name: name.endswith("_drops")))
 
 
 def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
-    found = node.records("qdisc/qdisc.rec")
+    found = node.records(QDISC_REC)
     if found is None or not len(found[1]):
         return {}
     file, records = found
@@ -108,7 +109,7 @@ def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
         mine = key == one
         largest = np.fmax(largest, largest_in(t_ns[mine], np.asarray(records["backlog_bytes"])[mine], borders))
     drops = long_growth(file, records, key, "drops", np.zeros(len(key), np.int64), 1, borders)[0]
-    covered = node.covers("qdisc/qdisc.rec", borders)
+    covered = node.covers(QDISC_REC, borders)
     return {"queue_backlog_bytes": _where(covered, largest), "queue_drops": _where(covered, drops)}
 
 
@@ -150,7 +151,7 @@ def long_growth(
 
 
 def _host(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
-    log = node.wide("host/host.rec")
+    log = node.wide(HOST_REC)
     length_s = np.diff(borders.edges_ns) / 1e9
     table: dict[str, Numbers] = {}
     if log is not None:

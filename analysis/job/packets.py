@@ -17,7 +17,7 @@ from ringtap.analysis.runs.clock import NodeClock
 from ringtap.analysis.runs.intervals import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import RingtapError
-from ringtap.rundir import PACKETS
+from ringtap.schema import PACKETS, PACKETS_JSON
 from ringtap.units import counted
 
 _BATCH = 1 << 20
@@ -129,7 +129,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
 
 
 def _dropped(logs: NodeLogs) -> int | None:
-    item = logs.json("packets/packets.json", PACKETS)
+    item = logs.json(PACKETS_JSON, PACKETS)
     known = [item[name] for name in ("dropped_by_kernel", "dropped_by_interface") if item.get(name) is not None]
     return sum(known) if known else None
 

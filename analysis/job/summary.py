@@ -16,7 +16,7 @@ from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import slow_iterations, slowest
 from ringtap.analysis.runs.intervals import plain
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.rundir import MARK, PACKETS
+from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON
 from ringtap.units import format_change, format_duration
 
 SCHEMA = 1
@@ -220,7 +220,7 @@ def _nodes(job: Job) -> list[dict[str, Any]]:
 def _captures(job: Job) -> list[dict[str, Any]]:
     result = []
     for name, found in job.counted.packets.items():
-        facts = job.nodes[name].json("packets/packets.json", PACKETS)
+        facts = job.nodes[name].json(PACKETS_JSON, PACKETS)
         item = {"node": name, "packets": int(found.flows["packets"].sum()), "without_tcp": found.others}
         result.append(item | {"dropped": found.dropped, "tool": facts.get("tool") or "", "filter": facts.get("filter")})
     return result
@@ -235,7 +235,7 @@ def _nccl(job: Job) -> list[dict[str, Any]]:
 
 def _marks(job: Job) -> list[dict[str, Any]]:
     begin = job.window_ns[0]
-    lines = NodeLogs(job.path).lines("marks.jsonl", MARK)
+    lines = NodeLogs(job.path).lines(MARKS_JSONL, MARK)
     t_ns = np.array([line["t_ns"] for line in lines], np.int64)
     reference = next((node.clock for name, node in job.nodes.items() if node.clock.reference == name), None)
     at_s = ((t_ns if reference is None else reference.unstepped(t_ns)) - begin) / 1e9

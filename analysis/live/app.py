@@ -22,6 +22,7 @@ from ringtap.analysis.live.screen import Screenful, ViewState
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.errors import RingtapError
 from ringtap.records import JsonLinesWriter
+from ringtap.schema import MARKS_JSONL, RUN_JSON
 from ringtap.terminal import masked
 
 _EVERY_S = 1.0
@@ -266,8 +267,8 @@ class LiveApp(App[None]):
 
     def _write_mark(self, text: str) -> None:
         try:
-            (self._run / "run.json").stat()  # a mark must not create a run again that was removed meanwhile
-            writer = JsonLinesWriter(self._run / "marks.jsonl")
+            (self._run / RUN_JSON).stat()  # a mark must not create a run again that was removed meanwhile
+            writer = JsonLinesWriter(self._run / MARKS_JSONL)
             try:
                 writer.append({"t_ns": self._pressed_ns, "text": text})
             finally:

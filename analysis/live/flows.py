@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from ringtap.analysis.live.recent_counters import Keyed
 from ringtap.analysis.runs.tail import Record
+from ringtap.schema import CROSS_PORTS
 
 Traffic = Literal["training", "cross", "other"]
 
 _IPV6 = 10
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
 # default ports of iperf3 and of ringtap's own receiver
-_CROSS_PORTS = frozenset((5201, 5001))
 _MOST_OWNERS = 50_000
 
 End = tuple[str, int]
@@ -179,7 +179,7 @@ def _end(node: str, record: Record, family: int, address: int, port: int) -> End
 
 def _by_port(socket: _Socket) -> Traffic:
     """Return the kind of traffic by the ports, if neither end's owner is known: the collector sees no listeners."""
-    return "cross" if _CROSS_PORTS & {socket.there[1], socket.here[1]} else "other"
+    return "cross" if {socket.there[1], socket.here[1]}.intersection(CROSS_PORTS) else "other"
 
 
 def _sent(

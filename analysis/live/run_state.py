@@ -13,7 +13,23 @@ from ringtap.analysis.live.iterations import MOST_KEPT, STEP_FILE, RankSteps, dd
 from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
 from ringtap.records import RecordFile
-from ringtap.rundir import CLOCK, MARK, NODE, OWNER, PACKETS, PROCESS, RUN, process_age_ns
+from ringtap.rundir import process_age_ns
+from ringtap.schema import (
+    CLOCK,
+    CLOCK_JSON,
+    MARK,
+    MARKS_JSONL,
+    NODE,
+    NODE_JSON,
+    OWNER,
+    OWNERS_JSONL,
+    PACKETS,
+    PACKETS_JSON,
+    PROCESS,
+    PROCESSES_JSONL,
+    RUN,
+    RUN_JSON,
+)
 
 _WIDE = ("nic", "infiniband", "ethtool", "gpu", "packets")
 _BEHIND_S = 2.5
@@ -51,13 +67,13 @@ class NodeLog:
         self.mono_ns = 0
         self.bytes: dict[str, int] = {}
         self.failures: dict[str, str] = {}
-        self.node = Document(path / "node.json", NODE)
-        self.clock = Document(path / "clock" / "clock.json", CLOCK)
-        self.packets = Document(path / "packets" / "packets.json", PACKETS)
+        self.node = Document(path / NODE_JSON, NODE)
+        self.clock = Document(path / CLOCK_JSON, CLOCK)
+        self.packets = Document(path / PACKETS_JSON, PACKETS)
         self.output = TextTail(path / "log" / "job.out")
         self._lines: list[tuple[LinesTail, Callable[[dict[str, Any]], None]]] = [
-            (LinesTail(path / "sockets" / "owners.jsonl", OWNER), self.owners.add_owner),
-            (LinesTail(path / "host" / "processes.jsonl", PROCESS), self.owners.add_process),
+            (LinesTail(path / OWNERS_JSONL, OWNER), self.owners.add_owner),
+            (LinesTail(path / PROCESSES_JSONL, PROCESS), self.owners.add_process),
         ]
         self._tails: dict[Path, RecordTail] = {}
         self._opened: dict[Path, RecordFile] = {}
@@ -212,8 +228,8 @@ class RunFollower:
         self.path = path
         self.nodes: dict[str, NodeLog] = {}
         self.marks: deque[dict[str, Any]] = deque(maxlen=_MOST_MARKS)
-        self._run = Document(path / "run.json", RUN)
-        self._marks = LinesTail(path / "marks.jsonl", MARK)
+        self._run = Document(path / RUN_JSON, RUN)
+        self._marks = LinesTail(path / MARKS_JSONL, MARK)
         self._numbered: list[int] = []
 
     @property

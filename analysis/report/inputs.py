@@ -12,6 +12,7 @@ from ringtap.analysis.sweeps.tables import read_table
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.json_validation import ShapeError, whole
 from ringtap.rundir import read_node, read_points
+from ringtap.schema import REJECTED_JSONL
 
 _SETTINGS = ("net.ipv4.tcp_congestion_control", "net.ipv4.tcp_ecn", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
 _LOOPBACK = "lo"
@@ -140,7 +141,7 @@ def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> ReportInputs:
         environment=around,
         not_collected=[*(sweep.info.get("not_collected") or []), *around["not_recorded"]],
         torn=sweep.torn,
-        rejected=len(read_points(sweep.path / "rejected.jsonl")[0]),
+        rejected=len(read_points(sweep.path / REJECTED_JSONL)[0]),
     )
 
 

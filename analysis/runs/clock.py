@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.json_validation import ShapeError, load_json
-from ringtap.rundir import CLOCK
+from ringtap.schema import CLOCK, CLOCK_JSON
 
 Integers = npt.NDArray[np.int64]
 
@@ -150,7 +150,7 @@ def steps_of(items: Any) -> tuple[ClockStep, ...]:
 def _reference_steps(path: Path, reference: str) -> tuple[ClockStep, ...]:
     """Return the steps of the reference clock; none if its clock.json is missing or damaged."""
     try:
-        item = load_json(path.parents[2] / reference / "clock" / "clock.json", CLOCK)
+        item = load_json(path.parents[2] / reference / CLOCK_JSON, CLOCK)
         return steps_of(item.get("steps"))
     except (OSError, ShapeError):
         return ()

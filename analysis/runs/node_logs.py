@@ -16,12 +16,23 @@ from ringtap.analysis.runs.run import Records, map_records
 from ringtap.errors import RingtapError
 from ringtap.json_validation import Shape, load_json, whole
 from ringtap.records import RecordFile, each_json_line
-from ringtap.rundir import NODE, PROCESS
+from ringtap.schema import (
+    CLOCK_JSON,
+    HOST_REC,
+    NIC_REC,
+    NODE,
+    NODE_JSON,
+    PROCESS,
+    PROCESSES_JSONL,
+    PROCESSES_REC,
+    QDISC_REC,
+    SOCKETS_REC,
+)
 
 T = TypeVar("T")
 _MOST_TOLD = 5  # damaged lines of one file that are reported individually
 # logs of collectors that sample from the beginning of the run to its end
-SAMPLED = ("nic/nic.rec", "host/host.rec", "sockets/sockets.rec", "qdisc/qdisc.rec", "host/processes.rec")
+SAMPLED = (NIC_REC, HOST_REC, SOCKETS_REC, QDISC_REC, PROCESSES_REC)
 
 
 class WideLog:
@@ -165,7 +176,7 @@ class NodeLogs:
     @cached_property
     def info(self) -> dict[str, Any]:
         """Content of node.json; empty if the agent was ended before writing it."""
-        return self.json("node.json", NODE)
+        return self.json(NODE_JSON, NODE)
 
     @cached_property
     def recorded_ns(self) -> tuple[int, int]:
@@ -196,7 +207,7 @@ class NodeLogs:
                 own[pid] = rank
         parents: dict[int, int] = {}
         said: dict[int, int] = {}
-        for line in self.lines("host/processes.jsonl", PROCESS):
+        for line in self.lines(PROCESSES_JSONL, PROCESS):
             for told, key in ((parents, "parent"), (said, "rank")):
                 if line.get(key) is not None:
                     told[line["pid"]] = line[key]
@@ -229,8 +240,8 @@ class NodeLogs:
     @cached_property
     def clock(self) -> NodeClock:
         """Clock of the node by clock/clock.json; without it offset 0, unknown error and the steps in node.json."""
-        if (self.path / "clock" / "clock.json").exists():
-            return self._tolerant("clock/clock.json", read_clock, NodeClock())
+        if (self.path / CLOCK_JSON).exists():
+            return self._tolerant(CLOCK_JSON, read_clock, NodeClock())
         return NodeClock(steps=steps_of(self.info.get("clock_steps")))
 
     @cached_property

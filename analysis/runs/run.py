@@ -15,6 +15,7 @@ from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, check, open_regular, whole
 from ringtap.records import RecordFile
 from ringtap.rundir import RunDirectory, open_log, process_age_ns, read_points
+from ringtap.schema import POINTS_JSONL, RUN_JSON
 
 # a restarted process with the same pid (in a new process namespace) has a number at the end
 _STEP_FILE = re.compile(r"rank([0-9]{1,9})-([0-9]{1,9})(?:-[0-9]+)?\.rec")
@@ -299,7 +300,7 @@ class SweepRun:
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
         self.path = path
         self.info = info
-        self._windows, self.torn_lines = read_points(path / "points.jsonl")
+        self._windows, self.torn_lines = read_points(path / POINTS_JSONL)
         self._jobs: dict[str, JobRun] = {}
 
     def __reduce__(self) -> tuple[type[SweepRun], tuple[Path, dict[str, Any]]]:
@@ -336,7 +337,7 @@ class SweepRun:
     def torn(self) -> dict[str, int]:
         """Torn last records dropped so far, by file relative to ``path``."""
         found = {f"{name}/{file}": count for name, job in self._jobs.items() for file, count in job.torn.items()}
-        return found | ({"points.jsonl": self.torn_lines} if self.torn_lines else {})
+        return found | ({POINTS_JSONL: self.torn_lines} if self.torn_lines else {})
 
     def job(self, directory: str) -> JobRun:
         """Return the job run of a series and attempt by its directory, as named in points.jsonl."""
@@ -344,7 +345,7 @@ class SweepRun:
             path = self.path / directory
             if self.path.resolve() not in path.resolve().parents:
                 raise UsageError(f"{self.path / 'points.jsonl'} names {directory!r}, which is outside the sweep")
-            info = RunDirectory.open(path).info if (path / "run.json").is_file() else {}
+            info = RunDirectory.open(path).info if (path / RUN_JSON).is_file() else {}
             self._jobs[directory] = JobRun(path, info)
         return self._jobs[directory]
 

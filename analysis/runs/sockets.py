@@ -16,6 +16,7 @@ from ringtap.analysis.runs.intervals import Integers, Numbers, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile
+from ringtap.schema import NIC_REC, SOCKETS_REC
 
 # records read at a time, to bound memory on long runs
 CHUNK_RECORDS = 1 << 20
@@ -261,7 +262,7 @@ def _text(family: int, raw: bytes) -> str:
 
 def socket_log(logs: NodeLogs) -> SocketLog | None:
     """Return a node's socket log; None if it has none or lacks columns."""
-    found = logs.records("sockets/sockets.rec")
+    found = logs.records(SOCKETS_REC)
     if found is None:
         return None
     lacking = {*COUNTERS, "cookie", "inode", "source", "destination"} - {field.name for field in found[0].fields}
@@ -273,7 +274,7 @@ def socket_log(logs: NodeLogs) -> SocketLog | None:
 
 def _rounds(logs: NodeLogs, file: RecordFile) -> Integers | None:
     """Return the times of the samples by the interface log, which has a record of each; None if its period differs."""
-    counters, every_s = logs.wide("nic/nic.rec"), file.about.get("every_s")
+    counters, every_s = logs.wide(NIC_REC), file.about.get("every_s")
     if counters is None or every_s is None or counters.file.about.get("every_s") != every_s:
         return None
     return counters.t_ns

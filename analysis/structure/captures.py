@@ -19,7 +19,7 @@ from ringtap.analysis.structure.streams import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.analysis.structure.validation import check_against_steps
 from ringtap.errors import UsageError
-from ringtap.rundir import PACKETS
+from ringtap.schema import PACKETS, PACKETS_JSON
 
 _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
@@ -119,7 +119,7 @@ def _places_of(job: Job) -> list[_Place]:
 
 def _lost(logs: NodeLogs) -> str:
     """Return a warning if the node's capture is known to lack packets, else an empty string."""
-    about = logs.json("packets/packets.json", PACKETS)
+    about = logs.json(PACKETS_JSON, PACKETS)
     lost = sum(about.get(name) or 0 for name in ("dropped_by_kernel", "dropped_by_interface"))
     return f"the capture of {logs.name} lost {lost:,} packets: volumes are too small there" if lost else ""
 

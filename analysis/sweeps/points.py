@@ -17,6 +17,7 @@ from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_int
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import UsageError
 from ringtap.ethernet import frame_bytes
+from ringtap.schema import NIC_REC
 
 ETHERNET_MTU = 1500
 
@@ -278,7 +279,7 @@ def _rate(
 
 
 def _log(job: JobRun, node: str) -> CounterLog | None:
-    path = job.path / "nodes" / node / "nic" / "nic.rec"
+    path = job.path / "nodes" / node / NIC_REC
     if not path.is_file():
         return None
     log = CounterLog(path)

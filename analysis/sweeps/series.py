@@ -18,6 +18,7 @@ from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.points import Point, measure
 from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import UsageError
+from ringtap.schema import POINTS_JSONL
 
 # Table 3.8 leaves out "very heavy" points; the ones that its series were tested at lie at 24.7 of 25 Gbit/s.
 HEAVIEST_SHARE = 0.95
@@ -166,7 +167,7 @@ def analyse(sweep: SweepRun, workers: Workers = ALONE) -> list[Series]:
         of_series = [point for point in points if point.series == name]
         model = next((item for item in sweep.plan["models"] if item["name"] == of_series[0].model), None)
         if model is None:
-            where = sweep.path / "points.jsonl"
+            where = sweep.path / POINTS_JSONL
             raise UsageError(f"{where} has model {of_series[0].model!r}, which is not in the plan")
         title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
         found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps)))

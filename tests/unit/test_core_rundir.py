@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ringtap.errors import UsageError
-from ringtap.rundir import SCHEMA, RunDirectory, new_name
+from ringtap.rundir import RunDirectory, new_name
+from ringtap.schema import SCHEMA
 
 
 def test_names_are_dated_and_unique() -> None:

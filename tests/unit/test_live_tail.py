@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringtap.analysis.runs import tail
 from ringtap.analysis.runs.tail import Document, LinesTail, RecordTail, TextTail, since
 from ringtap.records import Field, RecordWriter, open_records
-from ringtap.rundir import NODE
+from ringtap.schema import NODE
 
 FIELDS = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"), Field("n", "<u4", "", "counter"))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringtap.errors import UsageError
 from ringtap.terminal import shell_word
 from ringtap.trafficgen.commands.common import print_settings
+from ringtap.trafficgen.protocol import LOCAL
 from ringtap.units import (
     counted,
     format_duration,
@@ -42,7 +43,6 @@ KIND_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "replay": (("replay",), ("to", "from", "gap", "duration", "scale")),
     "list": (("list", "node"), ("duration",)),
 }
-_ANYWHERE = "127.0.0.1:5001"
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
@@ -99,7 +99,7 @@ def _plan(options: argparse.Namespace) -> int:
     if "to" in KIND_OPTIONS[options.kind][1] and "to" not in given and options.kind != "replay":
         if options.output is not None:
             raise UsageError("a plan needs a destination: give --to HOST:PORT")
-        given["to"] = [_ANYWHERE]
+        given["to"] = [LOCAL]
     plan = make_plan(options.kind, given)
     if options.verbose:
         print_settings(plan.header)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.trafficgen.commands.common import add_token, add_worker_options, at_least, print_settings, read_token
+from ringtap.trafficgen.protocol import LOCAL
 from ringtap.units import counted, format_size, parse_duration_s
 
 
@@ -15,7 +16,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     """Add the ``serve`` sub-verb."""
     parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     add = parser.add_argument
-    add("--bind", default="127.0.0.1:5001", metavar="HOST:PORT", help="where (default 127.0.0.1:5001)")
+    add("--bind", default=LOCAL, metavar="HOST:PORT", help=f"where (default {LOCAL})")
     add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")
     add_token(parser)
     add("--max-connections", type=int, default=16384, metavar="N", help="further ones are refused (default 16384)")

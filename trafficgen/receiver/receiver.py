@@ -43,7 +43,7 @@ class ReceiveOptions:
         threads: threads in each process, each with a loop.
     """
 
-    bind: str = "127.0.0.1:5001"
+    bind: str = protocol.LOCAL
     token: str = ""
     log_path: Path | None = None
     most_connections: int = 16384

@@ -1,0 +1,203 @@
+"""Files of a run directory: names, shapes, columns and version; ports (docs/reference/run-directory.md).
+
+Writers and readers take them from here. The recording hook, which must run without ringtap, repeats some; a test
+compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ringtap.json_validation import BPS, COUNT, NAME, NS, PATH, Number, Shape, Text
+from ringtap.records import INTEGER, NUMBER, Field
+
+SCHEMA = 1  # version of run directories
+
+# receivers of cross traffic: ringtap traffic, iperf3
+TRAFFIC_PORT, IPERF3_PORT = 5001, 5201
+CROSS_PORTS = (TRAFFIC_PORT, IPERF3_PORT)
+
+# in a run directory
+RUN_JSON = "run.json"
+POINTS_JSONL = "points.jsonl"
+REJECTED_JSONL = "rejected.jsonl"
+MARKS_JSONL = "marks.jsonl"
+
+# in a node's folder
+NODE_JSON = "node.json"
+AGENT_LOG = "log/agent.log"
+NIC_REC = "nic/nic.rec"
+LINKS_JSONL = "nic/links.jsonl"
+SOCKETS_REC = "sockets/sockets.rec"
+OWNERS_JSONL = "sockets/owners.jsonl"
+QDISC_REC = "qdisc/qdisc.rec"
+HOST_REC = "host/host.rec"
+PROCESSES_REC = "host/processes.rec"
+PROCESSES_JSONL = "host/processes.jsonl"
+PACKETS_JSON = "packets/packets.json"
+CLOCK_JSON = "clock/clock.json"
+PINGS_REC = "clock/pings.rec"
+SERVER_JSON = "clock/server.json"
+
+# a shape lists what a reader relies on
+_WORDS = (str, None)
+_COUNTER = {"node": NAME, "nic": str, "direction": str}
+_SHARE = Number(0, 1e6)
+_PLAN: Shape = {
+    "name?": str,
+    "scale?": Number(1e-9, 1e9),
+    "capacity_bps?": Number(1, 1e18),
+    "topology?": {"hosts?": ([str], None), "workers?": ([str], None), "mtu?": (Number(68, 2**20, whole=True), None)},
+    "models?": [{"name": NAME, "title?": str, "parameters?": Number(1, 2**53, whole=True)}],
+    "traffic?": [NAME],
+    "loads?": [Number(0, 1e3)],
+}
+RUN: Shape = {
+    "schema": int,
+    "kind?": str,
+    "ringtap?": str,
+    "argv?": [str],
+    "created_ns?": NS,
+    "seed?": (int, None),
+    "status?": str,
+    "why?": _WORDS,
+    "key?": _WORDS,
+    "reference?": (NAME, Text("", "an empty text"), None),
+    "not_collected?": ([{"what": str, "why": str}], None),
+    "plan?": (_PLAN, None),
+    "lab?": ({"links?": ([{"asked_bps?": (BPS, None), "measured_bps?": (BPS, None)}], None)}, None),
+    "precheck?": ([{"kind": str, "share_of_capacity?": (_SHARE, None), "required_share?": (_SHARE, None)}], None),
+    "bottleneck?": (
+        {
+            "cross?": ([_COUNTER], _COUNTER, None),
+            "total?": ([_COUNTER], _COUNTER, None),
+            "mtu?": (Number(68, 2**20, whole=True), None),
+        },
+        None,
+    ),
+    "calibration?": ({"host?": (dict, None)}, None),
+    "settings?": (
+        {
+            "collectors?": ([str], None),
+            "recorders?": ([str], None),
+            "every_s?": (Number(1e-6, 1e6), None),
+            "options?": ({str: {str: str}}, None),
+        },
+        None,
+    ),
+}
+POINT: Shape = {
+    "series": NAME,
+    "model": NAME,
+    "traffic": NAME,
+    "directory": PATH,
+    "requested_bps": BPS,
+    "window_start_ns": NS,
+    "window_end_ns": NS,
+    "step?": COUNT,
+    "iterations?": COUNT,
+    "late_share?": (Number(0, 1), None),
+    "ended?": _WORDS,
+    "cut?": ([str], None),
+    "others?": ([str], None),
+}
+_NIC = {"mtu?": (COUNT, None), "speed?": (Number(-1, 2**53), None), "driver?": _WORDS}
+_LINK = {"below?": ([str], None), "qdisc?": _WORDS, "rate_bps?": (BPS, None), "index?": (COUNT, None)}
+_FACTS: Shape = {
+    **dict.fromkeys(("host?", "kernel?", "machine?", "python?"), _WORDS),
+    "cpus?": (COUNT, None),
+    "memory_bytes?": (COUNT, None),
+    "nics?": ({str: _NIC}, None),
+    "links?": ({str: _LINK}, None),
+    "sysctls?": ({str: _WORDS}, None),
+}
+_OFFSET = Number(-(2**61), 2**61)
+_STEP = {"t_ns?": NS, "mono_ns?": NS, "mono_before_ns?": NS, "step_ns?": Number(-(2**61), 2**61, whole=True)}
+_JOB = {"pid?": COUNT, "rank?": (int, None), "exit_code?": (int, None), "began_ns?": NS, "ended_ns?": (NS, None)}
+_COLLECTOR = {
+    "state?": str,
+    "reason?": _WORDS,
+    "remedy?": _WORDS,
+    "missed_samples?": (COUNT, None),
+    "every_s?": (Number(0, 1e9), None),
+}
+NODE: Shape = {
+    "status?": str,
+    "why?": _WORDS,
+    "jobs?": [_JOB],
+    "collectors?": ({str: _COLLECTOR}, None),
+    "before?": (_FACTS, None),
+    "after?": (_FACTS, None),
+    "clock_steps?": ([_STEP], None),
+}
+_LINE = {
+    "offset_ns": (_OFFSET, None),
+    "error_ns?": (Number(0, 2**62), None),
+    "drift_ppm?": (Number(-1e6, 1e6), None),
+    "t0_ns?": (NS, None),
+    "from_ns?": (NS, None),
+    "t_ns?": NS,
+    **dict.fromkeys(("mono_ns?", "from_mono_ns?", "to_mono_ns?"), (NS, None)),
+}
+CLOCK: Shape = {
+    "reference?": (NAME, Text("", "an empty text"), None),
+    "fit?": (_LINE, None),
+    "segments?": ([_LINE], None),
+    "measurements?": ([_LINE], None),
+    "steps?": ([_STEP], None),
+    "boot_id?": _WORDS,
+    "adjtimex?": (dict, None),
+}
+SERVER: Shape = {
+    "port?": (Number(0, 65535, whole=True), None),
+    "addresses?": [str],
+    "token?": Text("(?:[0-9a-f]{2})*", "hexadecimal digits"),
+    "boot_id?": _WORDS,
+    "why?": _WORDS,
+}
+PACKETS: Shape = {
+    "tool?": _WORDS,
+    "filter?": _WORDS,
+    "dropped_by_kernel?": (COUNT, None),
+    "dropped_by_interface?": (COUNT, None),
+}
+OWNER: Shape = {"inode": COUNT, "pid?": (COUNT, None), "rank?": (int, None), "command?": ([str], str, None)}
+LINK_STATE: Shape = {
+    **{"t_ns": NS, "mono_ns?": NS, "nic": str, "up?": bool, "carrier": bool},
+    **{"operstate?": _WORDS, "carrier_changes": (COUNT, None)},
+}
+PROCESS: Shape = {"pid": COUNT, "parent?": (int, None), "rank?": (int, None), "command?": ([str], str, None)}
+BUCKETS: Shape = {"t_ns": NS, "module?": int, "bucket_bytes?": ([COUNT], None)}
+MARK: Shape = {"t_ns": NS, "text?": str}
+# the first columns of every sampled log
+TIME_FIELDS = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"))
+
+# columns that readers compute with, and the types that they may have
+_TIMES = dict.fromkeys(("t_ns", "mono_ns"), frozenset({"<i8"}))
+_SAMPLED = ("nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")
+STEP_COLUMNS = dict.fromkeys(("step", "optimizer", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), INTEGER)
+DDP_COLUMNS = dict.fromkeys(
+    (
+        *("iteration", "module", "forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns"),
+        *("comm_end_ns", "forward_ns", "backward_ns", "comm_ns", "overlap_ns"),
+    ),
+    INTEGER,
+)
+_COLUMNS = {
+    SOCKETS_REC: _TIMES
+    | dict.fromkeys(("family", "state", "cookie", "inode"), INTEGER)
+    | dict.fromkeys(("sport", "dport"), frozenset({"V2"}))
+    | dict.fromkeys(("source", "destination"), frozenset({"V16"})),
+    QDISC_REC: _TIMES
+    | dict.fromkeys(("interface", "handle", "parent", "backlog_bytes", "backlog_packets", "drops"), INTEGER),
+    PROCESSES_REC: _TIMES | {"pid": INTEGER, "cpu_s": NUMBER},
+}
+
+
+def columns_of(path: Path) -> Mapping[str, frozenset[str]] | None:
+    """Return the columns that a record file of a node must have, by its name; None: none in particular."""
+    folder = path.parent.name
+    if folder == "steps":
+        return DDP_COLUMNS if path.name.endswith(".ddp.rec") else STEP_COLUMNS
+    return _COLUMNS.get(f"{folder}/{path.name}", _TIMES if folder in _SAMPLED else None)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ringtap.errors import MeasurementError
+from ringtap.flow_plan import FORMAT, VERSION
 from ringtap.trafficgen.calibration import Calibration, this_host
-from ringtap.trafficgen.plans.flow import FORMAT, VERSION
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.processes import WorkerProcesses

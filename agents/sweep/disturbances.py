@@ -149,10 +149,11 @@ class SocketCounts:
         into = out = acknowledged = 0.0
         for cookie, one in self._now.items():
             if one.is_cross or one.inode in owned:
-                steps = list(map(growth, before.get(cookie, PortBytes()), one.moved, widths_bits))
-                if None in steps:
+                steps = map(growth, before.get(cookie, PortBytes()), one.moved, widths_bits)
+                known = [round(step) for step in steps if step is not None]
+                if len(known) < len(_MOVED):
                     raise UsageError(f"the counters of a connection of {self._folder.name} ran backwards in the window")
-                grown = PortBytes(*steps)
+                grown = PortBytes(*known)
                 into += grown.received_bytes + one.header_bytes * grown.segments_in
                 out += grown.sent_bytes + one.header_bytes * grown.segments_out
                 if one.is_cross and grown.sent_bytes:
@@ -245,7 +246,7 @@ class Counters:
         if len(times) < 2:
             raise UsageError("its interfaces were not recorded in the window")
         first_ns, last_ns = times[0], times[-1]
-        return self.port_bytes(nics, way, mtu, first_ns, last_ns) * 8e9 / (last_ns - first_ns)
+        return self.port_bytes(nics, way, mtu, first_ns, last_ns) * 8e9 / float(last_ns - first_ns)
 
 
 class Watch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.errors import UsageError
+from ringtap.flow_plan import COLUMNS, read_header
 from ringtap.units import counted
 
-FORMAT, VERSION = "ringtap-flow-plan", 2
-_LONGEST_HEADER = 2**24
 _ROWS_AT_ONCE = 100_000
-_COLUMNS = {
-    1: ["start_ns", "destination", "size_bytes"],
-    2: ["start_ns", "source", "destination", "size_bytes", "after"],
-}
 _LONGEST_NS, _MOST_WINDOWS = 24 * 3600 * 10**9, 10**7
 _NUMBERS: dict[str, Any] = {
     "start_ns": np.int64,
@@ -106,14 +100,14 @@ def read_plan(path: Path) -> Plan:
     Raises:
         UsageError: it cannot be read, is not a plan, or does not match its header.
     """
-    header = _read_header(path)
-    columns = _COLUMNS[header["version"]]
+    header = _checked_header(path)
+    columns = COLUMNS[header["version"]]
     kinds: dict[str, Any] = dict.fromkeys(columns, "category") | {"start_ns": "int64", "size_bytes": "int64"}
     parts: list[pd.DataFrame] = []
     sources: set[str] = set() if "source" in columns else {"-"}
     try:
         with pd.read_csv(
-            path, sep="\t", skiprows=1, names=columns, dtype=kinds, chunksize=_ROWS_AT_ONCE, na_filter=False, quoting=3,
+            path, sep="\t", skiprows=1, names=list(columns), dtype=kinds, chunksize=_ROWS_AT_ONCE, na_filter=False, quoting=3,
         ) as pieces:  # fmt: skip
             for rows in pieces:
                 sources.update(rows["source"].cat.categories if "source" in columns else ())
@@ -154,20 +148,9 @@ def _checked(plan: Plan) -> Plan:
     return plan
 
 
-def _read_header(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.readline(_LONGEST_HEADER))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no flow plan: line 1 is not JSON") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UsageError(f"{path} is no flow plan: line 1 does not say format {FORMAT!r}")
-    version = header.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise UsageError(f"{path} has plan format {version}; this ringtap reads up to {VERSION}: upgrade")
-    for key, least in (("version", 1), ("duration_ns", 1), ("flows", 0), ("bytes", 0)):
+def _checked_header(path: Path) -> dict[str, Any]:
+    header = read_header(path)
+    for key, least in (("duration_ns", 1), ("flows", 0), ("bytes", 0)):
         if not isinstance(header.get(key), int) or header[key] < least:
             raise UsageError(f"{path} line 1: {key} must be a whole number from {least}")
     if header["duration_ns"] > _LONGEST_NS:

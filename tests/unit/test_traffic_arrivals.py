@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from ringtap.trafficgen.plans.flow import Flow
+from ringtap.flow_plan import Flow
 from ringtap.trafficgen.sender.completions import Announcer, Listener
 from tests.unit.traffic_processes import MS, plan_of, rows, running, serving, traffic
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.flow_plan import Flow
 from ringtap.records import open_records
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
-from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.options import SendOptions

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.trafficgen.plans.flow import Flow
+from ringtap.flow_plan import Flow
 from tests.unit.traffic_processes import (
     FULL_DISK,
     MS,

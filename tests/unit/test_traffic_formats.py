@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ringtap.errors import UsageError
+from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.cdf_file import read_cdf, write_cdf
 from ringtap.trafficgen.plans.common import Frame
-from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.hpcc import FlowListPlan, write_list
 from ringtap.trafficgen.plans.patterns import LongLivedPlan, RingPlan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan

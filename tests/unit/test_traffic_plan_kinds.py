@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from ringtap.errors import UsageError
+from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.common import OfferedLoad
-from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import Plan
 from ringtap.trafficgen.plans.registry import make_plan
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans.flow import Flow
+from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.requirements import PlanRequirements
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec

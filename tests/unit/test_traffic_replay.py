@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.flow_plan import Flow
 from ringtap.records import Field, RecordWriter
 from ringtap.trafficgen.flow_log import SENT_FIELDS
-from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 

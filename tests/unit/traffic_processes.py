@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from ringtap.flow_plan import FORMAT, VERSION, Flow
 from ringtap.records import open_records
-from ringtap.trafficgen.plans.flow import FORMAT, VERSION, Flow
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans.flow import FORMAT, MOST, VERSION
+from ringtap.flow_plan import FORMAT, MOST, VERSION
 from ringtap.trafficgen.protocol import parse_address
 
 NS = 1_000_000_000

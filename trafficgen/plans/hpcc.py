@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.flow_plan import MOST, Flow
 from ringtap.trafficgen.plans.common import NS, Frame
-from ringtap.trafficgen.plans.flow import MOST, Flow
 from ringtap.trafficgen.plans.plan_file import Plan
 from ringtap.trafficgen.protocol import parse_address
 from ringtap.units import counted

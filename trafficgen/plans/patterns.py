@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.flow_plan import MOST, Flow
 from ringtap.trafficgen.plans.common import Frame, OfferedLoad
-from ringtap.trafficgen.plans.flow import MOST, Flow
 from ringtap.trafficgen.plans.sampling import again, exponentials, shares_of, stream
 from ringtap.trafficgen.protocol import parse_address
 

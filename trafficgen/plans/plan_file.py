@@ -1,7 +1,4 @@
-"""Flow plan files: a line of JSON, then one line per flow; read and written as streams.
-
-docs/commands/traffic-plans.md describes the format.
-"""
+"""Flow plan files, read and written as streams (`ringtap.flow_plan` has the format)."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans.flow import FORMAT, MOST, VERSION, Flow
+from ringtap.flow_plan import COLUMNS, MOST, MOST_HEADER_BYTES, Flow, read_header
 from ringtap.trafficgen.plans.requirements import PlanRequirements, RequirementsCounter
 from ringtap.trafficgen.protocol import LARGEST_FLOW_BYTES, parse_address
 from ringtap.units import counted
 
-_COLUMNS = {1: "start_ns, destination, size_bytes", 2: "start_ns, source, destination, size_bytes, after"}
 _PLAIN = {
     1: re.compile(r"([0-9]{1,19})()\t([^\t\n]+)\t([0-9]{1,19})()()\n"),
     2: re.compile(r"([0-9]{1,19})\t([^\t\n]+)\t([^\t\n]+)\t([0-9]{1,19})\t(?:-|([0-9]{1,19})(?:\+([0-9]{1,19}))?)\n"),
@@ -104,7 +100,7 @@ class PlanLines:
     def _explain(self, line: str, number: int) -> UsageError:
         """Return an error that says why a line does not match the pattern."""
         columns = line.rstrip("\n").split("\t")
-        names = _COLUMNS[self._version].split(", ")
+        names = COLUMNS[self._version]
         if len(columns) != len(names) or not line.endswith("\n"):
             count = {3: "three", 5: "five"}[len(names)]
             return self.wrong(number, f"a flow is {count} columns with a tab between: {', '.join(names)}")
@@ -121,7 +117,6 @@ class PlanLines:
         return self.wrong(number, f"{'source' if not named.get('source', '-') else 'destination'} is empty")
 
 
-_LONGEST_HEADER = 2**24
 _LARGEST_DSCP = 63
 
 
@@ -175,7 +170,7 @@ class PlanFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.header = self._read_header()
+        self.header = read_header(self.path)
         self.version: int = self.header["version"]
         self.duration_ns = self._number("duration_ns")
         self.sources = self._read_sources()
@@ -237,37 +232,13 @@ class PlanFile:
         """Yield the lines below the header with their numbers; bytes that are not UTF-8 invalidate their line only."""
         try:
             with self.path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-                file.readline(_LONGEST_HEADER)
+                file.readline(MOST_HEADER_BYTES)
                 yield from enumerate(file, start=2)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be read: {error}") from error
 
     def _wrong(self, why: str) -> UsageError:
         return UsageError(f"{self.path} line 1: {why}")
-
-    def _read_header(self) -> dict[str, Any]:
-        try:
-            with self.path.open("rb") as file:
-                line = file.readline(_LONGEST_HEADER)
-        except OSError as error:
-            raise UsageError(f"{self.path} cannot be read: {error.strerror}") from error
-        try:
-            header = json.loads(line, object_pairs_hook=self._object)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{self.path} is no flow plan: line 1 is not JSON") from error
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise UsageError(f"{self.path} is no flow plan: line 1 does not say format {FORMAT!r}")
-        version = header.get("version")
-        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= VERSION:
-            raise UsageError(f"{self.path} has plan format {version}; this ringtap reads 1 to {VERSION}: upgrade")
-        return header
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise self._wrong(f"the header names {twice!r} twice")
-        return dict(pairs)
 
     def _number(self, key: str) -> int:
         value = self.header.get(key)

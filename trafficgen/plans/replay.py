@@ -10,9 +10,9 @@ from typing import Any
 
 from ringtap.capture import Segment, read_segments
 from ringtap.errors import UsageError
+from ringtap.flow_plan import MOST, Flow
 from ringtap.records import open_records
 from ringtap.trafficgen.plans.common import Frame
-from ringtap.trafficgen.plans.flow import MOST, Flow
 
 _MS = 1_000_000
 

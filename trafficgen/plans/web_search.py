@@ -14,8 +14,8 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from ringtap.errors import UsageError
+from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.common import MOST_FLOWS, Frame, OfferedLoad
-from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.sampling import arrivals, normal_share, shares_of, stream
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes
 

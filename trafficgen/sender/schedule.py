@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans.flow import Flow
+from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.plans.requirements import PlanRequirements
 

@@ -17,6 +17,8 @@ from ringtap.units import format_size
 
 # The modules that trafficgen depends on; they need only the standard library
 _FLOOR = (
+    "flow_plan",
+    "schema",
     "__init__",
     "cli",
     "standard_streams",

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from ringtap.agents.clock.log import ClockLog
-from ringtap.agents.clock.server import ClockServer
-from ringtap.agents.clock.system_clock import Clock
-from ringtap.errors import words_of
-from ringtap.rundir import RunDirectory
+from ringtap.agents.clock.protocol import LAST, PING, Ping, pings
+from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
+from ringtap.errors import RingtapError, words_of
+from ringtap.rundir import RunDirectory, read_json
+from ringtap.schema import PINGS_REC, SERVER, SERVER_JSON
 
 if TYPE_CHECKING:
-    from ringtap.agents.clock.client import ClockClient
+    from ringtap.agents.clock.protocol import Responder
+
 
 PERIOD_S = 10.0
 _STOP_S = 3.0
@@ -86,8 +95,6 @@ class ClockService:
             if reference == self._node:
                 self._role = ClockServer(self._run.path, self._node, account, self._clock, self._period_s)
             else:
-                from ringtap.agents.clock.client import ClockClient
-
                 self._role = ClockClient(self._run.path, account, self._clock, self._period_s)
             thread = threading.Thread(target=self._work, args=(self._role,), name="clock", daemon=True)
             with self._lock:
@@ -133,3 +140,299 @@ def _state(summary: dict[str, Any]) -> str:
     """``ok`` with a measured offset or one clock, ``degraded`` with time daemons' bounds only, else ``unavailable``."""
     source = summary.get("source", "none")
     return {"none": "unavailable", "time daemons": "degraded"}.get(source, "ok")
+
+
+_TURN_S = 1.0  # the longest time between two looks for a step of the clock
+_SOON_S = 0.25
+_SOON_FOR_S = 20.0
+_LINGER_S = 1.0  # nodes of one job end together: the others' last pings may still arrive
+_A_NODE_MS = 200  # with 20 pings per burst: at most 100 pings per second in all
+
+
+def addresses() -> list[str]:
+    """This node's addresses that another node may reach, loopback last."""
+    found = []
+    up = {name for name, row in psutil.net_if_stats().items() if row.isup}
+    for name, rows in psutil.net_if_addrs().items():
+        for row in rows if name in up else ():
+            try:
+                address = ipaddress.ip_address(row.address.partition("%")[0])
+            except ValueError:  # a hardware address
+                continue
+            if not address.is_link_local and not address.is_multicast:
+                found.append(address)
+    found.sort(key=lambda address: (address.is_loopback, address.version))
+    return [str(address) for address in found]
+
+
+class ClockServer:
+    """A clock server: it answers the other nodes' pings, and opens its sockets only when one of them asks.
+
+    Args:
+        run: the run directory.
+        node: this node.
+        account: the log that publishes its clock.
+        clock: its clocks.
+        period_s: seconds between the bursts of a client.
+    """
+
+    def __init__(self, run: Path, node: str, account: ClockLog, clock: Clock, period_s: float) -> None:
+        self._nodes, self._node, self.account, self._clock = run / "nodes", node, account, clock
+        self._period_ms = int(period_s * 1000)
+        self._watch = StepWatch(clock)
+        self._stop = threading.Event()
+        self._responder: Responder | None = None
+
+    def end(self) -> None:
+        """Ask `work` to end."""
+        self._stop.set()
+        if (responder := self._responder) is not None:
+            responder.wake()
+
+    def work(self) -> dict[str, Any]:
+        """Serve until `end` is called; returns the summary for node.json."""
+        self.account.publish()
+        began_s = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                if self._responder is not None:
+                    self._responder.serve(_TURN_S)
+                elif self._asked():
+                    self._open()
+                else:
+                    self._stop.wait(_SOON_S if time.monotonic() - began_s < _SOON_FOR_S else _TURN_S)
+                self._look()
+            self._linger()
+        finally:
+            self._close()
+        return self.account.publish()
+
+    def _asked(self) -> bool:
+        """True if another node has opened its log of pings."""
+        try:
+            with os.scandir(self._nodes) as found:  # listing a folder refreshes a network file system's cache
+                others = [entry.name for entry in found if entry.name != self._node]
+        except OSError:
+            return False
+        return any((self._nodes / name / PINGS_REC).exists() for name in others)
+
+    def _open(self) -> None:
+        from ringtap.agents.clock.protocol import (
+            Responder,  # imports the digests' library, which a single node does not need
+        )
+
+        token = os.urandom(16)
+        try:
+            self._responder = Responder(addresses(), token, self._clock, self._wish_ms, self._look)
+        except OSError as error:
+            self.account.reason = f"no socket for the other nodes' pings: {error.strerror}"
+            self._say({"addresses": [], "why": self.account.reason})
+            self._stop.wait(_TURN_S)
+            return
+        self.account.reason = ""
+        self._say({"addresses": self._responder.addresses, "port": self._responder.port, "token": token.hex()})
+
+    def _say(self, item: dict[str, Any]) -> None:
+        """Write server.json, readable by this user only: whoever has the token can send pings."""
+        path = self.account.folder / "server.json"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(json.dumps(item | {"boot_id": boot_id(), "t_ns": self._clock.real_ns()}, indent=1) + "\n")
+        temporary.replace(path)
+
+    def _wish_ms(self, askers: int) -> int:
+        return max(self._period_ms, askers * _A_NODE_MS)
+
+    def _look(self) -> int:
+        """Look for a step of the clock; returns the number of steps so far."""
+        step = self._watch.look()
+        if step is not None:
+            self.account.steps.append(step)
+            self.account.publish()
+        return len(self.account.steps)
+
+    def _linger(self) -> None:
+        """Answer for up to 1 s more while other nodes have still to send their last pings."""
+        end_s = time.monotonic() + _LINGER_S
+        responder, within_s = self._responder, 2 * self._period_ms / 1000
+        while responder is not None and responder.waiting(within_s) and time.monotonic() < end_s:
+            responder.serve(0.05)
+
+    def _close(self) -> None:
+        responder, self._responder = self._responder, None
+        if responder is not None:
+            answered = {"pings_answered": responder.answered, "datagrams_refused": responder.refused}
+            self.account.facts |= answered | {"kernel_stamps": responder.kernel_stamps}
+            responder.close()
+            self._say({"addresses": [], "why": "the reference's agent has ended"})
+
+
+PINGS_A_BURST = 20
+# the first bursts follow closely, to determine the drift even in a short run
+_FIRST_GAPS_S = (0.5, 1.5, 4.0)
+_GAP_S = 0.004  # mean time between two pings of a burst, so that they meet different queues
+_TIMEOUT_S = 0.25
+_SCAN_TIMEOUT_S = 0.1
+_SCAN_PINGS = 3
+_GIVE_UP_AFTER = 4  # pings lost in a row
+_LAST_BURST_S = 0.6
+
+
+class ClockClient:
+    """A clock client: it pings the clock server and logs the answers.
+
+    Args:
+        run: the run directory.
+        account: the log that publishes this node's clock.
+        clock: this node's clocks.
+        period_s: seconds between bursts.
+    """
+
+    def __init__(self, run: Path, account: ClockLog, clock: Clock, period_s: float) -> None:
+        self._server_path = run / "nodes" / account.reference / SERVER_JSON
+        self.account, self._clock, self._period_s = account, clock, period_s
+        self._watch = StepWatch(clock)
+        self._stop = threading.Event()
+        self._asker = os.urandom(8)
+        self._numbers = count()
+        self._server: dict[str, Any] = {}
+        self._address = ""
+        self._steps_seen: int | None = None
+
+    def end(self) -> None:
+        """Ask `work` to end."""
+        self._stop.set()
+
+    def work(self) -> dict[str, Any]:
+        """Ping until `end` is called; returns the summary for node.json."""
+        account = self.account
+        account.open_pings()
+        try:
+            self._find()
+            gaps = iter(_FIRST_GAPS_S)
+            while not self._stop.is_set():
+                self._burst("during" if account.measurements else "before")
+                if account.due():
+                    account.publish()
+                self._wait(min(self._period_s, next(gaps, self._period_s)))
+            if self._address:
+                self._burst("after")
+            self._explain()
+            account.refine_breaks()
+            return account.publish()
+        finally:
+            account.close()
+
+    def _explain(self) -> None:
+        account = self.account
+        account.reason, account.remedy = "", ""
+        if account.measurements:
+            return
+        self._read_server()
+        if self._server.get("port"):
+            where = ", ".join(self._server["addresses"])
+            account.reason = f"the reference answers no ping at {where}, UDP port {self._server['port']}"
+            account.remedy = "let UDP pass between the nodes, or run a time daemon (chrony) on them"
+        else:
+            why = self._server.get("why") or "none was started, or the run directory is not on a shared file system"
+            account.reason = f"no clock server found on {account.reference}: {why}"
+            account.remedy = "put the run directory on a file system that all nodes share"
+
+    def _find(self) -> None:
+        """Wait for the clock server's server.json; after 20 s, look for it less often."""
+        began_s = time.monotonic()
+        while not self._stop.is_set() and not self._read_server():
+            self._watch_clock()
+            self._stop.wait(0.1 if time.monotonic() - began_s < _SOON_FOR_S else _TURN_S)
+
+    def _read_server(self) -> bool:
+        try:
+            # listing a folder refreshes a network file system's cache
+            if self._server_path.name not in os.listdir(self._server_path.parent):  # noqa: PTH208
+                return False
+            item = read_json(self._server_path, SERVER)
+        except (OSError, RingtapError):
+            return False
+        self._server = item
+        return bool(self._server.get("port"))
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for the next burst; return early if this node's clock was set."""
+        end_s = time.monotonic() + seconds
+        while not self._stop.is_set() and (left_s := end_s - time.monotonic()) > 0:
+            self._stop.wait(min(_TURN_S, left_s))
+            if self._watch_clock():
+                return
+
+    def _watch_clock(self) -> bool:
+        step = self._watch.look()
+        if step is None:
+            return False
+        self.account.steps.append(step)
+        return True
+
+    def _burst(self, phase: str) -> None:
+        """Send a burst of pings and log it; if none is answered, the next burst chooses an address anew."""
+        if not self._address and not (self._read_server() and self._scan()):
+            return
+        end_s = time.monotonic() + (_LAST_BURST_S if phase == "after" else 1e9)
+        halt = self._stop.is_set if phase != "after" else lambda: time.monotonic() > end_s
+        answered, lost = self._ping(self._address, PINGS_A_BURST, _TIMEOUT_S, halt)
+        if phase == "after":
+            said_last, _ = self._ping(self._address, 1, _SCAN_TIMEOUT_S, lambda: False, LAST)
+            answered += said_last
+        if not answered and phase != "after" and not self._stop.is_set():
+            self._address = ""
+        if self._watch_clock():  # this node's clock was set during the burst: its pings mix two times
+            answered = []
+        before = self.account.measurements[-1].mono_ns if self.account.measurements else None
+        found = self.account.note_burst(phase, _after_steps(answered), lost)
+        if found is None:
+            return
+        seen = answered[-1].steps_seen
+        if self._steps_seen is not None and seen != self._steps_seen and before is not None:
+            self.account.breaks.append((before, found.mono_ns))
+        self._steps_seen = seen
+        self._period_s = max(self._period_s, answered[-1].wish_s)
+
+    def _scan(self) -> bool:
+        """Choose the clock server's address that answers fastest; returns False if none answers."""
+        best: tuple[int, str] | None = None
+        for address in self._server.get("addresses", []):
+            if address in ("127.0.0.1", "::1") and (best or self._server.get("boot_id") != boot_id()):
+                continue  # this node's own loopback, unless both nodes are one machine
+            answered, _ = self._ping(address, _SCAN_PINGS, _SCAN_TIMEOUT_S, self._stop.is_set)
+            trips = [ping.round_trip_ns for ping in answered]
+            if trips and (best is None or min(trips) < best[0]):
+                best = (min(trips), address)
+        self._address = best[1] if best else ""
+        return best is not None
+
+    def _ping(
+        self, address: str, number: int, timeout_s: float, halt: Callable[[], bool], kind: int = PING
+    ) -> tuple[list[Ping], int]:
+        """Send pings; returns the answered ones and the number of lost ones."""
+        answered: list[Ping] = []
+        lost = in_a_row = 0
+        token = bytes.fromhex(self._server.get("token", ""))
+        sequences = [next(self._numbers) & 0xFFFFFFFF for _ in range(number)]
+        try:
+            for ping in pings(
+                address, self._server["port"], token, self._asker, self._clock, sequences, timeout_s, kind
+            ):
+                in_a_row = 0 if ping else in_a_row + 1
+                lost += ping is None
+                if ping:
+                    answered.append(ping)
+                if in_a_row >= _GIVE_UP_AFTER or halt():
+                    break
+                time.sleep(random.uniform(0.5, 1.5) * _GAP_S)
+        except (OSError, KeyError, ValueError):  # the server cannot be reached, or has ended
+            pass
+        return answered, lost
+
+
+def _after_steps(answered: list[Ping]) -> list[Ping]:
+    """The pings that the clock server answered after its clock was last set."""
+    return [ping for ping in answered if ping.steps_seen == answered[-1].steps_seen]

@@ -37,7 +37,7 @@ def _furnish() -> None:
 
 def _hold(spec: TestbedSpec) -> None:
     """Build the testbed, measure its links on request, and run until standard input ends, after ``stay`` for good."""
-    from ringtap.agents.testbed import build, link_check
+    from ringtap.agents.testbed import build
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stdin.readline().strip() != "go":  # `up` has not recorded this testbed
@@ -48,7 +48,7 @@ def _hold(spec: TestbedSpec) -> None:
         namespaces.bind(build.HOSTS_FILE, "/etc/hosts")
         _say({"built": True})
         while (word := sys.stdin.readline().strip()) == "verify":
-            _say({"links": link_check.measure_links(spec)})
+            _say({"links": build.measure_links(spec)})
     except RingtapError as error:
         _say({"error": str(error), "exit_code": error.exit_code})
         return

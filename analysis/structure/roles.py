@@ -79,7 +79,7 @@ def mean_rates(streams: Streams, roles: tuple[Role, ...], iterations: pd.DataFra
     Args:
         streams: all streams.
         roles: the flows.
-        iterations: as from `bursts.iterations_of`.
+        iterations: as from `structure.iterations_of`.
     """
     begin = ((iterations["start_ns"] - streams.start_ns) // streams.bin_ns).to_numpy(np.int64)
     end = ((iterations["end_ns"] - streams.start_ns) // streams.bin_ns).to_numpy(np.int64)

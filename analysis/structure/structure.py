@@ -8,18 +8,17 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.structure import bursts
-from ringtap.analysis.structure.autocorrelation import Likeness, likeness
+from ringtap.analysis.model.demand import GRADIENT_BYTES, demand
+from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
-from ringtap.analysis.structure.iteration_time import Period, period_of
-from ringtap.analysis.structure.periodicity import Integers
+from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness
 from ringtap.analysis.structure.roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.streams import Streams
 from ringtap.analysis.structure.topology import STAR, Topology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
-from ringtap.analysis.structure.volume import Volume, volume_of
 from ringtap.errors import MeasurementError
 
 
@@ -33,7 +32,7 @@ class Structure:
         streams: all payload, as streams between hosts.
         sorted: class of each stream: training, cross traffic or other.
         training: the job.
-        iterations: one row per iteration (`bursts.iterations_of`).
+        iterations: one row per iteration (`iterations_of`).
         alike: autocorrelation of the training payload.
         period: iteration time.
         shape: topology of the exchange between hosts.
@@ -75,17 +74,17 @@ class Structure:
 
     @cached_property
     def bursts(self) -> pd.DataFrame:
-        """Bursts of each sender: ``host`` and the columns of `bursts.bursts_of`."""
+        """Bursts of each sender: ``host`` and the columns of `bursts_of`."""
         parts = [
-            bursts.bursts_of(sent, self.training.starts, self.streams.bin_ns).assign(host=host)
+            bursts_of(sent, self.training.starts, self.streams.bin_ns).assign(host=host)
             for host, sent in self.senders.items()
         ]
         return pd.concat(parts, ignore_index=True)
 
     @cached_property
     def peaks(self) -> pd.DataFrame:
-        """Peak-to-mean ratio of each sender at several time scales (`bursts.peak_to_mean`)."""
-        return bursts.peak_to_mean(self.senders, self.training.starts, self.streams.bin_ns)
+        """Peak-to-mean ratio of each sender at several time scales (`peak_to_mean`)."""
+        return peak_to_mean(self.senders, self.training.starts, self.streams.bin_ns)
 
     @cached_property
     def matrix(self) -> pd.DataFrame:
@@ -186,7 +185,7 @@ def find_structure(streams: Streams) -> Structure:
     if training is None:
         raise MeasurementError(f"no training was found in {', '.join(streams.places)}: {found.why}")
     payload = streams.dense([member.stream for member in training.major])
-    iterations = bursts.iterations_of(payload, training.starts, training.found, streams.start_ns, streams.bin_ns)
+    iterations = iterations_of(payload, training.starts, training.found, streams.start_ns, streams.bin_ns)
     alike = likeness(payload[training.starts[0] : training.starts[-1]], float(np.median(np.diff(training.starts))))
     edges = edges_of(training)
     shape = shape_of(edges, only_host(training))
@@ -248,3 +247,271 @@ def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> flo
         centre = max(sent, key=lambda host: sum(1 for pair in edges if host in pair))
         return sent[centre]
     return sum(sent[host] for host in workers) / len(workers)
+
+
+# message headers of the libraries: gloo 48 bytes per message, 0.2 to 0.6 % of the volume in scale models
+HEADER_SHARE = 0.02
+# topologies with an equation for the volume
+_COLLECTIVES = {
+    shapes.RING: "ring",
+    shapes.TWO_WAY_RING: "ring",
+    shapes.PAIR: "ring",
+    shapes.HALVING: "reduce-scatter-all-gather",
+    shapes.ALL_TO_ALL: "reduce-scatter-all-gather",
+    shapes.STAR: "parameter-server",
+    shapes.TREE: "tree",
+}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Bytes that a worker sends per iteration, and the size of the model that follows.
+
+    Attributes:
+        worker_bytes: payload that a worker sends per iteration: median over iterations, mean over workers.
+        collective: the collective whose equation was used; None if the topology has none or workers are not known.
+        parameters: number of 32-bit parameters for this volume, if all payload is gradients; None without equation.
+        parameters_least: the same if `HEADER_SHARE` of the payload is headers; if the number of workers is not known,
+            also for infinitely many workers.
+        parameters_most: the same as ``parameters``; if the number of workers is not known, for the fewest possible
+            workers (2, or 3 for a member of a ring).
+        why: the assumptions, or the reason that a value is not known, as a clause.
+    """
+
+    worker_bytes: float
+    collective: str | None
+    parameters: int | None
+    parameters_least: int | None
+    parameters_most: int | None
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the volume as plain values."""
+        return vars(self).copy()
+
+
+def volume_of(shape: Topology, worker_bytes: float) -> Volume:
+    """Infer the size of the model from the bytes of an iteration.
+
+    Args:
+        shape: the topology of the exchange.
+        worker_bytes: payload that a worker sends per iteration.
+    """
+    collective = _COLLECTIVES.get(shape.name)
+    if collective is not None and shape.workers is not None:
+        # bytes per iteration for one parameter, by the collective's equation
+        each = demand(1, shape.workers, collective).worker_bytes
+        count = round(worker_bytes / each)
+        why = (
+            f"one worker a host, {8 * GRADIENT_BYTES} bit a parameter; headers of the library's own messages are in "
+            f"the payload, so up to {HEADER_SHARE:.0%} fewer"
+        )
+        return Volume(worker_bytes, collective, count, round(count * (1 - HEADER_SHARE)), count, why)
+    if shape.name in (shapes.RING_MEMBER, shapes.ONE_PEER, shapes.ONE_HOST, shapes.ONE_DIRECTION):
+        if shape.name == shapes.ONE_HOST:
+            why = "all ranks share one address: what one of them sends is not to be told apart"
+            return Volume(worker_bytes, None, None, None, None, why)
+        fewest = 3 if shape.name == shapes.RING_MEMBER else 2
+        most = worker_bytes / demand(1, fewest).worker_bytes
+        least = worker_bytes / (2 * GRADIENT_BYTES) * (1 - HEADER_SHARE)
+        why = f"were it a ring, of {fewest} workers at most {round(most):,}, of endlessly many the least"
+        return Volume(worker_bytes, None, None, round(least), round(most), why)
+    why = f"there is no equation for this pattern ({shape.name})"
+    return Volume(worker_bytes, None, None, None, None, why)
+
+
+SCALES_S = (0.001, 0.01, 0.1, 1.0)
+# pauses of fewer bins do not separate two bursts
+_PAUSE_BINS = 2
+
+
+def loud_bins(payload: Integers) -> Integers:
+    """Return the bins in which a stream sent more than small messages (`periodicity.is_loud`).
+
+    Args:
+        payload: bytes in each bin, shape (bins,).
+    """
+    used = np.flatnonzero(payload)
+    return used[is_loud(payload[used])].astype(np.int64)
+
+
+def iterations_of(
+    payload: Integers, starts: Integers, found: npt.NDArray[np.bool_], start_ns: int, bin_ns: int
+) -> pd.DataFrame:
+    """Return the iterations, one row per iteration, each from the start of its communication to the next start.
+
+    Columns: ``start_ns``, ``end_ns`` (CLOCK_REALTIME), ``iteration_s``, ``communication_s`` (first to last payload),
+    ``silence_s`` (after it), ``bytes`` (payload of ``payload``), ``seen`` (a silence was found before and after it).
+
+    Args:
+        payload: training payload in each bin, shape (bins,).
+        starts: bins in which communication begins, ascending.
+        found: True for starts that follow a silence.
+        start_ns: begin of bin 0.
+        bin_ns: width of a bin.
+    """
+    loud = loud_bins(payload)
+    last = loud[np.clip(np.searchsorted(loud, starts[1:]) - 1, 0, len(loud) - 1)]
+    ends = np.maximum(last + 1, starts[:-1] + 1)
+    table = {
+        "start_ns": start_ns + starts[:-1] * bin_ns,
+        "end_ns": start_ns + starts[1:] * bin_ns,
+        "iteration_s": np.diff(starts) * (bin_ns / 1e9),
+        "communication_s": (ends - starts[:-1]) * (bin_ns / 1e9),
+        "silence_s": (starts[1:] - ends) * (bin_ns / 1e9),
+        "bytes": np.add.reduceat(payload[: starts[-1]], starts[:-1]),
+        "seen": found[:-1] & found[1:],
+    }
+    return pd.DataFrame(table)
+
+
+def bursts_of(payload: Integers, starts: Integers, bin_ns: int) -> pd.DataFrame:
+    """Return the bursts of one sender within the iterations; pauses under two bins do not separate bursts.
+
+    Columns: ``iteration`` (its number), ``begin_s`` (since the iteration's start), ``length_s``, ``bytes``.
+
+    Args:
+        payload: bytes that the host sent in each bin, shape (bins,).
+        starts: bins in which iterations begin, ascending.
+        bin_ns: width of a bin.
+    """
+    loud = loud_bins(payload)
+    loud = loud[(loud >= starts[0]) & (loud < starts[-1])]
+    if not len(loud):
+        return pd.DataFrame({"iteration": [], "begin_s": [], "length_s": [], "bytes": []})
+    heads = np.flatnonzero(np.concatenate(([True], np.diff(loud) > _PAUSE_BINS)))
+    begin, end = loud[heads], loud[np.append(heads[1:] - 1, len(loud) - 1)] + 1
+    passed = np.concatenate(([0], np.cumsum(payload)))
+    iteration = np.searchsorted(starts, begin, side="right") - 1
+    table = {
+        "iteration": iteration,
+        "begin_s": (begin - starts[iteration]) * (bin_ns / 1e9),
+        "length_s": (end - begin) * (bin_ns / 1e9),
+        "bytes": passed[end] - passed[begin],
+    }
+    return pd.DataFrame(table)
+
+
+def peak_to_mean(senders: Mapping[str, Integers], starts: Integers, bin_ns: int) -> pd.DataFrame:
+    """Return the highest rate in windows of several lengths, relative to the mean rate of whole iterations.
+
+    Columns: ``host``, ``scale_s``, ``peak_bps`` (highest over sliding windows), ``mean_bps``, ``peak_to_mean``. Scales
+    below a bin or above half of the iterations' span are left out.
+
+    Args:
+        senders: bytes that each host sent in each bin, shape (bins,).
+        starts: bins in which iterations begin, ascending.
+        bin_ns: width of a bin.
+    """
+    rows = []
+    for host, payload in senders.items():
+        inside = payload[starts[0] : starts[-1]]
+        passed = np.concatenate(([0], np.cumsum(inside)))
+        mean_bps = float(passed[-1]) * 8e9 / (len(inside) * bin_ns)
+        for scale_s in SCALES_S:
+            width = round(scale_s * 1e9 / bin_ns)
+            if width < 1 or width > len(inside) // 2 or mean_bps <= 0:
+                continue
+            peak_bps = float((passed[width:] - passed[:-width]).max()) * 8e9 / (width * bin_ns)
+            rows.append((host, scale_s, peak_bps, mean_bps, peak_bps / mean_bps))
+    return pd.DataFrame(rows, columns=["host", "scale_s", "peak_bps", "mean_bps", "peak_to_mean"])
+
+
+SURE, LIKELY, DOUBTFUL = "sure", "likely", "doubtful"
+
+_RESAMPLES = 2000
+_FEW_ITERATIONS = 16
+
+
+@dataclass(frozen=True)
+class Period:
+    """Iteration time.
+
+    Attributes:
+        iterations: whole iterations captured.
+        mean_s: mean of the iteration times.
+        low_s: lower end of the mean's 95 % interval, by bootstrap over iterations.
+        high_s: upper end of this interval.
+        median_s: median of the iteration times.
+        p99_s: 99th percentile of the iteration times.
+        verdict: ``sure``, ``likely`` or ``doubtful``.
+        confidence: 1 less the probability that chance gives as many silences at the boundaries.
+        found_share: share of the boundaries at which there was a silence.
+        silence_s: usual silence before a boundary (lower quartile).
+        other_silence_s: usual length of the longest silence within an iteration (lower quartile).
+        autocorrelation: autocorrelation of the training rate at its peak near the median; None: no peak there.
+        autocorrelation_s: lag of this peak; None: no peak.
+        reasons: arguments against the period, one sentence each.
+    """
+
+    iterations: int
+    mean_s: float
+    low_s: float
+    high_s: float
+    median_s: float
+    p99_s: float
+    verdict: str
+    confidence: float
+    found_share: float
+    silence_s: float
+    other_silence_s: float
+    autocorrelation: float | None
+    autocorrelation_s: float | None
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the period as plain values."""
+        return vars(self) | {"reasons": list(self.reasons)}
+
+
+def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin_ns: int) -> Period:
+    """Summarize the iteration times, and give a verdict with reasons.
+
+    Args:
+        training: the job.
+        iterations: as from `iterations_of`.
+        alike: autocorrelation of the training payload.
+        bin_ns: width of a bin.
+    """
+    rhythm = training.reference.rhythm
+    assert rhythm is not None  # the reference has its own periodicity
+    times = iterations["iteration_s"].to_numpy(np.float64)
+    draws = np.random.default_rng(1).integers(0, len(times), (_RESAMPLES, len(times)))
+    low, high = np.quantile(times[draws].mean(axis=1), (0.025, 0.975))
+    # a boundary may lie anywhere in its bin
+    grain_s = bin_ns / 1e9 / len(times)
+    reasons = []
+    contrast = rhythm.silence_bins / rhythm.other_bins if rhythm.other_bins else np.inf
+    if len(times) < 8:
+        reasons.append(f"only {len(times)} whole iterations were captured")
+    if rhythm.found_share < 0.9:
+        reasons.append(f"{1 - rhythm.found_share:.0%} of the boundaries have no silence")
+    if contrast < 1.5:
+        reasons.append("a silence within the iterations is nearly as long as those between them")
+    long = rhythm.long_bins > 2 * rhythm.silence_bins
+    if long:
+        reasons.append("some silences are far longer than usual, so that several bursts may be one iteration")
+    if rhythm.silence_bins < 4:
+        reasons.append("silences are only a few bins long: --bin with a smaller one shows them better")
+    near = alike.period_bins is not None and abs(alike.period_bins * bin_ns / 1e9 / np.median(times) - 1) < 0.1
+    if not near and float(np.std(times)) < 0.1 * float(times.mean()):
+        reasons.append("the rate's autocorrelation has no peak at this period")
+    # of a few silences, a far longer one may be the only one between iterations
+    several = long and len(times) < _FEW_ITERATIONS
+    verdict = SURE if not reasons else LIKELY if len(reasons) == 1 and not several else DOUBTFUL
+    return Period(
+        len(times),
+        float(times.mean()),
+        float(low) - grain_s,
+        float(high) + grain_s,
+        float(np.median(times)),
+        float(np.quantile(times, 0.99)),
+        verdict,
+        rhythm.confidence,
+        rhythm.found_share,
+        rhythm.silence_bins * bin_ns / 1e9,
+        rhythm.other_bins * bin_ns / 1e9,
+        alike.at_period if near else None,
+        alike.period_bins * bin_ns / 1e9 if near and alike.period_bins is not None else None,
+        tuple(reasons),
+    )

@@ -107,7 +107,8 @@ def read_plan(path: Path) -> Plan:
     sources: set[str] = set() if "source" in columns else {"-"}
     try:
         with pd.read_csv(
-            path, sep="\t", skiprows=1, names=list(columns), dtype=kinds, chunksize=_ROWS_AT_ONCE, na_filter=False, quoting=3,
+            path, sep="\t", skiprows=1, names=list(columns), dtype=kinds, chunksize=_ROWS_AT_ONCE, na_filter=False,
+            quoting=3,
         ) as pieces:  # fmt: skip
             for rows in pieces:
                 sources.update(rows["source"].cat.categories if "source" in columns else ())

@@ -230,9 +230,9 @@ def test_a_host_that_cannot_be_reached_is_named() -> None:
         cut = ringtap("lab", "exec", "--lab", "cut", "switch", "--", tool, "link", "set", "to-S2", "down")
         assert cut.returncode == 0
         code = (
-            "from ringtap.agents.testbed import link_check\nfrom ringtap.agents.testbed.topology import TestbedSpec\n"
+            "from ringtap.agents.testbed import build\nfrom ringtap.agents.testbed.topology import TestbedSpec\n"
             "from ringtap.errors import MeasurementError\n"
-            "try:\n    link_check.measure_links(TestbedSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
+            "try:\n    build.measure_links(TestbedSpec('cut', ('S0', 'S1', 'S2', 'S3'), 100_000_000))\n"
             "except MeasurementError as error:\n    print(error)\n"
         )
         said = ringtap("lab", "exec", "--lab", "cut", "switch", "--", sys.executable, "-c", code).stdout

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ringtap.analysis.runs.counters import CounterLog
+from ringtap.analysis.sweeps.points import CounterLog
 from ringtap.records import Field, RecordWriter
 
 START_NS = 1_700_000_000_000_000_000

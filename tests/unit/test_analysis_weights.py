@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from ringtap.analysis.model.fit import CongestionModel
+from ringtap.analysis.model.fit import CongestionModel, weigh
 from ringtap.analysis.model.regression import lines, log_predict, reduced_load, solve_log, solve_many
-from ringtap.analysis.model.weights import weigh
 from ringtap.errors import UsageError
 
 LOADS = np.array([0.0, 3, 6, 9, 12, 14, 16, 18, 19, 20, 21, 22])

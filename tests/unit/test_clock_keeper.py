@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ringtap.agents.clock import log as clock_account
-from ringtap.agents.clock import server as clock_reference
+from ringtap.agents.clock import service as clock_reference
 from ringtap.agents.clock.service import ClockService, reference_of
 from ringtap.agents.clock.system_clock import Clock, StepWatch, adjtimex, boot_id, file_system
 from ringtap.records import open_records

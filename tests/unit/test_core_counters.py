@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ringtap.agents.sweep.disturbances import Counters
 from ringtap.analysis.job.node_counters import long_growth
 from ringtap.analysis.live.recent_counters import Keyed, RecentWideLog
-from ringtap.analysis.runs.counters import CounterLog
 from ringtap.analysis.runs.intervals import Borders, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import map_records
+from ringtap.analysis.sweeps.points import CounterLog
 from ringtap.counters import growth, window_growth
 from ringtap.errors import UsageError
 from ringtap.records import Field, RecordWriter, open_records

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.structure.bursts import bursts_of, iterations_of, peak_to_mean
 from ringtap.analysis.structure.detection import sort_out
 from ringtap.analysis.structure.periodicity import find_periodicity, silences_of
-from ringtap.analysis.structure.structure import Structure, find_structure
+from ringtap.analysis.structure.structure import Structure, bursts_of, find_structure, iterations_of, peak_to_mean
 from ringtap.errors import MeasurementError
 from tests.unit.structure_makers import START_NS, Job, Made, limited, make, ring, together, web_search
 

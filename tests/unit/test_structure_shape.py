@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtap.analysis.model.demand import demand
+from ringtap.analysis.structure.structure import volume_of
 from ringtap.analysis.structure.topology import shape_of
-from ringtap.analysis.structure.volume import volume_of
 
 NAMES = [f"h{number}" for number in range(8)]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.run_end import node_items, not_collected
+from ringtap.agents.node.node_json import node_items, not_collected
 from ringtap.rundir import RunDirectory, Status
 from ringtap.schema import POINTS_JSONL, REJECTED_JSONL
 from ringtap.slurm.array_parts import Part, read_parts

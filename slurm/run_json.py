@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ringtap.agents.node.run_end import conclude, node_items
+from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.rundir import RunDirectory
 from ringtap.terminal import as_command
 from ringtap.units import counted

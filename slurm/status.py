@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.run_end import node_items
+from ringtap.agents.node.node_json import node_items
 from ringtap.agents.sweep.lock import LOCK_FILE
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, Status, read_points

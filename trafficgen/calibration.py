@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass
+import select
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from ringtap.errors import UsageError
+from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import ShapeError, load_json
-from ringtap.units import format_rate
+from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
+from ringtap.trafficgen.plans.registry import make_plan
+from ringtap.trafficgen.processes import WorkerProcesses
+from ringtap.trafficgen.receiver.receiver import ReceiveOptions, Receiver
+from ringtap.trafficgen.sender.options import SendOptions
+from ringtap.trafficgen.sender.sender import Sender
+from ringtap.trafficgen.statistics import LogHistogram
+from ringtap.units import counted, format_rate
 
 VERSION = 1
 
@@ -109,3 +121,136 @@ def load(path: Path | None = None) -> Calibration | None:
         return Calibration(**found)
     except (OSError, ShapeError, TypeError):
         return None
+
+
+_PATIENCE_S = 5.0
+_SLEEP_NS = 1_000_000
+_SLEEPS = 2000
+_STREAM_NS = 700_000_000
+_ROUNDS, CLEARLY = 2, 1.1
+_SMALL_NS = 1_000_000_000
+_FLOW_BYTES = 1000
+_KEPT_OFFERED, _NEW_OFFERED = 40_000, 12_000  # flows per second: more than will finish, but not enough to choke
+_LATE_RATE, _LATE_BYTES = 500, 10_000
+# Limits of the time for which the launcher polls the clock: a longer time would use a processor for little gain
+_LEAST_SPIN_NS, _MOST_SPIN_NS = 50_000, 200_000
+
+
+def calibrate(say: Any = lambda _: None) -> Calibration:
+    """Measure this host.
+
+    Args:
+        say: called with a description of each measurement.
+
+    Raises:
+        MeasurementError: flows failed over loopback.
+    """
+    with tempfile.TemporaryDirectory() as folder, WorkerProcesses() as crew:
+        crew.start(_serve)
+        address = str(crew.listen(_PATIENCE_S))
+        bench = _Bench(Path(folder), address, SendOptions())
+        say("throughput by send method, and how late sleeps end beside it")
+        crew.start(_sleep)
+        methods: dict[Literal["send", "sendfile"], float] = {"send": 0.0, "sendfile": 0.0}
+        for _ in range(_ROUNDS):
+            for name, before in methods.items():
+                methods[name] = max(before, bench.stream_bps(name))
+        # The difference must be larger than random variation
+        method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > CLEARLY * methods["send"] else "send"
+        sleeps: LogHistogram = crew.listen(_PATIENCE_S)
+        spin_ns = int(min(_MOST_SPIN_NS, max(_LEAST_SPIN_NS, sleeps.quantile(0.99) or 0)))
+        bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns))
+        say("flows a second")
+        kept = bench.flows_per_s("kept", _KEPT_OFFERED)
+        new = bench.flows_per_s("new", _NEW_OFFERED)
+        say("launch lateness")
+        idle, busy = bench.lateness(bulk=0), bench.lateness(bulk=1)
+    return Calibration(
+        host=this_host(),
+        measured_unix_s=time.time(),
+        method=method,
+        ceiling_bps=methods[method],
+        methods_bps={str(name): rate for name, rate in methods.items()},
+        kept_flows_per_s=kept,
+        new_flows_per_s=new,
+        spin_ns=spin_ns,
+        sleep_p50_us=(sleeps.quantile(0.5) or 0) / 1e3,
+        sleep_p99_us=(sleeps.quantile(0.99) or 0) / 1e3,
+        lateness_p50_us=idle["lateness_p50_us"],
+        lateness_p99_us=idle["lateness_p99_us"],
+        lateness_busy_p50_us=busy["lateness_p50_us"],
+        lateness_busy_p99_us=busy["lateness_p99_us"],
+    )
+
+
+class _Bench:
+    """Measurements with plans that are sent to a receiver on this host."""
+
+    def __init__(self, folder: Path, address: str, options: SendOptions) -> None:
+        self._folder, self._address, self._options = folder, address, options
+
+    def stream_bps(self, method: Literal["send", "sendfile"]) -> float:
+        """Return the goodput with one long flow per loop."""
+        flows = self._options.workers * self._options.threads
+        plan = self._made("long-lived", {"duration": _STREAM_NS, "flows": flows})
+        return float(self._sent(plan, replace(self._options, method=method))["achieved_bps"])
+
+    def flows_per_s(self, connections: Literal["kept", "new"], offered: int) -> float:
+        """Return the number of 1 kB flows that finish per second when more are offered."""
+        given = {"duration": _SMALL_NS, "load": offered * _FLOW_BYTES * 8, "sizes": f"fixed:{_FLOW_BYTES}B"}
+        summary = self._sent(self._made("consistent", given), replace(self._options, connections=connections))
+        return float(summary["achieved_bps"] / (8 * _FLOW_BYTES))
+
+    def lateness(self, bulk: int) -> dict[str, Any]:
+        """Return the summary of small flows that run beside ``bulk`` long ones."""
+        given = {"duration": 2 * _STREAM_NS, "load": _LATE_RATE * _LATE_BYTES * 8, "sizes": f"fixed:{_LATE_BYTES}B"}
+        plan = self._made("consistent", given)
+        if bulk:
+            plan = self._with_bulk(plan, bulk)
+        return self._sent(plan, self._options)
+
+    def _with_bulk(self, plan: Path, bulk: int) -> Path:
+        """Write the same plan with open-ended flows added at its beginning; return its path."""
+        header, _, flows = plan.read_text().partition("\n")
+        about = json.loads(header)
+        about["flows"] += bulk
+        other = self._folder / "bulk.plan"
+        line = f"0\t-\t{self._address}\t0\t-\n"
+        other.write_text(json.dumps(about) + "\n" + line * bulk + flows)
+        return other
+
+    def _made(self, kind: str, given: dict[str, Any]) -> Path:
+        path = self._folder / f"{kind}.plan"
+        write_plan(make_plan(kind, given | {"to": [self._address]}), path, force=True)
+        return path
+
+    @staticmethod
+    def _sent(plan: Path, options: SendOptions) -> dict[str, Any]:
+        sender = Sender(PlanFile(plan), options)
+        summary = sender.run()
+        if summary["stopped_by"] != "plan":
+            raise KeyboardInterrupt
+        if summary["failed"] or not summary["finished"]:
+            why = sender.first_failure or summary["stopped_by"]
+            raise MeasurementError(f"calibration: {counted(summary['failed'], 'flow')} over loopback failed: {why}")
+        return summary
+
+
+def _serve(control: Connection) -> None:
+    """Run a receiver on a free port; send its address to ``control``."""
+    Receiver(ReceiveOptions(bind="127.0.0.1:0"), control).run()
+
+
+def _sleep(control: Connection) -> None:
+    """Send to ``control`` the log histogram of how late sleeps of 1 ms end, in ns."""
+    with suppress(OSError):
+        Path("/proc/self/timerslack_ns").write_text("1")
+    tally = LogHistogram()
+    never, other = os.pipe()
+    for _ in range(_SLEEPS):
+        due_ns = time.monotonic_ns() + _SLEEP_NS
+        select.select([never], (), (), _SLEEP_NS / 1e9)
+        tally.add(time.monotonic_ns() - due_ns)
+    os.close(never)
+    os.close(other)
+    control.send(tally)

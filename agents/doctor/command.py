@@ -16,7 +16,7 @@ from typing import Any
 
 from ringtap.agents.doctor.checks import Question
 from ringtap.agents.hosts import Hosts, TestbedHosts
-from ringtap.agents.interrupt import termination_as_interrupt
+from ringtap.agents.job.signals import termination_as_interrupt
 from ringtap.agents.sweep.cluster import reached
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.lock import lease_problem

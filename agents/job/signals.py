@@ -1,4 +1,4 @@
-"""Start of a command whose terminal, signals, stops and exit code pass through, and a watch on group signals."""
+"""Start of a command whose terminal, signals, stops and exit code pass through; signals of its group; interrupts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from ringtap.terminal import one_line
@@ -363,3 +365,18 @@ def _hold(reader: int) -> None:
     while os.read(reader, 64):  # until the writer closes it
         while signal.sigtimedwait(everything, 0):
             pass
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt within the block."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

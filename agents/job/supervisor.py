@@ -113,7 +113,7 @@ def _finish(
     place: RunLocation, link: AgentClient, passing: signals.SignalRelay, status: int, view: LiveView | None, told: str
 ) -> None:
     """End the recording after the job: end the agent's part, write the run's end, and print the run's path."""
-    from ringtap.agents.node.run_end import conclude, no_steps
+    from ringtap.agents.node.node_json import conclude, no_steps
 
     code = os.waitstatus_to_exitcode(status)
     ended: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code, "ended_ns": time.time_ns()}

@@ -15,7 +15,7 @@ from ringtap.agents.job.live import LiveView
 from ringtap.agents.job.location import RunLocation
 from ringtap.agents.job.supervisor import FINISH_S
 from ringtap.agents.node.jobs import start_time
-from ringtap.agents.node.run_end import conclude
+from ringtap.agents.node.node_json import conclude
 from ringtap.agents.node.settings import RunSettings
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.terminal import shell_word

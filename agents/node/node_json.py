@@ -1,4 +1,4 @@
-"""The files in a node's folder that describe it: node.json, the agent's log, DONE."""
+"""The files in a node's folder that describe it (node.json, the agent's log, DONE), and a run's end by them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from ringtap.errors import system_words
+from ringtap.json_validation import ShapeError
 from ringtap.records import append_whole, mend_last_line
-from ringtap.rundir import write_json
+from ringtap.rundir import RunDirectory, Status, read_node, write_json
 from ringtap.schema import AGENT_LOG, NODE_JSON
 from ringtap.units import counted
 
@@ -130,3 +132,60 @@ def _last_words(log: Path) -> str:
     disk = os.statvfs(log)
     is_full = disk.f_bavail * disk.f_frsize < _RESERVE_BYTES
     return system_words(errno.ENOSPC) if is_full else "it could not write why"
+
+
+def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
+    """Status and reason from a job's end.
+
+    ``failed`` is the job's own failure, ``partial`` a job that was cut short from outside.
+
+    Args:
+        code: its exit code; below 0, the negative number of the signal that ended it.
+        ended_by: the last ending signal that was received, if any.
+    """
+    if code == 0:
+        return "complete", ""
+    if code < 0:
+        return "partial", f"the job was ended by {signal.Signals(-code).name}"
+    if ended_by is not None:
+        return "partial", f"the job ended with exit code {code} after {signal.Signals(ended_by).name}"
+    return "failed", f"the job ended with exit code {code}"
+
+
+def conclude(run: RunDirectory, code: int, ended_by: int | None, recording_why: str) -> None:
+    """Write the end of the run: the job's end, and the missing parts of the recording on the nodes that have ended."""
+    status, why = job_end(code, ended_by)
+    nodes = node_items(run)
+    reasons = {recording_why} | {str(item.get("why")) for item in nodes.values() if item.get("status") == "partial"}
+    missing = "; ".join(sorted(filter(None, reasons)))
+    if missing and status == "complete":
+        status = "partial"
+    run.info["not_collected"] = not_collected(nodes)
+    with contextlib.suppress(OSError):
+        run.finish(status, "; ".join(filter(None, [why, missing])))
+
+
+def node_items(run: RunDirectory) -> dict[str, dict[str, Any]]:
+    """The contents of every readable node.json, by node."""
+    found = {}
+    for path in sorted((run.path / "nodes").glob("*/node.json")):
+        with contextlib.suppress(OSError, ShapeError):  # cut off while it was written
+            found[path.parent.name] = read_node(path)
+    return found
+
+
+def no_steps(run: RunDirectory) -> list[str]:
+    """List the obstacles to the hook that were seen in the job's interpreters, with their remedies."""
+    entries = [item.get("collectors", {}).get("steps", {}) for item in node_items(run).values()]
+    return sorted({f"{entry['reason']}; {entry['remedy']}" for entry in entries if entry.get("obstacle")})
+
+
+def not_collected(nodes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """List the collectors that were unavailable or failed, with reason and remedy, once per reason."""
+    missing: dict[tuple[str, str], None] = {}
+    for item in nodes.values():
+        for name, entry in (item.get("collectors") or {}).items():
+            if entry.get("state") in ("unavailable", "failed"):
+                how = f" ({entry['remedy']})" if entry.get("remedy") else ""
+                missing[name, f"{entry.get('reason')}{how}"] = None
+    return [{"what": name, "why": why} for name, why in missing]

@@ -10,8 +10,7 @@ from dataclasses import asdict
 
 from ringtap.errors import UsageError
 from ringtap.terminal import as_command
-from ringtap.trafficgen.calibrate import calibrate
-from ringtap.trafficgen.calibration import Calibration, load, save, usual_path
+from ringtap.trafficgen.calibration import Calibration, calibrate, load, save, usual_path
 
 
 def calibrated(say: Callable[[str], None] = lambda _: None) -> Calibration:

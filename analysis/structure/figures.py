@@ -16,9 +16,8 @@ from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import FAINT, INK
 from ringtap.analysis.structure import roles
 from ringtap.analysis.structure.structure import Structure
-from ringtap.analysis.traffic.delivered import Passed
+from ringtap.analysis.traffic.delivered import Passed, Rates, instantaneous
 from ringtap.analysis.traffic.figures import rates_figure
-from ringtap.analysis.traffic.rates import Rates, instantaneous
 from ringtap.errors import UsageError
 from ringtap.units import format_duration, format_rate, format_size
 

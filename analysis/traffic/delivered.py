@@ -1,4 +1,4 @@
-"""Payload bytes delivered up to any time: from a capture, from an interface's counters, or from a sender's log."""
+"""Delivered payload over time, from a capture, interface counters or a sender's log, and its instantaneous rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.tables import flow_columns, rows_of
 from ringtap.analysis.runs.run import read_records
 from ringtap.analysis.traffic.log import Sent
-from ringtap.analysis.traffic.plan import Integers, Numbers
+from ringtap.analysis.traffic.plan import Integers, Numbers, Plan, Windows
 from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES
 from ringtap.units import counted
@@ -174,3 +174,74 @@ def from_nic(path: Path, interface: str, origin_ns: int, until_ns: int) -> Passe
     if torn:
         notes.append(f"{path} ends in a torn record, which was dropped")
     return Passed("nic", at_ns, counted[direction], False, np.empty(0, np.int64), tuple(notes))
+
+
+WIDTH = 18  # samples of the moving average in figure B-5
+COUNT = 60_000  # samples of figure 3-8
+_WINDOW_NS = 1_000_000
+_PERIODS = 6
+_SPAN_NS, _SPAN_WINDOWS = 60_000_000, 25
+_BINS = 80
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Instantaneous injection rates of one transmission.
+
+    Attributes:
+        label: name of the transmission.
+        source: ``capture``, ``nic`` or ``log``.
+        window_ns: time that each rate is averaged over.
+        values_bps: the rates.
+    """
+
+    label: str
+    source: str
+    window_ns: float
+    values_bps: Numbers
+
+
+def window_ns(plan: Plan, windows: Windows | None, passed: Passed) -> float:
+    """Return the width of the moving average: a burst's length, or 1 ms; more if it holds fewer than 18 readings."""
+    burst = float(windows.edges_ns[1] - windows.edges_ns[0]) if windows is not None else 0.0
+    return min(max(burst or _WINDOW_NS, WIDTH * passed.sample_ns), float(plan.duration_ns))
+
+
+def shown_span_ns(plan: Plan, windows: Windows | None, window: float) -> tuple[int, int]:
+    """Return the part of the plan that the figures show: some periods, or 60 ms or more, around its middle."""
+    if windows is not None:
+        period = int(plan.header["burst_period_ns"])
+        whole = plan.duration_ns // period
+        shown = min(max(_PERIODS, round(_SPAN_WINDOWS * window / period / 2)), max(whole, 1))
+        begin = (whole - shown) // 2 * period
+        return max(begin, 0), min(max(begin, 0) + shown * period, plan.duration_ns)
+    length = min(plan.duration_ns, max(_SPAN_NS, round(_SPAN_WINDOWS * window)))
+    begin = (plan.duration_ns - length) // 2
+    return begin, begin + length
+
+
+def moving_average(passed: Passed, span_ns: tuple[int, int], window: float) -> tuple[Numbers, Numbers]:
+    """Return the middles of the windows (ns after the launch) and the mean payload rates in them, in bit/s."""
+    step = window / WIDTH
+    edges = np.arange(span_ns[0] - window / 2, span_ns[1] + window / 2 + step / 2, step)
+    totals = passed.until(edges)
+    return (edges[WIDTH:] + edges[:-WIDTH]) / 2, (totals[WIDTH:] - totals[:-WIDTH]) * 8e9 / window
+
+
+def instantaneous(label: str, passed: Passed, duration_ns: int, window: float) -> Rates:
+    """Return the rates at 60,000 instants spread evenly over a transmission, so that their mean is its load."""
+    begins = np.linspace(0, max(duration_ns - window, 0), COUNT)
+    rates = (passed.until(begins + window) - passed.until(begins)) * 8e9 / window
+    return Rates(label, passed.source, window, np.maximum(rates, 0))
+
+
+def histogram_edges(samples: list[Rates]) -> Numbers:
+    """Return the edges of 80 common bins, from 0 to the greatest 99th percentile of the samples' rates above 0."""
+    busy = [one.values_bps[one.values_bps > 0] for one in samples]
+    top = max((float(np.quantile(values, 0.99)) for values in busy if len(values)), default=1.0)
+    return np.linspace(0, top, _BINS + 1)
+
+
+def counts(samples: Rates, edges_bps: Numbers) -> Integers:
+    """Count the samples in each bin; rates of 0, or above the last edge, are in none."""
+    return np.histogram(samples.values_bps[samples.values_bps > 0], edges_bps)[0].astype(np.int64)

@@ -13,11 +13,19 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.plots.figure import Drawn
-from ringtap.analysis.traffic.delivered import Passed, from_capture, from_log, from_nic
+from ringtap.analysis.traffic.delivered import (
+    Passed,
+    Rates,
+    from_capture,
+    from_log,
+    from_nic,
+    instantaneous,
+    shown_span_ns,
+    window_ns,
+)
 from ringtap.analysis.traffic.figures import plan_figure, rates_figure, trace_figure
 from ringtap.analysis.traffic.log import CLASS_BYTES, FAILED, FINISHED, UNFINISHED, Sent, read_sent
 from ringtap.analysis.traffic.plan import Flags, Integers, Numbers, Plan, Windows, burst_windows, read_plan
-from ringtap.analysis.traffic.rates import Rates, instantaneous, shown_span_ns, window_ns
 from ringtap.errors import UsageError
 from ringtap.records import FORMAT as RECORDS
 from ringtap.units import counted

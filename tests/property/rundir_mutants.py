@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.node.run_end import conclude, node_items
+from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.screen import Screenful, ViewState

@@ -10,9 +10,15 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringtap.trafficgen.plans.cdf_file import empirical_points, read_cdf, write_cdf
 from ringtap.trafficgen.plans.sampling import shares_of
-from ringtap.trafficgen.plans.sizes import WORKLOADS, SizeDistribution, parse_sizes
+from ringtap.trafficgen.plans.sizes import (
+    WORKLOADS,
+    SizeDistribution,
+    empirical_points,
+    parse_sizes,
+    read_cdf,
+    write_cdf,
+)
 
 SAMPLE = 20_000
 # Five standard errors: chance exceeds them once in 1.7 million, and only fixed examples are tried

@@ -340,7 +340,7 @@ CONTROLLER = """\
 import sys, time
 from pathlib import Path
 from ringtap.agents.hosts.ssh import SshHost, SshHosts
-from ringtap.agents.interrupt import termination_as_interrupt
+from ringtap.agents.job.signals import termination_as_interrupt
 folder, config, *names = sys.argv[1:]
 with termination_as_interrupt():
     hosts = SshHosts([SshHost(name, f"{name}.lab", workdir=f"{folder}/{name}") for name in names], config=Path(config))

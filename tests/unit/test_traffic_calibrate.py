@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringtap.flow_plan import Flow
-from ringtap.trafficgen.calibrate import CLEARLY
-from ringtap.trafficgen.calibration import Calibration, save, this_host
+from ringtap.trafficgen.calibration import CLEARLY, Calibration, save, this_host
 from tests.unit.traffic_processes import MS, plan_of, serving, traffic
 
 TINY = Calibration(this_host(), 1.0, "sendfile", 1e6, {"sendfile": 1e6}, 1e9, 1e9, 30_000, *(1.0,) * 6)

@@ -9,12 +9,11 @@ import pytest
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Flow
-from ringtap.trafficgen.plans.cdf_file import read_cdf, write_cdf
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.hpcc import FlowListPlan, write_list
 from ringtap.trafficgen.plans.patterns import LongLivedPlan, RingPlan
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
-from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes
+from ringtap.trafficgen.plans.sizes import WORKLOADS, parse_sizes, read_cdf, write_cdf
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 NODES = ["10.0.0.1:5001", "10.0.0.2:5002", "[fd00::3]:5003"]

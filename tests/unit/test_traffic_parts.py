@@ -15,7 +15,7 @@ from ringtap.trafficgen.plans.plan_file import PlanFile
 from ringtap.trafficgen.protocol import format_address, parse_address
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.ipc import Channel, pair
-from ringtap.trafficgen.sender.schedule import NEVER, Schedule
+from ringtap.trafficgen.sender.launcher import NEVER, Schedule
 from ringtap.trafficgen.statistics import LogHistogram
 
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from ringtap.cli import main
-from ringtap.trafficgen.plans.cdf_file import read_cdf
 from ringtap.trafficgen.plans.plan_file import PlanFile
-from ringtap.trafficgen.plans.sizes import WORKLOADS
+from ringtap.trafficgen.plans.sizes import WORKLOADS, read_cdf
 from ringtap.units import counted
 
 NODES = "--node 10.0.0.1:5001 --node 10.0.0.2:5001 --node 10.0.0.3:5001"

@@ -10,8 +10,7 @@ import pytest
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Flow
-from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
-from ringtap.trafficgen.plans.requirements import PlanRequirements
+from ringtap.trafficgen.plans.plan_file import PlanFile, PlanRequirements, write_plan
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 HEADER = {"format": "ringtap-flow-plan", "version": 2, "duration_ns": 1000, "flows": 4, "bytes": 37}

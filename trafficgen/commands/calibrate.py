@@ -23,8 +23,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from ringtap.trafficgen.calibrate import calibrate
-    from ringtap.trafficgen.calibration import save, usual_path
+    from ringtap.trafficgen.calibration import calibrate, save, usual_path
 
     path = options.output or usual_path()
     found = calibrate(lambda words: print(f"calibrating: {words}", file=sys.stderr, flush=True))

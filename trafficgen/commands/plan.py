@@ -143,8 +143,8 @@ def _option(name: str) -> str:
 
 def _export(plan: Plan, given: dict[str, Any], options: argparse.Namespace, stream: Any) -> None:
     if options.export_cdf is not None:
-        from ringtap.trafficgen.plans.cdf_file import write_cdf
         from ringtap.trafficgen.plans.registry import size_points
+        from ringtap.trafficgen.plans.sizes import write_cdf
 
         write_cdf(size_points(plan, given), options.export_cdf, options.force)
         print(f"Wrote {options.export_cdf}", file=stream)

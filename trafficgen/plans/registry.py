@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.plans.cdf_file import empirical_points
 from ringtap.trafficgen.plans.common import Frame, OfferedLoad
 from ringtap.trafficgen.plans.hpcc import FlowListPlan
 from ringtap.trafficgen.plans.patterns import LongLivedPlan, OnOffPlan, RingPlan, RoundsPlan
 from ringtap.trafficgen.plans.plan_file import Plan
 from ringtap.trafficgen.plans.replay import ReplayPlan, read_capture, read_sent_log
-from ringtap.trafficgen.plans.sizes import WEB_SEARCH, SizeDistribution, parse_sizes
+from ringtap.trafficgen.plans.sizes import WEB_SEARCH, SizeDistribution, empirical_points, parse_sizes
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 from ringtap.trafficgen.protocol import parse_address
 

@@ -26,10 +26,9 @@ from ringtap.trafficgen.processes import WorkerProcesses, raise_file_limit
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completions import Listener
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
-from ringtap.trafficgen.sender.launcher import Done, Go, Launcher, Ready
+from ringtap.trafficgen.sender.launcher import Done, Go, Launcher, Ready, Schedule
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.sender.pool import Carrying, Route
-from ringtap.trafficgen.sender.schedule import Schedule
 from ringtap.trafficgen.sender.worker import Destination, Report, SenderWorker
 from ringtap.trafficgen.socket_options import Transport, outgoing_socket
 from ringtap.trafficgen.statistics import FlowStatistics

@@ -7,6 +7,7 @@ does so for modules that run on their own.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -131,3 +132,26 @@ def as_command(work: Callable[[], int]) -> int:
 def unguarded(stream: TextIO) -> TextIO:
     """The stream behind a guard, for ringtap's own colours and bars; foreign text goes there through `visible`."""
     return stream.unguarded if isinstance(stream, _Guarded) else stream
+
+
+def progress_bar(*columns: str) -> Any:
+    """Start a progress bar on standard error (``rich.progress.Progress``); None without a terminal, or without rich.
+
+    Args:
+        *columns: names of rich's column classes, or texts of a `TextColumn`.
+    """
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        return None
+    from rich import progress
+    from rich.console import Console
+
+    made = [
+        getattr(progress, name)() if hasattr(progress, name) else progress.TextColumn(name, markup=False)
+        for name in columns
+    ]
+    # other output does not pass through the bar; it is guarded elsewhere
+    bar = progress.Progress(
+        *made, console=Console(file=unguarded(sys.stderr)), transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+    bar.start()
+    return bar

@@ -25,7 +25,6 @@ from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
 from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3
-from ringtap.agents.sweep.progress import Progress
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
 from ringtap.agents.sweep.series import Series, Step
 from ringtap.agents.sweep.tcp_paths import check_ways
@@ -37,9 +36,55 @@ from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter
 from ringtap.rundir import RunDirectory, read_points
 from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON
-from ringtap.terminal import shell_word
+from ringtap.terminal import progress_bar, shell_word, visible
 from ringtap.trafficgen import iperf3
-from ringtap.units import counted, format_rate
+from ringtap.units import counted, format_duration, format_rate
+
+
+class Progress:
+    """Progress display of a sweep.
+
+    Args:
+        total_s: expected duration of the sweep in seconds.
+    """
+
+    def __init__(self, total_s: float) -> None:
+        self._total_s, self._done_s, self._begin_s = total_s, 0.0, time.monotonic()
+        columns = ("{task.description}", "BarColumn", "{task.percentage:>3.0f} %", "TimeRemainingColumn")
+        self._bar = progress_bar(*columns)
+        if self._bar:
+            self._task = self._bar.add_task("sweep", total=total_s)
+
+    def tick(self, label: str, step_s: float) -> None:
+        """Show the present step and the seconds that it has run."""
+        if self._bar:
+            self._bar.update(
+                self._task, description=visible(label), completed=min(self._done_s + step_s, self._total_s)
+            )
+
+    def done(self, line: str, expected_s: float) -> None:
+        """Print the line of a completed step and count its expected duration as done."""
+        self._done_s += expected_s
+        spent_s = time.monotonic() - self._begin_s
+        left_s = max(0.0, self._total_s - self._done_s) * (spent_s / self._done_s if self._done_s else 1.0)
+        if self._bar:
+            self._bar.update(self._task, completed=self._done_s)
+            self._bar.console.print(visible(line), highlight=False, markup=False)
+        else:
+            print(f"{line}  (about {format_duration(left_s)} left)", file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._bar:
+            self._bar.console.print(visible(line), highlight=False, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar:
+            self._bar.stop()
+
 
 PRECHECK_TRIES = 3  # the machine may be busy for a moment
 _NOT_ASKED = "not asked for: a sweep records what tells iteration times and loads"

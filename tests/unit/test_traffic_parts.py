@@ -114,6 +114,26 @@ def test_a_channel_keeps_messages_and_files_in_order_however_slow_its_reader_is(
     receiver.close()
 
 
+def test_messages_of_a_side_that_has_ended_are_read_although_it_takes_no_more() -> None:
+    """A launcher ends once it has reported the unfinished flows; workers that still report others learn of them."""
+    ours, theirs = pair()
+    launcher, worker = Channel(ours), Channel(theirs)
+    worker.put(ipc.FREE, 1, 1)
+    worker.flush()
+    for slot in range(100):
+        launcher.put(ipc.GONE, slot, 10)
+    launcher.put(ipc.END, 0)
+    launcher.flush()
+    launcher.close()  # with a message unread
+    worker.put(ipc.FREE, 2, 2)
+    worker.flush()
+    found = []
+    while not worker.ended:
+        found += [message[0] for message in worker.messages()]
+    worker.close()
+    assert found == [ipc.GONE] * 100 + [ipc.END]
+
+
 def test_a_schedule_gives_dependent_flows_when_what_they_wait_for_has_arrived(tmp_path: Path) -> None:
     path = tmp_path / "p.plan"
     header = {"format": "ringtap-flow-plan", "version": 2, "duration_ns": 1000, "flows": 5, "bytes": 50}

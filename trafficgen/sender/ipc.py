@@ -55,7 +55,7 @@ class Channel:
 
     Attributes:
         files: sockets received, in the order of their SOCKET messages.
-        ended: True if the other side is gone.
+        ended: True if the other side is gone and all that it sent has been read.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -133,8 +133,7 @@ class Channel:
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:  # the kernel has too many files in flight
                 return 0
-            # The other side is gone, so the data is discarded
-            self.ended = True
+            # The other side is gone, so the data is discarded; what it sent before is still to be read
             return len(data)
 
     def _read(self) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -36,27 +36,46 @@ class Points:
 
 @dataclass(frozen=True)
 class PointRow:
-    """One line of a CSV file, with its location for messages."""
+    """One line of a CSV file, with its location for messages; its methods raise `UsageError` for an invalid cell."""
 
-    cells: dict[str, str | None]
-    where: str
+    cells: dict[str, str]
+    path: Path
+    line: int
 
-    def number(self, column: str) -> float:
-        """Return the finite number of a column.
+    @property
+    def where(self) -> str:
+        """The line, for messages."""
+        return f"{self.path} line {self.line}"
 
-        Raises:
-            UsageError: the cell is empty or holds something else; as all methods here.
-        """
-        text = self.cells.get(column)
-        if text is None or not text.strip():
+    def text(self, column: str) -> str:
+        """The text of a cell; empty if there is none."""
+        return self.cells.get(column, "")
+
+    def number(self, column: str, least: float = -math.inf) -> float:
+        """The finite number of a cell, which must be ``least`` at least."""
+        text = self.text(column)
+        if not text:
             raise UsageError(f"{self.where}: {column} is missing")
         try:
             value = float(text)
         except ValueError as error:
-            raise UsageError(f"{self.where}: {column} is {text.strip()!r}, not a number") from error
+            raise UsageError(f"{self.where}: {column} is {text!r}, not a number") from error
         if not math.isfinite(value):
-            raise UsageError(f"{self.where}: {column} is {text.strip()}, not a finite number")
+            raise UsageError(f"{self.where}: {column} is {text}, not a finite number")
+        if value < least:
+            raise UsageError(f"{self.where}: {column} is {value:g}, below {least:g}")
         return value
+
+    def optional(self, column: str) -> float | None:
+        """The number of a cell, 0 or more; None if the cell is empty."""
+        return self.number(column, 0.0) if self.text(column) else None
+
+    def whole(self, column: str, least: int) -> int | None:
+        """The whole number of a cell, which must be ``least`` at least; None if the cell is empty."""
+        value = self.number(column, least) if self.text(column) else None
+        if value is not None and value != int(value):
+            raise UsageError(f"{self.where}: {column} is {value:g}, not a whole number")
+        return None if value is None else int(value)
 
     def load_gbps(self, capacity_gbps: float) -> float:
         """The load, from 0 to below the capacity."""
@@ -102,7 +121,7 @@ def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None)
     """
     needed = COLUMNS if errors is None else (*COLUMNS, errors, *[COUNT] * (errors == DEVIATION))
     loads, times, spreads = [], [], []
-    for row in read_rows(path, needed):
+    for row in read_rows(path, needed)[1]:
         loads.append(row.load_gbps(capacity_gbps))
         times.append(row.time_s())
         if errors is not None:
@@ -112,28 +131,33 @@ def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None)
     return Points(loads, times, None if errors is None else spreads)
 
 
-def read_rows(path: Path, needed: tuple[str, ...]) -> Iterator[PointRow]:
-    """Yield the lines below the header of a CSV file that has the columns needed.
+def read_rows(path: Path, needed: tuple[str, ...]) -> tuple[list[str], list[PointRow]]:
+    """Return the columns of a CSV file, which include those needed, and the lines below its header but empty ones.
 
     Raises:
-        UsageError: the file cannot be read, is not CSV or lacks a column.
+        UsageError: the file cannot be read, is not CSV, lacks a column or has one twice.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"{path} cannot be read: {reason}") from error
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    reader = csv.reader(text.splitlines(), skipinitialspace=True)
     try:
-        header = [(name or "").strip() for name in reader.fieldnames or []]
-        reader.fieldnames = header
-        for column in needed:
-            if column not in header:
-                raise UsageError(f"{path} line 1 has no column {column}: the columns needed are {', '.join(needed)}")
-        for cells in reader:
-            yield PointRow(cells, f"{path} line {reader.line_num}")
+        lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except csv.Error as error:
         raise UsageError(f"{path} line {reader.line_num} is not CSV: {error}") from error
+    if not lines:
+        raise UsageError(f"{path} is empty: a header line with {', '.join(needed)} is needed")
+    header = [name.strip() for name in lines[0][1]]
+    twice = next((name for name in header if name and header.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{path} line 1 has column {twice} twice")
+    missing = next((column for column in needed if column not in header), None)
+    if missing is not None:
+        raise UsageError(f"{path} line 1 has no column {missing}: the columns needed are {', '.join(needed)}")
+    rows = [PointRow(dict(zip(header, map(str.strip, cells), strict=False)), path, line) for line, cells in lines[1:]]
+    return header, rows
 
 
 NEEDED = ("model", "traffic", "bandwidth_gbps", "iteration_s")
@@ -184,102 +208,39 @@ def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> 
     Raises:
         UsageError: the file cannot be read or a value is invalid; names the file and the line.
     """
-    header, lines = _lines(path)
-    columns = {name: header.index(name) for name in (*NEEDED, *OF_A_POINT, *OPTIONAL) if name in header}
-    missing = [name for name in NEEDED if name not in columns]
-    if missing:
-        raise UsageError(f"{path} line 1 has no column {missing[0]}: the columns needed are {', '.join(NEEDED)}")
-    rows = [_row(cells, columns, f"{path} line {line}", line, capacity_gbps) for line, cells in lines]
-    if not rows:
+    header, lines = read_rows(path, NEEDED)
+    if not lines:
         raise UsageError(f"{path} has no rows below its header")
+    rows = [_row(line, capacity_gbps) for line in lines]
     groups: dict[tuple[str, str, str], list[_Row]] = {}
     for row in rows:
         groups.setdefault(row.key, []).append(row)
-    per_point = any(name in columns for name in OF_A_POINT)
+    per_point = any(name in header for name in OF_A_POINT)
     repeated = any(len({row.load_gbps for row in group}) < len(group) for group in groups.values())
     by_iteration = repeated and not per_point
     series = [_series(path, group, by_iteration, capacity_gbps, workers) for group in groups.values()]
-    ignored = tuple(name for name in header if name and name not in columns)
+    ignored = tuple(name for name in header if name and name not in (*NEEDED, *OF_A_POINT, *OPTIONAL))
     return SweepTable(series, len(rows), by_iteration, ignored)
 
 
-def _lines(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"{path} cannot be read: {reason}") from error
-    reader = csv.reader(text.splitlines(), skipinitialspace=True)
-
-    def each() -> Iterator[tuple[int, list[str]]]:
-        try:
-            for cells in reader:
-                if any(cell.strip() for cell in cells):
-                    yield reader.line_num, cells
-        except csv.Error as error:
-            raise UsageError(f"{path} line {reader.line_num} is not CSV: {error}") from error
-
-    lines = each()
-    header = [name.strip() for name in next(lines, (0, []))[1]]
-    if not header:
-        raise UsageError(f"{path} is empty: a header line with {', '.join(NEEDED)} is needed")
-    twice = next((name for name in header if name and header.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{path} line 1 has column {twice} twice")
-    return header, lines
-
-
-def _row(cells: list[str], columns: dict[str, int], where: str, line: int, capacity_gbps: float) -> _Row:
-    def text(name: str) -> str:
-        at = columns.get(name)
-        return "" if at is None or at >= len(cells) else cells[at].strip()
-
-    def optional(name: str, least: float = 0.0) -> float | None:
-        return _number(text(name), name, where, least) if text(name) else None
-
+def _row(row: PointRow, capacity_gbps: float) -> _Row:
     for name in ("model", "traffic"):
-        if not text(name):
-            raise UsageError(f"{where}: {name} is missing")
-    load = _number(text("bandwidth_gbps"), "bandwidth_gbps", where, 0.0)
-    if load >= capacity_gbps:
-        raise UsageError(f"{where}: bandwidth_gbps is {load:g}, not below the capacity of {capacity_gbps:g}")
-    seconds = _number(text("iteration_s"), "iteration_s", where, 0.0)
-    if seconds == 0:
-        raise UsageError(f"{where}: iteration_s is 0; a time must be positive")
-    model, title = _known_model(text("model"))
-    traffic = text("traffic").lower() if text("traffic").lower() in _KNOWN_TRAFFIC else text("traffic")
+        if not row.text(name):
+            raise UsageError(f"{row.where}: {name} is missing")
+    model, title = _known_model(row.text("model"))
+    traffic = row.text("traffic").lower() if row.text("traffic").lower() in _KNOWN_TRAFFIC else row.text("traffic")
     return _Row(
-        line=line,
-        key=(model, traffic, text("transport")),
+        line=row.line,
+        key=(model, traffic, row.text("transport")),
         title=title,
-        load_gbps=load,
-        seconds=seconds,
-        parameters=_whole(optional("parameters", 1), "parameters", where),
-        workers=_whole(optional("workers", 2), "workers", where),
-        count=_whole(optional("count", 1), "count", where),
-        std_s=optional("std_s"),
-        p99_s=optional("p99_s"),
+        load_gbps=row.load_gbps(capacity_gbps),
+        seconds=row.time_s(),
+        parameters=row.whole("parameters", 1),
+        workers=row.whole("workers", 2),
+        count=row.whole("count", 1),
+        std_s=row.optional("std_s"),
+        p99_s=row.optional("p99_s"),
     )
-
-
-def _number(text: str, column: str, where: str, least: float) -> float:
-    if not text:
-        raise UsageError(f"{where}: {column} is missing")
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise UsageError(f"{where}: {column} is {text!r}, not a number") from error
-    if not math.isfinite(value):
-        raise UsageError(f"{where}: {column} is {text}, not a finite number")
-    if value < least:
-        raise UsageError(f"{where}: {column} is {value:g}, below {least:g}")
-    return value
-
-
-def _whole(value: float | None, column: str, where: str) -> int | None:
-    if value is not None and value != int(value):
-        raise UsageError(f"{where}: {column} is {value:g}, not a whole number")
-    return None if value is None else int(value)
 
 
 def _known_model(text: str) -> tuple[str, str]:

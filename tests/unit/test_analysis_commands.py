@@ -141,7 +141,7 @@ def test_fit_without_a_congestion_point_says_why(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no column bandwidth_gbps"),
+        ("", "is empty: a header line with bandwidth_gbps, iteration_s is needed"),
         ("bandwidth_gbps,time\n0,1\n", "no column iteration_s"),
         ("bandwidth_gbps,iteration_s\n", "no points"),
         ("bandwidth_gbps,iteration_s\n0,1\nfive,1\n", "line 3: bandwidth_gbps is 'five'"),

@@ -77,7 +77,7 @@ def test_means_alone_have_no_count(tmp_path):
         (HEAD + "vgg16,iperf,0,fast\n", "line 2: iteration_s is 'fast', not a number"),
         (HEAD + "vgg16,iperf,nan,1\n", "bandwidth_gbps is nan, not a finite number"),
         (HEAD + "vgg16,iperf,0,0\n", "iteration_s is 0"),
-        (HEAD + "vgg16,iperf,-1,1\n", "bandwidth_gbps is -1, below 0"),
+        (HEAD + "vgg16,iperf,-1,1\n", "bandwidth_gbps is -1; a load cannot be negative"),
         (HEAD + "vgg16,iperf,25,1\n", "line 2: bandwidth_gbps is 25, not below the capacity of 25"),
         (HEAD + "\n\nmine,iperf,0,1\n", "line 4: model 'mine' is not one of bert-large"),
         (HEAD.replace("\n", ",count\n") + "vgg16,iperf,0,1,2.5\n", "line 2: count is 2.5, not a whole number"),

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +37,47 @@ class Transport:
     send_buffer_bytes: int | None = None
     pacing_bps: float | None = None
     interface: str | None = None
+
+
+# name in a plan: its option, the values it may have, the same in words
+_NUMBERS = {
+    "dscp": (0, 63, "from 0 to 63"),
+    "send_buffer_bytes": (1, 2**31 - 1, "from 1 byte to 2 GiB"),
+    "pacing_bps": (1, 2**63 - 1, "1 bit/s or more"),
+}
+TRANSPORT_OPTIONS = {
+    "congestion_control": "--congestion-control",
+    "dscp": "--dscp",
+    "send_buffer_bytes": "--send-buffer",
+    "pacing_bps": "--pacing",
+}
+
+
+def transport_problem(values: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return the first option of a plan's ``transport`` that cannot be used, and what it must be; None if all can."""
+    for name, value in values.items():
+        if name == "congestion_control":
+            if not isinstance(value, str) or not value.isprintable() or value.split() != [value]:
+                return name, "must be a name"
+        elif name not in _NUMBERS:
+            return name, f"is none of {', '.join(TRANSPORT_OPTIONS)}"
+        else:
+            least, most, words = _NUMBERS[name]
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                return name, f"must be {words}"
+    return None
+
+
+def check_transport_options(values: Mapping[str, object]) -> None:
+    """Check options of the command line, by their names in a plan.
+
+    Raises:
+        UsageError: one cannot be used.
+    """
+    problem = transport_problem(values)
+    if problem is not None:
+        name, why = problem
+        raise UsageError(f"{TRANSPORT_OPTIONS[name]} {values[name]} is not usable: it {why}")
 
 
 class TcpState(NamedTuple):

@@ -62,7 +62,7 @@ def test_a_paced_flow_has_the_rate_asked_for(mode: str, tmp_path: Path) -> None:
     ("options", "words"),
     [
         (("--congestion-control", "nosuch"), "congestion control 'nosuch'"),
-        (("--dscp", 64), "--dscp 64 is not from 0 to 63"),
+        (("--dscp", 64), "--dscp 64 is not usable: it must be from 0 to 63"),
         (("--dscp", -1), "--dscp -1"),
         (("--send-buffer", "5GB"), "--send-buffer"),
         (("--send-buffer", "0B"), "--send-buffer"),

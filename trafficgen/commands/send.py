@@ -22,7 +22,6 @@ from ringtap.units import counted, format_rate, format_size, parse_duration_s, p
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.sender.options import SendOptions
-    from ringtap.trafficgen.socket_options import Transport
 
 _LONGEST_S = 365 * 86_400.0
 
@@ -100,7 +99,7 @@ def _shown(asked: SendOptions) -> dict[str, Any]:
 
 def _asked(options: argparse.Namespace) -> SendOptions:
     from ringtap.trafficgen.sender.options import SendOptions
-    from ringtap.trafficgen.socket_options import Transport
+    from ringtap.trafficgen.socket_options import Transport, check_transport_options
 
     for option in ("workers", "threads", "max_connections"):
         value = getattr(options, option)
@@ -110,7 +109,7 @@ def _asked(options: argparse.Namespace) -> SendOptions:
         options.congestion_control,
         options.dscp,
         None if options.send_buffer is None else parse_size_bytes(options.send_buffer),
-        None if options.pacing is None else parse_rate_bps(options.pacing),
+        None if options.pacing is None else int(parse_rate_bps(options.pacing)),
         options.interface,
     )
     asked = SendOptions(
@@ -135,18 +134,9 @@ def _asked(options: argparse.Namespace) -> SendOptions:
         for seconds in (asked.patience_s, _LONGEST_S if asked.duration_s is None else asked.duration_s)
     ):
         raise UsageError("--duration and --patience must be above 0 and not above a year")
-    _check_transport(transport)
+    given = {name: value for name, value in vars(transport).items() if value is not None and name != "interface"}
+    check_transport_options(given)
     return asked
-
-
-def _check_transport(asked: Transport) -> None:
-    """Check that the kernel's fields can hold the requested options."""
-    if asked.dscp is not None and not 0 <= asked.dscp <= 63:
-        raise UsageError(f"--dscp {asked.dscp} is not from 0 to 63")
-    if asked.send_buffer_bytes is not None and not 1 <= asked.send_buffer_bytes < 2**31:
-        raise UsageError(f"--send-buffer {asked.send_buffer_bytes} bytes is not from 1 byte to 2 GiB")
-    if asked.pacing_bps is not None and not 8 <= asked.pacing_bps < 2**63:
-        raise UsageError(f"--pacing {asked.pacing_bps:g} bit/s is not from 8 bit/s to {2**63:.1g}")
 
 
 def _print_summary(summary: dict[str, Any], log: Path | None) -> None:

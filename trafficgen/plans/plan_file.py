@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from ringtap.errors import UsageError
 from ringtap.flow_plan import COLUMNS, MOST, MOST_HEADER_BYTES, Flow, read_header
 from ringtap.trafficgen.protocol import LARGEST_FLOW_BYTES, parse_address
+from ringtap.trafficgen.socket_options import transport_problem
 from ringtap.units import counted
 
 _WINDOW_NS = 1_000_000
@@ -241,9 +242,6 @@ class PlanLines:
         return self.wrong(number, f"{'source' if not named.get('source', '-') else 'destination'} is empty")
 
 
-_LARGEST_DSCP = 63
-
-
 class Plan(Protocol):
     """A plan that can be written to a file: a header that counts the flows, and flows to iterate repeatedly."""
 
@@ -393,15 +391,9 @@ class PlanFile:
         transport = self.header.get("transport", {})
         if not isinstance(transport, dict):
             raise self._wrong("transport must be an object")
-        valid: dict[str, Callable[[object], bool]] = {
-            "congestion_control": _is_word,
-            "dscp": lambda value: _is_whole(value, 0, _LARGEST_DSCP),
-            "send_buffer_bytes": lambda value: _is_whole(value, 1, 2**31 - 1),
-            "pacing_bps": lambda value: _is_whole(value, 1, MOST),
-        }
-        for name, value in transport.items():
-            if name not in valid or not valid[name](value):
-                raise self._wrong(f"transport {name} {value!r} is not usable: it may have {', '.join(valid)}")
+        problem = transport_problem(transport)
+        if problem is not None:
+            raise self._wrong(f"transport {problem[0]} {transport[problem[0]]!r} is not usable: it {problem[1]}")
         if self.header.get("load_counts", "payload") not in ("payload", "wire"):
             raise self._wrong("load_counts must be payload or wire")
 

@@ -15,6 +15,7 @@ from ringtap.trafficgen.plans.replay import ReplayPlan, read_capture, read_sent_
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, SizeDistribution, empirical_points, parse_sizes
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 from ringtap.trafficgen.protocol import parse_address
+from ringtap.trafficgen.socket_options import check_transport_options
 
 _MS = 1_000_000
 _LONG_LIVED_FLOWS, _INCAST_FLOWS = 1, 8
@@ -69,13 +70,7 @@ def size_points(plan: Plan, given: dict[str, Any]) -> Sequence[tuple[float, floa
 
 def _transport(given: dict[str, Any]) -> dict[str, Any]:
     transport = {key: given[option] for option, key in _TRANSPORT.items() if option in given}
-    if not 0 <= transport.get("dscp", 0) <= 63:
-        raise UsageError(f"--dscp {transport['dscp']} is not usable: it must be from 0 to 63")
-    if not 1 <= transport.get("send_buffer_bytes", 1) < 2**31 or transport.get("pacing_bps", 1) < 1:
-        raise UsageError("--send-buffer must be from 1 byte to 2 GiB and --pacing 1 bit/s or more")
-    control = transport.get("congestion_control", "cubic")
-    if not control.isprintable() or len(control.split()) != 1:
-        raise UsageError(f"--congestion-control {control!r} is no name")
+    check_transport_options(transport)
     return transport
 
 

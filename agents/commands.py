@@ -121,7 +121,7 @@ def _say_place(place: RunLocation, settings: RunSettings, verbose: bool) -> None
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ringtap.agents.job.location import find_place, node_name
+    from ringtap.agents.job.location import find_location, node_name
     from ringtap.agents.job.supervisor import run_job, run_unrecorded
     from ringtap.rundir import UnwritableError
 
@@ -131,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("nothing to run: ringtap run -- COMMAND")
     _check_live(options.live)
     try:
-        place = find_place(Path(command[0]).name, options.output, options.join, node, settings, options.access)
+        place = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)
     except UnwritableError as error:
         return run_unrecorded(command, str(error))
     _say_place(place, settings, options.verbose)
@@ -139,7 +139,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _capture(options: argparse.Namespace) -> int:
-    from ringtap.agents.job.location import find_place, node_name
+    from ringtap.agents.job.location import find_location, node_name
     from ringtap.agents.node.capture import capture, check_pids
     from ringtap.units import parse_duration_s
 
@@ -147,7 +147,7 @@ def _capture(options: argparse.Namespace) -> int:
     seconds = parse_duration_s(options.duration) if options.duration else None
     check_pids(options.pid)
     _check_live(options.live)
-    place = find_place("capture", options.output, options.join, node, settings, options.access)
+    place = find_location("capture", options.output, options.join, node, settings, options.access)
     _say_place(place, settings, options.verbose)
     return capture(place, settings, seconds, options.pid, options.live)
 

@@ -43,7 +43,7 @@ class Datagram:
         kind: PING, PONG or LAST.
         steps_seen: number of times that the server's clock was set so far (answers; modulo 2^15), shifted by one;
             the lowest bit says that its receive timestamp is the kernel's.
-        asker: the clock client, 8 random bytes.
+        client: the clock client, 8 random bytes.
         sequence: number of the ping.
         wish: the period in ms that the server can serve, so that many nodes do not overload it (answers).
         sent_ns: time at which the client sent it.
@@ -53,7 +53,7 @@ class Datagram:
 
     kind: int
     steps_seen: int
-    asker: bytes
+    client: bytes
     sequence: int
     wish: int = 0
     sent_ns: int = 0
@@ -67,7 +67,7 @@ class Datagram:
             _VERSION,
             self.kind,
             self.steps_seen,
-            self.asker,
+            self.client,
             self.sequence,
             self.wish,
             self.sent_ns,
@@ -145,7 +145,7 @@ class Responder:
         self.refused = 0
         self._bad = 0  # since the last rest
         self.kernel_stamps = True
-        self._askers: dict[bytes, float] = {}
+        self._clients: dict[bytes, float] = {}
         self._selector = selectors.DefaultSelector()
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._alarm, selectors.EVENT_READ)
@@ -202,14 +202,14 @@ class Responder:
         self, sock: socket.socket, sender: tuple[str, int], ping: Datagram, received_ns: int, by_kernel: bool
     ) -> None:
         if ping.kind == LAST:
-            self._askers.pop(ping.asker, None)
+            self._clients.pop(ping.client, None)
         else:
-            self._askers[ping.asker] = time.monotonic()
+            self._clients[ping.client] = time.monotonic()
         self.kernel_stamps = self.kernel_stamps and by_kernel
         flags = (self._steps() & 0x7FFF) << 1 | (KERNEL_STAMP if by_kernel else 0)
-        wish = self._wish(len(self._askers))
+        wish = self._wish(len(self._clients))
         now_ns = self._clock.real_ns()
-        pong = Datagram(PONG, flags, ping.asker, ping.sequence, wish, ping.sent_ns, received_ns, now_ns)
+        pong = Datagram(PONG, flags, ping.client, ping.sequence, wish, ping.sent_ns, received_ns, now_ns)
         self.answered += 1
         with suppress(OSError):  # a full queue is a lost ping
             sock.sendto(pong.pack(self._token), sender)
@@ -217,7 +217,7 @@ class Responder:
     def waiting(self, within_s: float) -> int:
         """Number of nodes that have pinged within this many seconds and have not announced their last ping."""
         since_s = time.monotonic() - within_s
-        return sum(last_s >= since_s for last_s in self._askers.values())
+        return sum(last_s >= since_s for last_s in self._clients.values())
 
     def close(self) -> None:
         """Close the sockets."""
@@ -269,7 +269,7 @@ def pings(
     address: str,
     port: int,
     token: bytes,
-    asker: bytes,
+    client: bytes,
     clock: Clock,
     sequences: Sequence[int],
     timeout_s: float,
@@ -286,8 +286,8 @@ def pings(
         for sequence in sequences:
             mono_ns, sent_ns = clock.mono_ns(), clock.real_ns()
             try:
-                sock.send(Datagram(kind, 0, asker, sequence, sent_ns=sent_ns).pack(token))
-                yield _await(sock, selector, token, asker, clock, (sequence, mono_ns, sent_ns), timeout_s, address)
+                sock.send(Datagram(kind, 0, client, sequence, sent_ns=sent_ns).pack(token))
+                yield _await(sock, selector, token, client, clock, (sequence, mono_ns, sent_ns), timeout_s, address)
             except ConnectionRefusedError:  # nobody listens there any more
                 yield None
 
@@ -296,7 +296,7 @@ def _await(
     sock: socket.socket,
     selector: selectors.BaseSelector,
     token: bytes,
-    asker: bytes,
+    client: bytes,
     clock: Clock,
     sent: tuple[int, int, int],
     timeout_s: float,
@@ -312,7 +312,11 @@ def _await(
         except BlockingIOError:  # a wrong checksum
             continue
         pong = unpack(data, token)
-        if pong is None or pong.kind != PONG or (pong.asker, pong.sequence, pong.sent_ns) != (asker, sequence, sent_ns):
+        if (
+            pong is None
+            or pong.kind != PONG
+            or (pong.client, pong.sequence, pong.sent_ns) != (client, sequence, sent_ns)
+        ):
             continue
         if received_ns - sent_ns > clock.mono_ns() - mono_ns + STEP_NS:  # the clock was set meanwhile
             return None

@@ -62,7 +62,7 @@ def analysis(_runs: Path) -> Check:
     return Check("ok", "ringtap analyze, report, fit")
 
 
-def lab(_runs: Path) -> Check:
+def testbed(_runs: Path) -> Check:
     """Check that a testbed's namespaces and links can be created; they are removed when the calling process ends."""
     from ringtap.agents.testbed import namespaces
 
@@ -127,7 +127,7 @@ def iperf3(_runs: Path) -> Check:
 CHECKS: tuple[tuple[str, Callable[[Path], Check]], ...] = (
     ("live", live),
     ("analysis", analysis),
-    ("lab", lab),
+    ("testbed", testbed),
     ("traffic", traffic),
     ("iperf3", iperf3),
 )

@@ -140,8 +140,7 @@ def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
 
 
 _COLUMNS = 80
-_NAME_AT, _REASON_AT = 11, 26
-_WORDS = {"ok": "ok", "degraded": "less", "unavailable": "no", "failed": "broken"}
+_NAME_AT, _REASON_AT = 14, 29
 _COLOURS = {"ok": "32", "degraded": "33", "unavailable": "31", "failed": "35"}
 _TITLES = {"collectors": "Collectors", "run": "Run", "node": "Node", "software": "Other verbs"}
 
@@ -218,7 +217,7 @@ def _rows(check: dict[str, str], colour: bool) -> list[str]:
     if check["remedy"]:
         remedy = _wrap(_plain(check["remedy"]), _REASON_AT + 3)
         rows += [f"-> {remedy[0]}", *(f"   {row}" for row in remedy[1:])]
-    word = _plain(_WORDS.get(check["state"], check["state"])).ljust(_NAME_AT - 3)
+    word = _plain(check["state"]).ljust(_NAME_AT - 3)
     if colour:
         word = f"\033[{_COLOURS.get(check['state'], '0')}m{word}\033[0m"
     first = f"  {word} {_plain(check['name']).ljust(_REASON_AT - _NAME_AT - 1)} {rows[0]}"

@@ -135,7 +135,7 @@ class AgentClient:
             if "last" in message:
                 self._answer = message
         if not self._connection.is_open and self._answer is None:
-            self._mourn()
+            self._report_lost_agent()
 
     def _connect(self) -> None:
         assert self._rendezvous is not None
@@ -158,7 +158,7 @@ class AgentClient:
     def _give_up(self, why: str) -> None:
         self.why = why
 
-    def _mourn(self) -> None:
+    def _report_lost_agent(self) -> None:
         """Log that the agent disconnected without an answer, end its remaining processes and mark node.json partial."""
         self._give_up("the agent was killed or crashed; what it had recorded until then is whole")
         say(self._run.path / "nodes" / self._node, f"supervisor {os.getpid()}: {self.why}")

@@ -52,7 +52,7 @@ def node_name(given: str | None) -> str:
     return name
 
 
-def find_place(
+def find_location(
     slug: str, output: Path | None, join: Path | None, node: str, settings: RunSettings, access: str = "private"
 ) -> RunLocation:
     """Make or join the run directory.

@@ -185,8 +185,8 @@ class Conductor:
     def _testbed(self, progress: Progress) -> Iterator[SweepSetup]:
         spec, roles = layout(self._plan)
         spec = replace(spec, name=f"sw{os.getpid() % 10**8:08d}")
-        with RunningTestbed(spec) as lab:
-            links = lab.state.links
+        with RunningTestbed(spec) as testbed:
+            links = testbed.state.links
             self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
             least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
             progress.say(f"Testbed up: {counted(len(links), 'link direction')}: {least:.1f} to {most:.1f} Mbit/s")

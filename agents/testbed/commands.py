@@ -13,19 +13,19 @@ from ringtap.units import counted
 
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the subcommand ``testbed``."""
-    lab = subparsers.add_parser(name, help=summary, description=summary)
-    verbs = lab.add_subparsers(dest="lab_verb", metavar="up|exec|status|down", required=True)
+    testbed = subparsers.add_parser(name, help=summary, description=summary)
+    verbs = testbed.add_subparsers(dest="lab_verb", metavar="up|exec|status|down", required=True)
     _register_up(verbs)
     execute = verbs.add_parser("exec", help="run a command on a host")
     execute.add_argument("--testbed", "--lab", help="the testbed, if there are several")
     execute.add_argument("host", help="a host, or switch")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
     execute.set_defaults(handler=_exec)
-    status = verbs.add_parser("status", help="show the testbeds that stand")
+    status = verbs.add_parser("status", help="show the testbeds that are up")
     status.add_argument("--json", action="store_true", help="for machines")
     status.set_defaults(handler=_status)
     down = verbs.add_parser("down", help="remove a testbed and everything that runs in it")
-    down.add_argument("name", nargs="?", help="the testbed, where several stand")
+    down.add_argument("name", nargs="?", help="the testbed, if several are up")
     down.add_argument("--all", action="store_true", help="every testbed of this user, and what a crash left of one")
     down.set_defaults(handler=_down)
 
@@ -66,32 +66,32 @@ def _up(options: argparse.Namespace) -> int:
     )
     if options.verbose:
         print(" ".join(f"{key}={value}" for key, value in spec.to_json().items()), file=sys.stderr)
-    lab = RunningTestbed(spec)
-    lab.stay()
-    warnings = rate_warnings(lab.state.links)
+    testbed = RunningTestbed(spec)
+    testbed.stay()
+    warnings = rate_warnings(testbed.state.links)
     if options.json:
-        print(json.dumps(_describe(lab.state) | {"warnings": warnings}))
+        print(json.dumps(_describe(testbed.state) | {"warnings": warnings}))
     else:
-        for link in lab.state.links:
+        for link in testbed.state.links:
             rate = f"{link['measured_bps'] / 1e6:9.1f} Mbit/s"
             print(f"{link['host']:>10} {link['direction']:<4} {rate}, {link['congestion_control']}")
         for warning in warnings:
             print(f"warning: {warning}")
-        print(f"Testbed {spec.name} stands. Next: ringtap testbed exec {hosts[0]} -- ping -c 1 {hosts[1]}")
+        print(f"Testbed {spec.name} is up. Next: ringtap testbed exec {hosts[0]} -- ping -c 1 {hosts[1]}")
     if warnings:
         raise MeasurementError(
-            f"testbed {spec.name} stands, but the rate of {counted(len(warnings), 'link direction')} is off by over 5 %"
+            f"testbed {spec.name} is up, but the rate of {counted(len(warnings), 'link direction')} is off by over 5 %"
         )
     return 0
 
 
-def _describe(lab: Any) -> dict[str, Any]:
-    spec = lab.spec
+def _describe(testbed: Any) -> dict[str, Any]:
+    spec = testbed.spec
     hosts = [
         {"host": host, "training_ip": spec.training_ip(host), "cross_ip": spec.cross_ip(host)} for host in spec.hosts
     ]
-    item = {"name": spec.name, "standing": lab.alive(), "pid": lab.pid, "owner_pid": lab.owner_pid}
-    return item | {"spec": spec.to_json(), "hosts": hosts, "links": lab.links}
+    item = {"name": spec.name, "standing": testbed.alive(), "pid": testbed.pid, "owner_pid": testbed.owner_pid}
+    return item | {"spec": spec.to_json(), "hosts": hosts, "links": testbed.links}
 
 
 def _exec(options: argparse.Namespace) -> int:
@@ -108,19 +108,22 @@ def _status(options: argparse.Namespace) -> int:
     from ringtap.agents.testbed import registry
 
     found, problems = registry.read_records()
-    labs = [_describe(lab) for lab in found]
+    testbeds = [_describe(testbed) for testbed in found]
     _warn(problems)
     if options.json:
-        print(json.dumps(labs))
+        print(json.dumps(testbeds))
         return 0
-    for lab in labs:
-        spec = lab["spec"]
-        word = "stands" if lab["standing"] else "is gone (ringtap testbed down --all clears its record)"
-        print(f"{lab['name']} {word}: pid {lab['pid']}, {len(spec['hosts'])} hosts, {spec['rate_bps'] / 1e6:g} Mbit/s")
-        for host in lab["hosts"]:
+    for testbed in testbeds:
+        spec = testbed["spec"]
+        word = "is up" if testbed["standing"] else "is gone (ringtap testbed down --all clears its record)"
+        print(
+            f"{testbed['name']} {word}: pid {testbed['pid']}, {len(spec['hosts'])} hosts, "
+            f"{spec['rate_bps'] / 1e6:g} Mbit/s"
+        )
+        for host in testbed["hosts"]:
             print(f"  {host['host']:>10}  training {host['training_ip']}  cross {host['cross_ip']}")
-    if not labs:
-        print("No testbed stands.")
+    if not testbeds:
+        print("No testbed is up.")
     return 0
 
 
@@ -133,17 +136,17 @@ def _down(options: argparse.Namespace) -> int:
     with registry.locked():
         found, problems = registry.read_records()
         _warn(problems)
-        labs = found if options.all else [registry.find(options.name)]
-        for lab in labs:
+        testbeds = found if options.all else [registry.find(options.name)]
+        for testbed in testbeds:
             try:
-                word = "removed" if registry.remove(lab) else "was gone; record cleared"
-                print(f"{lab.spec.name}: {word}")
+                word = "removed" if registry.remove(testbed) else "was gone; record cleared"
+                print(f"{testbed.spec.name}: {word}")
             except MeasurementError as error:
                 failures.append(str(error))
     if failures:
         raise MeasurementError("; ".join(failures))
-    if not labs:
-        print("No testbed stands.")
+    if not testbeds:
+        print("No testbed is up.")
     return 0
 
 

@@ -18,9 +18,9 @@ from ringtap.errors import UsageError
 from ringtap.terminal import as_command
 
 
-def _join_namespaces(lab: registry.TestbedState, host: str) -> None:
+def _join_namespaces(testbed: registry.TestbedState, host: str) -> None:
     """Enter the host's namespaces; the PID namespace takes effect on the next fork."""
-    base = Path(f"/proc/{lab.pid}")
+    base = Path(f"/proc/{testbed.pid}")
     folder = Path.cwd()
     # If the user namespace differs, enter it first: it permits the others.
     names = {"user": namespaces.NEWUSER, "net": namespaces.NEWNET, "mnt": namespaces.NEWNS, "pid": namespaces.NEWPID}
@@ -41,19 +41,23 @@ def _join_namespaces(lab: registry.TestbedState, host: str) -> None:
         os.chdir(folder)
 
 
-def enter(lab: registry.TestbedState, host: str, command: list[str]) -> int:
+def enter(testbed: registry.TestbedState, host: str, command: list[str]) -> int:
     """Run a command on a host (or the switch) and return its exit code.
 
     Raises:
         UsageError: there is no such host, or the testbed cannot be entered (another user's, or gone).
     """
-    if host not in (*lab.spec.hosts, SWITCH):
-        raise UsageError(f"testbed {lab.spec.name} has no host {host!r}: it has {', '.join((*lab.spec.hosts, SWITCH))}")
+    if host not in (*testbed.spec.hosts, SWITCH):
+        raise UsageError(
+            f"testbed {testbed.spec.name} has no host {host!r}: it has {', '.join((*testbed.spec.hosts, SWITCH))}"
+        )
     signals.block_signals()
     try:
-        _join_namespaces(lab, host)
+        _join_namespaces(testbed, host)
     except OSError as error:
-        raise UsageError(f"testbed {lab.spec.name} cannot be entered: {error}; is it yours and standing?") from error
+        raise UsageError(
+            f"testbed {testbed.spec.name} cannot be entered: {error}; is it yours and standing?"
+        ) from error
     return signals.relay(signals.spawn(command, os.environ, end_with_parent=True))
 
 

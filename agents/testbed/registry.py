@@ -133,17 +133,17 @@ def all_testbeds() -> list[TestbedState]:
 
 def read_records() -> tuple[list[TestbedState], list[str]]:
     """Every testbed on record, by name, and a sentence for each file that is not a valid record."""
-    labs, problems = [], []
+    testbeds, problems = [], []
     for folder in _places():
         with contextlib.suppress(OSError):
             if not agent_socket.is_private(folder):
                 continue
             for path in sorted(folder.glob("*.json")):
                 try:
-                    labs.append(_read_record(path))
+                    testbeds.append(_read_record(path))
                 except _NoRecordError as error:
                     problems.append(f"{path} is not a record of a testbed ({error}): remove it if you do not need it")
-    return sorted(labs, key=lambda lab: lab.spec.name), problems
+    return sorted(testbeds, key=lambda testbed: testbed.spec.name), problems
 
 
 class _NoRecordError(Exception):
@@ -178,39 +178,43 @@ def _read_record(path: Path) -> TestbedState:
 
 
 def find(name: str | None) -> TestbedState:
-    """The named testbed, or the only one that stands.
+    """The named testbed, or the only one that is up.
 
     Raises:
         UsageError: there is none, or several and no name was given.
     """
-    labs = [lab for lab in all_testbeds() if (name is None or lab.spec.name == name) and lab.alive()]
-    if len(labs) == 1:
-        return labs[0]
-    if labs:
-        raise UsageError(f"there are several testbeds: name one of them ({', '.join(lab.spec.name for lab in labs)})")
+    testbeds = [
+        testbed for testbed in all_testbeds() if (name is None or testbed.spec.name == name) and testbed.alive()
+    ]
+    if len(testbeds) == 1:
+        return testbeds[0]
+    if testbeds:
+        raise UsageError(
+            f"there are several testbeds: name one of them ({', '.join(testbed.spec.name for testbed in testbeds)})"
+        )
     raise UsageError(f"there is no testbed {name or ''}: build one with ringtap testbed up".replace("  ", " "))
 
 
-def remove(lab: TestbedState) -> bool:
+def remove(testbed: TestbedState) -> bool:
     """End a testbed by its init process and delete its record; returns True if it was still running.
 
     Raises:
         MeasurementError: the init process is another user's, or did not end within 10 s.
     """
-    standing = lab.alive()
+    standing = testbed.alive()
     if standing:
         try:
-            os.kill(lab.pid, signal.SIGKILL)
+            os.kill(testbed.pid, signal.SIGKILL)
         except ProcessLookupError:  # it has just ended
             pass
         except PermissionError as error:
             raise MeasurementError(
-                f"the init process of testbed {lab.spec.name} (pid {lab.pid}) is not yours"
+                f"the init process of testbed {testbed.spec.name} (pid {testbed.pid}) is not yours"
             ) from error
     deadline = time.monotonic() + 10
-    while lab.alive():
+    while testbed.alive():
         if time.monotonic() > deadline:
-            raise MeasurementError(f"the init process of testbed {lab.spec.name} (pid {lab.pid}) does not end")
+            raise MeasurementError(f"the init process of testbed {testbed.spec.name} (pid {testbed.pid}) does not end")
         time.sleep(0.01)
-    lab.path.unlink(missing_ok=True)
+    testbed.path.unlink(missing_ok=True)
     return standing

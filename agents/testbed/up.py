@@ -51,10 +51,10 @@ class RunningTestbed:
         if ticks is None:
             raise MeasurementError("the testbed's init process ended at once")
         with registry.locked():
-            for lab in registry.all_testbeds():
-                if lab.spec.name == spec.name and lab.alive():
+            for testbed in registry.all_testbeds():
+                if testbed.spec.name == spec.name and testbed.alive():
                     raise UsageError(
-                        f"testbed {spec.name} stands already: ringtap testbed down {spec.name}, or --name another"
+                        f"testbed {spec.name} is up already: ringtap testbed down {spec.name}, or --name another"
                     )
             entry = registry.TestbedState(spec, pid, ticks, os.getpid(), [])
             entry.save()

@@ -95,7 +95,7 @@ def test_two_testbeds_stand_at_once_and_know_nothing_of_each_other() -> None:
         assert ringtap("lab", "exec", "S0", "--", "true").returncode == 2  # which one?
         listed = json.loads(ringtap("lab", "status", "--json").stdout)
         assert {lab["name"] for lab in listed if lab["standing"]} >= {"one", "two"}
-        with pytest.raises(UsageError, match="stands already"):
+        with pytest.raises(UsageError, match="is up already"):
             RunningTestbed(spec("one"), verify=False)
 
 

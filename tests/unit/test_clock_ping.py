@@ -26,7 +26,7 @@ from ringtap.agents.clock.protocol import (
 from ringtap.agents.clock.system_clock import Clock
 
 TOKEN = bytes(range(16))
-ASKER = b"12345678"
+CLIENT = b"12345678"
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def ask(port: int, data: bytes, timeout_s: float = 0.3) -> bytes | None:
 
 def test_four_times_in_their_order_and_the_kernels_stamps() -> None:
     with responder() as served:
-        found = list(pings("127.0.0.1", served.port, TOKEN, ASKER, Clock(), range(20), 1.0))
+        found = list(pings("127.0.0.1", served.port, TOKEN, CLIENT, Clock(), range(20), 1.0))
     answered = [ping for ping in found if ping is not None]
     assert len(answered) == 20
     for ping in answered:
@@ -75,13 +75,13 @@ def test_four_times_in_their_order_and_the_kernels_stamps() -> None:
 
 def test_an_answer_is_as_long_as_its_question() -> None:
     with responder() as served:
-        question = Datagram(PING, 0, ASKER, 7, sent_ns=5).pack(TOKEN)
+        question = Datagram(PING, 0, CLIENT, 7, sent_ns=5).pack(TOKEN)
         answer = ask(served.port, question)
     assert answer is not None
     assert len(question) == len(answer) == SIZE
     pong = unpack(answer, TOKEN)
     assert pong is not None
-    assert (pong.kind, pong.asker, pong.sequence, pong.sent_ns) == (PONG, ASKER, 7, 5)
+    assert (pong.kind, pong.client, pong.sequence, pong.sent_ns) == (PONG, CLIENT, 7, 5)
     assert TOKEN not in question + answer, "the token does not cross the network"
 
 
@@ -90,10 +90,10 @@ def test_an_answer_is_as_long_as_its_question() -> None:
     [
         b"",
         b"x" * SIZE,
-        Datagram(PING, 0, ASKER, 0).pack(b"y" * 16),
-        Datagram(PING, 0, ASKER, 0).pack(TOKEN)[:-1],
-        Datagram(PING, 0, ASKER, 0).pack(TOKEN) + b"x",
-        Datagram(PONG, 0, ASKER, 0).pack(TOKEN),
+        Datagram(PING, 0, CLIENT, 0).pack(b"y" * 16),
+        Datagram(PING, 0, CLIENT, 0).pack(TOKEN)[:-1],
+        Datagram(PING, 0, CLIENT, 0).pack(TOKEN) + b"x",
+        Datagram(PONG, 0, CLIENT, 0).pack(TOKEN),
         b"x" * 9000,
     ],
     ids=["empty", "noise", "another token", "short", "long", "an answer", "huge"],
@@ -101,7 +101,7 @@ def test_an_answer_is_as_long_as_its_question() -> None:
 def test_what_is_not_the_runs_own_is_not_answered(data: bytes) -> None:
     with responder() as served:
         assert ask(served.port, data) is None
-        assert ask(served.port, Datagram(PING, 0, ASKER, 0).pack(TOKEN)) is not None, "it still serves"
+        assert ask(served.port, Datagram(PING, 0, CLIENT, 0).pack(TOKEN)) is not None, "it still serves"
         assert served.answered == 1
         assert served.refused == 1
 
@@ -113,7 +113,7 @@ def test_no_bytes_make_a_datagram_but_those_with_the_digest(data: bytes) -> None
 
 @given(st.integers(0, SIZE - 1), st.integers(1, 255))
 def test_one_changed_byte_is_noticed(place: int, change: int) -> None:
-    data = bytearray(Datagram(PING, 0, ASKER, 1, sent_ns=123456789).pack(TOKEN))
+    data = bytearray(Datagram(PING, 0, CLIENT, 1, sent_ns=123456789).pack(TOKEN))
     data[place] ^= change
     assert unpack(bytes(data), TOKEN) is None
 
@@ -127,7 +127,7 @@ def test_a_flood_of_strangers_does_not_take_the_processor() -> None:
         # at most so many a turn, and then a rest
         assert served.refused <= 100 * (1.5 / 0.05)
         # what the kernel had queued of it goes first, and took the place of what came then
-        tries = (ask(served.port, Datagram(PING, 0, ASKER, 1).pack(TOKEN)) for _ in range(10))
+        tries = (ask(served.port, Datagram(PING, 0, CLIENT, 1).pack(TOKEN)) for _ in range(10))
         assert any(answer is not None for answer in tries)
 
 
@@ -145,7 +145,7 @@ def test_a_port_where_nobody_listens_is_a_lost_ping_at_once() -> None:
     with open_socket("127.0.0.1") as sock:
         port = sock.getsockname()[1]
     began_s = time.monotonic()
-    assert list(pings("127.0.0.1", port, TOKEN, ASKER, Clock(), range(3), 2.0)) == [None] * 3
+    assert list(pings("127.0.0.1", port, TOKEN, CLIENT, Clock(), range(3), 2.0)) == [None] * 3
     assert time.monotonic() - began_s < 2.0
 
 
@@ -165,7 +165,7 @@ def test_ipv6_is_served_too() -> None:
     thread.start()
     try:
         for address in served.addresses:
-            assert next(pings(address, served.port, TOKEN, ASKER, Clock(), [1], 1.0)) is not None
+            assert next(pings(address, served.port, TOKEN, CLIENT, Clock(), [1], 1.0)) is not None
         assert len(served.addresses) == 2
     finally:
         served.wake()
@@ -189,9 +189,9 @@ class _Stepping(Clock):
 
 def test_a_ping_during_which_the_clock_was_set_forward_is_lost() -> None:
     with responder() as served:
-        (found,) = pings("127.0.0.1", served.port, TOKEN, ASKER, _Stepping(10**9), [1], 1.0)
+        (found,) = pings("127.0.0.1", served.port, TOKEN, CLIENT, _Stepping(10**9), [1], 1.0)
         assert found is None
-        (found,) = pings("127.0.0.1", served.port, TOKEN, ASKER, _Stepping(-(10**9)), [1], 1.0)
+        (found,) = pings("127.0.0.1", served.port, TOKEN, CLIENT, _Stepping(-(10**9)), [1], 1.0)
         assert found is not None
         assert found.round_trip_ns < 0, "set back: told by its round trip, and left out of the measurement"
 

@@ -90,7 +90,7 @@ def test_a_file_that_is_no_record_blocks_neither_status_nor_down(
     """The testbeds beside it are shown and removed; it is named, and left alone."""
     make_bad(kind, folder / "bad.json")
     lab = record("stands", keeper)
-    for verb, said in ((["status"], "stands stands"), (["status", "--json"], "stands"), (["down", "--all"], "removed")):
+    for verb, said in ((["status"], "stands is up"), (["status", "--json"], "stands"), (["down", "--all"], "removed")):
         assert cli.main(["lab", *verb]) == 0
         out, err = capsys.readouterr()
         assert said in out

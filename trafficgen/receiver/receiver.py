@@ -64,7 +64,7 @@ class Receiver:
     def __init__(self, options: ReceiveOptions, until: Connection | None = None) -> None:
         self._options = options
         self._until = until
-        self._crew = WorkerProcesses(until)
+        self._processes = WorkerProcesses(until)
 
     def run(self) -> dict[str, Any]:
         """Serve until SIGINT or SIGTERM; return the summary.
@@ -81,9 +81,9 @@ class Receiver:
         FlowLog(options.log_path, RECEIVED_FIELDS, {"source": "receiver", "listening": address}).close()
         began_ns = time.monotonic_ns()
         counts, error = ReceiverCounts(), ""
-        with self._crew:
+        with self._processes:
             controls = [
-                self._crew.start(
+                self._processes.start(
                     partial(_take, options, most, strangers, listeners, first),
                     [*listeners[:first], *listeners[first + options.threads :]],
                 )
@@ -92,7 +92,7 @@ class Receiver:
             for listener in listeners:
                 listener.close()
             self._announce(address)
-            first_word = self._crew.listen(None)
+            first_word = self._processes.listen(None)
             for control in controls:
                 with suppress(OSError):  # a worker that could not write its log has ended by itself
                     control.send(None)
@@ -102,7 +102,7 @@ class Receiver:
         if error:
             raise MeasurementError(error)
         duration_s = (time.monotonic_ns() - began_ns) / 1e9
-        summary = asdict(counts) | {"duration_s": duration_s, "stopped_by": self._crew.signalled or "log"}
+        summary = asdict(counts) | {"duration_s": duration_s, "stopped_by": self._processes.signalled or "log"}
         return summary | {"workers": options.workers, "threads": options.threads}
 
     def _announce(self, address: str) -> None:
@@ -115,7 +115,7 @@ class Receiver:
         words = [first_word] if isinstance(first_word, AcceptedConnection) else []
         limit_s = time.monotonic() + _LAST_WORDS_S
         while len(words) < loops:
-            word = self._crew.listen(max(0.0, limit_s - time.monotonic()))
+            word = self._processes.listen(max(0.0, limit_s - time.monotonic()))
             if isinstance(word, AcceptedConnection):
                 words.append(word)
             elif time.monotonic() > limit_s:

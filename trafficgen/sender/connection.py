@@ -42,6 +42,7 @@ class SenderConnection:
         "_finished",
         "_first_byte_ns",
         "_head",
+        "_is_established",
         "_left",
         "_load",
         "_moved_ns",
@@ -51,7 +52,6 @@ class SenderConnection:
         "_sent",
         "_slot",
         "_sock",
-        "_stands",
         "_welcome",
         "_worker",
         "_writing",
@@ -66,7 +66,7 @@ class SenderConnection:
         self._left = self._sent = self._retransmits = 0
         self._first_byte_ns = self._moved_ns = 0
         self._finished = _NO_FLOW
-        self._stands = self._welcome = self._writing = self._dropped = False
+        self._is_established = self._welcome = self._writing = self._dropped = False
         self._broken = 0
 
     def connect(self, address: tuple[str, int]) -> None:
@@ -104,7 +104,7 @@ class SenderConnection:
     def event(self, events: int) -> None:
         """Handle events that epoll reported."""
         if events & _OUT:
-            if self._stands:
+            if self._is_established:
                 self._push()
             else:
                 self._connected()
@@ -113,7 +113,7 @@ class SenderConnection:
 
     def finish(self) -> None:
         """End an open-ended flow, at the plan's end."""
-        if self._load is not None and not self._load.size_bytes and self._left and self._stands:
+        if self._load is not None and not self._load.size_bytes and self._left and self._is_established:
             self._left = 0
             self._stop_writing()
             try:
@@ -153,7 +153,7 @@ class SenderConnection:
         if code:
             self._lose(code)
             return
-        self._stands = True
+        self._is_established = True
         self._push()
 
     def _push(self) -> None:
@@ -206,7 +206,7 @@ class SenderConnection:
         for number, value in protocol.NOTICE.iter_unpack(data[:whole]):
             if self._broken:
                 return
-            self._heed(number, value)
+            self._handle_notice(number, value)
 
     def _hung_up(self) -> None:
         if self._dropped:
@@ -218,7 +218,7 @@ class SenderConnection:
         else:
             self._lose(protocol.CLOSED)
 
-    def _heed(self, number: int, value: int) -> None:
+    def _handle_notice(self, number: int, value: int) -> None:
         """Handle a notice of the receiver."""
         if number == protocol.HELLO_NUMBER and not self._welcome:
             if value != protocol.WELCOME:

@@ -28,7 +28,7 @@ from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.completions import Listener
 from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.sender.options import FIRST_BYTES, PAYLOAD, SendOptions
-from ringtap.trafficgen.sender.pool import Carrying, Link, Route, Waiting
+from ringtap.trafficgen.sender.pool import Link, Route, Waiting, WorkerHandle
 from ringtap.trafficgen.socket_options import TcpState, in_force
 from ringtap.trafficgen.statistics import Ending, FlowStatistics
 
@@ -128,7 +128,7 @@ class Schedule:
 
 _CONNECT_PATIENCE_NS = 3_000_000_000  # since the last connection was made
 _LEAST_SILENCE_NS = 500_000_000  # a congested link may be silent for a round trip or two without a failure
-_HEED_EVERY = 32  # launches, while there is no time to wait
+_HANDLE_EVERY = 32  # launches, while there is no time to wait
 _HEAD_BYTES = protocol.FLOW.size
 _PAUSE_S = 0.05
 _NO_TCP = TcpState(0, 0, 0)
@@ -146,11 +146,11 @@ class Ready(NamedTuple):
     """The launcher's message that connections are established.
 
     Attributes:
-        deaf: reason for each destination without a connection.
+        unreachable: reason for each destination without a connection.
         in_force: socket options as the kernel reports them.
     """
 
-    deaf: dict[str, str]
+    unreachable: dict[str, str]
     in_force: dict[str, object]
 
 
@@ -188,7 +188,7 @@ class Launcher:
         self,
         schedule: Schedule,
         routes: dict[tuple[str, str], Route],
-        workers: Sequence[Carrying],
+        workers: Sequence[WorkerHandle],
         options: SendOptions,
         control: Connection,
         outcome: FlowStatistics,
@@ -198,8 +198,8 @@ class Launcher:
         self._schedule, self._routes, self._workers = schedule, routes, workers
         self._by_index = list(routes.values())
         self._options, self._control, self._outcome, self._ahead = options, control, outcome, ahead
-        self._inputs: list[int] = [control.fileno(), *(carrying.channel.fileno() for carrying in workers)]
-        self._by_file = {carrying.channel.fileno(): carrying for carrying in workers}
+        self._inputs: list[int] = [control.fileno(), *(worker.channel.fileno() for worker in workers)]
+        self._by_file = {worker.channel.fileno(): worker for worker in workers}
         self._arrivals = arrivals
         if arrivals is not None:
             self._inputs.append(arrivals.fileno())
@@ -256,27 +256,27 @@ class Launcher:
                 pending, limit_ns = now, time.monotonic_ns() + _CONNECT_PATIENCE_NS
             if time.monotonic_ns() > limit_ns:
                 break
-            self._heed(_PAUSE_S)
-        deaf = {
+            self._handle_messages(_PAUSE_S)
+        unreachable = {
             route.name: protocol.failure_words(route.why) if route.why else "no answer"
             for route in self._by_index
             if not route.joined_any
         }
-        link = next((link for carrying in self._workers for link in carrying.links.values()), None)
+        link = next((link for worker in self._workers for link in worker.links.values()), None)
         with suppress(OSError):
-            self._control.send(Ready(deaf, {} if link is None else in_force(link.sock)))
+            self._control.send(Ready(unreachable, {} if link is None else in_force(link.sock)))
 
     def _wait_for_go(self) -> None:
         while self._go is None and not self._stopped:
-            self._heed(_PAUSE_S)
+            self._handle_messages(_PAUSE_S)
         if self._go is None:
             return
         log = FlowLog(self._options.log_path, SENT_FIELDS, None)
         self._outcome.begin(log, self._go.origin_ns, self._go.origin_real_ns)
         self._schedule.begin(self._go.origin_ns, self._go.until_ns)
-        for carrying in self._workers:
-            carrying.channel.put(ipc.BEGIN, 0, self._go.origin_ns, self._go.origin_real_ns)
-            carrying.channel.flush()
+        for worker in self._workers:
+            worker.channel.put(ipc.BEGIN, 0, self._go.origin_ns, self._go.origin_real_ns)
+            worker.channel.flush()
 
     def _launch_all(self, go: Go) -> None:
         """Launch the scheduled flows: sleep until shortly before a flow is due, poll the clock, launch."""
@@ -287,12 +287,12 @@ class Launcher:
             left_ns = due_ns - clock()
             if left_ns > spin_ns:
                 without_pause = 0
-                self._heed(min(1.0, (left_ns - spin_ns) / 1e9))
+                self._handle_messages(min(1.0, (left_ns - spin_ns) / 1e9))
                 continue
             if due_ns == go.until_ns and schedule.next_ns >= due_ns:
                 if left_ns <= 0:
                     return
-                self._heed(left_ns / 1e9)
+                self._handle_messages(left_ns / 1e9)
                 continue
             number, flow, due_ns = schedule.pop()
             route = self._routes[flow.source, flow.destination]
@@ -300,8 +300,8 @@ class Launcher:
                 pass
             self._launch(route, Waiting(number, flow.size_bytes, due_ns))
             without_pause += 1
-            if without_pause % _HEED_EVERY == 0:
-                self._heed(0)
+            if without_pause % _HANDLE_EVERY == 0:
+                self._handle_messages(0)
 
     def _launch(self, route: Route, flow: Waiting) -> None:
         while (link := route.take()) is not None:
@@ -313,14 +313,14 @@ class Launcher:
         route.waiting.append(flow)
         self._waiting += 1
         route.open_more()
-        self._heed(0)
+        self._handle_messages(0)
 
     def _start(self, link: Link, flow: Waiting) -> bool:
         """Start a flow on a connection; return False if the connection turns out to be broken."""
         number, size_bytes, due_ns = flow
-        line = link.carrying.channel
+        line = link.worker.channel
         now_ns = time.monotonic_ns()
-        link.carrying.slots.fill(link.slot, number, size_bytes, due_ns, now_ns)
+        link.worker.slots.fill(link.slot, number, size_bytes, due_ns, now_ns)
         if self._new:
             code = link.sock.connect_ex(link.route.address)
             line.put(ipc.START, link.slot, 0 if code == errno.EINPROGRESS else code)
@@ -344,26 +344,26 @@ class Launcher:
         self._outcome.launched(now_ns - due_ns)
         return True
 
-    def _heed(self, longest_s: float) -> None:
+    def _handle_messages(self, longest_s: float) -> None:
         """Handle messages of the sender and its workers; wait for them at most ``longest_s`` seconds."""
         ready, _, _ = select.select(self._inputs, (), (), longest_s)
         for file in ready:
-            carrying = self._by_file.get(file)
+            worker = self._by_file.get(file)
             if self._arrivals is not None and file == self._arrivals.fileno():
                 for number, at_ns in self._arrivals.arrivals():
                     self._schedule.arrived(number, at_ns)
                 continue
-            if carrying is None:
-                self._obey()
+            if worker is None:
+                self._handle_command()
                 continue
-            for what, place, first, second in carrying.channel.messages():
-                self._told(carrying, what, place, first, second)
-            if carrying.channel.ended:
+            for what, place, first, second in worker.channel.messages():
+                self._handle_message(worker, what, place, first, second)
+            if worker.channel.ended:
                 self._inputs.remove(file)  # the sender notices that the process has ended, and acts on it
             else:
-                carrying.channel.flush()
+                worker.channel.flush()
 
-    def _obey(self) -> None:
+    def _handle_command(self) -> None:
         try:
             word = self._control.recv()
         except (EOFError, OSError):
@@ -374,19 +374,19 @@ class Launcher:
             self._stopped = True
             self._inputs.remove(self._control.fileno())
 
-    def _told(self, carrying: Carrying, what: int, place: int, first: int, second: int) -> None:
+    def _handle_message(self, worker: WorkerHandle, what: int, place: int, first: int, second: int) -> None:
         if what == ipc.FREE:
-            self._finished(carrying.links[place], first, second)
+            self._finished(worker.links[place], first, second)
         elif what == ipc.SOCKET:
             route = self._by_index[first]
-            link = Link(route, carrying, place, carrying.channel.files.popleft(), self._new)
-            carrying.links[place] = link
+            link = Link(route, worker, place, worker.channel.files.popleft(), self._new)
+            worker.links[place] = link
             route.joined()
             if not self._new:  # in ``new`` mode, nothing has been sent yet
                 route.heard_ns = time.monotonic_ns()
             self._idle(link)
         elif what == ipc.LOST:
-            link_lost = carrying.links.get(place)
+            link_lost = worker.links.get(place)
             if link_lost is not None:  # otherwise it was dropped while this message was on its way
                 self._lost(link_lost, first)
         elif what == ipc.REFUSED:
@@ -422,10 +422,10 @@ class Launcher:
     def _drop(self, link: Link, sent: int) -> None:
         """Close the launcher's copy of a connection and tell its sender worker to close it."""
         link.route.left(link)
-        del link.carrying.links[link.slot]
+        del link.worker.links[link.slot]
         link.sock.close()
-        link.carrying.channel.put(ipc.GONE, link.slot, sent)
-        link.carrying.channel.flush()
+        link.worker.channel.put(ipc.GONE, link.slot, sent)
+        link.worker.channel.flush()
 
     def _refused(self, route: Route, why: int) -> None:
         route.refused(why)
@@ -436,11 +436,11 @@ class Launcher:
     def _settle(self) -> None:
         """End the open-ended flows, and wait for outstanding flows for at most ``patience_s``."""
         limit_ns = time.monotonic_ns() + int(self._options.patience_s * 1e9)
-        for carrying in self._workers:
-            carrying.channel.put(ipc.FINISH, 0)
-            carrying.channel.flush()
+        for worker in self._workers:
+            worker.channel.put(ipc.FINISH, 0)
+            worker.channel.flush()
         while (self._busy or self._waiting) and not self._stopped and time.monotonic_ns() < limit_ns:
-            self._heed(_PAUSE_S)
+            self._handle_messages(_PAUSE_S)
 
     def _end(self) -> None:
         now_ns = time.monotonic_ns()
@@ -449,12 +449,12 @@ class Launcher:
             for flow in route.waiting:
                 silent = route.heard_ns <= silent_ns and flow.due_ns <= silent_ns
                 self._give_up(route, flow, "failed" if silent else "unfinished")
-        for carrying in self._workers:
-            for link in carrying.links.values():
+        for worker in self._workers:
+            for link in worker.links.values():
                 if link.busy:
-                    carrying.channel.put(ipc.GONE, link.slot, link.sent, silent_ns)
-            carrying.channel.put(ipc.END, 0)
-            while not carrying.channel.flush() and time.monotonic_ns() < now_ns + _CONNECT_PATIENCE_NS:
+                    worker.channel.put(ipc.GONE, link.slot, link.sent, silent_ns)
+            worker.channel.put(ipc.END, 0)
+            while not worker.channel.flush() and time.monotonic_ns() < now_ns + _CONNECT_PATIENCE_NS:
                 time.sleep(0.001)
         try:
             self._outcome.flush()

@@ -23,7 +23,7 @@ class Waiting(NamedTuple):
     due_ns: int
 
 
-class Carrying:
+class WorkerHandle:
     """The launcher's side of one sender worker.
 
     Attributes:
@@ -47,10 +47,10 @@ class Link:
         sent: bytes of the flow and its header that the launcher has sent.
     """
 
-    __slots__ = ("busy", "carrying", "file", "once", "route", "sent", "slot", "sock")
+    __slots__ = ("busy", "file", "once", "route", "sent", "slot", "sock", "worker")
 
-    def __init__(self, route: Route, carrying: Carrying, slot: int, file: int, once: bool) -> None:
-        self.route, self.carrying, self.slot, self.file, self.once = route, carrying, slot, file, once
+    def __init__(self, route: Route, worker: WorkerHandle, slot: int, file: int, once: bool) -> None:
+        self.route, self.worker, self.slot, self.file, self.once = route, worker, slot, file, once
         self.sock = socket.socket(fileno=file)
         self.busy = False
         self.sent = 0
@@ -76,7 +76,14 @@ class Route:
     """
 
     def __init__(
-        self, index: int, source: int, destination: int, name: str, workers: Sequence[Carrying], most: int, new: bool
+        self,
+        index: int,
+        source: int,
+        destination: int,
+        name: str,
+        workers: Sequence[WorkerHandle],
+        most: int,
+        new: bool,
     ) -> None:
         self.index, self.source, self.destination, self.name = index, source, destination, name
         self.address: tuple[str, int] = ("", 0)
@@ -87,7 +94,7 @@ class Route:
         self.pending = 0
         self._workers = workers
         self._idle: list[list[Link]] = [[] for _ in workers]
-        self._places = {id(carrying): at for at, carrying in enumerate(workers)}
+        self._places = {id(worker): at for at, worker in enumerate(workers)}
         self._turn = index
         self._opened_by = index
         self._idle_count = 0
@@ -107,7 +114,7 @@ class Route:
     def give(self, link: Link) -> None:
         """Add an idle connection."""
         self._idle_count += 1
-        self._idle[self._places[id(link.carrying)]].append(link)
+        self._idle[self._places[id(link.worker)]].append(link)
 
     def joined(self) -> None:
         """Count a requested connection that has been established."""
@@ -124,7 +131,7 @@ class Route:
         """Remove a connection that is gone."""
         self._all -= 1
         if not link.busy:
-            with_it = self._idle[self._places[id(link.carrying)]]
+            with_it = self._idle[self._places[id(link.worker)]]
             if link in with_it:
                 with_it.remove(link)
                 self._idle_count -= 1

@@ -28,7 +28,7 @@ from ringtap.trafficgen.sender.completions import Listener
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
 from ringtap.trafficgen.sender.launcher import Done, Go, Launcher, Ready, Schedule
 from ringtap.trafficgen.sender.options import SendOptions
-from ringtap.trafficgen.sender.pool import Carrying, Route
+from ringtap.trafficgen.sender.pool import Route, WorkerHandle
 from ringtap.trafficgen.sender.worker import Destination, Report, SenderWorker
 from ringtap.trafficgen.socket_options import Transport, outgoing_socket
 from ringtap.trafficgen.statistics import FlowStatistics
@@ -66,7 +66,7 @@ class Sender:
         length_s = plan.duration_ns / 1e9
         self.load_bps = self._what.needs.bytes * 8 / length_s if length_s else 0.0
         self.flows_per_s = self._what.needs.flows / length_s if length_s else 0.0
-        self._crew = WorkerProcesses()
+        self._processes = WorkerProcesses()
         self._arrivals: Listener | None = None
         self._launcher: Connection | None = None
         self._in_force: dict[str, object] = {}
@@ -83,7 +83,7 @@ class Sender:
         if self._options.arrivals is not None:
             self._arrivals = Listener(self._options.arrivals)
         try:
-            with self._crew:
+            with self._processes:
                 self._what.probe()
                 self._fork()
                 go = self._give_word()
@@ -106,10 +106,10 @@ class Sender:
             mine = lines[first : first + options.threads]
             kept = [line.workers for line in mine]
             foreign = [end for end in ends if end not in kept]
-            self._crew.start(partial(_carry, what, mine), foreign)
+            self._processes.start(partial(_carry, what, mine), foreign)
         kept = [line.launchers for line in lines]
         foreign = [end for end in ends if end not in kept]
-        self._launcher = self._crew.start(partial(_launch, what, lines, self._arrivals), foreign)
+        self._launcher = self._processes.start(partial(_launch, what, lines, self._arrivals), foreign)
         for end in ends:
             end.close()
 
@@ -119,7 +119,7 @@ class Sender:
         if not isinstance(ready, Ready):
             return None
         self._in_force = ready.in_force
-        self._see_deaf(self._what.deaf | ready.deaf)
+        self._check_unreachable(self._what.unreachable | ready.unreachable)
         start_at_ns = self._options.start_at_ns
         if start_at_ns is not None:
             while (left_ns := start_at_ns - time.time_ns()) > _START_AHEAD_NS:
@@ -135,9 +135,9 @@ class Sender:
         self._tell(go)
         return go
 
-    def _see_deaf(self, deaf: dict[str, str]) -> None:
-        words = [f"{name} ({why})" for name, why in deaf.items()]
-        if len(deaf) == len({place.name for place in self._what.places}):
+    def _check_unreachable(self, unreachable: dict[str, str]) -> None:
+        words = [f"{name} ({why})" for name, why in unreachable.items()]
+        if len(unreachable) == len({place.name for place in self._what.places}):
             raise MeasurementError(
                 f"no receiver answers at {', '.join(words)}: start 'ringtap traffic serve --bind HOST:PORT' there first"
             )
@@ -175,8 +175,8 @@ class Sender:
         return done, outcome
 
     def _hear(self, longest_s: float | None) -> Any:
-        word = self._crew.listen(longest_s)
-        if word is None and self._crew.signalled:
+        word = self._processes.listen(longest_s)
+        if word is None and self._processes.signalled:
             self._stop()
         return word
 
@@ -210,7 +210,9 @@ class Sender:
         # Step of CLOCK_REALTIME relative to CLOCK_MONOTONIC, which times everything here
         now_ns, real_ns = _clocks()
         step_ns = 0 if go is None else real_ns - now_ns - go.origin_real_ns + go.origin_ns
-        stopped_by = self._crew.signalled or ("duration" if self._what.duration_ns < self._plan.duration_ns else "plan")
+        stopped_by = self._processes.signalled or (
+            "duration" if self._what.duration_ns < self._plan.duration_ns else "plan"
+        )
         options = self._options
         summary = outcome.summary(origin_ns, launched_s) | {"stopped_by": stopped_by, "clock_step_s": step_ns / 1e9}
         summary |= {"workers": options.workers, "threads": options.threads, "method": options.method}
@@ -238,7 +240,7 @@ def _clocks() -> tuple[int, int]:
 
 
 def _launch(what: SendPlan, lines: Sequence[WorkerLink], arrivals: Listener | None, control: Connection) -> None:
-    workers = [Carrying(Channel(line.launchers), line.slots) for line in lines]
+    workers = [WorkerHandle(Channel(line.launchers), line.slots) for line in lines]
     routes = {}
     new = what.options.connections == "new"
     for index, (pair, place) in enumerate(zip(what.pairs, what.places, strict=True)):
@@ -296,7 +298,7 @@ class SendPlan:
         transport: options of every connection.
         duration_ns: length that is sent.
         sender: the sender's number in the receivers' logs.
-        deaf: destinations that ``probe`` found without a receiver, with reasons.
+        unreachable: destinations that ``probe`` found without a receiver, with reasons.
 
     Raises:
         UsageError: the plan is wrong or requires more than this host has.
@@ -326,7 +328,7 @@ class SendPlan:
             self.duration_ns = min(self.duration_ns, int(options.duration_s * 1e9))
         self.sender = secrets.randbits(63)
         self.hello = protocol.hello(options.token, self.sender)
-        self.deaf: dict[str, str] = {}
+        self.unreachable: dict[str, str] = {}
         self._check_limits(at_once)
         self._check_host()
 
@@ -337,7 +339,7 @@ class SendPlan:
         for place in {place.name: place for place in self.places}.values():
             why = self._ask(place)
             if why:
-                self.deaf[place.name] = why
+                self.unreachable[place.name] = why
 
     def _ask(self, place: Destination) -> str:
         try:

@@ -93,18 +93,18 @@ class SenderWorker:
     async def run(self, control: Connection, lock: threading.Lock) -> None:
         """Serve the launcher until it sends END or is gone, then report to ``control``, which ``lock`` guards."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self.line.fileno(), self._heed)
+        loop.add_reader(self.line.fileno(), self._handle_messages)
         loop.add_reader(self.epoll.fileno(), self._events)
         await self._ended.wait()
-        for carried in list(self._all.values()):
-            carried.close()
+        for connection in list(self._all.values()):
+            connection.close()
         self._flush()
         with lock, suppress(OSError):
             control.send(Report(self._error, self.outcome.without_log()))
 
-    def register(self, carried: SenderConnection, file: int, events: int) -> None:
+    def register(self, connection: SenderConnection, file: int, events: int) -> None:
         """Start watching a connection."""
-        self._files[file] = carried
+        self._files[file] = connection
         self.epoll.register(file, events)
 
     def unregister(self, file: int) -> None:
@@ -122,7 +122,7 @@ class SenderWorker:
         if not self.outcome.first_failure:
             self.outcome.first_failure = f"{self.places[route].name}: {protocol.failure_words(why)}"
 
-    def _heed(self) -> None:
+    def _handle_messages(self) -> None:
         """Handle the launcher's messages."""
         for what, place, first, second in self.line.messages():
             if what == ipc.REST:
@@ -137,11 +137,11 @@ class SenderWorker:
             elif what == ipc.BEGIN:
                 self._begin(first, second)
             elif what == ipc.FINISH:
-                for carried in list(self._all.values()):
-                    carried.finish()
+                for connection in list(self._all.values()):
+                    connection.finish()
             elif what == ipc.END:
-                for carried in list(self._all.values()):
-                    carried.end()
+                for connection in list(self._all.values()):
+                    connection.end()
                 self._ended.set()
         if self.line.ended:
             self._ended.set()
@@ -149,12 +149,12 @@ class SenderWorker:
 
     def _events(self) -> None:
         if not self._begun:  # BEGIN was sent before the first flow, but on a busy machine both may be waiting here
-            self._heed()
+            self._handle_messages()
         files = self._files
         for file, events in self.epoll.poll(0, _MOST_EVENTS):
-            carried = files.get(file)
-            if carried is not None:
-                carried.event(events)
+            connection = files.get(file)
+            if connection is not None:
+                connection.event(events)
         self._say()
 
     def _say(self) -> None:
@@ -182,10 +182,10 @@ class SenderWorker:
                 self.line.put(ipc.REFUSED, route, error.errno or errno.EMFILE)
                 return
         self._free.pop()
-        carried = self._all[slot] = SenderConnection(self, sock, slot, route)
+        connection = self._all[slot] = SenderConnection(self, sock, slot, route)
         self.outcome.connections += 1
         if not self.new:
-            carried.connect(place.address)
+            connection.connect(place.address)
 
     def _begin(self, origin_ns: int, origin_real_ns: int) -> None:
         self._begun = True

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+from ringtap.options import add_json, add_verbose
 from ringtap.rundir import add_access
 from ringtap.terminal import shell_word
 from ringtap.units import counted
@@ -43,7 +44,7 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
     add_access(parser)
     parser.add_argument("--node", metavar="NAME", help="this node's name in the run (default: its host name)")
     parser.add_argument("--join", type=Path, metavar="DIR", help="write this node's part of an existing run directory")
-    parser.add_argument("-v", "--verbose", action="store_true", help="print the settings first")
+    add_verbose(parser)
     parser.add_argument("--live", action="store_true", help="watch the run in this terminal (see ringtap live)")
     parser.add_argument("--interface", metavar="NIC", help="packets: the interface to capture on")
     parser.add_argument("--filter", metavar="BPF", help="packets: a capture filter, as tcpdump takes it")
@@ -74,7 +75,7 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the points and the time they will take, measure nothing"
     )
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep in DIR, if there is one")
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted sweep in DIR, if there is one")
     parser.add_argument("--series", default="", metavar="NAME", help="measure this series alone: MODEL-TRAFFIC")
     parser.add_argument(
         "--force",
@@ -86,7 +87,7 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="remove what sweeps that have ended left on the plan's hosts; measure nothing",
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_json(parser)
     parser.set_defaults(handler=_sweep)
 
 

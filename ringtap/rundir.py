@@ -183,7 +183,7 @@ class RunDirectory:
             # another rank of the same job may be about to make it: its temporary file does not count
             strangers = [entry for entry in path.iterdir() if not (key and entry.name.startswith(".run.json."))]
             if strangers or not _write_new_json(path / RUN_JSON, info):
-                raise UsageError(f"{path} is not empty: name another folder, or go on with --resume if it is a sweep")
+                raise UsageError(f"{path} is not empty: name another folder, or resume with --resume if it is a sweep")
         except (FileExistsError, NotADirectoryError) as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
         except OSError as error:

@@ -25,6 +25,7 @@ from ringtap.agents.sweep.tcp_paths import check_ways
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import check, parse_json
+from ringtap.options import add_json
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.plan_cluster import Cluster
 from ringtap.terminal import shell_word, unguarded, visible
@@ -157,7 +158,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("runs"), metavar="DIR", help="where runs would be (default: runs)"
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_json(parser)
     parser.set_defaults(handler=_doctor)
 
 

@@ -307,7 +307,9 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
 @contextmanager
 def _kept(run: RunDirectory) -> Iterator[None]:
     """Record in run.json how the measurement within the block ends."""
-    kept = f"Kept what was measured in {run.path}; go on with: ringtap sweep … -o {shell_word(run.path)} --resume"
+    kept = (
+        f"Kept what was measured in {run.path}. To resume: ringtap sweep PLAN.toml -o {shell_word(run.path)} --resume"
+    )
     try:
         yield
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.options import add_json, add_verbose
 from ringtap.units import counted
 
 
@@ -22,7 +23,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
     execute.set_defaults(handler=_exec)
     status = verbs.add_parser("status", help="show the testbeds that are up")
-    status.add_argument("--json", action="store_true", help="for machines")
+    add_json(status)
     status.set_defaults(handler=_status)
     down = verbs.add_parser("down", help="remove a testbed and everything that runs in it")
     down.add_argument("name", nargs="?", help="the testbed, if several are up")
@@ -42,8 +43,8 @@ def _register_up(verbs: Any) -> None:
     up.add_argument(
         "--offload-segments", type=int, default=4, help="packets TCP may hand over in one piece (default: 4)"
     )
-    up.add_argument("--json", action="store_true", help="for machines")
-    up.add_argument("-v", "--verbose", action="store_true", help="print the settings first")
+    add_json(up)
+    add_verbose(up)
     up.set_defaults(handler=_up)
 
 

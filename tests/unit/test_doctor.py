@@ -74,7 +74,17 @@ def test_a_machine_that_records_says_so_collector_by_collector() -> None:
     assert report["recordable"] is True
     found = states(report)
     assert [name for name in found if name in registry.ORDER] == list(registry.ORDER)
-    assert set(found) >= {"steps", "ddp", "horovod", "nccl", "clock", "run directory", "scheduler", "testbed", "traffic"}
+    assert set(found) >= {
+        "steps",
+        "ddp",
+        "horovod",
+        "nccl",
+        "clock",
+        "run directory",
+        "scheduler",
+        "testbed",
+        "traffic",
+    }
     assert "failed" not in found.values(), [check for check in report["checks"] if check["state"] == "failed"]
     assert found["steps"] == "ok"
     for name in ("nic", "sockets", "host"):

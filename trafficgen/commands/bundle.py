@@ -12,12 +12,14 @@ from typing import Any
 
 import ringtap
 from ringtap.errors import UsageError
+from ringtap.options import add_force
 from ringtap.terminal import shell_word
 from ringtap.units import format_size
 
 # The modules that trafficgen depends on; they need only the standard library
 _FLOOR = (
     "flow_plan",
+    "options",
     "schema",
     "__init__",
     "cli",
@@ -46,7 +48,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     usual = Path("ringtap-traffic.pyz")
     parser.add_argument("-o", "--output", type=Path, default=usual, metavar="FILE", help=f"file to write ({usual})")
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    add_force(parser)
     parser.set_defaults(handler=_bundle)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ringtap.options import add_json
 from ringtap.units import format_duration, format_rate
 
 
@@ -18,7 +19,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="where to keep it (default: the user's cache)"
     )
-    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    add_json(parser)
     parser.set_defaults(handler=_calibrate)
 
 

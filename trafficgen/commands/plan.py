@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+from ringtap.options import add_force, add_json, add_verbose
 from ringtap.terminal import shell_word
 from ringtap.trafficgen.commands.common import print_settings
 from ringtap.trafficgen.protocol import LOCAL
@@ -81,10 +82,10 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add("-o", "--output", type=Path, metavar="PLAN", help="file to write")
     add("--export-cdf", type=Path, metavar="FILE", help="also write the flow sizes as a CDF file")
     add("--export-hpcc", type=Path, metavar="FILE", help="also write the flows as an HPCC flow list")
-    add("--force", action="store_true", help="overwrite files")
+    add_force(parser)
     add("--summary", action="store_true", help="print what the plan holds; needs no -o and no --to")
-    add("--json", action="store_true", help="print the summary as one JSON object")
-    add("-v", "--verbose", action="store_true", help="print the settings first")
+    add_json(parser)
+    add_verbose(parser)
     parser.set_defaults(handler=_plan)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.options import add_json, add_verbose
 from ringtap.trafficgen.commands.common import (
     add_token,
     add_worker_options,
@@ -34,7 +35,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")
     add("--duration", metavar="TIME", help="stop launching after this (default: the plan's end)")
     add_token(parser)
-    add("--connections", choices=("kept", "new"), default="kept", help="reused, or one a flow (default kept)")
+    add("--connections", choices=("kept", "new"), default="kept", help="reused, or one per flow (default kept)")
     add("--as", dest="only_source", default="", metavar="ADDRESS", help="send only the plan's flows from this source")
     add("--arrivals", type=Path, metavar="SOCKET", help="where this host's receivers tell what arrives (--as)")
     add("--start-at", type=int, metavar="NS", help="launch at this CLOCK_REALTIME, in nanoseconds")
@@ -45,8 +46,8 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add("--launcher-cpu", type=int, metavar="N", help="processor for the launcher alone (default: any)")
     add("--line-rate", metavar="RATE", help="rate of the empty link, for slowdowns")
     add("--baseline", type=Path, metavar="FILE.rec", help="log of a run without congestion, to compare with")
-    add("--json", action="store_true", help="print the summary as one JSON object")
-    add("-v", "--verbose", action="store_true", help="print the settings first")
+    add_json(parser)
+    add_verbose(parser)
     parser.set_defaults(handler=_send)
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ringtap.options import add_json, add_verbose
 from ringtap.trafficgen.commands.common import add_token, add_worker_options, at_least, print_settings, read_token
 from ringtap.trafficgen.protocol import LOCAL
 from ringtap.units import counted, format_size, parse_duration_s
@@ -23,8 +24,8 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add("--idle", default="5min", metavar="TIME", help="drop a connection that is silent so long (default 5min)")
     add("--arrivals", type=Path, metavar="SOCKET", help="tell a sender on this host what arrives (its --arrivals)")
     add_worker_options(parser)
-    add("--json", action="store_true", help="print the summary as one JSON object")
-    add("-v", "--verbose", action="store_true", help="print the settings first")
+    add_json(parser)
+    add_verbose(parser)
     parser.set_defaults(handler=_serve)
 
 

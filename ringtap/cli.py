@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 
 import ringtap
 from ringtap.errors import RingtapError, UsageError
-from ringtap.standard_streams import discard_output, fill_standard_descriptors
-from ringtap.terminal import guarded, one_line
+from ringtap.terminal import discard_output, fill_standard_descriptors, guarded, one_line
 
 # heading -> verb -> (module with register(subparsers, name, summary), or empty if the verb has SUB_VERBS; one line for
 # --help); only the module of the called verb is imported

@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import select
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
@@ -16,6 +18,7 @@ from typing import Any, Literal
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import ShapeError, load_json
+from ringtap.terminal import as_command
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
 from ringtap.trafficgen.processes import WorkerProcesses
@@ -254,3 +257,28 @@ def _sleep(control: Connection) -> None:
     os.close(never)
     os.close(other)
     control.send(tally)
+
+
+def calibrated(say: Callable[[str], None] = lambda _: None) -> Calibration:
+    """Return this host's calibration; if there is none, make one, which takes 10 s.
+
+    Raises:
+        MeasurementError: flows failed over loopback.
+    """
+    calibration = load()
+    if calibration is None:
+        say("Calibrating this host's traffic generator, once; takes 10 s")
+        calibration = calibrate()
+        with suppress(UsageError):  # if the home directory is not writable, the next run calibrates again
+            save(calibration, usual_path())
+    return calibration
+
+
+def main() -> int:
+    """Print the calibration as JSON."""
+    print(json.dumps(asdict(calibrated())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(as_command(main))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ringtap.agents.hosts.base import HostProcess, Hosts, understood
 
 if TYPE_CHECKING:
-    from ringtap.agents.hosts.local import LocalHosts, TestbedHosts
+    from ringtap.agents.hosts.remote import LocalHosts, TestbedHosts
 
 __all__ = ["HostProcess", "Hosts", "LocalHosts", "TestbedHosts", "understood"]
 
@@ -15,7 +15,7 @@ __all__ = ["HostProcess", "Hosts", "LocalHosts", "TestbedHosts", "understood"]
 def __getattr__(name: str) -> Any:
     """Import `LocalHosts` and `TestbedHosts` on first use, as the host worker does not need them."""
     if name in ("LocalHosts", "TestbedHosts"):
-        from ringtap.agents.hosts import local
+        from ringtap.agents.hosts import remote
 
-        return getattr(local, name)
+        return getattr(remote, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

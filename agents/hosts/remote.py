@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import ringtap
 from ringtap.agents.hosts import frames
 from ringtap.agents.hosts.base import HostProcess, understood
+from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import MeasurementError
 
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
@@ -477,3 +478,37 @@ class RemoteHosts:
         while not self._closed.wait(frames.BEAT_S):
             for channel in list(self._channels.values()):
                 channel.tell({"op": "beat"})
+
+
+class LocalHosts(RemoteHosts):
+    """This machine under one or several host names.
+
+    Args:
+        names: names of the hosts.
+    """
+
+    def command(self, host: str) -> list[str]:  # noqa: ARG002
+        """Command of a host worker that runs as a child of this process."""
+        return [sys.executable, *WORKER_COMMAND]
+
+
+class TestbedHosts(RemoteHosts):
+    """Hosts of a testbed, on which commands are run; its switch is one of them.
+
+    Args:
+        spec: the testbed, which must be running.
+    """
+
+    def __init__(self, spec: TestbedSpec) -> None:
+        super().__init__(spec.hosts)
+        self.spec = spec
+
+    def command(self, host: str) -> list[str]:
+        """Command of a host worker in the host's namespaces."""
+        enter = [sys.executable, "-m", "ringtap.agents.testbed.enter", self.spec.name, host]
+        return [*enter, sys.executable, *WORKER_COMMAND]
+
+    def stop_all(self) -> None:
+        """End all processes started here, the newest first, and the host workers, as the testbed may end next."""
+        super().stop_all()
+        self.leave()

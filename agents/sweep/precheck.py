@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.hosts import Hosts, understood
-from ringtap.agents.sweep.calibration import calibrated
 from ringtap.agents.sweep.cluster import check_lost
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.disturbances import MOST_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
@@ -24,7 +23,7 @@ from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory
 from ringtap.schema import NIC_REC
-from ringtap.trafficgen.calibration import Calibration
+from ringtap.trafficgen.calibration import Calibration, calibrated
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH
 from ringtap.units import format_rate
 
@@ -67,7 +66,7 @@ def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: 
 
 def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Calibration:
     say(f"Asking {host} what its traffic generator can do; takes 10 s the first time")
-    done = hosts.ask(host, [hosts.python(host), "-m", "ringtap.agents.sweep.calibration"], _CALIBRATION_S)
+    done = hosts.ask(host, [hosts.python(host), "-m", "ringtap.trafficgen.calibration"], _CALIBRATION_S)
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["no words"])[-1]
         raise MeasurementError(f"host {host} could not be calibrated: {words}")

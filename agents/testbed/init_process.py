@@ -15,7 +15,7 @@ from typing import Any
 from ringtap.agents.testbed import namespaces
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import RingtapError, UsageError
-from ringtap.standard_streams import fill_standard_descriptors
+from ringtap.terminal import fill_standard_descriptors
 
 
 def _say(item: dict[str, Any]) -> None:

@@ -16,8 +16,7 @@ import pytest
 
 import ringtap
 from ringtap.agents.hosts import frames, worker
-from ringtap.agents.hosts.local import LocalHosts
-from ringtap.agents.hosts.remote import WORKER_COMMAND
+from ringtap.agents.hosts.remote import WORKER_COMMAND, LocalHosts
 from ringtap.agents.node import agent_socket
 from ringtap.errors import MeasurementError
 

@@ -23,7 +23,6 @@ _FLOOR = (
     "schema",
     "__init__",
     "cli",
-    "standard_streams",
     "errors",
     "installation",
     "units",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringtap.agents.hosts.base import HostProcess, Hosts, understood
-
 if TYPE_CHECKING:
-    from ringtap.agents.hosts.remote import LocalHosts, TestbedHosts
+    from ringtap.agents.hosts.remote import HostProcess, Hosts, LocalHosts, TestbedHosts, understood
 
 __all__ = ["HostProcess", "Hosts", "LocalHosts", "TestbedHosts", "understood"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `LocalHosts` and `TestbedHosts` on first use, as the host worker does not need them."""
-    if name in ("LocalHosts", "TestbedHosts"):
+    """Import the controller's side on first use, as the host worker does not need it."""
+    if name in __all__:
         from ringtap.agents.hosts import remote
 
         return getattr(remote, name)

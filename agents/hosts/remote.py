@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from itertools import count
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import ringtap
 from ringtap.agents.hosts import frames
-from ringtap.agents.hosts.base import HostProcess, understood
 from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import MeasurementError
 
@@ -223,6 +222,25 @@ def _facts(line: bytes) -> Answer:
     return facts
 
 
+_NOT_AS_ASKED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+@contextlib.contextmanager
+def understood(host: str) -> Iterator[None]:
+    """Parse a host's answer within the block, and report an unexpected answer as an error.
+
+    Raises:
+        MeasurementError: the answer does not have the expected form.
+    """
+    try:
+        yield
+    except _NOT_AS_ASKED as error:
+        raise MeasurementError(
+            f"host {host} gives an answer that cannot be understood ({type(error).__name__}): "
+            "does its login or its python print something of its own?"
+        ) from error
+
+
 _STOP_TIMEOUT_S = 10.0
 _TAIL_BYTES = 4096
 _PORT_POLL_S = 0.05
@@ -230,8 +248,14 @@ LOST_CODE = 255  # as ssh returns it
 WORKER_COMMAND = ("-m", "ringtap.agents.hosts.worker")
 
 
-class RemoteProcess:
-    """Command that a host worker has started."""
+class HostProcess:
+    """A process on a host, which its host worker has started.
+
+    Attributes:
+        name: its name and host, for messages.
+        log: file on this machine that receives its standard error while it runs, and its standard output unless that
+            has a file of its own.
+    """
 
     def __init__(self, name: str, log: Path, channel: Channel, item: Answer) -> None:
         self.name, self.log = name, log
@@ -286,8 +310,10 @@ class RemoteProcess:
         return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:] if line.strip()) or "no output"
 
 
-class RemoteHosts:
-    """Hosts that are each served by a host worker; as implemented here, they share the files of this machine.
+class Hosts:
+    """Hosts of a measurement, on which commands are run, however they are reached: each is served by a host worker.
+
+    As implemented here, they share the files of this machine.
 
     Args:
         names: names of the hosts.
@@ -299,7 +325,7 @@ class RemoteHosts:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._channels: dict[str, Channel] = {}
-        self._processes: list[RemoteProcess] = []
+        self._processes: list[HostProcess] = []
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._beats: threading.Thread | None = None
         self._lost: dict[str, str] = {}
@@ -329,8 +355,6 @@ class RemoteHosts:
         """Path on a host to which a command writes its output so that it arrives in a log file here."""
         return str(log.absolute())
 
-    # the interface of base.Hosts
-
     def python(self, host: str) -> str:  # noqa: ARG002
         """Python interpreter on a host that has ringtap."""
         return sys.executable
@@ -340,17 +364,25 @@ class RemoteHosts:
         return [self.python(host), "-m", "ringtap.cli"]
 
     def path(self, host: str, path: Path) -> str:  # noqa: ARG002
-        """Return the same path, as files are shared."""
+        """Location of a path below a published run directory on a host: the same path where files are shared."""
         return str(path)
 
     def publish(self, run: Path) -> None:
-        """Do nothing, as files are shared."""
+        """Announce a new run directory to every host; does nothing where files are shared.
+
+        Raises:
+            MeasurementError: a host does not accept it.
+        """
 
     def put(self, host: str, local: Path) -> None:
-        """Do nothing, as files are shared."""
+        """Copy a file below a published run directory to its `path` on a host; does nothing where files are shared.
+
+        Raises:
+            MeasurementError: the host does not accept it.
+        """
 
     def gather(self, run: Path) -> None:
-        """Do nothing, as files are shared."""
+        """Wait until all files that hosts wrote below a published run directory are here; lost hosts are skipped."""
 
     def start(
         self,
@@ -361,8 +393,16 @@ class RemoteHosts:
         *,
         environment: Mapping[str, str] | None = None,
         report: Path | None = None,
-    ) -> RemoteProcess:
+    ) -> HostProcess:
         """Start a command on a host; its output is appended to ``log``, its standard output to ``report`` if given.
+
+        Args:
+            host: name of the host.
+            name: name of the process, for messages.
+            command: the command and its arguments.
+            log: file on this machine for its standard error.
+            environment: variables in addition to those of the host.
+            report: file on this machine for its standard output; None: the log.
 
         Raises:
             MeasurementError: the host is lost.
@@ -373,7 +413,7 @@ class RemoteHosts:
         log.parent.mkdir(parents=True, exist_ok=True)
         item = {"op": "start", "argv": command, "environment": dict(environment or {})}
         item |= {"log": self.log_path(host, log), "report": self.log_path(host, report) if report else ""}
-        process = RemoteProcess(f"{name} on {host}", log, channel, item)
+        process = HostProcess(f"{name} on {host}", log, channel, item)
         self._processes.append(process)
         return process
 
@@ -406,7 +446,7 @@ class RemoteHosts:
         return False
 
     def lease(self, host: str, holder: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a host's lease, which lasts as long as the connection to the host.
+        """Take a host's lease (`ringtap.agents.hosts.lease`), which lasts as long as the connection to the host.
 
         Returns:
             Empty if the lease was taken; otherwise facts about the sweep that holds it.
@@ -441,7 +481,7 @@ class RemoteHosts:
         self._processes.clear()
 
     def close(self) -> None:
-        """End all processes and disconnect from the hosts. A lost host is not an error."""
+        """End all processes, disconnect, and remove the files put on the hosts. A lost host is not an error."""
         self.stop_all()
         self.lost()
         self._closed.set()
@@ -480,7 +520,7 @@ class RemoteHosts:
                 channel.tell({"op": "beat"})
 
 
-class LocalHosts(RemoteHosts):
+class LocalHosts(Hosts):
     """This machine under one or several host names.
 
     Args:
@@ -492,7 +532,7 @@ class LocalHosts(RemoteHosts):
         return [sys.executable, *WORKER_COMMAND]
 
 
-class TestbedHosts(RemoteHosts):
+class TestbedHosts(Hosts):
     """Hosts of a testbed, on which commands are run; its switch is one of them.
 
     Args:

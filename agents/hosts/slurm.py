@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from shutil import which
 
-from ringtap.agents.hosts.remote import WORKER_COMMAND, RemoteHosts
+from ringtap.agents.hosts.remote import WORKER_COMMAND, Hosts
 from ringtap.errors import UsageError
 
 _ASK_S = 5.0
@@ -55,7 +55,7 @@ def allocated_nodes() -> list[str]:
     return names
 
 
-class SlurmHosts(RemoteHosts):
+class SlurmHosts(Hosts):
     """Nodes of the allocation that this process runs in.
 
     Args:

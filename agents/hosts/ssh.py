@@ -21,7 +21,7 @@ from shutil import which
 
 import ringtap
 from ringtap.agents.hosts import frames
-from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, RemoteHosts
+from ringtap.agents.hosts.remote import LOST_CODE, WORKER_COMMAND, Answer, Hosts
 from ringtap.agents.hosts.sync import Receiver
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
@@ -149,7 +149,7 @@ class Leftover:
     run: str
 
 
-class SshHosts(RemoteHosts):
+class SshHosts(Hosts):
     """Servers, each reached over one connection; the files below their run directories are copied here as they grow.
 
     Args:

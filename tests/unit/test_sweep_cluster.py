@@ -12,7 +12,7 @@ import pytest
 
 from ringtap import open_run
 from ringtap.agents.hosts import LocalHosts
-from ringtap.agents.hosts.remote import RemoteHosts
+from ringtap.agents.hosts.remote import Hosts
 from ringtap.agents.sweep.cluster import LostHostError, check_alive, check_lost, losses_named
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.cross_traffic import free_port as cross_free_port
@@ -293,7 +293,7 @@ def test_no_question_to_a_host_shows_a_secret_of_the_plan(tmp_path: Path) -> Non
     assert not [question for question in questions if "pineapple" in question]
 
 
-class Losing(RemoteHosts):
+class Losing(Hosts):
     """Two hosts, one of which no longer answers."""
 
     def __init__(self, known: bool, also: Mapping[str, str] = MappingProxyType({})) -> None:

@@ -31,10 +31,12 @@ class Arena:
         bin_ns: width of a bin.
         cells: file for the cells that exceed the buffer in memory; a temporary one if None.
         packets: True to keep a row per packet too.
+        conversations: number of conversations to tell apart; None for `MOST_CONVERSATIONS`.
     """
 
-    def __init__(self, bin_ns: int, cells: BinaryIO | None, packets: bool) -> None:
-        most = MOST_CONVERSATIONS + 1  # plus the row of the others
+    def __init__(self, bin_ns: int, cells: BinaryIO | None, packets: bool, conversations: int | None = None) -> None:
+        limit = MOST_CONVERSATIONS if conversations is None else conversations
+        most = limit + 1  # plus the row of the others
         self.conversations = np.zeros(most, CONVERSATION)
         self.queue_pairs = np.zeros(ks.MOST_QUEUE_PAIRS, QUEUE_PAIR)
         self.cells = Spill(CELL, _CELLS_IN_MEMORY, cells)
@@ -45,7 +47,7 @@ class Arena:
         blocks = {
             ks.DIRECTIONS: most * 2 * ks.DIRECTION_BYTES,
             ks.HOLES: most * 2 * ks.MOST_HOLES * ks.HOLE_BYTES,
-            ks.SLOTS: max(MOST_CONVERSATIONS * ks.SLOTS_A_ROW * 4, ks.FIRST_SLOTS) << ks.SLOT_SHIFT,
+            ks.SLOTS: max(limit * ks.SLOTS_A_ROW * 4, ks.FIRST_SLOTS) << ks.SLOT_SHIFT,
             ks.FRAGMENTS: ks.FRAGMENT_SLOTS << ks.FRAGMENT_SHIFT,
             ks.QUEUE_PAIR_WORK: ks.MOST_QUEUE_PAIRS * ks.QUEUE_PAIR_WORK_BYTES,
             ks.QUEUE_PAIR_SLOTS: ks.QUEUE_PAIR_SLOT_COUNT * 4,
@@ -59,7 +61,7 @@ class Arena:
         self.state[ks.QUEUE_PAIRS] = self.queue_pairs.ctypes.data
         self.state[ks.INTERFACES] = self._interfaces.ctypes.data
         self.state[ks.SECRETS : ks.SECRETS + 4] = np.frombuffer(os.urandom(16), np.uint32)
-        self.state[ks.MOST_ROWS] = MOST_CONVERSATIONS
+        self.state[ks.MOST_ROWS] = limit
         self.state[ks.SLOT_MASK] = ks.FIRST_SLOTS - 1
         self.state[ks.BIN_NS] = bin_ns
         self.state[ks.BASE_BIN] = ks.NO_BIN

@@ -115,8 +115,12 @@ def scan_file(path: Path, bin_ns: int, cache: bool) -> Scanned | None:
     return replace(found, cells=np.asarray(found.cells))
 
 
-def scan_packets(path: Path) -> Scanned:
+def scan_packets(path: Path, conversations: int | None = None) -> Scanned:
     """Scan one capture with a row per packet (`Scanned.packets`), for uses that need the time of each packet.
+
+    Args:
+        path: a file.
+        conversations: number of conversations to tell apart; None for the usual one.
 
     Raises:
         UsageError: it cannot be read, or is not a capture.
@@ -124,7 +128,7 @@ def scan_packets(path: Path) -> Scanned:
     compile.entries(_say)
     stream = CaptureStream(path)
     try:
-        return _feed(stream, Scan(packets=True), threading.Event())
+        return _feed(stream, Scan(packets=True, conversations=conversations), threading.Event())
     finally:
         stream.close()
 

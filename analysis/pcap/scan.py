@@ -63,6 +63,7 @@ class Scan:
         bin_ns: width of the bins.
         cells: an empty file for the cells that exceed the buffer in memory; a temporary one if None.
         packets: True to keep a row per packet too.
+        conversations: number of conversations to tell apart; None for `MOST_CONVERSATIONS`.
 
     Raises:
         UsageError: numba is not installed, or the machine is big-endian.
@@ -74,10 +75,11 @@ class Scan:
         cells: BinaryIO | None = None,
         *,
         packets: bool = False,
+        conversations: int | None = None,
     ) -> None:
         self._entries = compile.entries()
         self._bin_ns = bin_ns
-        self._room = Arena(bin_ns, cells, packets)
+        self._room = Arena(bin_ns, cells, packets, conversations)
         self._walk, self._resume = self._entries["walk"], self._entries["resume"]
         self._started = self._lost = self._big_endian = False
         self._torn = b""  # start of a record that is not complete yet

@@ -8,6 +8,7 @@ import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.packet import Raw
 
+from ringtap.analysis.pcap.segments import read_segments
 from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.plan_file import write_plan
 from ringtap.trafficgen.plans.registry import make_plan
@@ -122,7 +123,7 @@ def test_a_capture_gives_the_plan_it_always_gave(tmp_path: Path, case: str, give
     options = {"replay": path, **GIVEN[given]}
     if expected is None:
         with pytest.raises(UsageError, match="there is no flow to replay"):
-            make_plan("replay", options)
+            make_plan("replay", options, read_segments)
         return
-    write_plan(make_plan("replay", options), plan)
+    write_plan(make_plan("replay", options, read_segments), plan)
     assert plan.read_text() == "\n".join([*expected, ""])

@@ -24,7 +24,6 @@ _FLOOR = (
     "installation",
     "units",
     "records",
-    "capture",
     "json_validation",
     "terminal",
 )

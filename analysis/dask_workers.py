@@ -18,18 +18,19 @@ import tempfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ringtap
-from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import install_command
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
+    from distributed import Future as DaskFuture
 
 T = TypeVar("T")
 _COUNTED = re.compile(r"(local|slurm)(?::([1-9]\d*))?")
@@ -50,15 +51,15 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def workers(scheduler: str | None) -> Iterator[Workers]:
-    """Provide the workers that ``--scheduler`` names until the block ends; None means this process.
+def workers(scheduler: str | None) -> Iterator[Executor | None]:
+    """Provide the workers that ``--scheduler`` names until the block ends; None for this process.
 
     Raises:
         UsageError: ``scheduler`` is not understood, Dask is not installed, or no scheduler or worker answers.
         MeasurementError: Slurm accepts no job.
     """
     if scheduler is None:
-        yield ALONE
+        yield None
         return
     try:
         import dask
@@ -95,7 +96,7 @@ def workers(scheduler: str | None) -> Iterator[Workers]:
             client = _local(int(counted[2] or len(os.sched_getaffinity(0))), stack)
         else:
             client = _slurm(int(counted[2] or 1), stack)
-        yield _Dask(client, scheduler)
+        yield DaskExecutor(client, scheduler)
 
 
 def _local(count: int, stack: contextlib.ExitStack) -> Client:
@@ -236,8 +237,11 @@ def _several(work: Callable[..., T], rows: Iterable[tuple[Any, ...]]) -> list[T]
     return [work(*row) for row in rows]
 
 
-class _Dask:
+class DaskExecutor(Executor):
     """The workers of a scheduler of Dask.
+
+    In three ways `map` does what that of ``Client.get_executor()`` does not: a result stays on its worker until it is
+    asked for and is released afterwards, many short calls are one task, and an error is raised when no worker is left.
 
     Args:
         client: connected to the scheduler.
@@ -253,8 +257,26 @@ class _Dask:
                 "install the same one"
             )
 
-    def each(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:
-        """Do as `Workers.each`; tasks whose results are no longer wanted are cancelled."""
+    def submit(self, work: Callable[..., T], /, *arguments: Any, **options: Any) -> Future[T]:
+        """Call a function once, as `Executor.submit` does."""
+        future: Future[T] = self._client.get_executor(pure=False).submit(work, *arguments, **options)
+        return future
+
+    def map(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:  # type: ignore[override]
+        """Call a function for each row of the columns, as `map` does.
+
+        Args:
+            work: a module-level function; its arguments and results must be picklable.
+            *columns: its arguments.
+
+        Returns:
+            The results, in order. The calls begin when the first is asked for; those whose results are no longer
+            wanted are cancelled.
+
+        Raises:
+            MeasurementError: the workers died, or are gone.
+            Exception: that of a call.
+        """
         rows = list(zip(*columns, strict=False))  # as map: up to the end of the shortest
         threads = sum(self._ask(self._client.nthreads).values())
         size = max(1, len(rows) // (_TASKS_A_THREAD * max(1, threads)))
@@ -269,7 +291,7 @@ class _Dask:
             if futures and self._client.status == "running":
                 self._client.cancel(list(futures))
 
-    def _result(self, future: Future) -> Any:
+    def _result(self, future: DaskFuture) -> Any:
         while not future.done():
             with contextlib.suppress(TimeoutError):
                 return future.result(timeout=_LOOK_S)

@@ -26,14 +26,14 @@ def main() -> int:
     scheduler, counts, files = sys.argv[1], sys.argv[2], list(map(Path, sys.argv[3:]))
     begun_s = time.perf_counter()
     try:
-        with workers(scheduler) as crew:
-            read_captures(files[:2], cache=False, bin_s=1.0, workers=crew)  # afterwards every worker is ready
+        with workers(scheduler) as executor:
+            read_captures(files[:2], cache=False, bin_s=1.0, workers=executor)  # afterwards every worker is ready
             told = {"start_s": time.perf_counter() - begun_s, "sets": []}
             for count in map(int, counts.split(",")):
                 for file in files:
                     cache.places(file)[0].unlink(missing_ok=True)
                 begun_s = time.perf_counter()
-                found = read_captures(files[:count], workers=crew)
+                found = read_captures(files[:count], workers=executor)
                 item = {"files": count, "seconds": time.perf_counter() - begun_s}
                 told["sets"].append(item | {name: found.counts[name] for name in ("packets", "bytes")})
     except RingtapError as error:

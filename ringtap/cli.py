@@ -10,12 +10,15 @@ import argparse
 import errno
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringtap
 from ringtap.errors import RingtapError, UsageError
 from ringtap.terminal import discard_output, fill_standard_descriptors, guarded, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # heading -> verb -> (module with register(subparsers, name, summary), or empty if the verb has SUB_VERBS; one line for
 # --help); only the module of the called verb is imported
@@ -106,6 +109,7 @@ def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.Argu
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.set_defaults(read_segments=_read_segments)
     parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
     subparsers = parser.add_subparsers(
         prog="ringtap", dest="verb", metavar="COMMAND", required=True, help=argparse.SUPPRESS
@@ -129,6 +133,13 @@ def _add_sub_verbs(subparsers: Any, verb: str, summary: str, asked: str | None) 
             importlib.import_module(module).register(verbs, name, text)
         else:
             verbs.add_parser(name, help=text, add_help=False)
+
+
+def _read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], int]]:
+    """Read a capture for ``traffic plan``, whose package must not import the analysis."""
+    from ringtap.analysis.pcap.segments import read_segments
+
+    return read_segments(path)
 
 
 def _overview() -> str:

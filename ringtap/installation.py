@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 # package -> the extra of pyproject.toml that installs it; empty: ringtap always needs it
 EXTRAS = {
     **dict.fromkeys(("jinja2", "llvmlite", "matplotlib", "numba", "numpy", "pandas", "pyarrow", "scipy"), "report"),
-    "zstandard": "report",
+    **dict.fromkeys(("pyparsing", "zstandard"), "report"),
     **dict.fromkeys(("rich", "textual"), "tui"),
     **dict.fromkeys(("cryptography", "dask", "dask_jobqueue", "distributed"), "dask"),
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),

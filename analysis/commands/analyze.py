@@ -36,8 +36,8 @@ def _analyze(options: argparse.Namespace) -> int:
     sources = derived.fingerprint(path)
     fresh = derived.is_fresh(folder, sources)
     written: list[Path] = []
-    with workers(None if fresh else options.scheduler) as crew:
-        job = open_job(options.run, crew)
+    with workers(None if fresh else options.scheduler) as executor:
+        job = open_job(options.run, executor)
         data = derived.read_summary(folder) if fresh else summarize(job)
         if not fresh:
             try:

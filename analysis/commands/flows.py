@@ -64,9 +64,9 @@ def _flows(options: argparse.Namespace) -> int:
     words = _filter(options)
     # multiples of the usual bins are summed from these, so that one cache serves all
     scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
-    with workers(options.scheduler) as crew, Bar() as bar:
+    with workers(options.scheduler) as executor, Bar() as bar:
         whole = read_captures(
-            options.files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache, workers=crew
+            options.files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache, workers=executor
         )
     traffic = whole if words is None else whole.select(words)
     if options.json:

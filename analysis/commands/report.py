@@ -80,10 +80,10 @@ def _write(source: Path, folder: Path | None, capacity_gbps: float, options: arg
             raise UsageError("--scheduler is for run directories: a table is read at once")
         return write_report(of_table(source, capacity_gbps, options.workers), folder)
     run = open_run(source)
-    with workers(options.scheduler) as crew:
+    with workers(options.scheduler) as executor:
         if isinstance(run, SweepRun):
-            return write_report(of_sweep(run, crew), folder)
-        job = Job(run, crew)
+            return write_report(of_sweep(run, executor), folder)
+        job = Job(run, executor)
         return write_job_report(job, summarize(job), folder)
 
 

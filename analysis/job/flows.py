@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,6 @@ from ringtap.analysis.job.nodes import each_node
 from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import COUNTERS, socket_log
-from ringtap.analysis.workers import ALONE, Workers
 from ringtap.json_validation import Number, ShapeError, load_json
 from ringtap.schema import CROSS_PORTS, OWNER, OWNERS_JSONL, SOCKETS_REC
 
@@ -171,7 +171,7 @@ class SocketTraffic:
 
 
 def measure(
-    nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], bins: int, workers: Workers = ALONE
+    nodes: Mapping[str, NodeLogs], borders: Mapping[str, Borders], bins: int, workers: Executor | None = None
 ) -> SocketTraffic:
     """Find the flows of a run and the bytes of each.
 
@@ -179,7 +179,7 @@ def measure(
         nodes: the nodes' logs.
         borders: the iterations' borders by each node's clock.
         bins: number of bins.
-        workers: processes that read the nodes' logs.
+        workers: processes that read the nodes' logs; None for this one.
     """
     found = {name: known for name, known in each_node(workers, nodes, sockets_of) if known is not None}
     ends = _ends({name: known.sockets for name, known in found.items()})
@@ -312,7 +312,7 @@ def _group(flows: pd.DataFrame, bins: int) -> Integers:
 
 
 def _spread(
-    workers: Workers,
+    workers: Executor | None,
     ends: pd.DataFrame,
     flows: pd.DataFrame,
     logged: Mapping[str, NodeLogs],

@@ -1,31 +1,31 @@
-"""Independent reading of each node's logs, in this process or in worker processes (`ringtap.analysis.workers`)."""
+"""Independent reading of each node's logs, in this process or in those of an executor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ringtap.analysis.runs.node_logs import NodeLogs
-from ringtap.analysis.workers import Workers
 from ringtap.errors import UsageError
 
 T = TypeVar("T")
 
 
 def each_node(
-    workers: Workers, nodes: Mapping[str, NodeLogs], read: Callable[..., T], *columns: Iterable[Any]
+    workers: Executor | None, nodes: Mapping[str, NodeLogs], read: Callable[..., T], *columns: Iterable[Any]
 ) -> Iterator[tuple[str, T]]:
     """Read every node and yield the results in the order of the nodes; problems are added to the logs in ``nodes``.
 
     Args:
-        workers: processes that read.
+        workers: processes that read; None for this one.
         nodes: the nodes' logs.
         read: a module-level function that takes a node's logs, opened anew, and that node's value of each column.
         *columns: further arguments, one value per node each.
     """
-    found = workers.each(partial(_read, read), [logs.path for logs in nodes.values()], *columns)
+    found = (workers.map if workers else map)(partial(_read, read), [logs.path for logs in nodes.values()], *columns)
     for (name, logs), (result, problems, torn) in zip(nodes.items(), found, strict=True):
         logs.problems += [problem for problem in problems if problem not in logs.problems]
         logs.torn += torn

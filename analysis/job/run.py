@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from ringtap.analysis.job.nodes import each_node
 from ringtap.analysis.runs.intervals import Borders, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, SweepRun, open_run
-from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import UsageError
 from ringtap.json_validation import whole
 
@@ -37,7 +37,7 @@ class Job:
         nodes: the nodes' logs by name.
     """
 
-    def __init__(self, run: JobRun, workers: Workers = ALONE) -> None:
+    def __init__(self, run: JobRun, workers: Executor | None = None) -> None:
         self.run = run
         self._workers = workers
         self.path = run.path
@@ -301,7 +301,7 @@ def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
     return np.sum(known, axis=0) if known else None
 
 
-def open_job(path: str | Path, workers: Workers = ALONE) -> Job:
+def open_job(path: str | Path, workers: Executor | None = None) -> Job:
     """Open the run directory of a job or of one series of a sweep; ``workers`` read its nodes.
 
     Raises:

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import pyparsing as pp
 
 from ringtap.analysis.pcap.layout import (
     ARP,
@@ -32,7 +36,8 @@ from ringtap.errors import UsageError
 
 Mask = npt.NDArray[np.bool_]
 
-_TOKEN = re.compile(r"\s*(&&|\|\||[()!]|[\w.:/\\-]+|\S)", re.ASCII)
+_TOKEN = re.compile(r"\s*([\w.:/\\-]+|[()!]|&&|\|\||)(\S*)", re.ASCII)
+_WORD_ENDS = r"(?![\w.:/\\-])"
 _WITH_PORTS = {"tcp": 6, "udp": 17}
 _PROTOCOLS = {**_WITH_PORTS, "icmp": 1, "icmp6": 58, "sctp": 132}
 _PROTOCOLS |= {"igmp": 2, "esp": 50, "ah": 51, "pim": 103, "vrrp": 112, "carp": 112}
@@ -42,16 +47,16 @@ _ADDRESSED = {"arp": (ARP, ARP_CUT), "rarp": (RARP, RARP_CUT)}
 _NAMES = (*_PROTOCOLS, *_FAMILIES, *_ADDRESSED, "roce")
 _TYPES = ("host", "net", "port", "portrange", "proto")
 _SIDES = ("src", "dst")
-_LINKS = {"and": "and", "&&": "and", "or": "or", "||": "or"}
-_NOTS = ("not", "!")
-_WORDS = {*_NAMES, *_TYPES, *_SIDES, *_LINKS, *_NOTS, "(", ")", "vxlan"}
+_WORDS = (*_NAMES, *_TYPES, *_SIDES, "and", "or", "not", "vxlan")
 # words of the language that need the packets themselves
-_PACKETS_ONLY = {
+_PACKETS_ONLY = (
     *("ether", "vlan", "mpls", "llc", "stp", "pppoes", "geneve", "wlan", "type", "subtype", "dir"),
     *("gateway", "broadcast", "multicast", "inbound", "outbound", "ifname", "on", "less", "greater", "len"),
     "protochain",
-}
-_DEEPEST = 200
+)
+_AND = ("and", "&&")
+_BEGINNINGS = "a protocol, host, net, port, portrange or proto"
+_FRAMES = 4000  # of the interpreter, enough for 200 parentheses within each other
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,78 @@ class _Judged:
         return _Judged(~self.takes & ~self.refuses, self.refuses)
 
 
+@dataclass(frozen=True)
+class _Head:
+    """Qualifiers before a name or number, such as ``tcp src port``."""
+
+    name: str | None
+    side: str
+    type: str
+
+
+# verdict of a part of a filter, and the qualifiers that a name or number after it takes; it is given those before it
+_Part = Callable[["_Primitives", _Head | None], tuple[_Judged, _Head | None]]
+
+
+def _negated(found: pp.ParseResults) -> _Part:
+    def part(primitives: _Primitives, head: _Head | None) -> tuple[_Judged, _Head | None]:
+        judged, head = found[-1](primitives, head)
+        return ~judged, head
+
+    return part
+
+
+def _joined(found: pp.ParseResults) -> _Part:
+    """Join parts from left to right."""
+    first, *rest = found
+
+    def part(primitives: _Primitives, head: _Head | None) -> tuple[_Judged, _Head | None]:
+        judged, head = first(primitives, head)
+        for link, following in zip(rest[::2], rest[1::2], strict=True):
+            more, head = following(primitives, head)
+            judged = judged & more if link in _AND else judged | more
+        return judged, head
+
+    return part
+
+
+@cache
+def _grammar() -> pp.ParserElement:
+    """Return the grammar of filters; it yields whether ``vxlan`` stands first, and the parts of the expression."""
+
+    def word(*words: str, signs: str = "") -> pp.ParserElement:
+        return pp.Regex(f"(?:{'|'.join(words)}){_WORD_ENDS}{signs}", re.ASCII)
+
+    link, negation = word("and", "or", signs=r"|&&|\|\|"), word("not", signs="|!")
+    opened, closed = pp.Suppress("("), pp.Suppress(")").set_name("a closing parenthesis")
+    reserved = rf"(?!(?:{'|'.join(_WORDS)}|(?i:{'|'.join(_PACKETS_ONLY)})){_WORD_ENDS})"
+    text = pp.Regex(rf"{reserved}[\w.:/\\-]+", re.ASCII).set_name("a name or a number")
+    value, term, values, terms = (pp.Forward() for _ in range(4))
+
+    masked = text + pp.Opt(pp.Suppress(word("mask")) - text)
+    masked.set_parse_action(lambda found: lambda primitives, head: (primitives.value(head, *found), head))
+    negated_value = (negation + value).set_parse_action(_negated)
+    value <<= (masked | negated_value | opened + values + closed).set_name("a name or a number")
+    values <<= (value + (link - value)[...]).set_parse_action(_joined)
+
+    both_sides = word("src") + link + word("dst") | word("dst") + link + word("src")
+    both_sides.set_parse_action(lambda found: "both" if found[1] in _AND else "either")
+    side = both_sides | word(*_SIDES)
+    name, kind = word(*_NAMES), word(*_TYPES)
+    head = pp.Opt(name, None) + (side + pp.Opt(kind, "host") | pp.Empty().set_parse_action(lambda: "either") + kind)
+    head.set_parse_action(lambda found: _Head(*found))
+    qualified = (head - value).set_parse_action(lambda found: lambda primitives, _: found[1](primitives, found[0]))
+    protocol = name.copy().add_parse_action(lambda found: lambda primitives, _: (primitives.protocol(found[0]), None))
+    inner = (opened + terms + closed).set_parse_action(
+        lambda found: lambda primitives, _: (found[0](primitives, None)[0], None)
+    )
+    negated_term = (negation + term).set_parse_action(_negated)
+    term <<= (qualified | protocol | negated_term | inner).set_name(_BEGINNINGS)
+    terms <<= (term + (link - (value | term))[...]).set_parse_action(_joined)
+    tunnel = pp.Opt(word("vxlan").set_parse_action(lambda: True) + pp.Suppress(pp.Opt(word("and", signs="|&&"))), False)
+    return tunnel + (pp.StringEnd() | terms + pp.StringEnd().set_name("'and' or 'or'")).set_name(_BEGINNINGS)
+
+
 def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
     """Return a mask of the flows that a filter accepts.
 
@@ -136,204 +213,95 @@ def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
     Raises:
         UsageError: the filter is wrong, or needs single packets.
     """
-    return _Parser(words, Flows.of(conversations)).whole()
+    primitives = _Primitives(words, Flows.of(conversations))
+    if not words.strip():
+        primitives.wrong("is empty")
+    most = sys.getrecursionlimit()
+    sys.setrecursionlimit(most + _FRAMES)
+    try:
+        inside, *parts = _grammar().parse_with_tabs().parse_string(words)
+        mask = primitives.flows.layer == int(inside)
+        for part in parts:
+            mask = mask & part(primitives, None)[0].takes & (primitives.flows.family != 0)
+        return np.asarray(mask)
+    except pp.ParseBaseException as error:
+        primitives.explain(error)
+    except RecursionError:
+        primitives.wrong("is nested too deep")
+    finally:
+        sys.setrecursionlimit(most)
 
 
-@dataclass(frozen=True)
-class _Head:
-    """Qualifiers before a name or number, such as ``tcp src port``."""
+class _Primitives:
+    """Primitives of a filter, tested on flows.
 
-    name: str | None
-    side: str
-    type: str
+    Args:
+        words: the whole filter, for messages.
+        flows: the flows.
+    """
 
-
-class _Parser:
     def __init__(self, words: str, flows: Flows) -> None:
-        self._text, self._flows = words, flows
-        self._tokens = _TOKEN.findall(words)
-        self._at = 0
-        self._depth = 0
-        for token in self._tokens:
-            if token.lower() in _PACKETS_ONLY or (token not in _WORDS and not re.match(r"[\w.:/\\-]", token, re.ASCII)):
-                raise UsageError(
-                    f"{token!r} in the filter {words!r} cannot be told from conversations: "
-                    f"write those packets to a file first, with tcpdump -r FILE -w PART '…', and read that"
-                )
+        self._text, self.flows = words, flows
 
-    def whole(self) -> Mask:
-        layer = 0
-        if not self._tokens:
-            self._wrong("is empty")
-        if self._peek() == "vxlan":
-            self._at, layer = 1, 1
-            if self._peek() in ("and", "&&"):
-                self._at += 1
-        inside = self._flows.layer == layer
-        if layer and self._peek() is None:
-            return np.asarray(inside)
-        found, _ = self._expression()
-        if self._peek() is not None:
-            self._wrong(f"is not understood from {self._peek()!r} on")
-        return np.asarray(found.takes & inside & (self._flows.family != 0))
-
-    def _peek(self, ahead: int = 0) -> str | None:
-        at = self._at + ahead
-        return self._tokens[at] if at < len(self._tokens) else None
-
-    def _wrong(self, what: str) -> NoReturn:
+    def wrong(self, what: str) -> NoReturn:
+        """Raise an error about the filter."""
         raise UsageError(f"the filter {self._text!r} {what}; an example: 'src host 10.0.0.1 and tcp port 5001'")
 
-    def _deeper(self) -> None:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            self._wrong(f"is nested more than {_DEEPEST} deep")
+    def explain(self, error: pp.ParseBaseException) -> NoReturn:
+        """Raise an error about the place at which the grammar does not match."""
+        found = _TOKEN.match(self._text, error.loc)
+        assert found is not None
+        token = found[1] or found[2]
+        if (token and not found[1]) or token.lower() in _PACKETS_ONLY:
+            raise UsageError(
+                f"{token!r} in the filter {self._text!r} cannot be told from conversations: "
+                f"write those packets to a file first, with tcpdump -r FILE -w PART '…', and read that"
+            )
+        where = f"is not understood from {token!r} on, at character {found.start(1) + 1}" if token else "ends too early"
+        self.wrong(f"{where}: {error.msg[:1].lower()}{error.msg[1:]}")
 
-    def _expression(self) -> tuple[_Judged, _Head | None]:
-        """Parse terms joined from left to right; return the verdict, and the head that a name after them would take."""
-        found, head = self._term()
-        while (link := _LINKS.get(self._peek() or "")) is not None:
-            self._at += 1
-            if self._is_value():
-                if head is None:
-                    self._wrong(
-                        f"has {self._peek()!r} with nothing that says what it is: write host, net or port before it"
-                    )
-                more = self._value(head)
-            else:
-                more, head = self._term()
-            found = found & more if link == "and" else found | more
-        return found, head
+    def protocol(self, name: str) -> _Judged:
+        """Test for a protocol."""
+        flows = self.flows
+        if name == "roce":
+            return _Judged.of(flows.kind == ROCE)
+        if name in _FAMILIES or name in _ADDRESSED:
+            return _Judged.of(self._named(name))
+        found = (flows.protocol == _PROTOCOLS[name]) & flows.is_ip
+        if name in _OF_ONE_FAMILY:
+            found = found & (flows.family == _OF_ONE_FAMILY[name])
+        return _Judged.of(found)
 
-    def _is_value(self) -> bool:
-        """True if a name or number follows, maybe in parentheses or negated."""
-        ahead = 0
-        while self._peek(ahead) in ("(", *_NOTS):
-            ahead += 1
-        token = self._peek(ahead)
-        return token is not None and token not in _WORDS
-
-    def _term(self) -> tuple[_Judged, _Head | None]:
-        token = self._peek()
-        if token in _NOTS:
-            self._at += 1
-            self._deeper()
-            found, head = self._term()
-            self._depth -= 1
-            return ~found, head
-        if token == "(" and not self._is_value():
-            self._at += 1
-            self._deeper()
-            found, _ = self._expression()
-            self._depth -= 1
-            self._close()
-            return found, None
-        head = self._head()
+    def value(self, head: _Head | None, token: str, mask: str | None = None) -> _Judged:
+        """Test for a name or number, with the qualifiers before it."""
         if head is None:
-            return _Judged.of(self._protocol(str(self._tokens[self._at - 1]))), None
-        return self._value(head), head
-
-    def _close(self) -> None:
-        if self._peek() != ")":
-            self._wrong("lacks a closing parenthesis")
-        self._at += 1
-
-    def _head(self) -> _Head | None:
-        """Parse the qualifiers that begin a primitive; None for a protocol's name alone."""
-        name: str | None = None
-        side, kind = "either", ""
-        if self._peek() in _NAMES:
-            name = self._tokens[self._at]
-            self._at += 1
-        if self._peek() in _SIDES:
-            side = self._side()
-        if self._peek() in _TYPES:
-            kind = self._tokens[self._at]
-            self._at += 1
-        if not kind and side == "either":
-            if name is None:
-                self._wrong("ends too early" if self._peek() is None else f"is not understood from {self._peek()!r} on")
-            if self._is_value() and self._peek() not in ("(", *_NOTS):
-                self._wrong(f"lacks 'host', 'net' or 'port' before {self._peek()!r}")
-            return None
-        head = _Head(name, side, kind or "host")
-        self._check(head)
-        return head
-
-    def _side(self) -> str:
-        first, link, second = (self._peek(ahead) for ahead in range(3))
-        if link in _LINKS and second in _SIDES and first != second:
-            self._at += 3
-            return "either" if _LINKS[link] == "or" else "both"
-        self._at += 1
-        return str(first)
-
-    def _check(self, head: _Head) -> None:
+            self.wrong(f"has {token!r} with nothing that says what it is: write host, net or port before it")
         allowed: tuple[str, ...] = (*_FAMILIES, *_ADDRESSED)
         if head.type in ("port", "portrange"):
             allowed = tuple(_WITH_PORTS)
         elif head.type == "proto":
             allowed = tuple(_FAMILIES)
         if head.name is not None and head.name not in allowed:
-            self._wrong(f"puts {head.name!r} before {head.type!r}, which takes only {', '.join(allowed)}")
-
-    def _value(self, head: _Head) -> _Judged:
-        """Parse a name or number after its head, or several of them in parentheses."""
-        token = self._peek()
-        if token in _NOTS:
-            self._at += 1
-            self._deeper()
-            found = ~self._value(head)
-            self._depth -= 1
-            return found
-        if token == "(":
-            self._at += 1
-            self._deeper()
-            found = self._value(head)
-            while (link := _LINKS.get(self._peek() or "")) is not None:
-                self._at += 1
-                more = self._value(head)
-                found = found & more if link == "and" else found | more
-            self._depth -= 1
-            self._close()
-            return found
-        if token is None or token in _WORDS:
-            self._wrong(f"lacks what comes after {head.type!r}" + (f", before {token!r}" if token else ""))
-        self._at += 1
+            self.wrong(f"puts {head.name!r} before {head.type!r}, which takes only {', '.join(allowed)}")
+        if mask is not None and head.type != "net":
+            self.wrong(f"has a mask after {token!r}: write net before it")
         if head.type == "proto":
-            return _Judged.of(self._of_family(head) & (self._flows.protocol == self._protocol_number(token)))
-        if head.type in ("port", "portrange"):
-            return self._ports(head, token)
-        return self._addresses(head, token)
-
-    # --- primitives
-
-    def _protocol(self, name: str) -> Mask:
-        flows = self._flows
-        if name == "roce":
-            return np.asarray(flows.kind == ROCE)
-        if name in _FAMILIES or name in _ADDRESSED:
-            return self._named(name)
-        found = (flows.protocol == _PROTOCOLS[name]) & flows.is_ip
-        if name in _OF_ONE_FAMILY:
-            found = found & (flows.family == _OF_ONE_FAMILY[name])
-        return np.asarray(found)
+            family = self.flows.is_ip if head.name is None else self._named(head.name)
+            return _Judged.of(family & (self.flows.protocol == self._protocol_number(token)))
+        return self._ports(head, token) if head.type in ("port", "portrange") else self._addresses(head, token, mask)
 
     def _named(self, name: str) -> Mask:
         """Return a mask of the flows of an address family, or of ARP or RARP."""
-        flows = self._flows
+        flows = self.flows
         if name in _ADDRESSED:
             return np.isin(flows.kind, _ADDRESSED[name])
         return np.asarray((flows.family == _FAMILIES[name]) & flows.is_ip)
-
-    def _of_family(self, head: _Head) -> Mask:
-        return self._flows.is_ip if head.name is None else self._named(head.name)
 
     def _protocol_number(self, token: str) -> int:
         name = token.removeprefix("\\")
         number = _PROTOCOLS.get(name) if name != token else self._number(token, 255)
         if number is None:
-            self._wrong(f"has an unknown protocol {token!r}")
+            self.wrong(f"has an unknown protocol {token!r}")
         return number
 
     def _number(self, token: str, most: int) -> int | None:
@@ -343,14 +311,14 @@ class _Parser:
         base = 16 if token[:2].lower() == "0x" else 8 if token.startswith("0") else 10
         number = int(token, base)
         if number > most:
-            self._wrong(f"has {token}, where {most} is the most there is")
+            self.wrong(f"has {token}, where {most} is the most there is")
         return number
 
     def _ports(self, head: _Head, token: str) -> _Judged:
         low, _, high = token.partition("-") if head.type == "portrange" else (token, "", token)
         first, last = sorted((self._port(low, head), self._port(high or low, head)))
         numbers = (head.name,) if head.name else tuple(_WITH_PORTS)
-        flows = self._flows
+        flows = self.flows
         carries = np.isin(flows.protocol, [_WITH_PORTS[name] for name in numbers]) & (flows.kind != NO_PORTS)
         both_cut = carries & (flows.kind == PORTS_CUT)
         cut = (both_cut, both_cut | (carries & (flows.kind == TARGET_PORT_CUT)))
@@ -363,24 +331,24 @@ class _Parser:
         try:
             return socket.getservbyname(token, *([head.name] if head.name else []))
         except (OSError, ValueError):
-            self._wrong(f"has an unknown port {token!r}")
+            self.wrong(f"has an unknown port {token!r}")
 
-    def _addresses(self, head: _Head, token: str) -> _Judged:
-        found = _Judged.of(np.zeros(len(self._flows.family), bool))
-        networks = self._networks(head, token)
+    def _addresses(self, head: _Head, token: str, given_mask: str | None) -> _Judged:
+        found = _Judged.of(np.zeros(len(self.flows.family), bool))
+        networks = self._networks(head, token, given_mask)
         if head.name is not None:
             family = _FAMILIES.get(head.name, 4)
             networks = [network for network in networks if network[0] == family]
         if not networks:
-            self._wrong(f"has {head.name!r} before {token!r}, which is none")
+            self.wrong(f"has {head.name!r} before {token!r}, which is none")
         for family, value, mask in networks:
             bits = [np.uint64(part) for part in (mask >> 64, mask & (2**64 - 1))]
             want = [np.uint64(part) for part in (value >> 64, value & (2**64 - 1))]
-            ends = self._flows.ends
+            ends = self.flows.ends
             same = ((ends[..., 0] & bits[0]) == want[0]) & ((ends[..., 1] & bits[1]) == want[1])
-            target = np.isin(self._flows.kind, (ARP_CUT, RARP_CUT)) & (family == 4)
-            cut = (target & (self._flows.family == NO_ADDRESSES), target)
-            found |= self._on(head.side, same & (self._flows.family == family), cut)
+            target = np.isin(self.flows.kind, (ARP_CUT, RARP_CUT)) & (family == 4)
+            cut = (target & (self.flows.family == NO_ADDRESSES), target)
+            found |= self._on(head.side, same & (self.flows.family == family), cut)
         return found if head.name is None else _Judged.of(self._named(head.name)) & found
 
     def _on(self, side: str, either: Mask, cut: tuple[Mask, Mask]) -> _Judged:
@@ -392,15 +360,13 @@ class _Parser:
             return source & destination
         return source if side == "src" else destination
 
-    def _networks(self, head: _Head, token: str) -> list[tuple[int, int, int]]:
+    def _networks(self, head: _Head, token: str, given_mask: str | None) -> list[tuple[int, int, int]]:
         """Return the networks of an address, a network or a name: family, and address and mask of 128 bits each."""
         text, slash, length = token.partition("/")
         if slash and head.type != "net":
-            self._wrong(f"has a mask in {token!r}: write net before it")
-        if self._peek() == "mask" and head.type == "net":
-            text_mask = self._peek(1) or ""
-            self._at += 2
-            return [(4, *self._network(4, _ipv4(text), _ipv4(text_mask), token))]
+            self.wrong(f"has a mask in {token!r}: write net before it")
+        if given_mask is not None:
+            return [(4, *self._network(4, _ipv4(text), _ipv4(given_mask), token))]
         if re.fullmatch(r"\d+(\.\d+){0,3}", text):
             octets = text.count(".") + 1
             given = _ipv4(text)
@@ -412,29 +378,29 @@ class _Parser:
             try:
                 given = int.from_bytes(socket.inet_pton(socket.AF_INET6, text), "big")
             except OSError:
-                self._wrong(f"has no IPv6 address in {token!r}")
+                self.wrong(f"has no IPv6 address in {token!r}")
             return [(6, *self._network(6, given, (2**128 - 1) >> (128 - bits) << (128 - bits), token))]
         if slash or head.type == "net":
-            self._wrong(f"has no network in {token!r}")
+            self.wrong(f"has no network in {token!r}")
         return self._host(text)
 
     def _bits(self, text: str, most: int, token: str) -> int:
         if not text.isdecimal() or int(text[:6]) > most:
-            self._wrong(f"has {token!r}, whose mask is not 0 to {most}")
+            self.wrong(f"has {token!r}, whose mask is not 0 to {most}")
         return int(text)
 
     def _network(self, family: int, given: int | None, mask: int | None, token: str) -> tuple[int, int]:
         if given is None or mask is None:
-            self._wrong(f"has no IPv4 address in {token!r}")
+            self.wrong(f"has no IPv4 address in {token!r}")
         if given & ~mask:
-            self._wrong(f"has bits beyond the mask in {token!r}")
+            self.wrong(f"has bits beyond the mask in {token!r}")
         return (given << 96, mask << 96) if family == 4 else (given, mask)
 
     def _host(self, name: str) -> list[tuple[int, int, int]]:
         try:
             known = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
-            self._wrong(f"has an unknown host {name!r}")
+            self.wrong(f"has an unknown host {name!r}")
         found = []
         for family, *_, address in known:
             packed = socket.inet_pton(family, str(address[0]).partition("%")[0])

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -21,7 +22,6 @@ from ringtap.analysis.pcap.layout import CELL
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.sources import CaptureStream, expand
 from ringtap.analysis.pcap.traffic import Traffic
-from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.units import counted
 
@@ -42,7 +42,7 @@ def read_captures(
     offsets_ns: Sequence[int] | None = None,
     progress: Progress | None = None,
     cache: bool = True,
-    workers: Workers = ALONE,
+    workers: Executor | None = None,
 ) -> Traffic:
     """Read packet captures: pcap and pcapng, plain, gzip or zstd.
 
@@ -56,7 +56,7 @@ def read_captures(
             single file.
         progress: called in the calling thread, ten times a second, or with ``workers`` after each file.
         cache: keep the results of files of 1 MiB and more, beside the file or in the cache folder, and reuse them.
-        workers: processes that read one file each; by default, threads of this process read.
+        workers: processes that read one file each; None for threads of this process.
 
     Raises:
         UsageError: a file is missing, not a capture or damaged from its start, or there are no packets at all.
@@ -115,8 +115,12 @@ def scan_file(path: Path, bin_ns: int, cache: bool) -> Scanned | None:
     return replace(found, cells=np.asarray(found.cells))
 
 
-def scan_packets(path: Path) -> Scanned:
+def scan_packets(path: Path, conversations: int | None = None) -> Scanned:
     """Scan one capture with a row per packet (`Scanned.packets`), for uses that need the time of each packet.
+
+    Args:
+        path: a file.
+        conversations: number of conversations to tell apart; None for the usual one.
 
     Raises:
         UsageError: it cannot be read, or is not a capture.
@@ -124,7 +128,7 @@ def scan_packets(path: Path) -> Scanned:
     compile.entries(_say)
     stream = CaptureStream(path)
     try:
-        return _feed(stream, Scan(packets=True), threading.Event())
+        return _feed(stream, Scan(packets=True, conversations=conversations), threading.Event())
     finally:
         stream.close()
 
@@ -147,7 +151,7 @@ class _StoppedError(Exception):
 class _Reading:
     """The files of one call, read by threads or workers while the calling thread shows progress."""
 
-    def __init__(self, files: Sequence[Path | None], bin_ns: int, cache: bool, workers: Workers = ALONE) -> None:
+    def __init__(self, files: Sequence[Path | None], bin_ns: int, cache: bool, workers: Executor | None = None) -> None:
         self._workers = workers
         self._files, self._bin_ns, self._cache = files, bin_ns, cache
         self._found: list[Scanned | None] = [None] * len(files)
@@ -168,8 +172,8 @@ class _Reading:
         # the largest first, so that no thread is left with it at the end
         todo = [number for number, found in enumerate(self._found) if found is None]
         self._todo = sorted(todo, key=lambda number: self._sizes[number] or 0)
-        if self._todo and self._workers is not ALONE:
-            self._by_workers(progress)
+        if self._todo and self._workers is not None:
+            self._by_workers(self._workers, progress)
         elif self._todo:
             compile.entries(_say)
             self._in_threads(progress)
@@ -177,7 +181,7 @@ class _Reading:
             raise self._error
         return [found for found in self._found if found is not None]
 
-    def _by_workers(self, progress: Progress) -> None:
+    def _by_workers(self, workers: Executor, progress: Progress) -> None:
         order = self._todo[::-1]
         files = [path for number in order if (path := self._files[number]) is not None]
         sizes = [size for number in order if (size := self._sizes[number]) is not None]
@@ -185,7 +189,7 @@ class _Reading:
             raise UsageError("a pipe is read by this process alone: leave --scheduler out")
         compile.entries(_say)  # once, and not by every worker at the same time
         where = [path.absolute() for path in files]
-        found = self._workers.each(scan_file, where, repeat(self._bin_ns), repeat(self._cache))
+        found = workers.map(scan_file, where, repeat(self._bin_ns), repeat(self._cache))
         for done, (number, path) in enumerate(zip(order, files, strict=True), start=1):
             try:
                 scanned = next(found)

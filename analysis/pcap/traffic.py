@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,6 @@ import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.layout import is_ip
-from ringtap.analysis.pcap.rates import Bins, Groups, batches
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_duration
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
+Cells = npt.NDArray[Any]
 
 AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
 """What is counted by flow and bin: frame bytes on the wire, transport payload, frame bytes of packets with payload,
@@ -27,6 +29,7 @@ packets, packets with payload."""
 GROUPS = ("flow", "hosts", "total")
 
 _CHUNK = 1 << 20  # cells processed together
+_TOGETHER = 1 << 18  # approximate number of cells whose rates are computed together
 _MOST_BINS = 1 << 27
 MOST_TRAINING_BINS = 1 << 24
 """Bins in which training can be looked for: 4.6 hours of milliseconds."""
@@ -233,9 +236,9 @@ class Traffic:
     ) -> Iterator[tables.Columns]:
         """Yield the columns of `rates`, some bins at a time, without pandas; at least one batch, maybe without rows."""
         _check_amount(what, AMOUNTS)
-        return batches(self._cells, self._wider(bin_s), self._groups(by), what)
+        return _rate_batches(self._cells, self._wider(bin_s), self._groups(by), what)
 
-    def _wider(self, bin_s: float | None) -> Bins:
+    def _wider(self, bin_s: float | None) -> _Bins:
         width_ns = self.bin_ns if bin_s is None else round(bin_s * 1e9)
         if width_ns < self.bin_ns or width_ns % self.bin_ns:
             asked, mine = (format_duration(max(width, 0) / 1e9) for width in (width_ns, self.bin_ns))
@@ -243,7 +246,7 @@ class Traffic:
                 f"bins of {asked} cannot be made of bins of {mine}: read the captures with bins of {asked}"
             )
         skipped, factor = self.start_ns % width_ns // self.bin_ns, width_ns // self.bin_ns
-        return Bins(self.start_ns - skipped * self.bin_ns, width_ns, skipped, factor)
+        return _Bins(self.start_ns - skipped * self.bin_ns, width_ns, skipped, factor)
 
     def _affordable(self, count: int, width_ns: int) -> int:
         if count > _MOST_BINS:
@@ -251,23 +254,23 @@ class Traffic:
             raise UsageError(f"{shown} are {count:,} bins: {bins_remedy(self.counts)}")
         return count
 
-    def _groups(self, by: str) -> Groups:
+    def _groups(self, by: str) -> _Groups:
         if by not in GROUPS:
             raise UsageError(f"rates by {by!r} are not known: by {', '.join(GROUPS)}")
         numbers = self.flow_numbers
         group = self._group_of(numbers)
         if by == "total":
-            return Groups({}, group)
+            return _Groups({}, group)
         table = tables.flow_columns(self.scanned.conversations, numbers)
         if by == "flow":
             group[numbers] = np.arange(len(numbers))
             names = ("protocol", "source", "source_port", "destination", "destination_port")
-            return Groups({"flow": numbers} | {name: np.asarray(table[name]) for name in names}, group)
+            return _Groups({"flow": numbers} | {name: np.asarray(table[name]) for name in names}, group)
         pairs: dict[tuple[str, str], int] = {}
         ends = zip(table["source"], table["destination"], strict=True)
         group[numbers] = [pairs.setdefault(pair, len(pairs)) for pair in ends]
         sides = np.array(list(pairs), np.str_).reshape(-1, 2)
-        return Groups({"source": sides[:, 0], "destination": sides[:, 1]}, group)
+        return _Groups({"source": sides[:, 0], "destination": sides[:, 1]}, group)
 
     def injection_rate(
         self, flows: Sequence[int] | Integers | None = None, window: int = 1, what: str = "payload"
@@ -370,3 +373,91 @@ def _frame(columns: tables.Columns, index: Integers | None) -> pd.DataFrame:
         for name, values in columns.items()
     }
     return pd.DataFrame(made, index=index)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Groups of flows whose rates are wanted.
+
+    Attributes:
+        keys: columns that name the groups.
+        of_flow: group number of each flow of the scan; -1 if the flow does not count.
+    """
+
+    keys: dict[str, npt.NDArray[Any]]
+    of_flow: Integers
+
+    @property
+    def count(self) -> int:
+        """Number of groups, 1 at least."""
+        return max(1, int(self.of_flow.max(initial=-1)) + 1)
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """Bins that each cover one or more bins of the scan.
+
+    Attributes:
+        start_ns: start of the first bin, a multiple of the width.
+        width_ns: width of a bin.
+        skipped: number of scan bins that the first bin covers before the first bin of the scan.
+        factor: number of scan bins per bin.
+    """
+
+    start_ns: int
+    width_ns: int
+    skipped: int
+    factor: int
+
+    def of(self, cells: Cells) -> Integers:
+        """Return the bin of each cell."""
+        return np.asarray((cells["bin"].astype(np.int64) + self.skipped) // self.factor)
+
+
+def _rate_batches(
+    walk: Callable[[], Iterator[Cells]], bins: _Bins, groups: _Groups, what: str
+) -> Iterator[tables.Columns]:
+    """Yield the rates of the groups, in order of time and group, where there was something to count.
+
+    Args:
+        walk: returns the cells in pieces, the same pieces on each call.
+        bins: the bins wanted.
+        groups: the groups wanted.
+        what: the amount, a field of ``layout.CELL``.
+
+    Yields:
+        ``t_ns``, the key columns and ``rate_bps`` (``rate_pps``); at least once, maybe without rows.
+    """
+    name, scale = ("rate_pps", 1e9) if what.endswith("packets") else ("rate_bps", 8e9)
+    windows, ranges = _windows(walk, bins)
+    for first, last in windows:
+        marks, amounts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for cells, (least, most) in zip(walk(), ranges, strict=True):
+            if most < first or least >= last:
+                continue
+            place, group = bins.of(cells), groups.of_flow[cells["flow"]]
+            mine = (place >= first) & (place < last) & (group >= 0)
+            marks.append(place[mine] * groups.count + group[mine])
+            amounts.append(cells[what][mine].astype(np.int64))
+        mark, row = np.unique(np.concatenate(marks), return_inverse=True)
+        total = np.bincount(row, np.concatenate(amounts), len(mark))
+        mark, total = mark[total > 0], total[total > 0]
+        columns: tables.Columns = {"t_ns": bins.start_ns + mark // groups.count * bins.width_ns}
+        columns |= {key: values[mark % groups.count] for key, values in groups.keys.items()}
+        yield columns | {name: total * scale / bins.width_ns}
+
+
+def _windows(walk: Callable[[], Iterator[Cells]], bins: _Bins) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return ranges of bins with about `_TOGETHER` cells each, and the range of bins of each piece.
+
+    If a clock was set, bins may far outnumber cells; the ranges therefore begin at cells sampled in order of time.
+    """
+    step = max(1, _TOGETHER // 64)
+    marks, ranges = [], []
+    for cells in walk():
+        place = np.sort(bins.of(cells))
+        marks.append(place[::step])
+        ranges.append((int(place[0]), int(place[-1])))
+    every = np.unique(np.sort(np.concatenate([np.zeros(1, np.int64), *marks]))[:: _TOGETHER // step])
+    edges = [*every.tolist(), max((last for _, last in ranges), default=0) + 1]
+    return list(itertools.pairwise(edges)), ranges

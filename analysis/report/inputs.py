@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.series import Series, analyse
 from ringtap.analysis.sweeps.tables import read_table
-from ringtap.analysis.workers import ALONE, Workers
 from ringtap.json_validation import ShapeError, whole
 from ringtap.rundir import read_node, read_points
 from ringtap.schema import REJECTED_JSONL
@@ -121,7 +121,7 @@ class ReportInputs:
     rejected: int = 0
 
 
-def of_sweep(sweep: SweepRun, workers: Workers = ALONE) -> ReportInputs:
+def of_sweep(sweep: SweepRun, workers: Executor | None = None) -> ReportInputs:
     """Measure the points of a sweep and analyse them; ``workers`` read its jobs.
 
     Raises:

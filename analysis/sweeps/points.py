@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,6 @@ import pandas as pd
 from ringtap.analysis.model.regression import Array
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
-from ringtap.analysis.workers import ALONE, Workers
 from ringtap.counters import window_growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import frame_bytes
@@ -103,12 +103,12 @@ class Point:
         return item | {"disturbed": list(self.disturbed), "reasons": list(self.reasons)}
 
 
-def measure(sweep: SweepRun, workers: Workers = ALONE) -> list[Point]:
+def measure(sweep: SweepRun, workers: Executor | None = None) -> list[Point]:
     """Measure every window of a sweep; ordered by series, then by requested load, then by time.
 
     Args:
         sweep: the sweep.
-        workers: read its jobs, one call per job.
+        workers: read its jobs, one call per job; None for this process.
     """
     order = {name: number for number, name in enumerate(sweep.series)}
     windows = sorted(
@@ -118,7 +118,7 @@ def measure(sweep: SweepRun, workers: Workers = ALONE) -> list[Point]:
     for place, window in enumerate(windows):
         places.setdefault(window["directory"], []).append(place)
     points: dict[int, Point] = {}
-    found = workers.each(
+    found = (workers.map if workers else map)(
         partial(_points_of, sweep), places, [[windows[place] for place in mine] for mine in places.values()]
     )
     for (directory, mine), (measured, ranks, torn) in zip(places.items(), found, strict=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,6 @@ from ringtap.analysis.model.demand import Demand, demand
 from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.points import Point, measure
-from ringtap.analysis.workers import ALONE, Workers
 from ringtap.errors import UsageError
 from ringtap.schema import POINTS_JSONL
 
@@ -154,7 +154,7 @@ class Subject:
     capacity_gbps: float
 
 
-def analyse(sweep: SweepRun, workers: Workers = ALONE) -> list[Series]:
+def analyse(sweep: SweepRun, workers: Executor | None = None) -> list[Series]:
     """Measure the points of a sweep and analyse each series; ``workers`` read its jobs.
 
     Raises:

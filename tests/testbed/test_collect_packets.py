@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ringtap.capture import Capture, read_segments
+from ringtap.analysis.pcap.reader import read_captures, scan_packets
+from ringtap.analysis.pcap.segments import read_segments
 from ringtap.collectors import capture_program
 from ringtap.collectors.base import Context
 from ringtap.collectors.packets import PacketsCollector
@@ -126,15 +127,13 @@ def collector(tmp_path: Path, **options: object) -> PacketsCollector:
 
 
 def sent_to(path: Path, port: int) -> int:
-    return sum(segment.payload_bytes for segment in read_segments(path) if segment.destination_port == port)
+    return sum(payload_bytes for _, ends, payload_bytes in read_segments(path) if ends[3] == port)
 
 
 def packets_in(path: Path) -> int:
-    capture = Capture(path)
-    for _ in capture.segments():
-        pass
-    assert capture.torn_bytes == 0
-    return capture.packets
+    counts = scan_packets(path).counts
+    assert counts["torn_bytes"] == 0
+    return counts["packets"]
 
 
 def told(tmp_path: Path) -> dict[str, Any]:
@@ -300,9 +299,8 @@ def test_a_tool_that_is_killed_is_noted_and_its_file_reads(tmp_path: Path, loopb
         taken.sample()
     assert told(tmp_path)["ended"].startswith("early: signal SIGKILL")
     assert taken.stop()["ended"].startswith("early")
-    capture = Capture(tmp_path / "packets/lo-0.pcap")
-    got = sum(segment.payload_bytes for segment in capture.segments() if segment.destination_port == loopback.port)
-    assert got >= 2_000_000
+    flows = read_captures(tmp_path / "packets/lo-0.pcap").flows()
+    assert flows["payload"][flows["destination_port"] == loopback.port].sum() >= 2_000_000
 
 
 @needs_root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import multiprocessing
 import operator
 import os
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
 import dask
@@ -29,7 +31,6 @@ from ringtap.analysis.pcap import cache, read_captures
 from ringtap.analysis.report.inputs import of_sweep
 from ringtap.analysis.runs import derived
 from ringtap.analysis.runs.run import SweepRun, open_run
-from ringtap.analysis.workers import Workers
 from ringtap.cli import main
 from ringtap.errors import MeasurementError, UsageError
 from tests.gold.analysis_sweep import write_sweep
@@ -47,9 +48,9 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Workers]:
-    with dask_workers.workers("local:2") as crew:
-        yield crew
+def executor() -> Iterator[Executor]:
+    with dask_workers.workers("local:2") as executor:
+        yield executor
 
 
 def packets(count: int) -> bytes:
@@ -59,10 +60,10 @@ def packets(count: int) -> bytes:
     return makers.classic([makers.Packet(t_ns, frames[n % 2], 142) for n, t_ns in enumerate(times)], nano=True)
 
 
-def test_captures_are_read_to_the_same_bits(tmp_path: Path, crew: Workers) -> None:
+def test_captures_are_read_to_the_same_bits(tmp_path: Path, executor: Executor) -> None:
     for number in range(3):
         (tmp_path / f"part{number}.pcap").write_bytes(packets(40 + 10 * number))
-    alone, together = read_captures(tmp_path), read_captures(tmp_path, workers=crew)
+    alone, together = read_captures(tmp_path), read_captures(tmp_path, workers=executor)
     assert together.files == alone.files
     for name in ("conversations", "cells", "queue_pairs"):
         assert getattr(together.scanned, name).tobytes() == getattr(alone.scanned, name).tobytes()
@@ -70,23 +71,23 @@ def test_captures_are_read_to_the_same_bits(tmp_path: Path, crew: Workers) -> No
     assert together.start_ns == alone.start_ns
 
 
-def test_a_large_capture_is_handed_over_by_its_cache(tmp_path: Path, crew: Workers) -> None:
+def test_a_large_capture_is_handed_over_by_its_cache(tmp_path: Path, executor: Executor) -> None:
     """It is not sent through the scheduler: the cache that the worker left beside the capture is what is read."""
     path = tmp_path / "large.pcap"
     path.write_bytes(packets(300_000))
     told: list[tuple[int, int | None]] = []
-    found = read_captures(path, workers=crew, progress=lambda done, total: told.append((done, total)))
+    found = read_captures(path, workers=executor, progress=lambda done, total: told.append((done, total)))
     size = path.stat().st_size
     assert told == [(size, size)]
     assert isinstance(found.scanned.cells, np.memmap)
     assert found.binned(what="packets").sum() == 300_000
     before = cache.places(path)[0].stat().st_mtime_ns
-    assert read_captures(path, workers=crew).counts == found.counts
+    assert read_captures(path, workers=executor).counts == found.counts
     assert cache.places(path)[0].stat().st_mtime_ns == before
 
 
 def test_what_is_no_capture_is_the_same_sentence(
-    tmp_path: Path, crew: Workers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "good.pcap").write_bytes(packets(5))
     (tmp_path / "odd.pcap").write_bytes(b"nonsense, and long enough to be looked at")
@@ -94,16 +95,16 @@ def test_what_is_no_capture_is_the_same_sentence(
     with pytest.raises(UsageError) as alone:
         read_captures(["odd.pcap", "good.pcap"])
     with pytest.raises(UsageError) as together:
-        read_captures(["odd.pcap", "good.pcap"], workers=crew)
+        read_captures(["odd.pcap", "good.pcap"], workers=executor)
     assert str(together.value) == str(alone.value)
     assert str(alone.value).startswith("odd.pcap is no capture")
 
 
-def test_a_pipe_cannot_be_handed_over(tmp_path: Path, crew: Workers) -> None:
+def test_a_pipe_cannot_be_handed_over(tmp_path: Path, executor: Executor) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("-", str(tmp_path / "pipe")):
         with pytest.raises(UsageError, match="a pipe is read by this process alone"):
-            read_captures(name, workers=crew)
+            read_captures(name, workers=executor)
 
 
 @pytest.fixture
@@ -120,10 +121,10 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, crew: Workers) -> None:
+def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, executor: Executor) -> None:
     sources = derived.fingerprint(job)
     summaries = []
-    for name, opened in (("alone", open_job(job)), ("together", open_job(job, crew))):
+    for name, opened in (("alone", open_job(job)), ("together", open_job(job, executor))):
         summaries.append(summarize(opened))
         derived.write(opened, summaries[-1], tmp_path / name, sources)
     assert summaries[0] == summaries[1]
@@ -136,7 +137,7 @@ def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, crew: Worke
 
 
 def test_a_sweep_is_measured_to_the_same_numbers(
-    tmp_path: Path, crew: Workers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_sweep(tmp_path / "sweep", [("vgg16", "consistent"), ("vgg16", "iperf")])
     with (tmp_path / "sweep/series/vgg16-iperf-1/nodes/S0/nic/nic.rec").open("ab") as log:
@@ -146,7 +147,7 @@ def test_a_sweep_is_measured_to_the_same_numbers(
     for together in (False, True):
         sweep = open_run("sweep")
         assert isinstance(sweep, SweepRun)
-        measured = of_sweep(sweep, crew) if together else of_sweep(sweep)
+        measured = of_sweep(sweep, executor) if together else of_sweep(sweep)
         said.append([*(one.to_json() for one in measured.series), measured.torn])
     assert said[0] == said[1]
     assert said[1][-1] == {"series/vgg16-iperf-1/nodes/S0/nic/nic.rec": 1}
@@ -172,17 +173,42 @@ def test_the_verbs_say_the_same(tmp_path: Path, job: Path, capsys: pytest.Captur
 def test_a_worker_that_dies_again_and_again_is_one_sentence() -> None:
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        dask_workers.workers("local:1") as crew,
+        dask_workers.workers("local:1") as executor,
         pytest.raises(MeasurementError, match="workers of local:1 died over the same work"),
     ):
-        list(crew.each(os._exit, [1]))
+        list(executor.map(os._exit, [1]))
 
 
-def test_results_come_in_order_whatever_is_done_together(crew: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_come_in_order_whatever_is_done_together(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_workers, "_TASKS_A_THREAD", 2)
-    assert list(crew.each(operator.sub, range(50), itertools.repeat(1))) == list(range(-1, 49))
-    assert list(crew.each(operator.neg, [])) == []
-    assert next(crew.each(operator.neg, range(50))) == 0
+    assert list(executor.map(operator.sub, range(50), itertools.repeat(1))) == list(range(-1, 49))
+    assert list(executor.map(operator.neg, [])) == []
+    assert next(executor.map(operator.neg, range(50))) == 0
+
+
+def test_a_result_is_released_when_it_was_taken(executor: Executor) -> None:
+    assert isinstance(executor, dask_workers.DaskExecutor)
+    found = executor.map(operator.neg, range(12))
+    assert list(itertools.islice(found, 10)) == [-number for number in range(10)]
+    deadline_s = time.monotonic() + 10
+    while sum(map(len, executor._client.has_what().values())) > 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert list(found) == [-10, -11]
+
+
+def test_one_call_is_a_future(executor: Executor) -> None:
+    assert executor.submit(operator.sub, 3, 1).result(timeout=10) == 2
+    with pytest.raises(ZeroDivisionError):
+        executor.submit(operator.truediv, 3, 0).result(timeout=10)
+
+
+def test_any_executor_reads_captures(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"part{number}.pcap").write_bytes(packets(40 + 10 * number))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+        together = read_captures(tmp_path, workers=processes)
+    assert together.scanned.conversations.tobytes() == read_captures(tmp_path).scanned.conversations.tobytes()
 
 
 def test_nothing_that_answers_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,21 +230,21 @@ def test_workers_that_go_away_are_one_sentence(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(dask_workers, "_LOOK_S", 0.2)
     with (
         LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
-        dask_workers.workers(cluster.scheduler_address) as crew,
+        dask_workers.workers(cluster.scheduler_address) as executor,
     ):
-        assert list(crew.each(operator.add, [1, 2], [3, 4])) == [4, 6]
+        assert list(executor.map(operator.add, [1, 2], [3, 4])) == [4, 6]
         cluster.scale(0)
         with pytest.raises(MeasurementError, match="are gone: start them again"):
-            list(crew.each(operator.neg, [1]))
+            list(executor.map(operator.neg, [1]))
 
 
 def test_a_scheduler_that_goes_away_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_workers, "_ANSWER_S", 0.5)
     cluster = LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0")
-    with dask_workers.workers(cluster.scheduler_address) as crew:
+    with dask_workers.workers(cluster.scheduler_address) as executor:
         cluster.close()
         with pytest.raises(MeasurementError, match="are gone: start them again"):
-            list(crew.each(operator.neg, [1]))
+            list(executor.map(operator.neg, [1]))
 
 
 @pytest.mark.parametrize("words", ["locally", "local:0", "local:-1", "slurm:x", "host:8786", "/no/such/file.json"])

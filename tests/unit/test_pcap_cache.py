@@ -196,10 +196,10 @@ def test_a_capture_that_is_being_written_leaves_no_cache(capture, monkeypatch):
 
 
 def test_cells_that_memory_does_not_hold_are_the_cache(capture, scans, monkeypatch):
-    from ringtap.analysis.pcap import arena
+    from ringtap.analysis.pcap import scan
 
     whole = read_captures(capture, cache=False)
-    monkeypatch.setattr(arena, "_CELLS_IN_MEMORY", 2)
+    monkeypatch.setattr(scan, "_CELLS_IN_MEMORY", 2)
     first = read_captures(capture)
     second = read_captures(capture)
     assert len(scans) == 2

@@ -201,11 +201,37 @@ def test_what_needs_packets_is_refused_with_the_way_to_it(traffic, words):
 
 
 @pytest.mark.parametrize(
-    "words", ["", "  ", "(" * 5000 + "tcp" + ")" * 5000, "not " * 5000 + "tcp", "ha\0llo", "\ud800"]
+    "words",
+    ["", "  ", "(" * 10_000 + "tcp" + ")" * 10_000, "(" * 10_000, "not " * 5000 + "tcp", "ha\0llo", "\ud800"],
 )
 def test_any_text_is_refused_in_a_sentence(traffic, words):
     with pytest.raises(UsageError):
         traffic.select(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("tcp udp", "from 'udp' on, at character 5: expected 'and' or 'or'"),
+        ("nonsense 80", "from 'nonsense' on, at character 1: expected a protocol, host, net, port"),
+        ("10.1.0.1", "from '10.1.0.1' on, at character 1: expected a protocol, host, net, port"),
+        ("tcp and (port 80", "ends too early: expected a closing parenthesis"),
+        ("host (10.1.0.1 or tcp)", "from 'tcp' on, at character 19: expected a name or a number"),
+        ("src", "ends too early: expected a name or a number"),
+        ("tcp and 80", "has '80' with nothing that says what it is: write host, net or port before it"),
+        ("tcp host 10.1.0.1", "puts 'tcp' before 'host', which takes only ip, ip6, arp, rarp"),
+        ("(" * 10_000 + "tcp" + ")" * 10_000, "is nested too deep"),
+    ],
+)
+def test_a_refusal_says_where_and_what_is_expected(traffic, words, sentence):
+    with pytest.raises(UsageError) as refused:
+        traffic.select(words)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("words", ["(" * 200 + "tcp" + ")" * 200, "not " * 200 + "tcp", "tcp" + " or tcp" * 1000])
+def test_long_and_nested_filters_are_read(traffic, words):
+    assert by_ringtap(traffic, words) == by_ringtap(traffic, "tcp")
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,7 +15,8 @@ from scapy.layers.inet6 import (
 )
 from scapy.packet import Raw
 
-from ringtap.analysis.pcap import arena, tables
+from ringtap.analysis.pcap import scan as scan_module
+from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.layout import ARP, NOT_IP, is_ip
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.traffic import Traffic
@@ -338,7 +339,7 @@ def test_noise_after_the_header_ends():
 
 
 def test_more_conversations_than_are_told_apart(monkeypatch):
-    monkeypatch.setattr(arena, "MOST_CONVERSATIONS", 5)
+    monkeypatch.setattr(scan_module, "MOST_CONVERSATIONS", 5)
     packets = [udp(A4, B4, (1000 + number % 9, 2000), 10) for number in range(27)]
     scanned = of(*packets)
     rows = scanned.conversations
@@ -375,7 +376,7 @@ def test_a_table_that_grows_finds_what_it_held():
 def test_cells_that_do_not_fit_go_to_a_file(monkeypatch):
     data = classic(frames(usual()))
     whole = scan(data, bin_ns=1000)
-    monkeypatch.setattr(arena, "_CELLS_IN_MEMORY", 0)
+    monkeypatch.setattr(scan_module, "_CELLS_IN_MEMORY", 0)
     spilled = scan(data, bin_ns=1000)
     assert isinstance(spilled.cells, np.memmap)
     assert np.array_equal(np.asarray(spilled.cells), whole.cells)

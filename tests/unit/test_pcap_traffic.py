@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ringtap.analysis.pcap import rates as rate_module
 from ringtap.analysis.pcap import traffic as traffic_module
 from ringtap.analysis.pcap.reader import read_captures
 from ringtap.errors import UsageError
@@ -91,7 +90,7 @@ def test_bins_hold_what_came_in_them(traffic, truth, what):
 @pytest.mark.parametrize("together", [1, 50, 10**6])
 @pytest.mark.parametrize("bin_s", [None, 0.005, 0.007, 10.0])
 def test_rates_by_flow_hosts_and_in_all(traffic, truth, monkeypatch, together, bin_s):
-    monkeypatch.setattr(rate_module, "_TOGETHER", together)
+    monkeypatch.setattr(traffic_module, "_TOGETHER", together)
     monkeypatch.setattr(traffic_module, "_CHUNK", 100)
     width_ns = MS if bin_s is None else round(bin_s * 1e9)
     by_keys = {"flow": ["source", "source_port", "destination", "destination_port"], "hosts": ["source", "destination"]}

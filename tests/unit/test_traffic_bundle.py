@@ -46,11 +46,13 @@ def test_it_plans_serves_and_sends_away_from_here(bundle: Path, tmp_path: Path) 
 
 
 def test_what_it_cannot_do_is_one_sentence(bundle: Path, tmp_path: Path) -> None:
-    done = run(alone(bundle), tmp_path, "verify", "p.plan")
-    assert done.returncode == 2
-    assert done.stderr.startswith("ringtap: ")
-    assert "analysis" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    replay = ("plan", "--kind", "replay", "--replay", "x.pcap", "--to", "h:1", "--summary")
+    for arguments in (("verify", "p.plan"), replay):
+        done = run(alone(bundle), tmp_path, *arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("ringtap: ")
+        assert "analysis" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_it_is_helpful(bundle: Path, tmp_path: Path) -> None:

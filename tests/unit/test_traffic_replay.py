@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ringtap.analysis.pcap.segments import read_segments
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.flow_plan import Flow
 from ringtap.records import Field, RecordWriter
@@ -123,7 +124,7 @@ PACKETS = [
 
 
 def test_a_capture_becomes_one_flow_each_way_cut_at_pauses(tmp_path: Path) -> None:
-    plan = make_plan("replay", {"replay": capture(tmp_path, PACKETS), "to": ["c:3", "d:4"]})
+    plan = make_plan("replay", {"replay": capture(tmp_path, PACKETS), "to": ["c:3", "d:4"]}, read_segments)
     assert list(plan.flows()) == [
         Flow(0, "", "c:3", 161),
         Flow(500_000, "", "d:4", 7),
@@ -136,7 +137,7 @@ def test_a_capture_becomes_one_flow_each_way_cut_at_pauses(tmp_path: Path) -> No
 
 def test_the_pause_and_the_sources_are_the_users(tmp_path: Path) -> None:
     given = {"replay": capture(tmp_path, PACKETS), "to": ["c:3"], "gap": 10 * MS, "from": ["s", "t", "u"]}
-    assert list(make_plan("replay", given).flows()) == [
+    assert list(make_plan("replay", given, read_segments).flows()) == [
         Flow(0, "s", "c:3", 150),
         Flow(500_000, "t", "c:3", 7),
         Flow(MS, "u", "c:3", 30),
@@ -149,12 +150,12 @@ def test_captures_that_cannot_be_replayed_are_one_sentence(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="--to"):
         make_plan("replay", {"replay": capture(tmp_path, PACKETS)})
     with pytest.raises(MeasurementError):
-        make_plan("replay", {"replay": capture(tmp_path, PACKETS, cut=5), "to": ["c:3"]})
+        make_plan("replay", {"replay": capture(tmp_path, PACKETS, cut=5), "to": ["c:3"]}, read_segments)
     with pytest.raises(UsageError, match="no flow to replay"):
-        make_plan("replay", {"replay": capture(tmp_path, PACKETS[:1]), "to": ["c:3"]})
+        make_plan("replay", {"replay": capture(tmp_path, PACKETS[:1]), "to": ["c:3"]}, read_segments)
     (tmp_path / "x.pcap").write_text("nothing")
     with pytest.raises(UsageError):
-        make_plan("replay", {"replay": tmp_path / "x.pcap", "to": ["c:3"]})
+        make_plan("replay", {"replay": tmp_path / "x.pcap", "to": ["c:3"]}, read_segments)
 
 
 def test_every_byte_of_a_random_capture_is_replayed_once(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_every_byte_of_a_random_capture_is_replayed_once(tmp_path: Path) -> None
         (number * 0.3, f"10.0.0.{rng.randrange(1, 5)}", rng.randrange(1, 4), "10.0.1.1", 80, rng.randrange(0, 1449))
         for number in range(400)
     ]
-    plan = make_plan("replay", {"replay": capture(tmp_path, packets), "to": ["c:3"], "gap": 3 * MS})
+    plan = make_plan("replay", {"replay": capture(tmp_path, packets), "to": ["c:3"], "gap": 3 * MS}, read_segments)
     flows = list(plan.flows())
     assert sum(flow.size_bytes for flow in flows) == sum(packet[5] for packet in packets)
     assert [flow.start_ns for flow in flows] == sorted(flow.start_ns for flow in flows)

@@ -410,9 +410,14 @@ def test_a_log_that_was_cut_off_is_read_to_there(plan: Path, log: Path, capsys: 
     assert any("torn" in note for note in data["notes"])
 
 
-def test_without_the_analysis_one_sentence_says_what_to_install(plan: Path, log: Path) -> None:
+@pytest.mark.parametrize("verb", ["verify", "plan"])
+def test_without_the_analysis_one_sentence_says_what_to_install(plan: Path, log: Path, verb: str) -> None:
+    arguments = {
+        "verify": [str(plan), "--sent", str(log)],
+        "plan": ["--kind", "replay", "--replay", "x.pcap", "--to", "h:1", "--summary"],
+    }
     code = "import sys; sys.modules['numpy'] = sys.modules['pandas'] = None\nfrom ringtap.cli import main\n"
-    code += f"sys.exit(main(['traffic', 'verify', {str(plan)!r}, '--sent', {str(log)!r}]))"
+    code += f"sys.exit(main(['traffic', {verb!r}, *{arguments[verb]!r}]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "is not installed here: " in done.stderr

@@ -27,7 +27,6 @@ _FLOOR = (
     "installation",
     "units",
     "records",
-    "capture",
     "json_validation",
     "terminal",
 )

@@ -72,7 +72,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add("--bytes", metavar="SIZE", help="ring: what each iteration reduces")
     add("--compute", metavar="TIME", help="ring: from an iteration's last chunk to the next one's first (default 0s)")
     add("--iterations", type=int, metavar="N", help="ring: how many")
-    add("--replay", type=Path, metavar="FILE", help="replay: a sender's log (.rec) or a capture (.pcap)")
+    add("--replay", type=Path, metavar="FILE", help="replay: a sender's log (.rec) or a capture")
     add("--gap", metavar="TIME", help="replay of a capture: a pause that ends a flow (default 100ms)")
     add("--list", type=Path, metavar="FILE", help="list: an HPCC flow list")
     add("--congestion-control", metavar="NAME", help="for the sender: for example cubic")
@@ -101,7 +101,7 @@ def _plan(options: argparse.Namespace) -> int:
         if options.output is not None:
             raise UsageError("a plan needs a destination: give --to HOST:PORT")
         given["to"] = [LOCAL]
-    plan = make_plan(options.kind, given)
+    plan = make_plan(options.kind, given, options.read_segments)
     if options.verbose:
         print_settings(plan.header)
     stream = sys.stderr if options.json else sys.stdout

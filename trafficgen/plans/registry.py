@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ringtap.errors import UsageError
@@ -11,7 +12,7 @@ from ringtap.trafficgen.plans.common import Frame, OfferedLoad
 from ringtap.trafficgen.plans.hpcc import FlowListPlan
 from ringtap.trafficgen.plans.patterns import LongLivedPlan, OnOffPlan, RingPlan, RoundsPlan
 from ringtap.trafficgen.plans.plan_file import Plan
-from ringtap.trafficgen.plans.replay import ReplayPlan, read_capture, read_sent_log
+from ringtap.trafficgen.plans.replay import ReadSegments, ReplayPlan, read_capture, read_sent_log
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH, SizeDistribution, empirical_points, parse_sizes
 from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 from ringtap.trafficgen.protocol import parse_address
@@ -29,12 +30,13 @@ _TRANSPORT = {
 }
 
 
-def make_plan(kind: str, given: dict[str, Any]) -> Plan:
+def make_plan(kind: str, given: dict[str, Any], read_segments: ReadSegments | None = None) -> Plan:
     """Make the requested plan.
 
     Args:
         kind: one of the kinds of ``ringtap traffic plan``.
         given: option values by the option's name with underscores; rates in bit/s, sizes in bytes, times in ns.
+        read_segments: reader of captures, for a replay of one.
 
     Raises:
         UsageError: the options are inconsistent, or an input file is wrong.
@@ -45,7 +47,7 @@ def make_plan(kind: str, given: dict[str, Any]) -> Plan:
         "incast": _incast,
         "all-to-all": _all_to_all,
         "ring": _ring,
-        "replay": _replay,
+        "replay": partial(_replay, read_segments=read_segments),
         "list": _list,
     }
     transport = _transport(given)
@@ -155,7 +157,7 @@ def _ring(given: dict[str, Any], frame: Frame) -> Plan:
     return RingPlan(frame, given["node"], given["bytes"], given.get("compute", 0), given["iterations"])
 
 
-def _replay(given: dict[str, Any], frame: Frame) -> Plan:
+def _replay(given: dict[str, Any], frame: Frame, read_segments: ReadSegments | None) -> Plan:
     path = given["replay"]
     if path.suffix == ".rec":
         if "gap" in given:
@@ -165,11 +167,12 @@ def _replay(given: dict[str, Any], frame: Frame) -> Plan:
         raise UsageError(
             "a replay of a capture needs --to HOST:PORT: nothing is sent to hosts that are only in a capture"
         )
+    assert read_segments is not None
     gap_ns = given.get("gap", _GAP_NS)
     about = {"replay": path.name, "gap_ns": gap_ns}
     # Sockets of this host cannot bind to the capture's sources either
     frame = replace(frame, sources=frame.sources or [""])
-    return ReplayPlan("replay", read_capture(path, gap_ns), frame, given.get("scale", 1.0), about)
+    return ReplayPlan("replay", read_capture(path, gap_ns, read_segments), frame, given.get("scale", 1.0), about)
 
 
 def _list(given: dict[str, Any], frame: Frame) -> Plan:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.capture import Segment, read_segments
 from ringtap.errors import UsageError
 from ringtap.flow_plan import MOST, Flow
 from ringtap.records import open_records
 from ringtap.trafficgen.plans.common import Frame
 
 _MS = 1_000_000
+_Ends = tuple[str, int, str, int]
+ReadSegments = Callable[[Path], Iterable[tuple[int, _Ends, int]]]
+"""Reader of the TCP packets with payload of a capture, in its order: time in ns, source address and port, destination
+address and port, payload in bytes."""
 
 
 class SeenFlows:
@@ -137,29 +140,28 @@ def read_sent_log(path: Path) -> SeenFlows:
     return seen
 
 
-def read_capture(path: Path, gap_ns: int) -> SeenFlows:
+def read_capture(path: Path, gap_ns: int, read_segments: ReadSegments) -> SeenFlows:
     """Read the flows of a packet capture: each direction of a TCP connection, split where it pauses for long.
 
     Retransmitted bytes count again, since the network carried them. Sources and destinations are addresses without
     ports, because the port of one side differs for every connection.
 
     Args:
-        path: pcap file.
+        path: a capture.
         gap_ns: a pause of more than this ends a flow.
+        read_segments: reader of the capture.
 
     Raises:
-        UsageError: the file is not a capture.
+        UsageError: the file is not a capture, or is damaged.
         MeasurementError: the capture ends within a packet.
     """
     seen, origin_ns = SeenFlows(), None
     open_flows = _OpenFlows(seen, gap_ns)
-    for segment in read_segments(path):
-        if segment.payload_bytes < 1:
-            continue
-        origin_ns = segment.time_ns if origin_ns is None else origin_ns
+    for captured_ns, ends, payload_bytes in read_segments(path):
+        origin_ns = captured_ns if origin_ns is None else origin_ns
         # Cores that capture in parallel put some packets slightly out of order
-        time_ns = max(0, segment.time_ns - origin_ns)
-        open_flows.add(segment, time_ns)
+        time_ns = max(0, captured_ns - origin_ns)
+        open_flows.add(ends, time_ns, payload_bytes)
         seen.span_ns = max(seen.span_ns, time_ns + 1)
     open_flows.close()
     return seen
@@ -170,20 +172,19 @@ class _OpenFlows:
 
     def __init__(self, seen: SeenFlows, gap_ns: int) -> None:
         self._seen, self._gap_ns = seen, gap_ns
-        self._open: dict[tuple[str, int, str, int], list[int]] = {}
+        self._open: dict[_Ends, list[int]] = {}
 
-    def add(self, segment: Segment, time_ns: int) -> None:
+    def add(self, ends: _Ends, time_ns: int, payload_bytes: int) -> None:
         """Add a segment to the open flow of its direction, or begin a new flow."""
-        way = (segment.source, segment.source_port, segment.destination, segment.destination_port)
-        flow = self._open.get(way)
+        flow = self._open.get(ends)
         if flow is not None and time_ns - flow[1] <= self._gap_ns:
             flow[1] = max(flow[1], time_ns)
-            flow[2] += segment.payload_bytes
+            flow[2] += payload_bytes
             return
         if flow is not None:
             self._end(flow)
-        numbers = self._seen.numbers(segment.source, segment.destination)
-        self._open[way] = [time_ns, time_ns, segment.payload_bytes, *numbers]
+        numbers = self._seen.numbers(ends[0], ends[2])
+        self._open[ends] = [time_ns, time_ns, payload_bytes, *numbers]
 
     def close(self) -> None:
         """End every flow."""

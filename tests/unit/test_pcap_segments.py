@@ -1,4 +1,4 @@
-"""Captures: what tcpdump wrote, read as tcpdump reads it."""
+"""TCP segments of captures: what tcpdump wrote, read as tcpdump reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.capture import Capture, Segment, read_segments
+from ringtap.analysis.pcap import segments
+from ringtap.analysis.pcap.segments import read_segments
 from ringtap.errors import MeasurementError, UsageError
 
 GOLD = Path(__file__).resolve().parents[1] / "gold" / "loopback.pcap"
@@ -25,8 +26,11 @@ END = r"(\S+?)(?:\.(\d+))?"
 LINE = re.compile(rf"([0-9.]+) .*IP6? {END} > {END}: (?:.*?(\d+) > (\d+): )?Flags .* length (\d+)")
 
 
-def as_tcpdump_reads(path: Path) -> list[tuple[int, str, int, str, int, int]]:
-    """Every TCP packet of a file by tcpdump's own account: time in ns, ends, payload."""
+Ends = tuple[str, int, str, int]
+
+
+def as_tcpdump_reads(path: Path) -> list[tuple[int, Ends, int]]:
+    """Every TCP packet with payload by tcpdump's own account: time in ns, ends, payload."""
     command = ["tcpdump", "-r", str(path), "-nn", "-tt", "--nano"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = []
@@ -35,7 +39,8 @@ def as_tcpdump_reads(path: Path) -> list[tuple[int, str, int, str, int, int]]:
         assert match, line
         seconds, part = match[1].split(".")
         ends = match[2], int(match[3] or match[6]), match[4], int(match[5] or match[7])
-        found.append((int(seconds) * 10**9 + int(part), *ends, int(match[8])))
+        if int(match[8]):
+            found.append((int(seconds) * 10**9 + int(part), ends, int(match[8])))
     return found
 
 
@@ -73,15 +78,19 @@ def pcap(
     return path
 
 
-SEGMENT = Segment(1_700_000_000_000_007_000, "10.0.0.1", 40000, "10.0.0.2", 5001, 100, 166)
-SIX = SEGMENT._replace(source="fd00::1", destination="fd00::2", frame_bytes=186)
+def payloads(path: Path) -> list[int]:
+    return [size for _, _, size in read_segments(path)]
+
+
+SEGMENT = (1_700_000_000_000_007_000, ("10.0.0.1", 40000, "10.0.0.2", 5001), 100)
+SIX = (SEGMENT[0], ("fd00::1", 40000, "fd00::2", 5001), 100)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("nano", [False, True])
 def test_both_clocks_and_byte_orders(tmp_path: Path, order: str, nano: bool) -> None:
     path = pcap(tmp_path / "c.pcap", [ethernet(ipv4(tcp(100)))], order=order, nano=nano)
-    expected = SEGMENT._replace(time_ns=1_700_000_000_000_000_007) if nano else SEGMENT
+    expected = (1_700_000_000_000_000_007, *SEGMENT[1:]) if nano else SEGMENT
     assert list(read_segments(path)) == [expected]
 
 
@@ -102,8 +111,7 @@ def test_both_clocks_and_byte_orders(tmp_path: Path, order: str, nano: bool) -> 
 )
 def test_link_types(tmp_path: Path, linktype: int, head: bytes, inner: bytes) -> None:
     path = pcap(tmp_path / "c.pcap", [head + inner], linktype)
-    expected = SIX if inner[0] >> 4 == 6 else SEGMENT
-    assert list(read_segments(path)) == [expected._replace(frame_bytes=len(head) + len(inner))]
+    assert list(read_segments(path)) == [SIX if inner[0] >> 4 == 6 else SEGMENT]
 
 
 HOP_BY_HOP = b"\x06\x00" + bytes(6)
@@ -133,13 +141,12 @@ AUTHENTICATION_OF_16 = b"\x06\x02" + bytes(14)
 def test_headers_before_the_payload(tmp_path: Path, frame: bytes) -> None:
     path = pcap(tmp_path / "c.pcap", [frame])
     expected = SIX if b"\x86\xdd" in frame[:20] else SEGMENT
-    assert list(read_segments(path)) == [expected._replace(frame_bytes=len(frame))]
-    assert as_tcpdump_reads(path) == [tuple(expected)[:6]]
+    assert list(read_segments(path)) == as_tcpdump_reads(path) == [expected]
 
 
 def test_payload_that_was_not_kept_counts(tmp_path: Path) -> None:
     path = pcap(tmp_path / "c.pcap", [ethernet(ipv4(tcp(1448))), ethernet(ipv6(tcp(1428)), 0x86DD)], kept=96)
-    assert [(one.payload_bytes, one.frame_bytes) for one in read_segments(path)] == [(1448, 1514), (1428, 1514)]
+    assert payloads(path) == [1448, 1428]
 
 
 @pytest.mark.parametrize(
@@ -152,10 +159,10 @@ def test_payload_that_was_not_kept_counts(tmp_path: Path) -> None:
 )
 def test_big_tcp_has_its_length_from_the_frame(tmp_path: Path, frame: bytes) -> None:
     path = pcap(tmp_path / "c.pcap", [frame], longer=200_000)
-    assert [one.payload_bytes for one in read_segments(path)] == [200_100]
+    assert payloads(path) == [200_100]
 
 
-def test_what_is_no_segment_is_counted(tmp_path: Path) -> None:
+def test_what_is_no_segment_is_left_out(tmp_path: Path) -> None:
     later = b"\x06\x00\x00\x08" + bytes(4)
     others = [
         ethernet(bytes(28), 0x0806),
@@ -171,44 +178,48 @@ def test_what_is_no_segment_is_counted(tmp_path: Path) -> None:
         ethernet(ipv6(later + bytes(100), 44), 0x86DD),
         ethernet(ipv4(tcp(0), total=30)),
     ]
-    capture = Capture(pcap(tmp_path / "c.pcap", [*others, *unreadable, ethernet(ipv4(tcp(100)))]))
-    assert [one.payload_bytes for one in capture.segments()] == [100]
-    assert (capture.packets, capture.others, capture.unreadable, capture.torn_bytes) == (11, 4, 6, 0)
+    assert payloads(pcap(tmp_path / "c.pcap", [*others, *unreadable, ethernet(ipv4(tcp(100)))])) == [100]
 
 
-def test_a_torn_end_is_said_after_what_is_whole(tmp_path: Path) -> None:
+def test_later_fragments_count_to_the_segment_of_their_first(tmp_path: Path) -> None:
+    first, later = ipv4(tcp(100), fragment=0x2000), ipv4(bytes(64), fragment=0x0011)
+    assert payloads(pcap(tmp_path / "c.pcap", [ethernet(first), ethernet(later)])) == [100, 64]
+
+
+def test_more_connections_than_are_usually_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MOST_CONVERSATIONS", 3)
+    port = [struct.pack(">H", 1000 + number % 40) for number in range(120)]
+    path = pcap(tmp_path / "c.pcap", [ethernet(ipv4(one + tcp(100)[2:])) for one in port])
+    assert [ends[1] for _, ends, _ in read_segments(path)] == [1000 + number % 40 for number in range(120)]
+
+
+def test_a_torn_end_is_said(tmp_path: Path) -> None:
     path = pcap(tmp_path / "c.pcap", [ethernet(ipv4(tcp(size))) for size in (100, 200, 300)])
     whole = path.read_bytes()
     for cut in (1, 300, 360, 381):
         path.write_bytes(whole[:-cut])
-        read: list[int] = []
-        with pytest.raises(MeasurementError, match="ends within packet 3"):
-            for one in read_segments(path):
-                read.append(one.payload_bytes)
-        assert read == [100, 200]
-        segments = Capture(path)
-        assert [one.payload_bytes for one in segments.segments()] == [100, 200]
-        assert segments.torn_bytes == 382 - cut
+        with pytest.raises(MeasurementError, match=r"ends within packet 3: .* the 2 packets before it"):
+            payloads(path)
     path.write_bytes(whole[:-382])
-    assert [one.payload_bytes for one in read_segments(path)] == [100, 200]
+    assert payloads(path) == [100, 200]
 
 
 def test_packets_across_the_reader_s_chunks(tmp_path: Path) -> None:
     sizes = [(number * 7919) % 1400 for number in range(3000)]
     path = pcap(tmp_path / "c.pcap", [ethernet(ipv4(tcp(size))) for size in sizes])
     assert path.stat().st_size > 2**21
-    assert [one.payload_bytes for one in read_segments(path)] == sizes
+    assert payloads(path) == [size for size in sizes if size]
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no pcap file"),
-        (b"\xd4\xc3\xb2\xa1", "no pcap file"),
-        (b"start,destination\n" * 5, "no pcap file"),
-        (b"\x0a\x0d\x0d\x0a" + bytes(60), "editcap -F pcap"),
-        (struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 99, 105), "link type 105"),
-        (struct.pack("<IHHiIIIIIII", 0xA1B2C3D4, 2, 4, 0, 0, 99, 1, 0, 0, 2**31, 5), "damaged: packet 1"),
+        (b"", "is empty"),
+        (b"\xd4\xc3\xb2\xa1", "is no capture: it is too short"),
+        (b"start,destination\n" * 5, "is no capture"),
+        (b"\x0a\x0d\x0d\x0a" + bytes(60), "is no capture"),
+        (struct.pack("<IHHiIIIIIII", 0xA1B2C3D4, 2, 4, 0, 0, 99, 105, 0, 0, 5, 5) + bytes(5), "link type 105, which"),
+        (struct.pack("<IHHiIIIIIII", 0xA1B2C3D4, 2, 4, 0, 0, 99, 1, 0, 0, 2**31, 5), "damaged: "),
     ],
 )
 def test_what_is_no_capture_is_said_in_a_sentence(tmp_path: Path, data: bytes, words: str) -> None:
@@ -226,9 +237,9 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 def test_a_capture_kept_here_reads_as_when_it_was_made() -> None:
     """Two connections over loopback, IPv4 with 1,000 and 200,000 bytes; tcpdump kept 96 bytes a packet."""
     read = list(read_segments(GOLD))
-    assert [tuple(one)[:6] for one in read] == as_tcpdump_reads(GOLD)
-    assert sum(one.payload_bytes for one in read if one.destination_port == 5001) == 201_000
-    assert {one.source for one in read} == {"127.0.0.1"}
+    assert read == as_tcpdump_reads(GOLD)
+    assert sum(size for _, ends, size in read if ends[3] == 5001) == 201_000
+    assert {ends[0] for _, ends, _ in read} == {"127.0.0.1"}
 
 
 @contextlib.contextmanager
@@ -271,13 +282,11 @@ def test_bytes_sent_over_loopback_are_the_payload_captured(tmp_path: Path, host:
                 assert len(receiver.recv(300_000, socket.MSG_WAITALL)) == 300_000
                 receiver.sendall(b"got it")
                 assert client.recv(100) == b"got it"
-    capture = Capture(path)
-    read = list(capture.segments())
+    read = list(read_segments(path))
     payload = {sender_port: 0, port: 0}
-    for one in read:
-        payload[one.source_port] += one.payload_bytes
+    for _, ends, size in read:
+        payload[ends[1]] += size
     assert payload == {sender_port: 300_000, port: 6}
-    assert capture.torn_bytes == capture.unreadable == 0
-    assert {(one.source, one.destination) for one in read} == {(host, host)}
-    assert all(abs(one.time_ns - time.time_ns()) < 60e9 for one in read)
-    assert [tuple(one)[:6] for one in read] == as_tcpdump_reads(path)
+    assert {(ends[0], ends[2]) for _, ends, _ in read} == {(host, host)}
+    assert all(abs(time_ns - time.time_ns()) < 60e9 for time_ns, _, _ in read)
+    assert read == as_tcpdump_reads(path)

@@ -1,0 +1,66 @@
+"""Fit of measured points, with both kinds of congestion point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ringtap.analysis.model.breakpoint import BreakCandidate, BreakResult, compared, find_break
+from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
+from ringtap.analysis.model.fit import CongestionModel
+from ringtap.analysis.model.fit_result import FitResult
+from ringtap.analysis.sweeps.tables import Points
+from ringtap.units import format_duration
+
+
+@dataclass(frozen=True)
+class PointsFit:
+    """A fit with both kinds of congestion point.
+
+    Attributes:
+        fit: the fit.
+        construction: the congestion point by the construction in the thesis's appendix A.2.
+        placed: the break between two fitted line segments.
+    """
+
+    fit: FitResult
+    construction: CongestionResult
+    placed: BreakResult
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values; a missing point is null, with the reason as a warning."""
+        item = self.fit.to_json()
+        for name, found in (("congestion_point", self.construction), ("break", self.placed)):
+            item[name] = None if found.point is None else found.point.to_json()
+            if found.point is None:
+                item["warnings"].append(f"no {name.replace('_', ' ')}: {found.reason}")
+        if self.placed.point is not None and (text := compared(self.placed.point, self.fit)):
+            item["break"]["warnings"].append(text)
+        return item
+
+    def lines(self) -> list[str]:
+        """Return the lines of the text for a terminal."""
+        lines = [self.fit.report()]
+        point, place = self.construction.point, self.placed.point
+        if point is None:
+            lines.append(f"No congestion point: {self.construction.reason}")
+        else:
+            at = f"{point.bandwidth_gbps:.4g} Gbit/s, {format_duration(point.iteration_s)}"
+            lines.append(f"Congestion point  {at}: {point.data_mb:.1f} MB an iteration")
+        if place is None:
+            return [*lines, f"No break: {self.placed.reason}"]
+        load, volume = _between(place.bandwidth_gbps, "Gbit/s"), _between(place.data_mb, "MB an iteration")
+        lines.append(f"Break of two lines  {load}: {volume}")
+        told = [*place.warnings, *filter(None, [compared(place, self.fit)])]
+        return [*lines, *(f"  warning: {text}" for text in told)]
+
+
+def fit_points(model: CongestionModel, points: Points, robust: bool, samples: int) -> PointsFit:
+    """Fit the points and look for both kinds of congestion point."""
+    loads, times, capacity = points.bandwidth_gbps, points.iteration_s, model.capacity_gbps
+    found = model.fit(loads, times, spread_s=points.error_s, robust=robust, bootstrap=samples)
+    return PointsFit(found, find_congestion_point(loads, times, capacity), find_break(loads, times, capacity))
+
+
+def _between(number: BreakCandidate, unit: str) -> str:
+    return f"{number.value:.4g} ({number.low:.4g} to {number.high:.4g}) {unit}"

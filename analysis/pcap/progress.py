@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from types import TracebackType
 from typing import Any
 
-from ringtap.terminal import unguarded
+from ringtap.terminal import progress_bar
 
 _PATIENCE_S = 0.5  # a shorter read needs no bar, and the bar's library takes long to load
 
@@ -18,7 +16,7 @@ class Bar:
 
     def __init__(self) -> None:
         self._begin_s = time.monotonic()
-        self._shown = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+        self._is_started = False
         self._bar: Any = None
 
     def __enter__(self) -> Bar:
@@ -30,17 +28,10 @@ class Bar:
 
     def __call__(self, done_bytes: int, total_bytes: int | None) -> None:
         """Show the bytes read so far and the total; None if the total is not known."""
-        if self._shown and self._bar is None and time.monotonic() - self._begin_s > _PATIENCE_S:
-            self._start()
+        if not self._is_started and time.monotonic() - self._begin_s > _PATIENCE_S:
+            self._is_started = True
+            self._bar = progress_bar("BarColumn", "DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
+            if self._bar is not None:
+                self._task = self._bar.add_task("reading", total=None)
         if self._bar is not None:
             self._bar.update(self._task, completed=done_bytes, total=total_bytes)
-
-    def _start(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        console = Console(file=unguarded(sys.stderr))
-        self._bar = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
-        self._task = self._bar.add_task("reading", total=None)
-        self._bar.start()

@@ -91,7 +91,6 @@ _PAST_THE_GUARD = {
     ("agents/hosts/worker.py", "_write"): "frames to the controller",
     ("slurm/script.py", "print_script"): "to a file or a pipe; a terminal gets guarded text",
     ("analysis/pcap/kernels/compile.py", ""): "machine code to the process that asked for it",
-    ("analysis/pcap/progress.py", "_start"): "a bar without texts",
     ("agents/doctor/command.py", "_doctor"): "a table with colours; texts are made visible",
     ("trafficgen/sender/sender.py", "_show_progress"): "two numbers",
 }

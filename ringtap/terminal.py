@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -157,6 +157,18 @@ def as_command(work: Callable[[], int]) -> int:
 def unguarded(stream: TextIO) -> TextIO:
     """The stream behind a guard, for ringtap's own colours and bars; foreign text goes there through `visible`."""
     return stream.unguarded if isinstance(stream, _Guarded) else stream
+
+
+def text_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Return the lines of a table, the first ``left`` columns aligned left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if number < left else text.rjust(width)
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def progress_bar(*columns: str) -> Any:

@@ -60,7 +60,7 @@ def _time(found: Prediction) -> list[str]:
 
     at, time = f"{found.load_gbps:.4g} Gbit/s", format_duration(found.iteration_s)
     return [
-        f"At {at}  {time} an iteration, {found.slowdown:.3g} times that without cross traffic",
+        f"At {at}  {time} per iteration, {found.slowdown:.3g} times that without cross traffic",
         f"  {found.level:.0%} of the curve    {between(found.curve_s)}",
         f"  {found.level:.0%} of a new mean   {between(found.point_s)}",
     ]
@@ -71,6 +71,6 @@ def _load(found: AllowedLoad, capacity_gbps: float) -> list[str]:
     high = "unknown" if found.high_gbps is None else f"{found.high_gbps:.4g}"
     time, load = format_duration(found.iteration_s), f"{found.load_gbps:.4g} of {capacity_gbps:g} Gbit/s"
     return [
-        f"{found.slowdown:g} times the time without cross traffic, {time} an iteration, at {load}",
+        f"{found.slowdown:g} times the time without cross traffic, {time} per iteration, at {load}",
         f"  {found.level:.0%} interval  {low} to {high} Gbit/s",
     ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from ringtap.terminal import one_line
+from ringtap.terminal import one_line, text_table
 from ringtap.units import counted, format_duration, format_size
 
 # interfaces with fewer bytes are not listed
@@ -174,7 +173,7 @@ def _slow(data: dict[str, Any]) -> list[str]:
 
 
 def _network(data: dict[str, Any]) -> list[str]:
-    moved, per = data["bytes"], f"Payload an {data['bytes']['per']}, all nodes together"
+    moved, per = data["bytes"], f"Payload per {data['bytes']['per']}, all nodes together"
     if moved["per"] == "run":
         per = "Payload of the whole recording, all nodes together"
     rows = [
@@ -184,7 +183,7 @@ def _network(data: dict[str, Any]) -> list[str]:
     ]
     lines = _demand(data)
     if rows:
-        lines += table([per, "by sockets", "by packets", "difference"], rows)
+        lines += text_table([[per, "by sockets", "by packets", "difference"], *rows])
     if moved["resolution_share"] is not None:
         period, share = format_duration(moved["sampled_every_s"]), moved["resolution_share"]
         spread = f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly"
@@ -224,7 +223,7 @@ def _wires(wires: list[dict[str, Any]], per: str) -> list[str]:
         return []
     first = "Interfaces, whole recording" if per == "run" else f"Interfaces, an {per}"
     heads = [first, "sockets", "packets", "counters", "with headers", "packets / counters off", "overhead"]
-    return ["", *table(heads, rows)]
+    return ["", *text_table([heads, *rows])]
 
 
 def _size(value: float | None) -> str:
@@ -275,7 +274,7 @@ def _nodes(data: dict[str, Any]) -> list[str]:
         total = "-" if node["cpus"] is None else str(node["cpus"])
         rows.append([node["node"], total, *shown, "-" if gpu is None else f"{gpu:.0f} %", clock])
     heads = ["node", "processors", "busy", "for the job", "for others", "GPU", "clock error"]
-    return table(heads, rows) if rows else []
+    return text_table([heads, *rows]) if rows else []
 
 
 def _nccl(data: dict[str, Any]) -> list[str]:
@@ -303,15 +302,3 @@ def _not_collected(data: dict[str, Any]) -> list[str]:
         how = "" if state in ("absent", "unavailable") else f" ({state})"
         lines.append(f"{', '.join(dict.fromkeys(what))}{where}{how}: {why}{f' ({remedy})' if remedy else ''}")
     return lines
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as columns of text, the first aligned left, the others right."""
-    widths = [max(len(row[place]) for row in [heads, *rows]) for place in range(len(heads))]
-    return [
-        "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [heads, *rows]
-    ]

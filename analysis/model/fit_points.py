@@ -46,10 +46,10 @@ class PointsFit:
             lines.append(f"No congestion point: {self.construction.reason}")
         else:
             at = f"{point.bandwidth_gbps:.4g} Gbit/s, {format_duration(point.iteration_s)}"
-            lines.append(f"Congestion point  {at}: {point.data_mb:.1f} MB an iteration")
+            lines.append(f"Congestion point  {at}: {point.data_mb:.1f} MB per iteration")
         if place is None:
             return [*lines, f"No break: {self.placed.reason}"]
-        load, volume = _between(place.bandwidth_gbps, "Gbit/s"), _between(place.data_mb, "MB an iteration")
+        load, volume = _between(place.bandwidth_gbps, "Gbit/s"), _between(place.data_mb, "MB per iteration")
         lines.append(f"Break of two lines  {load}: {volume}")
         told = [*place.warnings, *filter(None, [compared(place, self.fit)])]
         return [*lines, *(f"  warning: {text}" for text in told)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import MOST_CONVERSATIONS
 from ringtap.analysis.pcap.traffic import Traffic, endpoint, no_conversations
+from ringtap.terminal import text_table
 from ringtap.units import format_duration, format_rate, format_size
 
 _SHOWN = 10
@@ -205,7 +206,7 @@ def _largest(traffic: Traffic, sort: str) -> list[str]:
                 format_duration(trip / 1e9) if trip is not None else "-",
             )
         )
-    lines = aligned(table, 3)
+    lines = text_table(table, 3)
     if len(rows) > len(chosen):
         lines.append(f"… and {len(rows) - len(chosen):,} more (-o TABLE.csv, or --json)")
     return lines
@@ -229,21 +230,9 @@ def _matrix(traffic: Traffic, asked: bool) -> list[str]:
     senders, receivers = (sorted({pair[side] for pair in pairs}) for side in (0, 1))
     head = [("payload from \\ to", *receivers)]
     cells = [(host, *(_cell(pairs, host, other) for other in receivers)) for host in senders]
-    return ["", *aligned(head + cells, 1)]
+    return ["", *text_table(head + cells, 1)]
 
 
 def _cell(pairs: Mapping[tuple[str, str], int], source: str, destination: str) -> str:
     amount = pairs.get((source, destination))
     return "-" if amount is None else format_size(amount)
-
-
-def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Return the lines of a table, the first ``left`` columns aligned left and the others right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if number < left else text.rjust(width)
-            for number, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]

@@ -124,7 +124,7 @@ def _ranks(job: Job) -> Drawn | None:
         reached = reached + length
     axes.set_yticks(places, [label(f"rank {row.rank} on {row.node}")[:26] for row in shown.itertuples()])
     axes.invert_yaxis()
-    axes.set_xlabel("ms an iteration, means")
+    axes.set_xlabel("ms per iteration, means")
     caption = "What each rank spent an iteration on"
     if len(shown) < len(numbers):
         caption += f"; of {len(numbers)} ranks those with the longest and the shortest compute"
@@ -153,7 +153,7 @@ def _rates(job: Job) -> Drawn | None:
         axes.plot(grouped["iteration"], grouped[name] / 1e6, color=colour, linewidth=1.1)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("iteration")
-    axes.set_ylabel("MB an iteration")
+    axes.set_ylabel("MB per iteration")
     return on.drawn(NAMES[3], "Payload that all nodes together sent in each iteration, by their sockets.", grouped)
 
 

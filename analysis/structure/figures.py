@@ -199,9 +199,9 @@ def matrix_figure(found: Structure) -> Drawn:
         axes.set_yticks(range(len(table)), list(table.index))
         axes.set_xlabel("receiver")
         axes.set_ylabel("sender")
-        figure.colorbar(image, ax=axes, label="MB an iteration", shrink=0.8)
+        figure.colorbar(image, ax=axes, label="MB per iteration", shrink=0.8)
     caption = (
-        f"Gradient payload in MB an iteration (median) from each sender to each receiver: {found.shape.name}. Hosts "
+        f"Gradient payload in MB per iteration (median) from each sender to each receiver: {found.shape.name}. Hosts "
         "are in the ring's order where there is one; empty cells: nothing, or not captured."
     )
     return Drawn("matrix", caption, figure, table.rename_axis("sender").reset_index())

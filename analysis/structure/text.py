@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringtap.analysis.job.text import table
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER
 from ringtap.analysis.structure.structure import Structure, edges_of
+from ringtap.terminal import text_table
 from ringtap.units import counted, format_duration, format_rate, format_size
 
 _MOST_ROWS = 12
@@ -49,7 +49,7 @@ def _first(found: Structure) -> list[str]:
     lines = [f"A training job: {_shape(found)}, {count}; {sure}{reasons}."]
     volume = found.volume
     who = "All ranks together send" if found.shape.name == shapes.ONE_HOST else "A worker sends"
-    sends = f"{who} {format_size(volume.worker_bytes)} an iteration"
+    sends = f"{who} {format_size(volume.worker_bytes)} per iteration"
     if volume.parameters is not None and volume.collective is not None:
         most, least = volume.parameters, volume.parameters_least
         lines.append(f"{sends}: with {_COLLECTIVES[volume.collective]} {least:,} to {most:,} parameters of 32 bit.")
@@ -109,7 +109,7 @@ def _time(found: Structure) -> list[str]:
 def _volume(found: Structure) -> list[str]:
     edges = sorted(edges_of(found.training).items(), key=lambda item: (-item[1], item[0]))
     rows = [[f"{source} > {destination}", format_size(size)] for (source, destination), size in edges[:_MOST_ROWS]]
-    lines = table(["Gradients an iteration", "payload"], rows)
+    lines = text_table([["Gradients per iteration", "payload"], *rows])
     again = sum(member.stream.retransmitted_bytes for member in found.training.members)
     lines.append(f"Sent again in all: {format_size(again)}. {found.volume.why[0].upper()}{found.volume.why[1:]}.")
     return lines
@@ -123,8 +123,9 @@ def _bursts(found: Structure) -> list[str]:
         row = [str(host), f"{len(part) / len(found.iterations):.1f}"]
         row += [format_duration(float(part["length_s"].median())), format_duration(float(part["length_s"].max()))]
         rows.append(row + [f"{peaks[scale]:.2f}" if scale in peaks else "-" for scale in scales])
-    heads = ["Sender", "bursts an iteration", "median", "longest"]
-    return table([*heads, *(f"peak/mean {format_duration(scale)}" for scale in scales)], rows[:_MOST_ROWS])
+    heads = ["Sender", "bursts per iteration", "median", "longest"]
+    named = [*heads, *(f"peak/mean {format_duration(scale)}" for scale in scales)]
+    return text_table([named, *rows[:_MOST_ROWS]])
 
 
 def _flows(found: Structure) -> list[str]:
@@ -136,7 +137,7 @@ def _flows(found: Structure) -> list[str]:
         ]
         for row in found.flow_rates.to_dict("records")
     ]
-    lines = table(["Payload rate", "in communication", "in iterations"], rows)
+    lines = text_table([["Payload rate", "in communication", "in iterations"], *rows])
     return [*lines, f"{found.roles_missing[0].upper()}{found.roles_missing[1:]}."] if found.roles_missing else lines
 
 
@@ -154,7 +155,7 @@ def _others(found: Structure) -> list[str]:
             continue
         why = items[0][1] if flows == 1 else counted(flows, "connection")
         rows.append([f"{source} > {destination}", format_size(size), f"{size / total:.1%}", why])
-    lines = table(["Cross traffic", "payload", "of all", "what it looks like"], rows) if rows else []
+    lines = text_table([["Cross traffic", "payload", "of all", "what it looks like"], *rows]) if rows else []
     rest = sum(one.total for (kind, *_), items in pairs.items() if kind == OTHER for one, _ in items)
     lines += [f"Also an exchange, but not the job above: {rival}." for rival in found.sorted.rivals]
     return [*lines, f"All else: {format_size(rest)} of {format_size(total)}."]

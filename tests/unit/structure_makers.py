@@ -19,7 +19,7 @@ class Job:
 
     Attributes:
         edges: bytes an iteration by (sender, receiver).
-        buckets: bursts an iteration.
+        buckets: bursts per iteration.
         compute_s: forward and backward pass.
         rate_bps: of each link while it sends.
         jitter: standard deviation of an iteration's compute time, as a share.

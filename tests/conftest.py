@@ -14,7 +14,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Tests that compute, and start no job: make check runs these alone.
 COMPUTES = re.compile(
-    r"property/|unit/test_(analysis|core|job|pcap|structure|sweep_csv|thesis)_|unit/test_traffic_(formats|plan|sizes|verify)"
+    r"property/|unit/\w+/test_(analysis|core|job|pcap|structure|sweep_csv|thesis)_"
+    r"|unit/\w+/test_traffic_(formats|plan|sizes|verify)"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
 # these, keeps time, and runs beside one other test at most.
@@ -22,8 +23,8 @@ SHARES = re.compile(
     r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|pcap"
     r"|ssh_(hosts|sweep)|sweep|traffic)"
-    r"|unit/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|doctor|hook_|hosts_|installed|jobs_"
-    r"|lab_state|live_|packaging|slurm_|suite|sweep_|traffic_)"
+    r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|doctor|hook_|hosts_|installed"
+    r"|jobs_|lab_state|live_|packaging|slurm_|suite|sweep_|traffic_)"
 )
 # a variable of all processes that tests start; where a test empties the environment, it sets this one again
 TESTED_BY = "TESTED_BY"
@@ -35,7 +36,7 @@ HARDWARE = ("an mlx5 NIC", "a GPU")
 # Tests of these files stay together: what they share takes seconds to set up, or is there once (a lease).
 TOGETHER = re.compile(
     r"tests/(slurm|horovod/\w+|property/test_pcap_fuzz|testbed/test_(collect_\w+|ssh_\w+|sweep)"
-    r"|unit/test_(analysis|hook_torch|installed|job|pcap|slurm_bundle|structure|traffic_(bundle|figures))\w*)"
+    r"|unit/\w+/test_(analysis|hook_torch|installed|job|pcap|slurm_bundle|structure|traffic_(bundle|figures))\w*)"
 )
 
 

@@ -27,8 +27,8 @@ import numpy as np
 from ringtap.analysis.pcap.layout import CELL, CONVERSATION
 from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.errors import UsageError
+from tests.unit.analysis.test_pcap_tshark import KINDS
 from tests.unit.capture_makers import START_NS, Blocks, Packet, classic, ethernet, frames, usual
-from tests.unit.test_pcap_tshark import KINDS
 
 MOST_S = 20  # for one mutant, which takes less than a thousandth of that where nothing hangs
 MOST_GROWTH_BYTES = 200_000_000

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.pcap_mutants import LINKS, Guarded, Mutants, check, same, scan
+from tests.unit.analysis.test_pcap_tshark import KINDS
 from tests.unit.capture_makers import Blocks, Packet, classic
-from tests.unit.test_pcap_tshark import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = int(os.environ.get("RINGTAP_FUZZ_MUTANTS", "10000"))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.analysis.test_pcap_tshark import by_ringtap, tshark
 from tests.unit.capture_makers import udp, vlan
-from tests.unit.test_pcap_tshark import by_ringtap, tshark
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
 ROOT = Path(__file__).resolve().parents[2]

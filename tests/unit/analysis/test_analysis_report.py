@@ -1,0 +1,455 @@
+import base64
+import csv
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from ringtap.analysis import thesis
+from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
+from ringtap.analysis.report.expectations import check
+from ringtap.analysis.report.inputs import of_sweep
+from ringtap.analysis.runs.run import SweepRun, open_run
+from ringtap.cli import main
+from ringtap.models import PROFILES
+from ringtap.records import open_records
+from tests.gold.analysis_sweep import CURVES, LOADS_GBPS, edit_info, write_sweep
+from tests.gold.job_run import Truth, write_ddp_job
+
+PAIRS = [("vgg16", "consistent"), ("vgg16", "burst"), ("resnet50", "consistent")]
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "sweep"
+    truth = write_sweep(path, PAIRS)
+    assert main(["report", str(path)]) == 0
+    return path, truth, json.loads((path / "report" / "report.json").read_text(), parse_constant=pytest.fail)
+
+
+class Resources(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.links, self.tags, self.text, self.scripts = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+
+    def handle_data(self, data):
+        (self.scripts if self.tags[-1:] in (["script"], ["style"]) else self.text).append(data)
+
+
+def series_of(path):
+    run = open_run(path)
+    assert isinstance(run, SweepRun)
+    return of_sweep(run).series
+
+
+def page(path):
+    parsed = Resources()
+    parsed.feed((path / "report" / "report.html").read_text())
+    return parsed
+
+
+FIGURES = ["iteration-times", "rescaled", "traffic-kinds", "distributions", "spread-and-growth", "congestion-points"]
+
+
+def test_the_page_needs_nothing_else(reported):
+    parsed = page(reported[0])
+    pictures = {f"figures/{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
+    assert {link for link in parsed.links if not link.startswith(("#", "data:"))} == pictures
+    assert not {"link", "iframe", "img", "object", "base"} & set(parsed.tags)
+    raw = (reported[0] / "report" / "report.html").read_text()
+    assert "url(" not in raw.replace("url(#", "")
+    assert "@import" not in raw
+    # every other address in the page names a vocabulary and is never fetched
+    assert set(re.findall(r"https?://[^\"' <]+", raw)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert not re.search(r"\b(nan|NaN|None|inf|Undefined)\b", " ".join(parsed.text))
+
+
+def test_every_reference_in_the_page_leads_somewhere_once(reported):
+    raw = (reported[0] / "report" / "report.html").read_text()
+    ids = re.findall(r' id="([^"]*)"', raw)
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', raw))
+    assert used <= set(ids)
+
+
+def test_the_page_alone_gives_the_data(reported):
+    path = reported[0] / "report"
+    content = [base64.b64decode(link.split(",", 1)[1]) for link in page(reported[0]).links if link.startswith("data:")]
+    for name in ("points.csv", "report.json", *(f"figures/{figure}.csv" for figure in FIGURES)):
+        assert (path / name).read_bytes() in content
+
+
+def test_every_mark_says_what_it_is(reported):
+    raw = (reported[0] / "report" / "report.html").read_text()
+    start = raw.index('id="figure-iteration-times"')
+    said = re.findall(r"<use [^>]*><title>([^<]*)</title></use>", raw[start : raw.index("</figure>", start)])
+    assert len(said) == len(reported[1])
+    for text, (name, load, mean) in zip(said, reported[1], strict=True):
+        title, bandwidth, time, p99, count = text.split("\n")
+        assert title.split(",")[0].lower().replace("-", "") == name.split("-")[0]
+        assert float(bandwidth.split()[0]) == pytest.approx(load, abs=0.15)
+        assert float(time.split()[1]) == pytest.approx(mean, rel=1e-3)
+        assert p99.startswith("p99 ")
+        assert count == "24 iterations"
+
+
+def test_pictures_and_tables_can_be_read_by_machines_for_the_blind(reported):
+    parsed = page(reported[0])
+    assert parsed.tags.count("h1") == 1
+    raw = (reported[0] / "report" / "report.html").read_text()
+    for drawing in re.findall(r'<svg [^>]*class="figure"[^>]*>', raw):
+        assert re.search(r'role="img" .*aria-label="[^"]{40,}"', drawing)
+    for table in re.findall(r"<table>.*?</table>", raw, re.DOTALL):
+        assert '<thead><tr><th scope="col"' in table
+
+
+HOSTILE = "<script>alert(1)</script>\"'&$\\frac{ {{7*7}} \u0007"
+
+
+def test_text_of_the_machines_stays_text(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, [("vgg16", "consistent"), ("vgg16", "burst")])
+    info = json.loads((path / "run.json").read_text())
+    info["plan"]["models"][0]["title"] = info["plan"]["name"] = HOSTILE
+    info["plan"]["topology"] |= {"cross_from": HOSTILE, "workers": [HOSTILE] * 3}
+    lab = {"links": [{"host": HOSTILE, "direction": HOSTILE, "asked_bps": 1e9, "measured_bps": 1e9}]}
+    missing = [{"what": HOSTILE, "why": HOSTILE}]
+    host = {"name": HOSTILE, "kernel": HOSTILE, "python": HOSTILE, "processors": 2}
+    changes = {"argv": ["ringtap", HOSTILE], "lab": lab, "not_collected": missing, "calibration": {"host": host}}
+    edit_info(path, **{**info, **changes, "why": HOSTILE, "status": "partial"})
+    facts = {"host": HOSTILE, "kernel": HOSTILE, "nics": {HOSTILE: {"mtu": 1500, "driver": HOSTILE}}, "links": 3}
+    node = path / "series" / "vgg16-consistent-1" / "nodes" / "S0" / "node.json"
+    node.write_text(json.dumps({"before": facts, "collectors": {HOSTILE: {"state": "lost", "reason": HOSTILE}}}))
+    (node.parent.parent / "S1" / "node.json").write_text("[torn")
+    assert main(["report", str(path)]) == 0
+    parsed = page(path)
+    raw = (path / "report" / "report.html").read_text()
+    assert parsed.tags.count("script") == raw.count("<script") == 1
+    assert "alert(1)" not in "".join(parsed.scripts)
+    assert "{{7*7}}" in raw
+    assert "".join(parsed.text).count("<script>alert(1)</script>") >= 15
+    for name in ("iteration-times", "traffic-kinds", "distributions"):
+        drawing = ElementTree.parse(path / "report" / "figures" / f"{name}.svg")
+        assert not [item for item in drawing.iter() if item.tag.endswith("script")]
+        assert any("<script>alert(1)</script>" in text for text in drawing.getroot().itertext())
+
+
+def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
+    rows = [f"{one.title},{one.traffic},{point.cross_gbps!r},{seconds!r}\n" for one in series_of(reported[0])
+            for point in one.points for seconds in point.iteration_s.tolist()]  # fmt: skip
+    table = tmp_path / "runs.csv"
+    table.write_text("model,traffic,bandwidth_gbps,iteration_s\n" + "".join(rows))
+    folder = tmp_path / "out"
+    assert main(["report", str(table), "-o", str(folder), "--workers", "3"]) == 0
+    data = json.loads((folder / "report.json").read_text())
+    for here, there in zip(data["series"], reported[2]["series"], strict=True):
+        assert here["congestion_point"] == there["congestion_point"]
+        assert here["tails"] == there["tails"]
+        assert here["demand_mb"] == there["demand_mb"]
+        assert here["fit"]["B"] == pytest.approx(there["fit"]["B"])
+    assert sorted(path.name for path in (folder / "figures").iterdir()) == sorted(
+        path.name for path in (reported[0] / "report" / "figures").iterdir()
+    )
+    capsys.readouterr()
+    assert main(["report", str(table), "-o", str(folder), "--workers", "3"]) == 2
+    assert "--force" in capsys.readouterr().err
+    for arguments, says in (
+        ([str(reported[0]), "--workers", "3"], "is for a table"),
+        ([str(table), "-o", str(tmp_path / "other")], "how many workers"),
+        ([str(table), "--workers", "1"], "two at least"),
+        ([str(table), "--workers", "3", "--capacity", "0gbit"], "positive rate"),
+    ):
+        assert main(["report", *arguments]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_the_first_paragraph_says_what_was_found_and_how_sure(reported):
+    text = " ".join(page(reported[0]).text)
+    found = reported[2]["findings"]
+    assert reported[2]["paragraph"] in text
+    assert text.index(reported[2]["paragraph"]) < text.index("Iteration times under cross traffic")
+    assert {item["firm"] for item in found} == {True, False}
+    assert all(item["why"] and item["text"].endswith(".") for item in found)
+    # 24 iterations cannot bound a p99 from above
+    assert any("little more than their longest iteration" in item["text"] and not item["firm"] for item in found)
+
+
+def test_the_page_holds_every_section(reported):
+    text = " ".join(page(reported[0]).text)
+    for words in (
+        "What was run", "scale model", "What the links gave", "Can the generator fill", "Points", "Demand", "Fits of t",
+        "Beside the thesis", "What does not come out", "What was not collected", "the plan did not ask for captures",
+        "Table 3.4", "737.9", "chosen",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_json_and_csv_hold_the_points(reported):
+    path, truth, data = reported
+    points = [point for series in data["series"] for point in series["points"]]
+    with (path / "report" / "points.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(points) == len(truth)
+    for row, point, (name, load, mean) in zip(rows, points, truth, strict=True):
+        assert row["series"] == point["series"] == name
+        assert point["mean_s"] == pytest.approx(mean, rel=1e-6)
+        assert point["cross_gbps"] == pytest.approx(load, abs=0.15)
+        for key, value in point.items():
+            if isinstance(value, float):
+                assert float(row[key]) == pytest.approx(value)
+
+
+def test_the_numbers_are_those_of_the_functions(reported):
+    series = {item["series"]: item for item in reported[2]["series"]}
+    vgg = series["vgg16-consistent"]
+    assert vgg["demand_mb"] == pytest.approx(737.9, abs=0.1)
+    assert vgg["required_gbps"] == pytest.approx(vgg["demand_mb"] * 8 / 1000 / vgg["no_load_s"])
+    assert vgg["fit"]["model"] == "n = 1/2"
+    assert vgg["fit"]["B"] == pytest.approx(5.5, rel=0.05)
+    point = vgg["congestion_point"]
+    assert point["data_mb"] == pytest.approx((25 - point["bandwidth_gbps"]) * point["iteration_s"] * 125)
+    worst = vgg["most_congested"]
+    assert worst["experimental_gbps"] == pytest.approx(25 - worst["bandwidth_gbps"])
+    assert worst["ideal_gbps"] == pytest.approx(vgg["demand_mb"] * 8 / 1000 / worst["iteration_s"])
+    assert vgg["mean_difference_gbps"] > 0
+    assert vgg["thesis"]["congestion"]["table"] == "Table 3.4"
+    assert vgg["thesis"]["congestion"]["over_demand"] == pytest.approx(1.34, abs=0.01)
+    assert all(item["ok"] for item in reported[2]["checks"] if item["subject"] == "vgg16-consistent")
+
+
+def test_regenerating_replaces_and_leaves_nothing_else(reported, capsys):
+    folder = reported[0] / "report"
+    before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder / "figures" / "iteration-times.pdf").write_text("stale")
+    assert main(["report", str(reported[0])]) == 0
+    out = capsys.readouterr().out
+    assert f"Wrote {folder / 'report.html'}" in out
+    assert "made-up: complete" in out
+    after = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_transports_stand_side_by_side(tmp_path):
+    draw = np.random.default_rng(3)
+    rows = ["model,traffic,transport,bandwidth_gbps,iteration_s,workers\n"]
+    for transport, slower in (("RDMA", 1.0), ("TCP", 1.3)):
+        for load in LOADS_GBPS:
+            times = slower * CURVES["resnet50", "burst"](load) * np.exp(draw.normal(0, 0.02, 40))
+            rows += [f"resnet50,burst,{transport},{load},{seconds!r},3\n" for seconds in times.tolist()]
+    (tmp_path / "table.csv").write_text("".join(rows))
+    assert main(["report", str(tmp_path / "table.csv"), "-o", str(tmp_path / "out")]) == 0
+    data = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [one["transport"] for one in data["series"]] == ["RDMA", "TCP"]
+    heavy = next(pair for pair in data["comparisons"] if pair["share"] == 0.8)
+    assert (heavy["by"], heavy["names"]) == ("transport", ["RDMA", "TCP"])
+    assert heavy["median_ratio"]["low"] < 1.3 < heavy["median_ratio"]["high"]
+    with (tmp_path / "out" / "figures" / "transports.csv").open() as file:
+        drawn = [(row["transport"], float(row["bandwidth_gbps"])) for row in csv.DictReader(file)]
+    assert set(drawn) == {(transport, load) for transport in ("RDMA", "TCP") for load in (7.5, 20.0)}
+    firm = {item["text"].split(" ")[0]: item["firm"] for item in data["findings"]}
+    assert firm["Of"]  # the transports: a third apart with a spread of 2 %
+
+
+def test_the_tables_of_the_reproduction_come_from_the_report(reported, tmp_path):
+    path = reported[0] / "report" / "report.json"
+    script = Path(__file__).parents[3] / "scripts" / "reproduction.py"
+    done = subprocess.run([sys.executable, script, path], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    headings = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    assert [head for head in headings if head.startswith(("Times", "Congestion", "Fits", "Most", "Every"))] == [
+        "Times without cross traffic (Table 3.1)",
+        "Congestion points (Tables 3.2, 3.4, 3.6)",
+        "Fits of t = A·exp(B/(C−BW)ⁿ), in log space",
+        "Most congested point and spare bandwidth (Tables 3.3, 3.5, 3.7, 3.8)",
+        "Every point",
+    ]
+    vgg = next(one for one in reported[2]["series"] if one["series"] == "vgg16-consistent")
+    assert f"| VGG-16, consistent | {vgg['no_load_s']:.3f} | 0.37 |" in done.stdout
+    assert "| 990.7 (Table 3.4) | 1.34 |" in done.stdout
+    for number, line in enumerate(lines):  # every table is whole
+        if line.startswith("|---"):
+            width = line.count("---")
+            assert lines[number - 1].count("|") == width + 1
+            rows = itertools.takewhile(lambda text: text.startswith("|"), lines[number + 1 :])
+            assert all(row.replace("\\|", "").count("|") == width + 1 for row in rows)
+    (tmp_path / "old.json").write_text('{"schema": 1}')
+    for name, says in (("old.json", "has schema 1"), ("none.json", "is not the report.json")):
+        failed = subprocess.run([sys.executable, script, tmp_path / name], capture_output=True, text=True, check=False)
+        assert failed.returncode == 2
+        assert says in failed.stderr
+
+
+def test_departures_are_said_plainly(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, [("vgg16", "consistent")], loads_gbps=(0.0, 8.0, 14.0, 18.0))
+    low = {"kind": "consistent", "requested_bps": 1, "reached_bps": 1, "share_of_capacity": 0.5, "required_share": 0.88}
+    edit_info(path, precheck=[low | {"ok": False}])
+    lines = (path / "points.jsonl").read_text().splitlines()
+    swapped = [json.loads(line) for line in lines]
+    # give the lightest load the heaviest one's window: a no-load time far off, and times that fall
+    swapped[0] |= {key: swapped[3][key] for key in ("window_start_ns", "window_end_ns")}
+    (path / "points.jsonl").write_text("\n".join(map(json.dumps, [*swapped[:3]])) + "\n")
+    assert main(["report", str(path)]) == 0
+    data = json.loads((path / "report" / "report.json").read_text())
+    failed = {item["expected"].split(" ")[0] for item in data["checks"] if item["ok"] is False}
+    assert "the" in failed
+    text = " ".join(page(path).text)
+    assert "it reached 50.0%" in text
+    assert "too little" in text
+    assert any(item["ok"] is None for item in data["checks"])
+
+
+@pytest.mark.parametrize("heavier", ["burst", "consistent"])
+def test_whether_bursts_spread_times_more_is_judged(tmp_path, heavier):
+    path = tmp_path / "sweep"
+    noise = {"burst": 0.01, "consistent": 0.01} | {heavier: 0.04}
+    write_sweep(path, [("vgg16", "consistent"), ("vgg16", "burst")], noise=noise)
+    checks = check({}, series_of(path))
+    (tails,) = (item for item in checks if item.expected.startswith("burst traffic spreads"))
+    assert (tails.subject, tails.ok) == ("vgg16-burst", heavier == "burst")
+    assert "over 4 loads" in tails.found  # 12.5 Gbit/s and above
+
+
+def test_a_partial_sweep_reports_what_there_is(tmp_path, capsys):
+    path = tmp_path / "sweep"
+    write_sweep(path, PAIRS[:2], loads_gbps=(0.0, 8.0, 14.0), status="partial")
+    job = path / "series" / "vgg16-burst-1"
+    (job / "run.json").unlink()
+    (job / "nodes" / "S0" / "nic" / "nic.rec").unlink()
+    step_file = job / "nodes" / "S1" / "steps" / "rank1-101.rec"
+    step_file.write_bytes(step_file.read_bytes()[:-5])
+    edit_info(path, lab=None, precheck=None)
+    assert main(["report", str(path), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["run"]["status"] == "partial"
+    assert data["torn"] == {"series/vgg16-burst-1/nodes/S1/steps/rank1-101.rec": 1}
+    assert any("cross0.rx_bytes" in item["why"] for item in data["not_collected"])
+    burst = data["series"][1]
+    assert all(point["cross_bps"] is None for point in burst["points"])
+    assert burst["fit"] is None
+    assert burst["fit_reason"]
+    text = " ".join(page(path).text)
+    assert "This sweep is partial" in text
+    assert "stopped by the user" in text
+    assert "Torn last records" in text
+
+
+def test_a_sweep_without_points_still_has_a_page(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0), status="failed")
+    (path / "points.jsonl").unlink()
+    assert main(["report", str(path)]) == 0
+    assert "No point was measured" in " ".join(page(path).text)
+
+
+def test_a_terse_run_description_is_enough(tmp_path):
+    path = tmp_path / "sweep"
+    write_sweep(path, PAIRS[:1], loads_gbps=(0.0, 8.0, 14.0), iterations=6)
+    info = json.loads((path / "run.json").read_text())
+    plan = {key: info["plan"][key] for key in ("scale", "capacity_bps", "models")} | {"topology": {}}
+    edit_info(path, plan=plan, precheck=[{"kind": "consistent", "share_of_capacity": None}], not_collected=None, lab={})
+    assert main(["report", str(path)]) == 0
+    data = json.loads((path / "report" / "report.json").read_text())
+    assert data["series"][0]["workers"] == 3  # counted from the ranks that left steps
+    assert data["checks"][0]["ok"] is None
+    assert "Everything that was asked for was recorded" in " ".join(page(path).text)
+
+
+def test_a_jobs_run_has_a_page_of_its_own(tmp_path, capsys):
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=30))
+    assert main(["report", str(tmp_path / "job")]) == 0
+    assert f"{truth.iteration_ms} ms" in capsys.readouterr().out
+    folder = tmp_path / "job" / "report"
+    data = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)
+    assert data["iterations"]["median_s"] == pytest.approx(truth.iteration_ms / 1000)
+    with (folder / "iterations.csv").open() as stream:
+        assert len(list(csv.DictReader(stream))) == 30
+    parsed = page(tmp_path / "job")
+    drawn = {f"figures/{name}.{kind}" for name in JOB_FIGURES for kind in ("png", "svg")}
+    assert {link for link in parsed.links if not link.startswith(("#", "data:"))} == drawn
+    assert all((folder / name).is_file() for name in drawn)
+    text = " ".join(parsed.text)
+    assert "Slowest rank" in text
+    assert all(row["class"] in text for row in data["flows"]["rows"])
+    sent = [row for row in data["flows"]["rows"] if row["class"] == "training"]
+    assert {(row["from_rank"], row["to_rank"]) for row in sent} <= {(a, b) for a in range(9) for b in range(9)}
+
+
+def test_what_no_recorder_timed_of_an_iteration_is_drawn_and_said(tmp_path, capsys):
+    truth = write_ddp_job(tmp_path / "job", Truth(iterations=12))
+    # the last 40 ms of the 50 of its optimizer's step pass before it begins
+    for path in (tmp_path / "job").glob("nodes/*/steps/rank?-???.rec"):
+        file = open_records(path)
+        records = np.fromfile(path, np.dtype([(one.name, one.type) for one in file.fields]), offset=file.offset)
+        records["start_ns"] += 40_000_000
+        with path.open("r+b") as stream:
+            stream.seek(file.offset)
+            stream.write(records.tobytes())
+    assert main(["report", str(tmp_path / "job")]) == 0
+    assert "Not attributed: 40 ms (20.0% of the iteration" in capsys.readouterr().out
+    folder = tmp_path / "job" / "report"
+    with (folder / "figures" / "job-ranks.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 2
+    for row in rows:
+        assert float(row["unattributed_s"]) == pytest.approx(0.04, abs=1e-6)
+        parts = [float(row[name]) for name in ("compute_s", "exposed_s", "optimizer_s", "unattributed_s")]
+        assert sum(parts) == pytest.approx(truth.iteration_ms / 1000, abs=1e-6)
+    assert "not attributed" in (folder / "figures" / "job-ranks.svg").read_text()
+    assert "Not attributed is what no recorder times" in (folder / "report.html").read_text()
+
+
+def test_a_job_that_ended_early_is_said_so_once(tmp_path, capsys):
+    write_ddp_job(tmp_path / "job", Truth(iterations=6), status="partial")
+    edit_info(tmp_path / "job", why="somebody stopped it")
+    assert main(["report", str(tmp_path / "job")]) == 0
+    assert "; partial: somebody stopped it\n" in capsys.readouterr().out
+    text = " ".join(" ".join(page(tmp_path / "job").text).split())
+    assert "partial partial" not in text
+
+
+def test_a_job_without_iterations_or_cut_short_has_a_page(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=6), status="partial")
+    for folder in (tmp_path / "job").glob("nodes/*/steps"):
+        shutil.rmtree(folder)
+    assert main(["report", str(tmp_path / "job")]) == 0
+    text = " ".join(page(tmp_path / "job").text)
+    assert "This run is partial." in text
+    assert "nothing to draw" in text
+    assert not list((tmp_path / "job" / "report" / "figures").iterdir())
+
+
+def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, capsys):
+    write_sweep(tmp_path / "new", PAIRS[:1], loads_gbps=(0.0, 8.0), iterations=3)
+    edit_info(tmp_path / "new", schema=2)
+    for path, says in (
+        (tmp_path / "none", "run.json"),
+        (tmp_path / "new", "upgrade"),
+    ):
+        assert main(["report", str(path)]) == 2
+        captured = capsys.readouterr()
+        assert says in captured.err
+        assert captured.err.count("\n") == 1
+    assert not (tmp_path / "new" / "report").exists()
+
+
+def test_published_numbers_agree_with_the_model_profiles():
+    for name, profile in PROFILES.items():
+        assert profile.thesis_iteration_s == thesis.NO_LOAD_S[name]
+    assert thesis.CONGESTION_POINTS["vgg16", "iperf"].data_mb == pytest.approx((25 - 13.99) * 0.68 * 125, rel=0.01)
+    # the published volume and coordinates of VGG under consistent and burst traffic agree within their digits
+    for kind in ("consistent", "burst"):
+        point = thesis.CONGESTION_POINTS["vgg16", kind]
+        assert point.data_mb == pytest.approx((25 - point.bandwidth_gbps) * point.iteration_s * 125, rel=0.01)

@@ -1,0 +1,335 @@
+"""TCP sockets on datagrams recorded from a real kernel (6.18), beside what ss said of them at that moment."""
+
+import contextlib
+import re
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtap.collectors import tcp_info as layout
+from ringtap.collectors.base import Context
+from ringtap.collectors.netlink import HEADER_BYTES, aligned, attributes, message_at
+from ringtap.collectors.sockets import APART, SocketOwners, SocketsCollector, SocketTable
+from ringtap.records import RecordWriter, open_records, read_json_lines
+
+GOLD = Path(__file__).resolve().parents[2] / "gold"
+DUMP = (GOLD / "sock_diag-6.18.bin").read_bytes()
+GONE = (GOLD / "sock_diag-6.18-gone.bin").read_bytes()
+LINES = (GOLD / "sock_diag-6.18.txt").read_text().splitlines()
+CONNECTED = [line for line in LINES if line.startswith("ESTAB")]
+MS = 1_000_000
+INFO = 2
+
+
+def rows_of(records: bytes, tmp_path: Path) -> list[dict[str, Any]]:
+    path = tmp_path / "sockets.rec"
+    path.unlink(missing_ok=True)
+    writer = RecordWriter(path, layout.FIELDS, {})
+    writer.append_packed(records)
+    writer.close()
+    file = open_records(path)
+    assert file.torn_bytes == 0
+    return [dict(zip([field.name for field in file.fields], row, strict=True)) for row in file.tail()]
+
+
+def dump(table: SocketTable, data: bytes, mono_ns: int) -> bytes:
+    table.begin(1_000_000 * MS + mono_ns, mono_ns)
+    table.begin_dump()
+    assert not table.take(memoryview(bytearray(data)), len(data))  # the end of the dump is in it
+    table.end_dump()
+    return table.records()
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int]]:
+    position = 0
+    while True:
+        size, _, _ = message_at(memoryview(data), position, len(data))
+        if not size:
+            return
+        yield position, size
+        position += aligned(size)
+
+
+def info_places(data: bytes) -> list[tuple[int, int]]:
+    """Where the tcp_info of each connection starts, and its length."""
+    view = memoryview(data)
+    return [
+        (start, length)
+        for position, size in messages(data)
+        for kind, start, length in attributes(view, position + HEADER_BYTES + 72, position + size)
+        if kind == INFO
+    ]
+
+
+def with_info_of(data: bytes, length: int) -> bytes:
+    """The same dump from a kernel whose tcp_info is longer or shorter."""
+    out = b""
+    view = memoryview(data)
+    for position, size in messages(data):
+        message = data[position : position + size]
+        for kind, start, old in attributes(view, position + HEADER_BYTES + 72, position + size):
+            if kind == INFO:
+                info = data[start : start + old][:length].ljust(length, b"\xaa")
+                before, after = data[position : start - 4], data[start + aligned(old) : position + size]
+                message = before + struct.pack("=HH", length + 4, INFO) + info.ljust(aligned(length), b"\0") + after
+                message = struct.pack("=I", len(message)) + message[4:]
+        out += message.ljust(aligned(len(message)), b"\0")
+    return out + data[len(data) - 20 :]
+
+
+@pytest.fixture
+def wanted() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def table(wanted: list[int]) -> SocketTable:
+    return SocketTable(wanted.append, 3)
+
+
+def test_every_connection_reads_as_ss_shows_it(table: SocketTable, wanted: list[int], tmp_path: Path) -> None:
+    rows = rows_of(dump(table, DUMP, 5), tmp_path)
+    assert len(rows) == len(CONNECTED) == 8  # and none of the TIME-WAITs
+    by_inode = {row["inode"]: row for row in rows}
+    assert sorted(wanted) == sorted(by_inode)
+    for line in CONNECTED:
+        row = by_inode[int(re.findall(r"ino:(\d+)", line)[0])]
+        state, received, sent, local, peer = line.split()[:5]
+        words = dict(word.partition(":")[::2] for word in line.split()[5:])
+        assert (state, row["state"], row["tcp_state"]) == ("ESTAB", 1, 1)
+        assert (int(received), int(sent)) == (row["rqueue"], row["wqueue"])
+        for address, port, raw in ((local, row["sport"], row["source"]), (peer, row["dport"], row["destination"])):
+            assert int(address.rpartition(":")[2]) == int.from_bytes(port, "big")
+            loopback = bytes(15) + b"\1" if "[" in address else b"\x7f\0\0\1".ljust(16, b"\0")
+            assert raw == loopback
+        assert row["family"] == (10 if "[" in local else 2)
+        assert int(words["sk"], 16) == row["cookie"]
+        for name, column in (("mss", "snd_mss_bytes"), ("cwnd", "snd_cwnd"), ("segs_out", "segs_out")):
+            assert int(words[name]) == row[column]
+        for name in ("bytes_sent", "bytes_acked", "bytes_received"):
+            assert int(words.get(name, 0)) == row[name]
+        assert float(words["rtt"].partition("/")[0]) * 1000 == pytest.approx(row["rtt_us"])
+        assert int(words["snd_wnd"]) == row["snd_wnd_bytes"]
+        assert (row["t_ns"], row["mono_ns"]) == (1_000_000 * MS + 5, 5)
+
+
+def test_ages_are_no_change_and_everything_else_is(table: SocketTable) -> None:
+    dump(table, DUMP, 1)
+    assert dump(table, DUMP, 2) == b""
+    (first, length), *_ = info_places(DUMP)
+    for place in range(length):
+        changed = bytearray(DUMP)
+        changed[first + place] ^= 0x40
+        records = dump(table, bytes(changed), 3)
+        unseen = 44 <= place < 60 or place >= layout.INFO_BYTES
+        assert len(records) == (0 if unseen else 300), place
+        dump(table, DUMP, 4)
+
+
+def test_a_connection_that_is_not_told_any_more_has_vanished(table: SocketTable, tmp_path: Path) -> None:
+    first = rows_of(dump(table, DUMP, 1), tmp_path)
+    places = list(messages(DUMP))
+    position, size = next(one for one in places if DUMP[one[0] + HEADER_BYTES + 1] == 1)
+    rows = rows_of(dump(table, DUMP[:position] + DUMP[position + size :], 2), tmp_path)
+    assert [row["state"] for row in rows] == [0]
+    was = next(row for row in first if row["cookie"] == rows[0]["cookie"])
+    same = was.keys() - {"state", "t_ns", "mono_ns", "timer", "timer_retransmits"}
+    assert {name: rows[0][name] for name in same} == {name: was[name] for name in same}
+    assert len(table) == 7
+    assert len(rows_of(dump(table, DUMP, 3), tmp_path)) == 1  # back again: told in full
+
+
+def test_a_dump_that_breaks_off_lets_nothing_vanish(table: SocketTable) -> None:
+    dump(table, DUMP, 1)
+    half = next(position for position, _ in list(messages(DUMP))[5:])
+    table.begin(2, 2)
+    table.begin_dump()
+    assert table.take(memoryview(DUMP[:half]), half)  # more is to come
+    table.break_off_dump()
+    assert table.records() == b""
+    assert len(table) == 8
+    assert dump(table, DUMP, 3) == b""
+
+
+@pytest.mark.parametrize(
+    ("length", "absent"),
+    [
+        (192, ["delivered", "delivered_ce", "bytes_sent", "bytes_retrans", "dsack_dups", "reord_seen"]),  # Linux 4.17
+        (200, ["bytes_sent", "bytes_retrans", "dsack_dups", "reord_seen"]),  # 4.18
+        (224, []),  # 4.19
+        (232, []),  # 5.4
+        (400, []),  # one to come
+    ],
+)
+def test_kernels_with_other_lengths_of_tcp_info(length: int, absent: list[str], tmp_path: Path) -> None:
+    late = ["rcv_ooopack", "snd_wnd_bytes"] if length < 232 else []
+    assert layout.absent_fields(length) == absent + late
+    expected = rows_of(dump(SocketTable(lambda _: None, 3), DUMP, 1), tmp_path)
+    rows = rows_of(dump(SocketTable(lambda _: None, 3), with_info_of(DUMP, length), 1), tmp_path)
+    assert rows == [row | dict.fromkeys(absent + late, 0) for row in expected]
+
+
+def test_the_connections_that_carry_much_are_asked_for_by_name(table: SocketTable) -> None:
+    dump(table, DUMP, 1 * MS)
+    assert table.asked == []
+    carried = bytearray(DUMP)
+    places = [start for start, _ in info_places(DUMP)]
+    for number, start in enumerate(places[:5]):  # five carry something, one of them too little
+        (before,) = struct.unpack_from("<Q", carried, start + 120)
+        struct.pack_into("<Q", carried, start + 120, before + (10_000 if number == 2 else 20_000 * (number + 1)))
+    dump(table, bytes(carried), 300 * MS)
+    ports = [int.from_bytes(identity[:2], "big") for identity in table.asked]
+    told = [position for position, _ in messages(DUMP) if DUMP[position + HEADER_BYTES + 1] == 1]
+    expected = [int.from_bytes(DUMP[told[n] + HEADER_BYTES + 4 : told[n] + HEADER_BYTES + 6], "big") for n in (4, 3, 1)]
+    assert ports == expected  # the busiest three
+    assert len(table.question) == 3 * 72
+    dump(table, bytes(carried), 9_000 * MS)
+    assert len(table.asked) == 3
+    dump(table, bytes(carried), 10_301 * MS)
+    assert table.asked == []
+
+
+def test_answers_to_a_question(table: SocketTable, tmp_path: Path) -> None:
+    """One as in the dump, one changed, one gone."""
+    dump(table, DUMP, 1 * MS)
+    carried = bytearray(DUMP)
+    for start, _ in info_places(DUMP):
+        struct.pack_into("<Q", carried, start + 120, 50_000)
+    dump(table, bytes(carried), 300 * MS)
+    told = {bytes(carried[p + 20 : p + 68]): bytes(carried[p : p + size]) for p, size in messages(bytes(carried))}
+    buffer = bytearray(b"\xee" * (32 * APART))
+    answers = [told[identity] for identity in table.asked]
+    changed = bytearray(answers[1])
+    struct.pack_into("<I", changed, 8, 77)  # the sequence number is no part of the layout
+    start = info_places(bytes(changed) + DUMP[-20:])[0][0]
+    struct.pack_into("<Q", changed, start + 120, 60_000)
+    for number, answer in enumerate((answers[0], bytes(changed), GONE)):
+        buffer[number * APART : number * APART + len(answer)] = answer
+    asked = list(table.asked)
+    table.begin(310 * MS, 310 * MS)
+    table.take_answers(memoryview(buffer))
+    rows = rows_of(table.records(), tmp_path)
+    assert [(row["state"], row["bytes_acked"]) for row in rows] == [(1, 60_000), (0, 50_000)]
+    assert asked[2] not in table.asked
+    assert table.asked[:2] == asked[:2]
+    assert len(table) == 7
+
+
+def test_a_refusal_is_an_error_of_the_system(table: SocketTable) -> None:
+    with pytest.raises(FileNotFoundError):  # ENOENT, in an answer to a dump
+        table.take(memoryview(GONE), len(GONE))
+
+
+@given(data=st.data())
+def test_damaged_datagrams_raise_nothing_but_oserror(data: st.DataObject) -> None:
+    damaged = bytearray(DUMP)
+    for _ in range(data.draw(st.integers(0, 6))):
+        damaged[data.draw(st.integers(0, len(DUMP) - 1))] = data.draw(st.integers(0, 255))
+    length = data.draw(st.integers(0, len(DUMP)))
+    table = SocketTable(lambda _: None, 3)
+    dump(table, DUMP, 1)
+    for _ in range(2):
+        table.begin(2, 2)
+        table.begin_dump()
+        try:
+            table.take(memoryview(damaged), length)
+            table.end_dump()
+        except OSError:
+            table.break_off_dump()
+        assert len(table.records()) % 300 == 0
+        assert len(table.question) == 72 * len(table.asked)
+    buffer = bytearray(3 * APART)
+    buffer[: len(damaged)] = damaged[: len(buffer)]
+    with contextlib.suppress(OSError):
+        table.take_answers(memoryview(buffer))
+    assert len(table.records()) % 300 == 0
+
+
+def test_owners_are_found_among_the_processes_that_can_be_read(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    for pid, rank in ((100, "1"), (200, "1")):  # a child has its parent's sockets open, too
+        folder = proc / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "fd" / "3").symlink_to("socket:[777]")
+        (folder / "fd" / "4").symlink_to("/dev/null")
+        (folder / "environ").write_bytes(f"HOME=/\0RANK={rank}\0SLURM_PROCID=9\0".encode())
+        (folder / "cmdline").write_bytes(b"python\0train.py\0")
+    (proc / "300").mkdir()  # another user's
+
+    class Owners(SocketOwners):
+        pass
+
+    Owners.proc = proc
+    owners = Owners(tmp_path / "owners.jsonl", lambda: [300, 200, 100, 400])
+    for inode in (0, 777, 888):
+        owners.want(inode)
+    owners.close()
+    lines, _ = read_json_lines(tmp_path / "owners.jsonl")
+    assert [{key: line[key] for key in line if key != "t_ns"} for line in lines] == [
+        {"inode": 777, "pid": 100, "rank": 1, "command": "python train.py"}
+    ]
+    assert owners.failure == ""
+
+
+def test_the_collector_works_without_a_connection_and_says_what_it_did(tmp_path: Path) -> None:
+    context = Context(tmp_path, 0.01)
+    collector = SocketsCollector(replace(context))
+    check = collector.check()
+    assert (check.state, check.remedy) == ("ok", "")
+    collector.start()
+    collector.sample()
+    facts = collector.stop()
+    assert (facts["samples"], facts["dumps"], facts["lost_answers"]) == (3, 2, 0)
+    about = open_records(tmp_path / "sockets" / "sockets.rec").about
+    assert about["collector"] == "sockets"
+    assert about["absent"] == []
+
+
+@pytest.mark.parametrize("compatible", [layout.COMPATIBLE, 99])  # 99: what no kernel knows, and refuses
+def test_one_request_for_both_families_or_one_for_each(
+    compatible: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "COMPATIBLE", compatible)
+    ports = set()
+    with contextlib.ExitStack() as opened:
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            server = opened.enter_context(socket.create_server((address, 0), family=family))
+            client = opened.enter_context(socket.create_connection(server.getsockname()[:2]))
+            ports.add((int(family), client.getsockname()[1]))
+        collector = SocketsCollector(Context(tmp_path, 0.01))
+        how = "IPv4 and IPv6 apart" if compatible == 99 else "one walk for IPv4 and IPv6"
+        assert how in collector.check().reason
+        collector.start()
+        collector.stop()
+    records = open_records(tmp_path / "sockets" / "sockets.rec")
+    names = [field.name for field in records.fields]
+    family, sport = names.index("family"), names.index("sport")
+    assert ports <= {(row[family], int.from_bytes(row[sport], "big")) for row in records.tail()}
+
+
+def test_without_file_descriptors_the_check_says_so(tmp_path: Path) -> None:
+    """What a sandbox without netlink sockets does, too: an error of the system, told in a sentence."""
+    program = (
+        "import resource\n"
+        "from pathlib import Path\n"
+        "from ringtap.collectors.base import Context\n"
+        "from ringtap.collectors.qdisc import QdiscCollector\n"
+        "from ringtap.collectors.sockets import SocketsCollector\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "for kind in SocketsCollector, QdiscCollector:\n"
+        "    check = kind(Context(Path('.'), 1)).check()\n"
+        "    print(check.state, '|', check.reason, '|', bool(check.remedy))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    lines = [line.split(" | ") for line in done.stdout.splitlines()]
+    assert [(state, remedy) for state, _, remedy in lines] == [("unavailable", "True")] * 2
+    assert all("Too many open files" in reason for _, reason, _ in lines)

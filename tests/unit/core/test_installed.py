@@ -1,0 +1,242 @@
+"""What is said where packages are missing, and how to get them for the ringtap that runs."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+import tomllib
+
+import ringtap
+from ringtap import installation
+from ringtap.cli import SUB_VERBS, VERBS, build_parser
+
+ROOT = Path(__file__).resolve().parents[3]
+# what needs the analysis, with arguments that reach the place where it does
+NEED_REPORT = {
+    "flows": ["flows", "examples/ring.pcap.gz"],
+    "structure": ["structure", "examples/ring.pcap.gz"],
+    "analyze": ["analyze", "{run}"],
+    "report": ["report", "{run}"],
+    "fit": ["fit", "examples/points.csv"],
+    "predict": ["predict", "--fit", "fit.json", "--load", "1gbit"],
+    "traffic verify": ["traffic", "verify", "web.plan", "--sent", "sent.rec"],
+}
+
+
+@pytest.fixture(scope="module")
+def least(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what ringtap cannot do without, and nothing else."""
+    folder = tmp_path_factory.mktemp("least")
+    for name in ("psutil", "pyroute2", "tomli"):
+        package = Path(sysconfig.get_path("purelib")) / name
+        found = next((Path(place) / name for place in sys.path if (Path(place) / name).is_dir()), package)
+        if found.is_dir():
+            (folder / name).symlink_to(found)
+    assert (folder / "psutil").is_dir()
+    return folder
+
+
+def alone(least: Path, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Python with these packages alone: -S leaves out what is installed beside it."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{least}{os.pathsep}{ROOT}", "HOME": str(least)}
+    command = [sys.executable, "-S", *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def every_verb() -> list[str]:
+    found = list(VERBS)
+    for verb in VERBS:
+        (parsers,) = (one for one in build_parser(verb)._actions if isinstance(one, argparse._SubParsersAction))
+        for action in parsers.choices[verb]._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found += [f"{verb} {name}" for name in action.choices]
+    return found
+
+
+def test_every_verb_prints_its_help_with_psutil_and_pyroute2_alone(least: Path) -> None:
+    verbs = every_verb()
+    assert "testbed up" in verbs
+    assert all(f"{verb} {name}" in verbs for verb, names in SUB_VERBS.items() for name in names)
+    for verb in verbs:
+        done = alone(least, "-m", "ringtap.cli", *verb.split(), "--help")
+        assert (done.returncode, done.stderr) == (0, ""), verb
+        assert done.stdout.startswith(f"usage: ringtap {verb}"), verb
+
+
+@pytest.mark.parametrize("verb", NEED_REPORT)
+def test_every_verb_says_what_is_missing_and_how_to_get_it(least: Path, tmp_path: Path, verb: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"schema": 1, "kind": "job"}')
+    words = [word.format(run=tmp_path / "run") for word in NEED_REPORT[verb]]
+    done = alone(least, "-m", "ringtap.cli", *words)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert re.match(r"ringtap: \w+ is not installed here: .* install .*\[report\]'?\n", done.stderr)
+
+
+def test_live_says_that_plain_text_needs_nothing(least: Path, tmp_path: Path) -> None:
+    done = alone(least, "-m", "ringtap.cli", "live", str(tmp_path))
+    assert done.returncode == 2
+    assert re.match(r"ringtap: \w+ is not installed here: .* install .*\[tui\]'?, or use --plain", done.stderr)
+
+
+@pytest.mark.parametrize("name", [name for name in ringtap.__all__ if name not in ("__version__", "step")])
+def test_every_public_name_says_what_is_missing_and_how_to_get_it(least: Path, name: str) -> None:
+    done = alone(least, "-c", f"from ringtap import {name}")
+    last = done.stderr.splitlines()[-1]
+    sentence = rf"ImportError: ringtap\.{name} cannot be used: \w+ is not installed here: .* install .*\[report\]'?"
+    assert re.fullmatch(sentence, last)
+    assert "pandas" not in done.stderr.replace(last, "")
+
+
+def test_what_needs_nothing_works_with_psutil_and_pyroute2_alone(least: Path) -> None:
+    assert alone(least, "-c", "import ringtap; ringtap.step(); print(ringtap.__version__)").returncode == 0
+    demand = ["demand", "--params", "138357444", "--workers", "4"]
+    assert alone(least, "-m", "ringtap.cli", *demand).returncode == 0
+
+
+def test_pandas_without_numpy_is_told_as_missing_numpy() -> None:
+    """pandas reports it by an error of its own that names no package."""
+    try:
+        try:
+            raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+        except ModuleNotFoundError as error:
+            raise ImportError("Unable to import required dependencies:\nnumpy") from error
+    except ImportError as error:
+        assert str(installation.missing(error)).startswith("numpy is not installed here: ")
+    assert installation.missing(ModuleNotFoundError("", name="ringtap.nothing")) is None
+    assert installation.missing(ImportError("cannot import name", name="numpy")) is None
+
+
+class Noted:
+    """An installation as pip notes it."""
+
+    requires = (
+        "psutil>=5.9",
+        'tomli>=2; python_version < "3.11"',
+        'numpy>=1.26; extra == "analysis"',
+        'ringtap[analysis]; extra == "report"',
+        'jinja2>=3.1; extra == "report"',
+    )
+
+    def __init__(self, record: object) -> None:
+        self.record = record
+
+    def read_text(self, name: str) -> "str | None":
+        assert name == "direct_url.json"
+        return None if self.record is None else json.dumps(self.record)
+
+
+def command_for(monkeypatch: pytest.MonkeyPatch, record: object, extra: str = "report") -> "list[str]":
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Noted(record))
+    command = installation.install_command(extra)
+    before, _, after = command.partition(" install ")
+    assert before == installation.pip()
+    return shlex.split(after)
+
+
+def test_the_command_names_where_ringtap_was_installed_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkout, wheel = tmp_path / "my work" / "ringtap", tmp_path / "ringtap-0.1.0-py3-none-any.whl"
+    checkout.mkdir(parents=True)
+    wheel.touch()
+    editable = {"url": checkout.as_uri(), "dir_info": {"editable": True}}
+    assert command_for(monkeypatch, editable) == ["--editable", f"{checkout}[report]"]
+    assert command_for(monkeypatch, {"url": checkout.as_uri(), "dir_info": {}}) == [f"{checkout}[report]"]
+    assert command_for(monkeypatch, {"url": wheel.as_uri(), "archive_info": {}}, "gpu") == [f"{wheel}[gpu]"]
+    assert command_for(monkeypatch, editable, "") == ["--editable", str(checkout)]
+    git = {"url": "https://example.org/ringtap.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
+    assert command_for(monkeypatch, git) == ["ringtap[report] @ git+https://example.org/ringtap.git@c0ffee"]
+    served = {"url": "https://example.org/ringtap-0.1.0-py3-none-any.whl", "archive_info": {}}
+    assert command_for(monkeypatch, served) == [f"ringtap[report] @ {served['url']}"]
+
+
+def test_without_a_note_the_command_names_the_checkout_or_the_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = {"url": (tmp_path / "gone.whl").as_uri(), "archive_info": {}}
+    assert command_for(monkeypatch, gone) == [f"{ROOT}[report]"]
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "site-packages" / "ringtap" / "installed.py"))
+    for record in (None, gone):
+        assert command_for(monkeypatch, record) == ["numpy>=1.26", "jinja2>=3.1"]
+
+
+def test_every_package_that_pyproject_names_has_its_extra() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    by_name = {"nvidia-ml-py": "pynvml", "dask-jobqueue": "dask_jobqueue"}
+    extras = settings["optional-dependencies"] | {"": settings["dependencies"]}
+    for extra, advised in {
+        "": "",
+        "analysis": "report",
+        "report": "report",
+        "tui": "tui",
+        "dask": "dask",
+        "gpu": "gpu",
+    }.items():
+        for requirement in extras[extra]:
+            name = re.match(r"[\w-]+", requirement)[0]  # type: ignore[index]
+            if name != "ringtap":
+                assert installation.EXTRAS[by_name.get(name, name)] == advised, requirement
+
+
+def test_a_wheel_made_as_the_readme_says_installs_and_is_named_by_the_remedies(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    lines = [line.partition(" #")[0].strip() for line in readme.splitlines() if line.startswith("pip ")]
+    build, install = (shlex.split(line)[1:] for line in lines[2:4])
+    assert [build[-1], install[0]] == ["/path/to/ringtap", "install"]
+    environment = tmp_path / "their own"
+    venv.create(environment, with_pip=False, symlinks=True)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    # a copy, for a build leaves files in its source; what ringtap is built with is here, what it needs is not looked at
+    names = ["agents", "analysis", "collectors", "examples", "ringtap", "slurm", "trafficgen"]
+    for name in names:
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "source")
+    subprocess.run([*pip, *build[:-1], "--no-build-isolation", str(tmp_path / "source")], cwd=tmp_path, check=True)
+    subprocess.run([*pip, "--python", str(python), *install, "--no-deps"], cwd=tmp_path, check=True)
+    command = [str(environment / "bin" / "ringtap"), "fit", str(ROOT / "examples" / "points.csv")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    wheel = tmp_path.resolve() / install[1].partition("[")[0]
+    assert done.stderr.endswith(f" install {shlex.quote(f'{wheel}[report]')}\n")
+    assert " is not installed here: " in done.stderr
+
+
+def test_no_message_and_no_page_advises_a_name_that_nobody_owns() -> None:
+    """Names on the package index belong to whoever registers them: ringtap is installed from a path."""
+    advice = re.compile(r"pip3? install (?!--no-index)[^\n`\"]*?(?<![/\w.-])'?ringtap(\[|'|\"|`| |$)", re.MULTILINE)
+    folders = ["agents", "analysis", "collectors", "docs", "examples", "ringtap", "slurm", "trafficgen"]
+    files = [
+        path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".md", ".j2", ".toml")
+    ]
+    found = [f"{path}: {hit[0]}" for path in [ROOT / "README.md", *files] for hit in advice.finditer(path.read_text())]
+    assert found == []
+
+
+def help_of(*words: str) -> str:
+    command = [sys.executable, "-m", "ringtap", *words, "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+def test_help_groups_the_verbs_under_headings() -> None:
+    sections = re.findall(r"^(\w[\w ]+):\n((?:  \w+ .*\n)+)", help_of().partition("--version  ")[2], re.MULTILINE)
+    listed = {heading: [line.split()[0] for line in text.splitlines()] for heading, text in sections}
+    assert list(listed) == ["Record", "Measure", "Analyze", "Traffic and testbed", "Clusters"]
+    assert listed["Clusters"] == ["submit", "status", "collect", "bundle"]
+    assert [verb for verbs in listed.values() for verb in verbs] == list(VERBS)
+
+
+def test_the_verb_of_the_first_version_still_works() -> None:
+    assert help_of("lab", "status").startswith("usage: ringtap testbed status")

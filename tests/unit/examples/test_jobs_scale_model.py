@@ -1,0 +1,184 @@
+"""The scale-model job: its shape in this process, and whole jobs under torchrun with the step recorder riding along."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from ringtap.examples import scale_model
+from ringtap.models import PROFILES
+from ringtap.records import RecordFile, open_records
+
+ROOT = Path(__file__).resolve().parents[3]
+HOOK = ROOT / "agents" / "hook"
+
+
+def torchrun(run: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the job on two ranks over loopback, recorded."""
+    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    env |= {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(HOOK),
+        "RINGTAP_RUN": str(run),
+        "RINGTAP_NODE": "node",
+    }
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command = [*launcher, "--nproc-per-node", "2", str(ROOT / "examples" / "scale_model.py"), *arguments]
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def by_rank(run: Path, suffix: str = ".rec") -> dict[int, RecordFile]:
+    paths = [path for path in run.glob("nodes/node/steps/rank*.rec") if "".join(path.suffixes) == suffix]
+    return {file.about["rank"]: file for file in map(open_records, paths)}
+
+
+# ---- in this process
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_layers_add_up_to_the_parameters(profile: object) -> None:
+    parameters, layers = profile.parameters // 100, profile.layers  # type: ignore[attr-defined]
+    sizes = scale_model.layer_sizes(parameters, layers)
+    assert (sum(sizes), len(sizes)) == (parameters, layers)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.alone
+def test_a_layer_is_ready_when_its_share_of_the_pass_is_over() -> None:
+    model = scale_model.build_model(103, layers=4, compute_s=0.24)
+    ready_s: dict[int, float] = {}
+    for place, layer in enumerate(model):
+        layer.weight.register_post_accumulate_grad_hook(
+            lambda _, place=place: ready_s.update({place: time.monotonic()})
+        )
+    start_s = time.monotonic()
+    loss = model(torch.ones(1, requires_grad=True)).sum()
+    turn_s = time.monotonic()
+    loss.backward()
+    # A third of the time forward; then 40 ms a layer, the last one first. Sleeping is never early; how late it is
+    # depends on what else the machine does, and the bound below only says that the shares do not add up wrongly.
+    assert 0.08 <= turn_s - start_s < 0.30
+    assert sorted(ready_s, key=ready_s.__getitem__) == [3, 2, 1, 0]
+    for place, moment_s in ready_s.items():
+        due_s = (4 - place) * 0.04
+        assert due_s - 0.001 <= moment_s - turn_s < due_s + 0.25
+    assert [layer.weight.grad.numel() for layer in model] == [26, 26, 26, 25]
+    assert all(bool(layer.weight.grad.abs().sum() > 0) for layer in model)
+
+
+@pytest.mark.alone
+def test_lateness_of_a_layer_does_not_add_up() -> None:
+    pace = scale_model.Pace(0.1, layers=50)
+    start_s = time.monotonic()
+    for position in range(50):
+        pace.wait(position)
+    # 50 sleeps that were each 2 ms late would make 0.2 s; half of that leaves room for a busy machine.
+    assert 0.1 <= time.monotonic() - start_s < 0.2
+
+
+def test_gradients_differ_between_ranks_and_repeat() -> None:
+    one, again, other = (scale_model.build_model(10, 2, 0.0, rank)[0].gradient for rank in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--layers", "0"], ["--layers", "9", "--parameters", "8"], ["--compute-s", "-1"], ["--bucket-bytes", "0"]],
+)
+def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        scale_model.parse_arguments(arguments)
+    assert ended.value.code == 2
+    assert "must" in capsys.readouterr().err
+
+
+def test_one_process_alone_trains_in_buckets_of_the_size_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert scale_model.join_group() == (0, 1)
+    try:
+        profile = PROFILES["resnet50"]
+        model = scale_model.distribute(scale_model.build_model(profile.parameters // 100, profile.layers, 0.0), 250_000)
+        before = [layer.weight.detach().clone() for layer in model.module]
+        scale_model.train(model, 10)  # the first runs in one bucket, as with any DDP job, and the log lags behind
+        sizes = [int(size) for size in model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")]
+        # The first one too: it is not DDP's 1 MiB, which would hold the whole model.
+        assert len(sizes) == 4
+        assert all(250_000 <= size < 250_000 + 4 * 5112 for size in sizes[:-1])
+        assert sum(sizes) == 4 * 255_570
+        assert all(not torch.equal(old, layer.weight) for old, layer in zip(before, model.module, strict=True))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# ---- whole jobs
+
+
+def test_two_ranks_under_torchrun_are_recorded(tmp_path: Path) -> None:
+    arguments = ["--parameters", "60000", "--layers", "6", "--compute-s", "0.06", "--bucket-bytes", "80000"]
+    job = torchrun(tmp_path, *arguments, "--iterations", "12")
+    output, _ = job.communicate(timeout=120)
+    assert job.returncode == 0, output
+    files = by_rank(tmp_path)
+    assert sorted(files) == [0, 1], "the launcher steps nothing and leaves no file"
+    assert list(tmp_path.rglob("hook-*.log")) == []
+    mean_s = float(re.findall(r"^12 iterations, (\d+\.\d+) s each$", output, re.MULTILINE)[0])
+    for rank, file in files.items():
+        records = file.tail()
+        assert [record[:2] for record in records] == [(step, 0) for step in range(12)]
+        assert (file.about["world_size"], file.about["local_rank"]) == (2, rank)
+        periods_s = [(right[5] - left[5]) / 1e9 for left, right in pairwise(records)]
+        # Sleeps are never short; a shared machine may make them long, so the upper bound only catches compute counted
+        # twice or a sleep a bucket.
+        assert min(periods_s) > 0.06 - 0.02
+        assert 0.06 <= median(periods_s) < 0.18
+        # What the job measured itself, its first iteration included, is what was recorded.
+        assert (records[-1][5] - records[0][5]) / 1e9 <= 12 * mean_s + 0.05
+    ends = [[record[3] for record in files[rank].tail()] for rank in (0, 1)]
+    assert all(abs(one - two) < 150_000_000 for one, two in zip(*ends, strict=True)), "ranks go in step"
+
+
+def test_an_endless_job_is_read_while_it_runs_and_survives_a_killed_rank(tmp_path: Path) -> None:
+    job = torchrun(tmp_path, "--parameters", "2000", "--layers", "2", "--compute-s", "0.01", "--bucket-bytes", "4000")
+    try:
+        limit_s = time.monotonic() + 90
+        while len(by_rank(tmp_path)) < 2 or min(file.count for file in by_rank(tmp_path).values()) < 10:
+            assert time.monotonic() < limit_s, "no steps were recorded"
+            assert job.poll() is None, job.communicate()[0]
+            time.sleep(0.1)
+        os.kill(by_rank(tmp_path)[1].about["pid"], signal.SIGKILL)
+        job.communicate(timeout=60)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    assert job.returncode != 0
+    for file in by_rank(tmp_path).values():
+        assert file.torn_bytes == 0
+        assert [record[0] for record in file.tail()] == list(range(file.count))
+        assert file.count >= 10
+
+
+def test_the_job_ends_at_once_when_told(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "examples" / "scale_model.py"), "--compute-s", "0.01"]
+    job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    with job.stdout:
+        assert job.stdout.readline().startswith("scale model: 1 ranks, 1383574 parameters in 16 layers")
+        start_s = time.monotonic()
+        job.terminate()
+        assert job.wait(timeout=30) == -signal.SIGTERM  # a shell calls it 143
+    assert time.monotonic() - start_s < 5

@@ -55,10 +55,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 def _add_resources(group: Any) -> None:
     group.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
-    group.add_argument("--tasks-per-node", type=int, default=1, metavar="N", help="tasks a node (default: 1)")
+    group.add_argument("--tasks-per-node", type=int, default=1, metavar="N", help="tasks per node (default: 1)")
     group.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of a task")
-    group.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs a node, as 4 or h100:4")
-    group.add_argument("--mem", metavar="SIZE", help="memory a node, as Slurm writes it: 64G")
+    group.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs per node, as 4 or h100:4")
+    group.add_argument("--mem", metavar="SIZE", help="memory per node, as Slurm writes it: 64G")
     group.add_argument("--time", metavar="TIME", help="time limit, as Slurm writes it: 30 (minutes), 3:00:00, 1-12")
     group.add_argument("--account", metavar="NAME", help="account to charge")
     group.add_argument("--job-name", metavar="NAME", help="as squeue shows it (default: what is run)")

@@ -161,3 +161,13 @@ def test_half_of_the_time_before_the_limit_is_for_the_job() -> None:
 def test_every_sites_script_names_it(scripts: dict[str, dict[str, str]]) -> None:
     for name, kinds in scripts.items():
         assert all(f"for the site {name}." in text for text in kinds.values())
+
+
+def test_the_script_in_the_documentation_is_one() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "commands" / "submit.md").read_text()
+    resources = replace(
+        WHOLE, job_name="ringtap-python", cpus_per_task=None, gpus_per_node="a100:4", mem=None, account="def-me"
+    )
+    environment = Environment("/home/me/env/bin/python")
+    asked = replace(ASKED, folder=Path("/home/me/code"), resources=resources, environment=environment)
+    assert f"```\n{script(asked, '/scratch/me/runs/first', 'narval')}```\n" in page

@@ -33,7 +33,7 @@ def keep(folder: Path, patterns: Sequence[str], to: Path) -> None:
         found |= {path.rstrip("/"): path for path in paths}
     # a folder is copied with all that is in it
     paths = [path for name, path in found.items() if not any(str(above) in found for above in Path(name).parents)]
-    folders = [path for path in paths if (folder / path).is_dir()]  # one cp copies none twice, by links or not
+    folders = {path for path in paths if (folder / path).is_dir()}  # one cp copies none twice, by links or not
     files = [path for path in paths if path not in folders]
     try:
         to.mkdir(parents=True, exist_ok=True)

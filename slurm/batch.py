@@ -8,6 +8,7 @@ Slurm sends SIGUSR1 ahead of the time limit. It always ends with the exit code o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ from ringtap.agents.node.settings import parse_settings
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, write_json
 from ringtap.slurm.array_parts import part_paths
-from ringtap.slurm.job import forget_steps, job_id, note, signal_step, variable
+from ringtap.slurm.job import job_id, note, signal_step, variable
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.terminal import as_command
 from ringtap.units import counted
@@ -56,7 +57,7 @@ class Stops:
         self._stop_job: Callable[[], None] | None = None
         self._is_due = False
         signal.signal(signal.SIGUSR1, lambda *_: self._near_limit())
-        signal.signal(signal.SIGTERM, lambda *_: self._ended())
+        signal.signal(signal.SIGTERM, lambda *_: self._record("TERM"))
 
     def on_limit(self, stop_job: Callable[[], None]) -> None:
         """Set what stops the job ahead of the time limit; it is called now if the signal has arrived before."""
@@ -65,16 +66,16 @@ class Stops:
             stop_job()
 
     def _near_limit(self) -> None:
-        self.cause = "USR1"
-        note(self._paths, "stopped USR1")
+        self._record("USR1")
         if self._stop_job:
             self._stop_job()
         else:
             self._is_due = True
 
-    def _ended(self) -> None:
-        self.cause = self.cause or "TERM"
-        note(self._paths, "stopped TERM")
+    def _record(self, name: str) -> None:
+        if name == "USR1" or not self.cause:
+            self.cause = name
+        note(self._paths, f"stopped {name}")
 
 
 def _after(seconds: float, act: Callable[[], object]) -> None:
@@ -229,7 +230,9 @@ def main() -> int:
     stops = Stops(paths)
     if command and not (paths.run / "run.json").is_file():
         _make_run(paths, options, job)
-    forget_steps(paths)
+    for step in ("agents", "job"):  # of the job before Slurm requeued it
+        with contextlib.suppress(OSError):
+            paths.step(job, step).unlink()
     note(paths, f"begun on {os.uname().nodename}")
     code = as_command(lambda: run_command(paths, options, command, stops) if command else run_series(paths, stops))
     note(paths, f"ended {code}")

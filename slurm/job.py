@@ -12,12 +12,11 @@ import contextlib
 import os
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from ringtap.errors import UsageError
 from ringtap.slurm.paths import SubmitPaths
-
-STEPS = ("agents", "job")
 
 
 class JobReport(NamedTuple):  # no dataclass: every rank imports this module before its job begins
@@ -58,11 +57,15 @@ def job_id() -> str:
 
 def note(paths: SubmitPaths, event: str) -> None:
     """Append an event to the state file of the job that this process runs in."""
-    path = paths.state(job_id())
+    _append(paths.state(job_id()), f"{int(time.time())} {event}\n")
+
+
+def _append(path: Path, text: str) -> None:
+    """Append to a file; a failure is told, and no reason for the job to end."""
     try:
         with path.open("ab", buffering=0) as file:
-            file.write(f"{int(time.time())} {event}\n".encode())
-    except OSError as error:  # no reason for the job to end
+            file.write(text.encode())
+    except OSError as error:
         print(f"ringtap: {path} cannot be written: {error.strerror}", file=sys.stderr)
 
 
@@ -84,20 +87,10 @@ def read_report(paths: SubmitPaths, job: str) -> JobReport:
     return report
 
 
-def forget_steps(paths: SubmitPaths) -> None:
-    """Remove the ids of steps that the job had before Slurm requeued it."""
-    for step in STEPS:
-        with contextlib.suppress(OSError):
-            paths.step(job_id(), step).unlink()
-
-
 def announce_step(paths: SubmitPaths, step: str) -> None:
     """Write the id of the step that this process is a task of, if it is the first one."""
     if variable("SLURM_PROCID") == "0":
-        try:
-            paths.step(job_id(), step).write_text(variable("SLURM_STEP_ID"))
-        except OSError as error:
-            print(f"ringtap: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        _append(paths.step(job_id(), step), variable("SLURM_STEP_ID"))
 
 
 def signal_step(paths: SubmitPaths, step: str, name: str) -> bool:

@@ -36,9 +36,22 @@ class Part:
     missing: tuple[float, ...]
 
 
-def part_path(paths: SubmitPaths, index: int, series: str) -> Path:
-    """The run directory of a series."""
-    return paths.parts / f"{index:03d}-{series}"
+def part_paths(run: RunDirectory) -> list[tuple[str, Path]]:
+    """The series of a submitted sweep in the plan's order, each with its run directory.
+
+    Raises:
+        UsageError: the run is no submitted sweep.
+    """
+    paths = SubmitPaths(run.path)
+    if run.info.get("kind") != "sweep" or not paths.folder.is_dir():
+        raise UsageError(f"{run.path} is no submitted sweep: ringtap submit PLAN.toml makes one")
+    names = planned_series(whole_plan(run))
+    return [(name, paths.parts / f"{index:03d}-{name}") for index, name in enumerate(names)]
+
+
+def planned_series(plan: dict[str, Any]) -> list[str]:
+    """The names of a plan's series, in the order in which they are measured."""
+    return [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
 
 
 def whole_plan(run: RunDirectory) -> dict[str, Any]:
@@ -61,12 +74,9 @@ def read_parts(run: RunDirectory) -> list[Part]:
     Raises:
         UsageError: the run is no submitted sweep, or a file of a part is damaged.
     """
-    paths = SubmitPaths(run.path)
-    if run.info.get("kind") != "sweep" or not paths.folder.is_dir():
-        raise UsageError(f"{run.path} is no submitted sweep: ringtap submit PLAN.toml makes one")
-    plan = whole_plan(run)
-    series = [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
-    return [_read_part(part_path(paths, index, name), index, name, plan["loads"]) for index, name in enumerate(series)]
+    parts = enumerate(part_paths(run))
+    loads = whole_plan(run)["loads"]
+    return [_read_part(path, index, name, loads) for index, (name, path) in parts]
 
 
 def _read_part(path: Path, index: int, series: str, loads: list[float]) -> Part:

@@ -18,42 +18,15 @@ from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, new_name
 from ringtap.schema import RUN_JSON
 from ringtap.slurm import script
-from ringtap.slurm.array_parts import part_path, read_parts
+from ringtap.slurm.array_parts import read_parts
 from ringtap.slurm.commands import resource_words
-from ringtap.slurm.job_status import read_request
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Environment, Resources, parse_time_s
-from ringtap.slurm.run_json import WAITING
 from ringtap.slurm.sites import Site
-from ringtap.slurm.status import sweep_standing
+from ringtap.slurm.status import NOT_BEGUN, read_request, sweep_standing
 from ringtap.slurm.submit import check_place, find_sbatch, hand_over
 from ringtap.terminal import shell_word
 from ringtap.units import format_duration
-
-_CHOICE = """
-# One series a task of the array, one task at a time, on nodes of its own: two would load each other's network
-case $SLURM_ARRAY_TASK_ID in
-{cases}
-*) echo "the plan has no series $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;
-esac
-"""
-
-_SWEEP = """
-# Near the time limit Slurm sends SIGUSR1 to this script alone; the sweep keeps what it has, and can go on later.
-# scancel and the limit itself send SIGTERM to everything.
-trap 'caught=yes; note stopped USR1; kill -TERM "$sweep"' USR1
-trap 'caught=yes; note stopped TERM' TERM
-{await_}
-# The series: a task that comes again measures only what is missing
-python -m ringtap.cli sweep "$TAP_RUN/{plan}" -o "$TAP_RUN/{parts}/$part" --series "$series" --resume &
-sweep=$!
-await "$sweep"
-note "ended $code"
-
-# What all tasks have measured so far, as one run directory
-python -m ringtap.cli collect "$TAP_RUN" >/dev/null
-exit "$code"
-"""
 
 
 class _Request(NamedTuple):
@@ -79,31 +52,16 @@ def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int], a
     assert isinstance(cluster, Cluster)
     pinned = [host.node for host in cluster.hosts if host.node]
     directives = [
-        f"--array={','.join(map(str, indices))}%1",
-        "--exclusive",
-        "--requeue",
-        "--open-mode=append",
-        *([f"--dependency=afterany:{':'.join(after)}"] if after else []),
-        *([f"--nodelist={','.join(pinned)}"] if pinned else []),
+        # one task at a time, on nodes of its own: two would load each other's network
+        f"array={','.join(map(str, indices))}%1",
+        "exclusive",
+        "requeue",
+        "open-mode=append",
+        *([f"dependency=afterany:{':'.join(after)}"] if after else []),
+        *([f"nodelist={','.join(pinned)}"] if pinned else []),
     ]
-    cases = [
-        f"{index}) series={name} part={part_path(paths, index, name).name} ;;"
-        for index, name in enumerate(series_names(request.plan))
-    ]
-    choice = _CHOICE.format(cases="\n".join(cases))
-    sweep = _SWEEP.format(
-        await_=script.AWAIT, plan=paths.plan.relative_to(paths.run), parts=paths.parts.relative_to(paths.run)
-    )
-    return "".join(
-        (
-            script.header(request.resources, request.site, directives),
-            script.places(paths, request.folder),
-            choice,
-            'note "begun on $(uname -n)"\n',
-            script.modules(request.site, request.environment),
-            script.python(request.site, request.environment),
-            sweep,
-        )
+    return script.batch_script(
+        request.resources, request.environment, request.site, request.folder, [paths.run], directives=directives
     )
 
 
@@ -211,11 +169,11 @@ def _submit(
         before = read_request(paths)
         job = hand_over(sbatch, paths, text, before | about | {"tasks": [*before["tasks"], list(todo)]})
         run = RunDirectory.open(paths.run)
-        run.finish("running", WAITING)
+        run.finish("running", NOT_BEGUN)
         return job
     run = RunDirectory.create(paths.run, "sweep", sys.argv, plan.seed, access=access, plan=resolved(plan))
     try:
-        run.finish("running", WAITING)
+        run.finish("running", NOT_BEGUN)
         paths.folder.mkdir()
         paths.parts.mkdir()
         shutil.copyfile(file, paths.plan)

@@ -20,6 +20,7 @@ from typing import Any
 import ringtap
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import install_command
+from ringtap.options import add_json
 from ringtap.slurm.sites import Site
 from ringtap.trafficgen.commands.bundle import write_archive
 
@@ -192,7 +193,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--python", default=here, metavar="X.Y", help=f"version of Python there (default: {here})")
     parser.add_argument("--site", metavar="SITE", help="cluster, or a profile's path (default: as of ringtap submit)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to make")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_json(parser)
     parser.set_defaults(handler=_bundle)
 
 

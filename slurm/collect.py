@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.node.node_json import node_items, not_collected
+from ringtap.options import add_json
 from ringtap.rundir import RunDirectory, Status
 from ringtap.schema import POINTS_JSONL, REJECTED_JSONL
 from ringtap.slurm.array_parts import Part, read_parts
@@ -119,7 +120,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of ringtap submit")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_json(parser)
     parser.set_defaults(handler=_collect)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+from ringtap.options import add_json
 from ringtap.rundir import add_access
 from ringtap.terminal import shell_word
 from ringtap.units import counted
@@ -36,7 +37,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--print", action="store_true", help="show the batch script, submit nothing")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="run directory, on a shared file system")
     add_access(parser)
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_json(parser)
     _add_resources(parser.add_argument_group("what the job gets"))
     _add_environment(parser.add_argument_group("its Python"))
     job = parser.add_argument_group("what is recorded, and kept (of a command; a plan says so itself)")
@@ -55,10 +56,10 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 def _add_resources(group: Any) -> None:
     group.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
-    group.add_argument("--tasks-per-node", type=int, default=1, metavar="N", help="tasks a node (default: 1)")
+    group.add_argument("--tasks-per-node", type=int, default=1, metavar="N", help="tasks per node (default: 1)")
     group.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of a task")
-    group.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs a node, as 4 or h100:4")
-    group.add_argument("--mem", metavar="SIZE", help="memory a node, as Slurm writes it: 64G")
+    group.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs per node, as 4 or h100:4")
+    group.add_argument("--mem", metavar="SIZE", help="memory per node, as Slurm writes it: 64G")
     group.add_argument("--time", metavar="TIME", help="time limit, as Slurm writes it: 30 (minutes), 3:00:00, 1-12")
     group.add_argument("--account", metavar="NAME", help="account to charge")
     group.add_argument("--job-name", metavar="NAME", help="as squeue shows it (default: what is run)")

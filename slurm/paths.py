@@ -45,12 +45,16 @@ class SubmitPaths:
         return self.folder / "state"
 
     def state(self, job: str) -> Path:
-        """State file of a job: lines of ``<seconds since 1970> <word> [<text>]``.
+        """State file of a job (`ringtap.slurm.job`).
 
         Args:
             job: the job's id, for a task of an array ``<array's id>_<index>``.
         """
         return self.states / job
+
+    def step(self, job: str, name: str) -> Path:
+        """File with the id of one of a job's steps; ``job`` as in `state`."""
+        return self.states / f"{job}.{name}"
 
     @property
     def results(self) -> Path:

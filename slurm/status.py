@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import glob
 import json
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,18 +17,40 @@ from typing import Any
 from ringtap.agents.node.node_json import node_items
 from ringtap.agents.sweep.lock import LOCK_FILE
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.rundir import RunDirectory, Status, read_points
+from ringtap.json_validation import COUNT, Shape, Text
+from ringtap.options import add_json
+from ringtap.rundir import RunDirectory, Status, read_json, read_points
 from ringtap.schema import POINTS_JSONL
-from ringtap.slurm.array_parts import Part, read_parts, whole_plan
-from ringtap.slurm.job_status import ALIVE, WAITING, Answer, JobReport, ask_slurm, read_account, read_request
+from ringtap.slurm.array_parts import Part, planned_series, read_parts, whole_plan
+from ringtap.slurm.job import JobReport, read_report
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.run_json import WAITING as NOT_BEGUN
 from ringtap.terminal import one_line, shell_word
 from ringtap.units import counted
 
+NOT_BEGUN = "submitted; the job has not begun"
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
-# states of jobs that ended by themselves, or that Slurm no longer knows
+# Slurm's names of states
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_ALIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+# ... of jobs that ended by themselves, or that Slurm no longer knows
 _PLAIN = ("COMPLETED", "FAILED", "FORGOTTEN")
+_ANSWER_S = 30.0
+_REQUEST: Shape = {"jobs?": [{"id": Text(r"\w[\w.+-]{0,63}", "a job's id")}], "tasks?": [[COUNT]]}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """State of a job according to Slurm.
+
+    Attributes:
+        state: Slurm's name of it, such as ``PENDING``; ``FORGOTTEN`` where Slurm no longer knows the job.
+        reason: Slurm's reason for it; empty for none.
+        nodes: the nodes it has or had, as Slurm writes them.
+    """
+
+    state: str
+    reason: str = ""
+    nodes: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,10 +164,9 @@ def _own_standing(run: RunDirectory) -> Standing:
     plan, status, why = whole_plan(run), str(run.info.get("status")), str(run.info.get("why") or "")
     if status == "running" and is_abandoned(run.path):
         status, why = "partial", "it was ended before it could say so"
-    names = [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
     points = read_points(run.path / POINTS_JSONL)[0]
     series = []
-    for index, name in enumerate(names):
+    for index, name in enumerate(planned_series(plan)):
         done = {point.get("step") for point in points if point["series"] == name}
         missing = tuple(load for step, load in enumerate(plan["loads"]) if step not in done)
         series.append(
@@ -184,6 +206,18 @@ def is_abandoned(run: Path) -> bool:
     return True
 
 
+def read_request(paths: SubmitPaths) -> dict[str, Any]:
+    """Read submit/request.json: the request, ``jobs`` with the id of each submission, ``tasks`` with its series.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    item: dict[str, Any] = read_json(paths.request, _REQUEST)
+    if "tasks" in item and len(item["tasks"]) != len(item.get("jobs") or []):
+        raise UsageError(f"{paths.request} cannot be used: it has other tasks than jobs")
+    return item
+
+
 def _submitted(paths: SubmitPaths) -> list[str]:
     """Return the ids of the jobs of a run in the order of their submission."""
     return [str(job["id"]) for job in read_request(paths).get("jobs") or []]
@@ -197,6 +231,33 @@ def _submitted_tasks(paths: SubmitPaths) -> dict[int, str]:
     return {index: f"{job}_{index}" for job, indices in zip(_submitted(paths), tasks, strict=True) for index in indices}
 
 
+def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
+    """Query the controller once for the states of jobs.
+
+    Args:
+        jobs: their ids, tasks of arrays as ``<array's id>_<index>``.
+
+    Raises:
+        MeasurementError: it is not reachable from here, or does not answer.
+    """
+    ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S)
+    except OSError as error:
+        raise MeasurementError(f"Slurm cannot be asked from here: squeue: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise MeasurementError(f"Slurm has not answered within {_ANSWER_S:.0f} s: ask again later") from error
+    if done.returncode and "Invalid job id" not in done.stderr:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise MeasurementError(f"Slurm gave no answer: {words}")
+    found = {}
+    for line in done.stdout.splitlines():
+        job, state, reason, nodes = (*line.split("|"), "", "", "", "")[:4]
+        found[job] = Answer(state, "" if reason == "None" else reason, nodes)
+    return {job: found.get(job, Answer("FORGOTTEN")) for job in jobs}
+
+
 def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[tuple[JobStanding, ...], str]:
     """Return the jobs, and the reason why Slurm could not be asked for them; empty where it was, or need not be."""
     answers: Mapping[str, Answer] = {}
@@ -206,27 +267,32 @@ def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[
             answers = ask_slurm(jobs)
         except MeasurementError as error:
             not_asked = str(error)
-    return tuple(_job_standing(read_account(paths, job), answers.get(job)) for job in jobs), not_asked
+    return tuple(_job_standing(paths, read_report(paths, job), answers.get(job)) for job in jobs), not_asked
 
 
-def _job_standing(account: JobReport, answer: Answer | None) -> JobStanding:
+def _job_standing(paths: SubmitPaths, report: JobReport, answer: Answer | None) -> JobStanding:
     """Combine a job's own report with Slurm's answer, which has priority: a requeued job has reported its end."""
-    state, why = "ended", ""
+    state, why, output = "ended", "", paths.output(report.job)
     slurm = f"Slurm says {answer.state}" + (f" ({answer.reason})" if answer.reason else "") if answer else ""
-    if answer and answer.state in WAITING:
+    if answer and answer.state in _WAITING:
         state, why = "waiting", answer.reason
-    elif answer and answer.state in ALIVE:
+    elif answer and answer.state in _ALIVE:
         state, why = "running", f"{'ending ' if answer.state == 'COMPLETING' else ''}on {answer.nodes}"
-    elif account.exit_code is not None:
-        why = f"exit code {account.exit_code}" + (f" after {account.stopped}" if account.stopped else "")
+    elif report.exit_code is not None:
+        why = f"exit code {report.exit_code}" + (f" after {report.stopped}" if report.stopped else "")
         if answer and answer.state not in _PLAIN:
             why += f"; {slurm}"
     elif answer:
-        why = slurm + ("; it has not said how it ended" if account.begun_s else "; it never began")
+        why = f"{slurm}; it never began"
+        if report.begun_s:
+            why = f"{slurm}; it has not said how it ended"
+        elif output.is_file():  # modules or the Python environment
+            why = f"{slurm}; its script ended before ringtap began: see {output.relative_to(paths.run)}"
     else:
         state = "unknown"
-        why = "it has begun, and has not said that it ended" if account.begun_s else "it has not begun"
-    return JobStanding(account.job, state, why, account.begun_s, account.exit_code)
+        begun = report.begun_s or output.is_file()
+        why = "it has begun, and has not said that it ended" if begun else "it has not begun"
+    return JobStanding(report.job, state, why, report.begun_s, report.exit_code)
 
 
 def _command_standing(run: RunDirectory) -> Standing:
@@ -318,7 +384,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of ringtap submit or ringtap sweep")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_json(parser)
     parser.set_defaults(handler=_status)
 
 

@@ -18,9 +18,9 @@ from ringtap.rundir import RunDirectory, write_json
 from ringtap.schema import RUN_JSON
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.slurm.request import Request
-from ringtap.slurm.run_json import WAITING
 from ringtap.slurm.script import command_script
 from ringtap.slurm.sites import Site
+from ringtap.slurm.status import NOT_BEGUN
 
 # File systems local to one machine
 _OWN = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
@@ -123,7 +123,7 @@ def submit_command(request: Request, site: Site, path: Path, access: str = "priv
     settings = parse_settings(request.collect, request.every, {})
     run = RunDirectory.create(paths.run, "job", sys.argv, 0, access=access, settings=settings.to_json(), reference="")
     try:
-        run.info["why"] = WAITING
+        run.info["why"] = NOT_BEGUN
         run.save()
         job = hand_over(sbatch, paths, command_script(request, site, paths), {"site": site.name, **request.to_json()})
     except (UsageError, OSError):

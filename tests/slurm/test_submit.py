@@ -108,7 +108,7 @@ STUBBORN = (
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
 SHOWS = f"""\
 import json, os, sys, time
-print(json.dumps([sys.argv[1:], os.getcwd(), [os.environ[name] for name in {NAMES}]]))
+print(json.dumps([sys.argv[1:], os.getcwd(), [os.environ.get(name) for name in {NAMES}]]))
 """
 WORDS = ("a b", "c'd\"e", "$HOME `id`", "new\nline", "*", "", "\\", "é", "--", "-x", "#SBATCH --no")
 KEEP = ("--keep", "*.pt", "--keep", "logs/**", "--keep", "none*")
@@ -233,7 +233,10 @@ def test_a_job_that_cannot_begin_says_so(jobs: dict[str, Job]) -> None:
     job = jobs["hopeless"]
     assert job.wait()["ExitCode"] == "1:0", job.output
     assert "ringtap-0-py3-none-any.whl is invalid" in job.output
-    assert job.state[1:] == ["ended 1"]
+    assert not job.paths.state(job.id).exists()
+    told = job.cluster.run([*RINGTAP, "status", job.paths.run], user=job.user)
+    why = f"its script ended before ringtap began: see submit/slurm-{job.id}.out"
+    assert f"Slurm says FAILED (NonZeroExitCode); {why}" in told.stdout
 
 
 def test_any_path_and_any_argument_will_do(jobs: dict[str, Job]) -> None:
@@ -302,6 +305,25 @@ def test_slurm_takes_the_script_as_it_is_printed(site: str, cluster: SlurmCluste
     assert "to start at" in done.stderr
     subprocess.run(["shellcheck", folder / "job.sh"], check=True)
     assert not (folder / "runs").exists()
+
+
+def test_a_script_is_changed_and_submitted_by_hand(cluster: SlurmCluster) -> None:
+    home = cluster.home("alice")
+    words = [*RINGTAP, "submit", "--print", *ACCOUNT, *QUICK, "-o", "by hand", "--", *python(SHOWS, *WORDS)]
+    printed = cluster.run(words, user="alice").stdout
+    (home / "mine.sh").write_text(printed.replace("--ntasks-per-node=1", "--ntasks-per-node=2"))
+    done = cluster.run(["sbatch", "--parsable", "mine.sh"], user="alice")
+    assert done.returncode == 0, done.stderr
+    number = done.stdout.strip()
+    ended = cluster.wait(number)
+    output = (home / f"slurm-{number}.out").read_text()
+    assert ended["ExitCode"] == "0:0", output
+    shown = [json.loads(line) for line in output.splitlines() if line.startswith("[[")]
+    assert [(line[0], line[2][1]) for line in shown] == [(list(WORDS), "2")] * 2
+    run = home / "by hand"
+    assert json.loads((run / "run.json").read_text())["status"] == "complete"
+    told = cluster.run([*RINGTAP, "status", run], user="alice")
+    assert f"job {number}: ended: exit code 0" in told.stdout
 
 
 def test_what_sbatch_says_against_it_is_passed_on(cluster: SlurmCluster) -> None:

@@ -135,7 +135,7 @@ def _unguarded_writes(tree: ast.Module) -> Iterator[str]:
     [
         ["agents.testbed.enter", HOSTILE, "a", "true"],
         ["agents.node.attach", HOSTILE, "n0", "1"],
-        ["slurm.run_json", "begin", HOSTILE],
+        ["slurm.batch", "run", HOSTILE],
         pytest.param(
             ["collectors.packet_ring", "--interface", "lo", "--write", HOSTILE + "/x/y"],
             marks=pytest.mark.needs_root("capture packets of lo"),

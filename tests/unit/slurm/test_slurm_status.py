@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from ringtap.cli import main
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory, write_json
-from ringtap.slurm.job_status import Answer, JobReport, ask_slurm, read_account
+from ringtap.slurm.job import JobReport, read_report
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.run_json import WAITING
-from ringtap.slurm.status import SeriesStanding, Standing, lines, standing
+from ringtap.slurm.status import NOT_BEGUN, Answer, SeriesStanding, Standing, ask_slurm, lines, standing
 
 Squeue = Callable[[str, int], Path]
 
@@ -42,7 +41,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Squeue:
 def submitted(path: Path, kind: Any = "job", **info: Any) -> RunDirectory:
     """A run directory as ringtap submit leaves it, with job 7."""
     run = RunDirectory.create(path, kind, ["ringtap", "submit"], 0, **info)
-    run.finish("running", WAITING)
+    run.finish("running", NOT_BEGUN)
     paths = SubmitPaths(path)
     paths.states.mkdir(parents=True)
     write_json(paths.request, {"jobs": [{"id": "7", "submitted_ns": 1}], "tasks": [[0, 1]]})
@@ -63,7 +62,7 @@ def say(run: RunDirectory, job: str, *lines: str) -> None:
 def test_an_account_is_that_of_the_last_beginning(tmp_path: Path) -> None:
     run = submitted(tmp_path / "run")
     paths = SubmitPaths(run.path)
-    assert read_account(paths, "7") == JobReport("7")
+    assert read_report(paths, "7") == JobReport("7")
     say(
         run,
         "7",
@@ -73,9 +72,11 @@ def test_an_account_is_that_of_the_last_beginning(tmp_path: Path) -> None:
         "151 stopped TERM",
         "160 ended 143",
     )
-    assert read_account(paths, "7") == JobReport("7", 100, "n0", "USR1", 143)
+    assert read_report(paths, "7") == JobReport("7", 100, "n0", "USR1", 143)
+    say(run, "7", "100 begun on n0", "160 ended 0", "161 stopped TERM")
+    assert read_report(paths, "7") == JobReport("7", 100, "n0", "TERM", 0)
     say(run, "7", "100 begun on n0", "160 ended 143", "200 begun on n1")
-    assert read_account(paths, "7") == JobReport("7", 200, "n1")
+    assert read_report(paths, "7") == JobReport("7", 200, "n1")
 
 
 @given(st.binary(max_size=200))
@@ -83,7 +84,7 @@ def test_a_damaged_account_is_no_trouble(tmp_path_factory: pytest.TempPathFactor
     paths = SubmitPaths(tmp_path_factory.getbasetemp() / "damaged")
     paths.states.mkdir(parents=True, exist_ok=True)
     paths.state("7").write_bytes(data)
-    assert read_account(paths, "7").job == "7"
+    assert read_report(paths, "7").job == "7"
 
 
 def test_slurm_is_asked_for_all_jobs_at_once(squeue: Squeue) -> None:
@@ -150,6 +151,19 @@ def test_a_run_whose_job_has_not_concluded_it(
     assert found.status == status
     assert found.why.startswith(why)
     assert len(asked.read_text().splitlines()) == 1
+
+
+def test_a_script_that_fails_before_ringtap_begins_is_told_from_a_job_that_never_began(
+    tmp_path: Path, squeue: Squeue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue("7|FAILED|NonZeroExitCode|n0", 0)
+    run = submitted(tmp_path / "run")
+    assert standing(run).why == "Slurm says FAILED (NonZeroExitCode); it never began"
+    SubmitPaths(run.path).output("7").write_text("no such module\n")
+    why = "its script ended before ringtap began: see submit/slurm-7.out"
+    assert standing(run).why == f"Slurm says FAILED (NonZeroExitCode); {why}"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert standing(run).why == "it has begun, and has not said that it ended"
 
 
 def test_without_slurm_it_is_said_that_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

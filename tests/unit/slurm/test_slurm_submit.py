@@ -58,7 +58,7 @@ def test_printing_needs_no_slurm_and_writes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/bash\n")
     assert '#SBATCH --account="a b"\n' in done.stdout
-    assert "    sh -c 'echo $x' -- -o &\n" in done.stdout
+    assert done.stdout.endswith(" -- sh -c $'echo $x' -- -o\n")
     assert not list(tmp_path.iterdir())
 
 

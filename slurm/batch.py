@@ -1,0 +1,254 @@
+"""Process of a batch script: starts the steps of a submitted job, passes stops on, and records how the job ends.
+
+It is the last line of the script: ``exec python -m ringtap.slurm.batch RUN OPTIONS -- COMMAND`` for a command, and with
+RUN alone for the series of a submitted sweep that a task of the array measures. ``exec`` makes it the process to which
+Slurm sends SIGUSR1 ahead of the time limit. It always ends with the exit code of the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ringtap.agents.hosts.slurm import allocated_nodes
+from ringtap.agents.node.node_json import conclude, node_items
+from ringtap.agents.node.settings import parse_settings
+from ringtap.errors import MeasurementError, UsageError
+from ringtap.rundir import RunDirectory, write_json
+from ringtap.schema import RUN_JSON
+from ringtap.slurm.array_parts import part_paths
+from ringtap.slurm.job import job_id, note, signal_step, variable
+from ringtap.slurm.paths import SubmitPaths
+from ringtap.terminal import as_command
+from ringtap.units import counted
+
+_ANSWER_S = 30.0  # for the next recorder's answer, before the job begins without it
+_FINISH_S = 60.0  # for the recorders to finish, after the job
+_RETRY_S = 0.2
+_RINGTAP = [sys.executable, "-m", "ringtap.cli"]
+_CAUSES = {
+    "": "",
+    "USR1": "it was stopped ahead of the time limit",
+    "TERM": "it was cancelled, its time was over, or a node failed",
+}
+
+
+class Stops:
+    """Signals of Slurm that stop the job: SIGUSR1 ahead of the time limit, SIGTERM from scancel and the limit itself.
+
+    SIGTERM reaches every task without this process, SIGUSR1 reaches this process alone.
+
+    Args:
+        paths: of the run.
+
+    Attributes:
+        cause: the signal that has arrived, ``USR1`` or ``TERM``; empty for none.
+    """
+
+    def __init__(self, paths: SubmitPaths) -> None:
+        self.cause = ""
+        self._paths = paths
+        self._stop_job: Callable[[], None] | None = None
+        self._is_due = False
+        signal.signal(signal.SIGUSR1, lambda *_: self._near_limit())
+        signal.signal(signal.SIGTERM, lambda *_: self._record("TERM"))
+
+    def on_limit(self, stop_job: Callable[[], None]) -> None:
+        """Set what stops the job ahead of the time limit; it is called now if the signal has arrived before."""
+        self._stop_job = stop_job
+        if self._is_due:
+            stop_job()
+
+    def _near_limit(self) -> None:
+        self._record("USR1")
+        if self._stop_job:
+            self._stop_job()
+        else:
+            self._is_due = True
+
+    def _record(self, name: str) -> None:
+        if name == "USR1" or not self.cause:
+            self.cause = name
+        note(self._paths, f"stopped {name}")
+
+
+def _after(seconds: float, act: Callable[[], object]) -> None:
+    """Call a function later, instead of what was to be called later until now."""
+    signal.signal(signal.SIGALRM, lambda *_: act())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _stop_step(paths: SubmitPaths, step: str, srun: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Send SIGTERM to the tasks of a step that has not ended, and SIGKILL after so many seconds."""
+    if srun.poll() is not None:
+        return
+    if signal_step(paths, step, "TERM"):
+        _after(grace_s, lambda: signal_step(paths, step, "KILL"))
+    else:  # its first task has yet to begin
+        _after(_RETRY_S, lambda: _stop_step(paths, step, srun, grace_s))
+
+
+def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequence[str], stops: Stops) -> int:
+    """Run the recorders of all nodes and the job itself, each as a step; returns the job's exit code.
+
+    Args:
+        paths: of the run directory; this node becomes the reference of its clocks.
+        options: of the command line.
+        command: what each task of the job runs.
+        stops: signals that stop the job.
+    """
+    run = RunDirectory.open(paths.run)
+    run.info |= {"status": "running", "why": "", "reference": os.uname().nodename}
+    try:
+        run.save()
+    except OSError as error:
+        print(f"ringtap: {run.path / 'run.json'} cannot be written: {error.strerror}; the job goes on", file=sys.stderr)
+    nodes = int(variable("SLURM_JOB_NUM_NODES"))
+    recording = [f"--collect={options.collect}", f"--every={options.every}", "--"]
+    environment = os.environ | {
+        "MASTER_ADDR": allocated_nodes()[0],
+        # of this job alone; the next one is free, for Horovod
+        "MASTER_PORT": str(10000 + int(variable("SLURM_JOB_ID")) % 10000 * 2),
+    }
+
+    def step(
+        role: str, sruns: Sequence[str], words: Sequence[str], stdout: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        task = [sys.executable, "-m", "ringtap.slurm.tasks", role, str(paths.run), *recording, *words]
+        srun = ["srun", "--overlap", "--export=ALL", *sruns, *task]
+        try:
+            return subprocess.Popen(srun, env=environment, stdin=subprocess.DEVNULL, stdout=stdout)
+        except OSError as error:
+            raise MeasurementError(f"srun cannot be started for the {role}s: {error.strerror}") from error
+
+    # the recorders begin first, or their work would be done in the job's own step
+    per_node = ["--cpu-bind=none", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    agents = step("recorder", per_node, options.keep, subprocess.PIPE)
+    note(paths, f"recording {_count_recorded(agents, nodes)} of {nodes} nodes")
+    cores = os.environ.get("SLURM_CPUS_PER_TASK")  # srun does not take them from the batch script by itself
+    launcher = [sys.executable, "-m", "ringtap.examples.horovod_rank"] if options.horovod else []
+    sruns = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={cores}"] if cores else [])]
+    job = step("rank", sruns, [*launcher, *command])
+    stops.on_limit(lambda: _stop_step(paths, "job", job, options.grace))
+    code = _wait(job)
+    _stop_step(paths, "agents", agents, _FINISH_S)
+    _wait(agents)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return _end(paths, code, stops.cause)
+
+
+def _count_recorded(agents: subprocess.Popen[bytes], nodes: int) -> int:
+    """The number of nodes that are being recorded, as far as their recorders answer in time."""
+    assert agents.stdout is not None
+    answers = b""
+    while answers.count(b"\n") < nodes and select.select([agents.stdout], [], [], _ANSWER_S)[0]:
+        answer = os.read(agents.stdout.fileno(), 4096)
+        if not answer:
+            break
+        answers += answer
+    return answers.split().count(b"yes")
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process, whatever signals arrive; returns its exit code, as a shell gives it."""
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _end(paths: SubmitPaths, code: int, cause: str) -> int:
+    """Record that the job has ended; returns its exit code.
+
+    If a rank fails, Slurm ends the others, and srun's exit code is the greatest of all; the job's is that of the rank
+    that failed first, as far as the nodes recorded it.
+
+    Args:
+        paths: of its run directory.
+        code: srun's exit code.
+        cause: as of `Stops`.
+    """
+    first = code
+    try:
+        run = RunDirectory.open(paths.run)
+        nodes = node_items(run)
+        ends = [entry for node in nodes.values() for entry in node.get("jobs") or ()]
+        failures = [(entry.get("ended_ns") or 0, entry["exit_code"]) for entry in ends if entry.get("exit_code")]
+        if code and failures:
+            first = min(failures)[1]
+        expected = int(variable("SLURM_JOB_NUM_NODES"))
+        missing = (
+            f"{expected - len(nodes)} of {counted(expected, 'node')} not recorded" if len(nodes) < expected else ""
+        )
+        conclude(run, first, signal.SIGTERM if cause else None, "; ".join(filter(None, [_CAUSES[cause], missing])))
+    except Exception as error:  # such as a damaged file; the job has ended as it has
+        print(f"ringtap: the end of the job is not recorded ({type(error).__name__}: {error})", file=sys.stderr)
+    return first
+
+
+def run_series(paths: SubmitPaths, stops: Stops) -> int:
+    """Measure one series of a submitted sweep, as ``ringtap sweep --resume`` does; returns its exit code.
+
+    Near the time limit the sweep gets SIGTERM: it keeps what it has, and a later job goes on.
+
+    Raises:
+        UsageError: the plan has no such series.
+    """
+    index = variable("SLURM_ARRAY_TASK_ID")
+    series = part_paths(RunDirectory.open(paths.run))
+    if not index.isdigit() or int(index) >= len(series):
+        raise UsageError(f"the plan of {paths.run} has no series {index}")
+    name, part = series[int(index)]
+    command = [*_RINGTAP, "sweep", str(paths.plan), "-o", str(part), "--series", name, "--resume"]
+    sweep = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    stops.on_limit(sweep.terminate)
+    return _wait(sweep)
+
+
+def main() -> int:
+    """Run the job; returns its exit code."""
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    command = words[cut + 1 :]
+    parser = argparse.ArgumentParser(prog="python -m ringtap.slurm.batch", allow_abbrev=False)
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    if command:
+        parser.add_argument("--collect", required=True, metavar="LIST", help="as of ringtap run")
+        parser.add_argument("--every", required=True, metavar="TIME", help="as of ringtap run")
+        parser.add_argument("--keep", action="append", default=[], metavar="PATTERN", help="as of ringtap submit")
+        parser.add_argument("--horovod", action="store_true", help="as of ringtap submit")
+        parser.add_argument(
+            "--grace", type=float, required=True, metavar="SECONDS", help="from SIGTERM to SIGKILL near the time limit"
+        )
+    options = parser.parse_args(words[:cut])
+    paths = SubmitPaths(options.run)
+    job = job_id()
+    stops = Stops(paths)
+    if command and not (paths.run / RUN_JSON).is_file():
+        _make_run(paths, options, job)
+    for step in ("agents", "job"):  # of the job before Slurm requeued it
+        with contextlib.suppress(OSError):
+            paths.step(job, step).unlink()
+    note(paths, f"begun on {os.uname().nodename}")
+    code = as_command(lambda: run_command(paths, options, command, stops) if command else run_series(paths, stops))
+    note(paths, f"ended {code}")
+    if not command:  # all that the tasks have measured so far, as one run directory
+        subprocess.run([*_RINGTAP, "collect", str(paths.run)], stdout=subprocess.DEVNULL, check=False)
+    return code
+
+
+def _make_run(paths: SubmitPaths, options: argparse.Namespace, job: str) -> None:
+    """Make the run directory of a script that was submitted by hand."""
+    settings = parse_settings(options.collect, options.every, {})
+    RunDirectory.create(paths.run, "job", sys.argv, 0, settings=settings.to_json(), reference="")
+    paths.states.mkdir(parents=True)
+    write_json(paths.request, {"jobs": [{"id": job}]})
+
+
+if __name__ == "__main__":
+    sys.exit(as_command(main))

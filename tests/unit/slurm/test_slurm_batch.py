@@ -1,0 +1,321 @@
+"""The process of a batch script and the tasks of its steps, as far as they need no Slurm.
+
+Real processes, with stand-ins for srun, scancel and scontrol. `tests.slurm` has a real Slurm, which ends jobs in all
+other ways.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtap.rundir import RunDirectory
+from ringtap.slurm.job import read_report
+from ringtap.slurm.keep import keep, matching
+from ringtap.slurm.paths import SubmitPaths
+from ringtap.slurm.tasks import tasks_by_node
+
+NODE = os.uname().nodename
+# the tasks of a step are a process group; its id is kept under the step's number
+SRUN = f"""\
+#!{sys.executable}
+import os, subprocess, sys, time
+from pathlib import Path
+cut = sys.argv.index(sys.executable)
+options = dict(word[2:].partition("=")[::2] for word in sys.argv[1:cut])
+count = int(options.get("ntasks", os.environ["SLURM_NTASKS"]))
+steps = Path(__file__).parents[1] / "steps"
+steps.mkdir(exist_ok=True)
+step = steps / str(len(list(steps.iterdir())))
+if "kill-on-bad-exit" in options:
+    time.sleep(float(os.environ.get("LATE_S", 0)))
+shape = {{"SLURM_STEP_ID": step.name, "SLURM_STEP_NUM_TASKS": count, "SLURM_STEP_TASKS_PER_NODE": count}}
+tasks = []
+for rank in range(count):
+    place = shape | {{"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": 0}}
+    environment = os.environ | {{name: str(value) for name, value in place.items()}}
+    group = tasks[0].pid if tasks else 0
+    tasks.append(subprocess.Popen(sys.argv[cut:], env=environment, preexec_fn=lambda: os.setpgid(0, group)))
+    step.write_text(str(tasks[0].pid))
+codes = [task.wait() for task in tasks]
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
+"""
+SCANCEL = f"""\
+#!{sys.executable}
+import os, signal, sys
+from pathlib import Path
+name, step = sys.argv[-2].partition("=")[2], sys.argv[-1].partition(".")[2]
+os.killpg(int((Path(__file__).parents[1] / "steps" / step).read_text()), signal.Signals["SIG" + name])
+"""
+SCONTROL = f"#!/bin/sh\necho {NODE}\n"
+
+
+class Batch:
+    """A job of one node and two tasks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = SubmitPaths(folder / 'it\'s a "run"')
+        tools = {"srun": SRUN, "scancel": SCANCEL, "scontrol": SCONTROL}
+        (folder / "bin").mkdir()
+        for name, text in tools.items():
+            (folder / "bin" / name).write_text(text)
+            (folder / "bin" / name).chmod(0o755)
+        self.environment = dict(os.environ) | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        self.environment |= {"SLURM_JOB_ID": "20007", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2"}
+        self.environment |= {"SLURM_JOB_NODELIST": NODE, "SLURM_TMPDIR": str(folder / "own disk")}
+        (folder / "own disk").mkdir()
+        self.folder = folder
+        self.process: subprocess.Popen[str] | None = None
+
+    def begin(self, *words: str, command: tuple[str, ...] = (), **variables: str) -> None:
+        """Start the batch script's last line."""
+        recorded = ["--collect=nic", "--every=100ms", "--grace=1"] if command else []
+        line = [sys.executable, "-m", "ringtap.slurm.batch", str(self.paths.run), *recorded, *words]
+        self.process = subprocess.Popen(
+            [*line, *(["--", *command] if command else [])],
+            cwd=self.folder,
+            env=self.environment | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, command: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
+        """The same to its end: exit code, output, errors."""
+        self.begin(*words, command=command, **variables)
+        return self.end()
+
+    def end(self) -> tuple[int, str, str]:
+        assert self.process
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+    def until_written(self, path: Path, text: str = "") -> None:
+        deadline = time.monotonic() + 30
+        while not path.exists() or text not in path.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def events(self, job: str = "20007") -> list[str]:
+        return [line.partition(" ")[2] for line in self.paths.state(job).read_text().splitlines()]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return dict(json.loads((self.paths.run / "run.json").read_text()))
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Iterator[Batch]:
+    """A job that has not begun; it ends with the test."""
+    batch = Batch(tmp_path)
+    yield batch
+    if batch.process and batch.process.poll() is None:
+        batch.process.kill()
+        batch.process.wait()
+    for step in (tmp_path / "bin" / "steps").glob("*"):
+        try:
+            os.killpg(int(step.read_text()), signal.SIGKILL)
+        except (ProcessLookupError, ValueError):
+            continue
+
+
+def python(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", text)
+
+
+RANKS = """\
+import json, os
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+print(json.dumps([os.environ[name] for name in names]))
+"""
+
+
+def test_a_script_that_is_submitted_by_hand_makes_its_run(batch: Batch) -> None:
+    code, out, err = batch.run(command=python(RANKS))
+    assert (code, err) == (0, "")
+    assert sorted(map(json.loads, out.splitlines())) == [
+        [str(rank), "2", str(rank), "2", NODE, "10014"] for rank in (0, 1)
+    ]
+    assert batch.events() == [f"begun on {NODE}", "recording 1 of 1 nodes", "ended 0"]
+    assert (batch.info["status"], batch.info["reference"]) == ("complete", NODE)
+    assert (batch.paths.run / "nodes" / NODE / "DONE").is_file()
+    told = subprocess.run(
+        [sys.executable, "-m", "ringtap.cli", "status", batch.paths.run], capture_output=True, text=True, check=True
+    )
+    assert "job 20007: ended: exit code 0" in told.stdout
+
+
+def test_a_job_that_begins_again_forgets_its_former_steps(batch: Batch) -> None:
+    code, _, err = batch.run("--keep=*", command=("true",), SLURM_TMPDIR="")
+    assert (code, err) == (0, f"ringtap: $SLURM_TMPDIR is not set on {NODE}: nothing can be kept\n")
+    stale = [batch.paths.step("20007", step) for step in ("agents", "job")]
+    assert [path.read_text() for path in stale] == ["0", "1"]
+    # a step that begins late is not taken for its predecessor
+    batch.begin(command=("true",), LATE_S="1")
+    batch.until_written(batch.paths.state("20007"), "ended 0")
+    batch.until_written(batch.paths.step("20007", "agents"), "2")
+    assert not stale[1].exists()
+    assert batch.end()[0] == 0
+    assert read_report(batch.paths, "20007").exit_code == 0
+    assert batch.events().count("ended 0") == 2
+
+
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(batch: Batch) -> None:
+    fails = "import os, sys, time; rank = int(os.environ['RANK']); time.sleep(1 - rank); sys.exit([9, 3][rank])"
+    assert batch.run(command=python(fails))[0] == 3
+    assert batch.events()[-1] == "ended 3"
+    assert (batch.info["status"], batch.info["why"]) == ("failed", "the job ended with exit code 3")
+
+
+STUBBORN = """\
+import signal, time
+from pathlib import Path
+def told(*_):
+    Path("told").touch()
+signal.signal(signal.SIGTERM, told)
+Path("ready").touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_stop_that_comes_before_the_job_reaches_it(batch: Batch) -> None:
+    batch.begin("--keep=*.pt", command=python(STUBBORN), LATE_S="1")
+    batch.until_written(batch.paths.state("20007"), "recording")
+    assert batch.process
+    (batch.folder / "own disk" / "a.pt").write_text("a")
+    batch.process.send_signal(signal.SIGUSR1)
+    code, _, err = batch.end()
+    assert code in (137, 143), err  # it ignores SIGTERM, if that finds it already running
+    assert batch.events()[1:] == ["recording 1 of 1 nodes", "stopped USR1", f"ended {code}"]
+    assert batch.info["status"] == "partial"
+    assert "ahead of the time limit" in batch.info["why"]
+    assert (batch.paths.results / NODE / "a.pt").read_text() == "a"
+
+
+def test_signals_that_are_no_stop_of_the_job_lose_nothing(batch: Batch) -> None:
+    """As of scancel: what it sends to the job itself is not this process's part."""
+    batch.begin(
+        command=python(STUBBORN.replace("while True:", "while not Path('go').exists():") + "raise SystemExit(4)")
+    )
+    batch.until_written(batch.folder / "ready")
+    assert batch.process
+    for _ in range(3):
+        batch.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    (batch.folder / "go").touch()
+    assert batch.end()[0] == 4
+    assert batch.events()[2:] == [*["stopped TERM"] * 3, "ended 4"]
+    assert not (batch.folder / "told").exists()
+    assert "exit code 4 after SIGTERM; it was cancelled" in batch.info["why"]
+
+
+def test_damaged_files_of_the_run_do_not_change_the_exit_code(batch: Batch) -> None:
+    damage = "import sys; from pathlib import Path; Path(sys.argv[1]).write_text('{'); sys.exit(6)"
+    code, _, err = batch.run(command=(*python(damage), str(batch.paths.run / "run.json")), SLURM_NTASKS="1")
+    assert code == 6
+    assert "the end of the job is not recorded (UsageError: " in err
+    assert batch.events()[-1] == "ended 6"
+
+
+def test_a_run_that_cannot_be_opened_ends_the_job_in_one_sentence(batch: Batch) -> None:
+    batch.paths.states.mkdir(parents=True)
+    (batch.paths.run / "run.json").write_text("{")
+    code, _, err = batch.run(command=("true",))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert batch.events() == [f"begun on {NODE}", "ended 2"]
+
+
+def test_outside_of_a_job_it_says_so(batch: Batch) -> None:
+    code, _, err = batch.run(command=("true",), SLURM_JOB_ID="")
+    assert (code, err) == (2, "ringtap: $SLURM_JOB_ID is not set: this runs in a job of Slurm, as sbatch starts it\n")
+    assert not batch.paths.run.exists()
+
+
+def test_a_task_of_an_array_measures_a_series_that_there_is(batch: Batch) -> None:
+    plan = {"models": [{"name": "a"}], "traffic": ["iperf"], "loads": [0]}
+    RunDirectory.create(batch.paths.run, "sweep", [], 0, plan=plan)
+    batch.paths.states.mkdir(parents=True)
+    batch.paths.request.write_text('{"jobs": [{"id": "5"}], "tasks": [[0, 1]]}')
+    task = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "1"}
+    code, _, err = batch.run(**task)
+    assert (code, err) == (2, f"ringtap: the plan of {batch.paths.run} has no series 1\n")
+    assert batch.events("5_1") == [f"begun on {NODE}", "ended 2"]
+    batch.paths.plan.write_text("no plan")
+    code, _, err = batch.run(**(task | {"SLURM_ARRAY_TASK_ID": "0"}))
+    assert code == 2
+    assert str(batch.paths.plan) in err
+    assert batch.events("5_0")[-1] == "ended 2"
+
+
+def test_tasks_of_a_node() -> None:
+    assert tasks_by_node("4") == ["4"]
+    assert tasks_by_node("2(x3),1,16(x2)") == ["2", "2", "2", "1", "16", "16"]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A node's own disk."""
+    disk = tmp_path / "disk"
+    for name in ("a.pt", "b c.pt", ".h.pt", "[x].pt", "logs/x.log", "logs/a/y.log", "logs/.hid/z.log", "o/logs/q.log"):
+        (disk / name).parent.mkdir(parents=True, exist_ok=True)
+        (disk / name).write_text(name)
+        os.utime(disk / name, ns=(1_000_000_007, 2_000_000_009))
+    (disk / "link").symlink_to("logs")
+    (disk / "o" / "up").symlink_to("..")
+    return disk
+
+
+PATTERNS = [*("*.pt", "**", "**/*.log", "**/logs/*", "link/*", "[!a]*.pt", "[^a]*.pt", ".*.pt", "none*", "lo*/a/*")]
+PATTERNS += [*("logs/**", "link/**", "*/**", "**/**", "**/a/**", "**/up", "a.pt", "o", "l*/")]
+# bash's own, and the copies that cp makes of them
+BASH = """\
+shopt -s nullglob globstar
+IFS=
+for path in $1; do
+    printf '%s\\0' "$path"
+    cp --recursive --parents --preserve=timestamps "$path" "$2"
+done
+"""
+
+
+def files(folder: Path) -> dict[str, tuple[str, int]]:
+    """Files and links, with what they hold and when they were changed."""
+    found = {}
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            found[str(path.relative_to(folder))] = (str(path.readlink()), 0)
+        elif path.is_file():
+            found[str(path.relative_to(folder))] = (path.read_text(), path.stat().st_mtime_ns)
+    return found
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_are_those_of_bash(pattern: str, disk: Path, tmp_path: Path) -> None:
+    to = tmp_path / "by bash"
+    to.mkdir()
+    done = subprocess.run(
+        ["bash", "-c", BASH, "bash", pattern, to], cwd=disk, capture_output=True, text=True, check=True
+    )
+    keep(disk, [pattern], tmp_path / "kept")
+    assert files(tmp_path / "kept") == files(to)
+    # folders are copied whole, so what is in them may be left out
+    assert set(matching(disk, pattern)) <= {*done.stdout.split("\0"), *(f"{one}/" for one in done.stdout.split("\0"))}
+
+
+def test_what_is_not_there_is_told_and_all_else_kept(
+    disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(disk, ["best.pt", "none*", "*.pt", "a.pt"], tmp_path / "kept")
+    assert capsys.readouterr().err == f"ringtap: there is no {disk / 'best.pt'} to keep\n"
+    assert set(files(tmp_path / "kept")) == {"a.pt", "b c.pt", "[x].pt"}
+    (tmp_path / "full").touch()
+    keep(disk, ["*.pt"], tmp_path / "full")
+    assert capsys.readouterr().err == f"ringtap: {tmp_path / 'full'} cannot be written: File exists\n"

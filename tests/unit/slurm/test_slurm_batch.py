@@ -31,7 +31,7 @@ from pathlib import Path
 cut = sys.argv.index(sys.executable)
 options = dict(word[2:].partition("=")[::2] for word in sys.argv[1:cut])
 count = int(options.get("ntasks", os.environ["SLURM_NTASKS"]))
-steps = Path(__file__).parents[1] / "steps"
+steps = Path(__file__).parent / "steps"
 steps.mkdir(exist_ok=True)
 step = steps / str(len(list(steps.iterdir())))
 if "kill-on-bad-exit" in options:
@@ -52,7 +52,7 @@ SCANCEL = f"""\
 import os, signal, sys
 from pathlib import Path
 name, step = sys.argv[-2].partition("=")[2], sys.argv[-1].partition(".")[2]
-os.killpg(int((Path(__file__).parents[1] / "steps" / step).read_text()), signal.Signals["SIG" + name])
+os.killpg(int((Path(__file__).parent / "steps" / step).read_text()), signal.Signals["SIG" + name])
 """
 SCONTROL = f"#!/bin/sh\necho {NODE}\n"
 

@@ -164,7 +164,7 @@ def test_every_sites_script_names_it(scripts: dict[str, dict[str, str]]) -> None
 
 
 def test_the_script_in_the_documentation_is_one() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "commands" / "submit.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "commands" / "submit.md").read_text()
     resources = replace(
         WHOLE, job_name="ringtap-python", cpus_per_task=None, gpus_per_node="a100:4", mem=None, account="def-me"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ringtap
-from ringtap.errors import UsageError
+from ringtap.errors import NewerFormatError, UsageError
 from ringtap.json_validation import BPS, COUNT, NAME, NS, PATH, Number, Shape, ShapeError, Text, check, load_json
 from ringtap.masking import mask_words
 from ringtap.records import INTEGER, NUMBER, RecordFile, open_records, read_json_lines
@@ -402,6 +402,8 @@ class RunDirectory:
         while True:
             try:
                 return cls.open(path)
+            except NewerFormatError:
+                raise
             except UsageError:
                 if time.monotonic() >= deadline:
                     raise
@@ -423,7 +425,7 @@ class RunDirectory:
         if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
             raise UsageError(f"{path / 'run.json'} is not a ringtap run description")
         if info["schema"] > SCHEMA:
-            raise UsageError(f"{path} has schema {info['schema']}; this ringtap reads up to {SCHEMA}: upgrade ringtap")
+            raise NewerFormatError(path, info.get("ringtap"), info["schema"], SCHEMA)
         try:
             check(info, RUN)
         except ShapeError as error:

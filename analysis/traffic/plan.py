@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.errors import UsageError
+from ringtap.errors import NewerFormatError, UsageError
 from ringtap.units import counted
 
 FORMAT, VERSION = "ringtap-flow-plan", 2
@@ -164,12 +164,11 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no flow plan: line 1 is not JSON") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UsageError(f"{path} is no flow plan: line 1 does not say format {FORMAT!r}")
-    version = header.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise UsageError(f"{path} has plan format {version}; this ringtap reads up to {VERSION}: upgrade")
     for key, least in (("version", 1), ("duration_ns", 1), ("flows", 0), ("bytes", 0)):
         if not isinstance(header.get(key), int) or header[key] < least:
             raise UsageError(f"{path} line 1: {key} must be a whole number from {least}")
+        if key == "version" and header[key] > VERSION:
+            raise NewerFormatError(path, header.get("ringtap"), header[key], VERSION)
     if header["duration_ns"] > _LONGEST_NS:
         raise UsageError(f"{path} lasts longer than a day: cut it into plans of a day at most")
     names = header.get("destinations")

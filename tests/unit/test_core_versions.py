@@ -1,15 +1,24 @@
-"""Runs and plans of other versions: those of 0.1 are read (tests/gold/v0.1/record.sh made them)."""
+"""Runs and plans of other versions: those of 0.1 (tests/gold/v0.1/record.sh) are read, newer ones refused."""
 
 import csv
 import json
+import re
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ringtap
 from ringtap.analysis.traffic.plan import read_plan
 from ringtap.cli import main
+from ringtap.errors import UsageError
+from ringtap.records import VERSION as RECORDS
+from ringtap.records import Field, RecordWriter, open_records
+from ringtap.rundir import SCHEMA, RunDirectory, write_json
+from ringtap.slurm.paths import SubmitPaths
+from ringtap.trafficgen.plans.flow import VERSION as PLAN
 from ringtap.trafficgen.plans.plan_file import PlanFile
 
 GOLD = Path(__file__).resolve().parents[1] / "gold" / "v0.1"
@@ -64,3 +73,76 @@ def test_a_plan_of_0_1_has_the_flows_that_its_options_give_now(name: str, tmp_pa
     assert old.check() == new.check()
     assert list(old.flows()) == list(new.flows())
     assert read_plan(old.path).start_ns.tolist() == [flow.start_ns for flow in new.flows()]
+
+
+def refusal(what: object, found: int, newest: int) -> str:
+    return (
+        f"ringtap: {what} was written by ringtap 9.1.0 (format {found}); this is ringtap {ringtap.__version__}, which "
+        f"reads formats up to {newest}: upgrade ringtap\n"
+    )
+
+
+@pytest.fixture
+def newer_run(tmp_path: Path) -> Path:
+    """A submitted sweep by ringtap 9.1.0, with a part."""
+    run = RunDirectory.create(tmp_path / "run", "sweep", [], 1)
+    newer = run.info | {"schema": SCHEMA + 1, "ringtap": "9.1.0", "kind": {"of": "another shape"}}
+    paths = SubmitPaths(run.path)
+    paths.folder.mkdir()
+    write_json(paths.request, {"jobs": [], "tasks": []})
+    write_json(run.path / "run.json", newer)
+    return run.path
+
+
+@pytest.mark.parametrize(
+    "verb", ["analyze", "report", "live --plain", "status", "collect", "capture --join", "structure"]
+)
+def test_a_run_by_a_newer_version_is_refused_with_both_versions(
+    verb: str, newer_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in newer_run.rglob("*") if path.is_file()}
+    assert main([*verb.split(), str(newer_run)]) == 2
+    assert capsys.readouterr().err == refusal(newer_run, SCHEMA + 1, SCHEMA)
+    assert {path: path.read_bytes() for path in newer_run.rglob("*") if path.is_file()} == before
+
+
+def test_nobody_waits_for_a_newer_run_to_become_readable(newer_run: Path) -> None:
+    start_s = time.monotonic()
+    with pytest.raises(UsageError, match=r"ringtap 9\.1\.0"):
+        RunDirectory.wait_for(newer_run, 30)
+    assert time.monotonic() - start_s < 10
+
+
+@pytest.mark.parametrize("writer", [None, "", 7, ["9.1.0"]])
+def test_a_newer_run_that_does_not_name_its_version_is_refused_too(writer: object, newer_run: Path) -> None:
+    info = json.loads((newer_run / "run.json").read_text())
+    write_json(newer_run / "run.json", info | {"ringtap": writer})
+    with pytest.raises(UsageError, match=rf"was written by a newer ringtap \(format {SCHEMA + 1}\); this is ringtap "):
+        RunDirectory.open(newer_run)
+
+
+@pytest.mark.parametrize("verb", ["send", "verify"])
+def test_a_plan_by_a_newer_version_is_refused_with_both_versions(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new.plan"
+    assert main(["traffic", "plan", *PLANS["ring"].split(), "-o", str(path)]) == 0
+    header, _, flows = path.read_text().partition("\n")
+    about = json.loads(header)
+    assert about["ringtap"] == ringtap.__version__
+    path.write_text(json.dumps(about | {"version": PLAN + 1, "ringtap": "9.1.0"}) + "\n" + flows)
+    capsys.readouterr()
+    logs = ["--sent", str(tmp_path / "none.rec")] if verb == "verify" else []
+    assert main(["traffic", verb, str(path), *logs]) == 2
+    assert capsys.readouterr().err == refusal(path, PLAN + 1, PLAN)
+
+
+def test_a_record_file_by_a_newer_version_is_refused_with_both_versions(tmp_path: Path) -> None:
+    path = tmp_path / "a.rec"
+    RecordWriter(path, [Field("t_ns", "<i8", "ns", "time")], {}).close()
+    line = path.read_text()
+    path.write_text(
+        line.replace(f'"version": {RECORDS}', f'"version": {RECORDS + 1}').replace(ringtap.__version__, "9.1.0")
+    )
+    with pytest.raises(UsageError, match=re.escape(refusal(path, RECORDS + 1, RECORDS)[9:-1])):
+        open_records(path)

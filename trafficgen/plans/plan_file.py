@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringtap.errors import UsageError
+from ringtap.errors import NewerFormatError, UsageError
 from ringtap.trafficgen.plans.flow import FORMAT, MOST, VERSION, Flow
 from ringtap.trafficgen.plans.requirements import PlanRequirements, RequirementsCounter
 from ringtap.trafficgen.protocol import LARGEST_FLOW_BYTES, parse_address
@@ -258,8 +258,10 @@ class PlanFile:
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise UsageError(f"{self.path} is no flow plan: line 1 does not say format {FORMAT!r}")
         version = header.get("version")
-        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= VERSION:
-            raise UsageError(f"{self.path} has plan format {version}; this ringtap reads 1 to {VERSION}: upgrade")
+        if not _is_whole(version, 1, MOST):
+            raise self._wrong(f"version must be a whole number from 1 to {VERSION}")
+        if version > VERSION:
+            raise NewerFormatError(self.path, header.get("ringtap"), version, VERSION)
         return header
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

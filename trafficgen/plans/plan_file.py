@@ -257,11 +257,10 @@ class PlanFile:
             raise UsageError(f"{self.path} is no flow plan: line 1 is not JSON") from error
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise UsageError(f"{self.path} is no flow plan: line 1 does not say format {FORMAT!r}")
-        version = header.get("version")
-        if not _is_whole(version, 1, MOST):
+        if not _is_whole(header.get("version"), 1, MOST):
             raise self._wrong(f"version must be a whole number from 1 to {VERSION}")
-        if version > VERSION:
-            raise NewerFormatError(self.path, header.get("ringtap"), version, VERSION)
+        if header["version"] > VERSION:
+            raise NewerFormatError(self.path, header.get("ringtap"), header["version"], VERSION)
         return header
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

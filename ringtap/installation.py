@@ -21,6 +21,7 @@ EXTRAS = {
     **dict.fromkeys(("cryptography", "dask", "dask_jobqueue", "distributed"), "dask"),
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
     "pynvml": "gpu",
+    "shtab": "completion",
 }
 
 

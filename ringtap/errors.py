@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 
-import ringtap
-
 FILE_LIMIT = ": a log has reached the largest size that this user's files may have (ulimit -f)"
 
 
@@ -20,24 +18,6 @@ class UsageError(RingtapError):
     """Wrong arguments, a bad file, a missing tool or privilege: exit code 2."""
 
     exit_code = 2
-
-
-class NewerFormatError(UsageError):
-    """A file that a newer ringtap has written.
-
-    Args:
-        path: the file or run directory.
-        writer: the version that wrote it, as the file says; anything but text where it does not say.
-        found: its format version.
-        newest: the newest format version that this ringtap reads.
-    """
-
-    def __init__(self, path: object, writer: object, found: int, newest: int) -> None:
-        who = f"ringtap {writer[:40]}" if isinstance(writer, str) and writer else "a newer ringtap"
-        super().__init__(
-            f"{path} was written by {who} (format {found}); this is ringtap {ringtap.__version__}, which reads formats "
-            f"up to {newest}: upgrade ringtap"
-        )
 
 
 class MeasurementError(RingtapError):

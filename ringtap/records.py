@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import ringtap
 from ringtap import json_validation
-from ringtap.errors import NewerFormatError, UsageError
+from ringtap.errors import UsageError
 
 FORMAT = "ringtap-records"
 VERSION = 1
@@ -291,7 +291,7 @@ def open_records(path: Path, needed: Mapping[str, frozenset[str]] | None = None)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise json_validation.ShapeError("its first line does not say that it is one")
         if isinstance(header.get("version"), int) and header["version"] > VERSION:
-            raise NewerFormatError(path, header.get("ringtap"), header["version"], VERSION)
+            raise json_validation.NewerFormatError(path, header.get("ringtap"), header["version"], VERSION)
         json_validation.check(header, _HEADER)
         fields = tuple(Field(**{name: field[name] for name in Field.__annotations__}) for field in header["fields"])
         _check_fields(fields, header["record_bytes"], needed or {})

@@ -11,8 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ringtap
-from ringtap.errors import NewerFormatError, UsageError
-from ringtap.json_validation import BPS, COUNT, NAME, NS, PATH, Number, Shape, ShapeError, Text, check, load_json
+from ringtap.errors import UsageError
+from ringtap.json_validation import (
+    BPS,
+    COUNT,
+    NAME,
+    NS,
+    PATH,
+    NewerFormatError,
+    Number,
+    Shape,
+    ShapeError,
+    Text,
+    check,
+    load_json,
+)
 from ringtap.masking import mask_words
 from ringtap.records import INTEGER, NUMBER, RecordFile, open_records, read_json_lines
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.errors import NewerFormatError, UsageError
+from ringtap.errors import UsageError
+from ringtap.json_validation import NewerFormatError
 from ringtap.units import counted
 
 FORMAT, VERSION = "ringtap-flow-plan", 2

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringtap.errors import NewerFormatError, UsageError
+from ringtap.errors import UsageError
+from ringtap.json_validation import NewerFormatError
 from ringtap.trafficgen.plans.flow import FORMAT, MOST, VERSION, Flow
 from ringtap.trafficgen.plans.requirements import PlanRequirements, RequirementsCounter
 from ringtap.trafficgen.protocol import LARGEST_FLOW_BYTES, parse_address

@@ -13,7 +13,7 @@ $(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
 
 # the tests alone need tshark, and Horovod, which is compiled: minutes, once for a version of torch
-$(VENV)/tests: $(VENV)/ready scripts/build_horovod.py
+$(VENV)/tests: $(VENV)/ready examples/build_horovod.py
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV) tests
 
 demo: $(VENV)/ready

@@ -1,4 +1,4 @@
-"""A collector, a kind of traffic and a verb: one new file and one line each (docs/project/architecture.md)."""
+"""What one new file and its registration add, as docs/project/architecture.md says: each is made, and used."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 from ringtap.records import open_records
 from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile
+from tests.gold.analysis_sweep import write_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTOR = '''
@@ -83,6 +84,19 @@ def register(subparsers, name, summary):
     parser.add_argument("--whom", default="you")
     parser.set_defaults(handler=lambda options: print("Hello,", options.whom) or 0)
 '''
+FIGURE = '''
+"""The number of points of each series."""
+
+import pandas as pd
+
+from ringtap.analysis.plots.figure import sheet
+
+
+def mine(series, tails, setting):
+    on = sheet(1, 1, (3, 2))
+    on.panels[0].bar([str(one.key) for one in series], [len(one.used) for one in series])
+    return on.drawn("mine", "A caption of mine.", pd.DataFrame({"points": [len(one.used) for one in series]}))
+'''
 
 
 class Copy:
@@ -97,6 +111,10 @@ class Copy:
     def add(self, path: str, text: str, registry: str, after: str, line: str) -> None:
         """Write a new file, and one line below another in a registry."""
         (self.folder / "code" / path).write_text(text)
+        self.register(registry, after, line)
+
+    def register(self, registry: str, after: str, line: str) -> None:
+        """Write one line below another in a registry."""
         file = self.folder / "code" / registry
         before = file.read_text().splitlines(keepends=True)
         place = before.index(f"{after}\n") + 1
@@ -153,3 +171,31 @@ def test_a_verb_is_a_file_and_a_line(copy: Copy) -> None:
     done = copy.ringtap("mine", "--whom", "world")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hello, world\n", "")
     assert "greet somebody" in copy.ringtap("--help").stdout
+
+
+def test_a_figure_is_a_file_an_import_and_a_line(copy: Copy) -> None:
+    registry = "analysis/report/write.py"
+    copy.add("analysis/plots/mine.py", FIGURE, registry, "FIGURES: dict[str, Maker] = {", '    "mine": mine,')
+    copy.register(
+        registry,
+        "from ringtap.analysis.plots.figure import Drawn, styled",
+        "from ringtap.analysis.plots.mine import mine",
+    )
+    write_sweep(copy.folder / "sweep", [("vgg16", "consistent")])
+    done = copy.ringtap("report", "sweep")
+    assert done.returncode == 0, done.stderr
+    report = copy.folder / "sweep" / "report"
+    assert (report / "figures" / "mine.csv").read_text() == "points\n6\n"
+    assert (report / "report.html").read_text().count("A caption of mine.") >= 1
+
+
+def test_a_model_is_a_line(copy: Copy) -> None:
+    copy.register(
+        "ringtap/models.py", "    for profile in (", '        ModelProfile("mine", "Mine", 1_000_000, 8, 0.1, 0.1),'
+    )
+    (copy.folder / "plan.toml").write_text(
+        '[sweep]\nloads = [0, 0.5]\ntraffic = ["iperf"]\n[[models]]\nname = "mine"\n'
+    )
+    done = copy.ringtap("sweep", "plan.toml", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "mine-iperf" in done.stdout

@@ -84,6 +84,12 @@ def test_every_verb_says_what_is_missing_and_how_to_get_it(least: Path, tmp_path
     assert re.match(r"ringtap: \w+ is not installed here: .* install .*\[report\]'?\n", done.stderr)
 
 
+def test_completion_says_what_is_missing_and_how_to_get_it(least: Path) -> None:
+    done = alone(least, "-m", "ringtap.cli", "completion", "bash")
+    assert done.returncode == 2
+    assert re.fullmatch(r"ringtap: shtab is not installed here: .* install .*\[completion\]'?\n", done.stderr)
+
+
 def test_live_says_that_plain_text_needs_nothing(least: Path, tmp_path: Path) -> None:
     done = alone(least, "-m", "ringtap.cli", "live", str(tmp_path))
     assert done.returncode == 2

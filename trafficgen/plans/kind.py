@@ -80,13 +80,14 @@ NODE = Option("node", "ADDRESS:PORT", "all-to-all, ring, list: sends from it and
 SCALE = Option("scale", "S", "divide flow sizes by this (default 1)", float)
 # Options of every kind
 SEED = Option("seed", "SEED", "seed of everything random (default 1)", int)
-SHARED = (*RATE, DURATION, TO, FROM, NODE, SEED)  # the first of --help
 TRANSPORT = {
     Option("congestion-control", "NAME", "for the sender: for example cubic"): "congestion_control",
     Option("dscp", "N", "for the sender: 0 to 63", int): "dscp",
     Option("send-buffer", "SIZE", "for the sender: socket buffer", parse_size_bytes): "send_buffer_bytes",
     Option("pacing", "RATE", "for the sender: payload rate that each flow is held to", parse_rate_bps): "pacing_bps",
 }
+# Those that --help lists first
+SHARED = (*RATE, DURATION, TO, FROM, NODE, SEED)
 
 
 def offered_load(given: dict[str, Any]) -> OfferedLoad | None:

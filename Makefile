@@ -13,7 +13,7 @@ $(VENV)/ready: pyproject.toml constraints.txt scripts/prepare.sh
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV)
 
 # the tests alone need tshark, and Horovod, which is compiled: minutes, once for a version of torch
-$(VENV)/tests: $(VENV)/ready scripts/build_horovod.py
+$(VENV)/tests: $(VENV)/ready examples/build_horovod.py
 	PYTHON=$(PYTHON) sh scripts/prepare.sh $(VENV) tests
 
 demo: $(VENV)/ready
@@ -40,9 +40,10 @@ check: say-check lint
 # Many of the tests that share the machine wait most of the time, so there are four at once for two cores.
 # What measures runs beside one other test at most. What fails runs once more, by itself: most tests run real programs,
 # which a busy machine may hold up. A test that needs this has a defect all the same; please report it.
+# Each of the two parts ends with the times of its ten slowest tests.
 test: say-test lint $(VENV)/tests
 	@tests() { \
-		$(BIN)/python -m pytest -n $$1 -m "$$2" && return; \
+		$(BIN)/python -m pytest -n $$1 -m "$$2" --durations=10 --durations-min=1 && return; \
 		echo "Failed once; these tests again, by themselves, until one fails again:"; \
 		$(BIN)/python -m pytest -x -m "$$2" --last-failed --last-failed-no-failures none; \
 	}; \

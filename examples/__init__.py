@@ -1,1 +1,1 @@
-"""Training jobs and sweep plans that ship with ringtap; the jobs know nothing of ringtap."""
+"""Training jobs, plans and data that ship with ringtap, and the build of Horovod; the jobs know nothing of ringtap."""

@@ -10,7 +10,7 @@ import argparse
 import errno
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringtap
@@ -57,6 +57,9 @@ GROUPS = {
         "collect": ("ringtap.slurm.collect", "put the parts of a submitted sweep together"),
         "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),
     },
+    "Shell": {
+        "completion": ("ringtap.completion", "print a script with which bash, zsh or tcsh completes commands"),
+    },
 }
 VERBS = {name: entry for verbs in GROUPS.values() for name, entry in verbs.items()}
 # names of version 0.1 that still work
@@ -101,6 +104,15 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.ArgumentParser:
     """The argument parser; only the arguments of the named verb, and of its sub-verb, are built."""
+    return _build({verb}, {sub_verb}, argparse.SUPPRESS)
+
+
+def build_whole_parser() -> argparse.ArgumentParser:
+    """The argument parser with the arguments of every verb and sub-verb, which imports all their modules."""
+    return _build(set(VERBS), {name for verbs in SUB_VERBS.values() for name in verbs}, "what to do")
+
+
+def _build(asked: Set[str | None], asked_below: Set[str | None], verbs_help: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog="ringtap",
         usage="ringtap [-h] [--version] COMMAND ...",
@@ -111,25 +123,23 @@ def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.Argu
     )
     parser.set_defaults(read_segments=_read_segments)
     parser.add_argument("--version", action="version", version=f"ringtap {ringtap.__version__}")
-    subparsers = parser.add_subparsers(
-        prog="ringtap", dest="verb", metavar="COMMAND", required=True, help=argparse.SUPPRESS
-    )
+    subparsers = parser.add_subparsers(prog="ringtap", dest="verb", metavar="COMMAND", required=True, help=verbs_help)
     for name, (module, summary) in VERBS.items():
-        if name != verb:
+        if name not in asked:
             subparsers.add_parser(name, add_help=False)
         elif name in SUB_VERBS:
-            _add_sub_verbs(subparsers, name, summary, sub_verb)
+            _add_sub_verbs(subparsers, name, summary, asked_below)
         else:
             importlib.import_module(module).register(subparsers, name, summary)
     return parser
 
 
-def _add_sub_verbs(subparsers: Any, verb: str, summary: str, asked: str | None) -> None:
+def _add_sub_verbs(subparsers: Any, verb: str, summary: str, asked: Set[str | None]) -> None:
     """Add a verb whose sub-verbs have modules of their own; only the arguments of the asked one are built."""
     parser = subparsers.add_parser(verb, help=summary, description=summary, allow_abbrev=False)
     verbs = parser.add_subparsers(dest=f"{verb}_verb", metavar="COMMAND", required=True)
     for name, (module, text) in SUB_VERBS[verb].items():
-        if name == asked:
+        if name in asked:
             importlib.import_module(module).register(verbs, name, text)
         else:
             verbs.add_parser(name, help=text, add_help=False)

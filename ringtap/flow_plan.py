@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.errors import UsageError
+from ringtap.json_validation import NewerFormatError
 
 FORMAT = "ringtap-flow-plan"
 VERSION = 2
@@ -69,6 +70,9 @@ def read_header(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no flow plan: line 1 is not JSON") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UsageError(f"{path} is no flow plan: line 1 does not say format {FORMAT!r}")
-    if type(header.get("version")) is not int or not 1 <= header["version"] <= VERSION:
-        raise UsageError(f"{path} has plan format {header.get('version')}; this ringtap reads 1 to {VERSION}: upgrade")
+    version = header.get("version")
+    if type(version) is not int or version < 1:
+        raise UsageError(f"{path} line 1: version must be a whole number from 1 to {VERSION}")
+    if version > VERSION:
+        raise NewerFormatError(path, header.get("ringtap"), version, VERSION)
     return header

@@ -1,4 +1,4 @@
-"""Source of this installation of ringtap, and the command that adds a missing package to it.
+"""Source of this installation of ringtap, the command that adds a missing package to it, and the examples in it.
 
 No package index offers ringtap, so pip needs more than its name.
 """
@@ -21,6 +21,7 @@ EXTRAS = {
     **dict.fromkeys(("cryptography", "dask", "dask_jobqueue", "distributed"), "dask"),
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
     "pynvml": "gpu",
+    "shtab": "completion",
 }
 
 
@@ -60,6 +61,13 @@ def install_command(extra: str = "") -> str:
     if source is None and (checkout / "pyproject.toml").is_file():
         source = [_with(str(checkout), extra)]
     return f"{pip()} install {shlex.join(source or _packages(requirements, extra))}"
+
+
+def shipped_example(path: str | Path) -> Path | None:
+    """Return the example that ships with ringtap under the name ``examples/NAME``, unless that file exists here."""
+    shipped = Path(__file__).parent / path
+    is_shipped = Path(path).parent == Path("examples") and not Path(path).exists() and shipped.is_file()
+    return shipped if is_shipped else None
 
 
 def pip() -> str:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import ringtap
+from ringtap.errors import UsageError
+
 MOST_BYTES = 64 << 20  # of a JSON document
 _DEEPEST = 64
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -33,6 +36,24 @@ Shape = Any
 
 class ShapeError(ValueError):
     """One clause that names the wrong value and its location."""
+
+
+class NewerFormatError(UsageError):
+    """A file that a newer ringtap has written.
+
+    Args:
+        path: the file or run directory.
+        writer: the version that wrote it, as the file says; anything but text where it does not say.
+        found: its format version.
+        newest: the newest format version that this ringtap reads.
+    """
+
+    def __init__(self, path: object, writer: object, found: int, newest: int) -> None:
+        who = f"ringtap {writer[:40]}" if isinstance(writer, str) and writer else "a newer ringtap"
+        super().__init__(
+            f"{path} was written by {who} (format {found}); this is ringtap {ringtap.__version__}, which reads formats "
+            f"up to {newest}: upgrade ringtap"
+        )
 
 
 @dataclass(frozen=True)

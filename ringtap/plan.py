@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.installation import shipped_example
 from ringtap.models import PROFILES
 from ringtap.plan_cluster import OWN_VARIABLES, Cluster, read_cluster
 from ringtap.toml_tables import PlanTables, TomlTable
@@ -152,11 +153,12 @@ class SweepPlan:
 
 
 def load_plan(path: Path) -> SweepPlan:
-    """Read and check a plan file.
+    """Read and check a plan file; examples/NAME is the example that ships with ringtap, unless there is one here.
 
     Raises:
         UsageError: unreadable, not TOML, a wrong key or value (with its line and the nearest right key).
     """
+    path = shipped_example(path) or path
     file = PlanTables(path, {"sweep", "testbed", "cluster", "window", "burst"}, {"models", "hosts"})
     sweep, is_real = file.one("sweep", needed=True), file.has("cluster")
     if is_real and file.has("testbed"):

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import ringtap
 from ringtap import json_validation
 from ringtap.errors import UsageError
 
@@ -156,8 +157,8 @@ class RecordWriter:
         if about is None:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             return
-        header = {"format": FORMAT, "version": VERSION, "record_bytes": self._struct.size}
-        header |= {"fields": [asdict(field) for field in fields], "about": about}
+        header = {"format": FORMAT, "version": VERSION, "ringtap": ringtap.__version__}
+        header |= {"record_bytes": self._struct.size, "fields": [asdict(field) for field in fields], "about": about}
         line = json.dumps(header).encode()
         line += b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -290,9 +291,7 @@ def open_records(path: Path, needed: Mapping[str, frozenset[str]] | None = None)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise json_validation.ShapeError("its first line does not say that it is one")
         if isinstance(header.get("version"), int) and header["version"] > VERSION:
-            raise UsageError(
-                f"{path} has record format {header['version']}; this ringtap reads up to {VERSION}: upgrade"
-            )
+            raise json_validation.NewerFormatError(path, header.get("ringtap"), header["version"], VERSION)
         json_validation.check(header, _HEADER)
         fields = tuple(Field(**{name: field[name] for name in Field.__annotations__}) for field in header["fields"])
         _check_fields(fields, header["record_bytes"], needed or {})

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import ringtap
 from ringtap.errors import UsageError
-from ringtap.json_validation import Shape, ShapeError, check, load_json
+from ringtap.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
 from ringtap.masking import mask_words
 from ringtap.records import RecordFile, open_records, read_json_lines
 from ringtap.schema import NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
@@ -249,6 +249,8 @@ class RunDirectory:
         while True:
             try:
                 return cls.open(path)
+            except NewerFormatError:
+                raise
             except UsageError:
                 if time.monotonic() >= deadline:
                     raise
@@ -270,7 +272,7 @@ class RunDirectory:
         if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
             raise UsageError(f"{path / 'run.json'} is not a ringtap run description")
         if info["schema"] > SCHEMA:
-            raise UsageError(f"{path} has schema {info['schema']}; this ringtap reads up to {SCHEMA}: upgrade ringtap")
+            raise NewerFormatError(path, info.get("ringtap"), info["schema"], SCHEMA)
         try:
             check(info, RUN)
         except ShapeError as error:

@@ -56,7 +56,7 @@ if [ -n "${missing% }" ]; then
 fi
 
 if [ "$part" = tests ]; then
-    "$folder/bin/python" scripts/build_horovod.py --install
+    "$folder/bin/python" -m ringtap.examples.build_horovod --install
     touch "$folder/tests"
     exit
 fi

@@ -23,8 +23,8 @@ SHARES = re.compile(
     r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
     r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|pcap"
     r"|ssh_(hosts|sweep)|sweep|traffic)"
-    r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|doctor|hook_|hosts_|installed"
-    r"|jobs_|lab_state|live_|packaging|slurm_|suite|sweep_|traffic_)"
+    r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|completion|doctor|extension"
+    r"|hook_|hosts_|installed|jobs_|lab_state|live_|packaging|slurm_|suite|sweep_|traffic_)"
 )
 # a variable of all processes that tests start; where a test empties the environment, it sets this one again
 TESTED_BY = "TESTED_BY"

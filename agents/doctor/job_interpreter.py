@@ -180,4 +180,4 @@ def _install(package: str) -> str:
 def _horovod_remedy() -> str:
     if on_alliance():
         return "pip install --no-index horovod (with module load python/3.11); nothing, for a job without it"
-    return "python scripts/build_horovod.py, in ringtap's source; nothing, for a job without it"
+    return "python -m ringtap.examples.build_horovod --install; nothing, for a job without it"

@@ -362,7 +362,7 @@ def _check_machine(plan: SweepPlan) -> None:
     if any(model.framework == "horovod" for model in plan.models) and not find_spec("horovod"):
         raise UsageError(
             f'framework = "horovod" needs Horovod, which {sys.executable} does not have: '
-            "build it with scripts/build_horovod.py --install"
+            "build it with python -m ringtap.examples.build_horovod --install"
         )
 
 

@@ -156,7 +156,7 @@ def _tool_problems(plan: SweepPlan, name: str, facts: dict[str, Any]) -> list[st
         if any(not model.command for model in plan.models) and "torch" not in facts["modules"]:
             found.append(f"host {name} has no torch for the scale model: install ringtap[demo] there")
         if any(model.framework == "horovod" for model in plan.models) and "horovod" not in facts["modules"]:
-            found.append(f"host {name} has no Horovod: build it there with scripts/build_horovod.py")
+            found.append(f"host {name} has no Horovod: run python -m ringtap.examples.build_horovod --install there")
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.installation import shipped_example
 from ringtap.terminal import shell_word
 from ringtap.units import parse_rate_bps, whole_number
 
@@ -49,7 +50,7 @@ def _fit(options: argparse.Namespace) -> int:
     from ringtap.analysis.model.fit_points import fit_points
     from ringtap.analysis.sweeps.tables import read_points_csv
 
-    path = Path(options.points)
+    path = shipped_example(options.points) or Path(options.points)
     points = read_points_csv(path, capacity_gbps, options.weights)
     model = CongestionModel(capacity_gbps, None if options.n is None else _EXPONENTS[options.n])
     try:

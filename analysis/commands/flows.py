@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
+from ringtap.installation import shipped_example
 from ringtap.terminal import shell_word
 from ringtap.units import format_duration, parse_duration_s
 
@@ -62,12 +63,11 @@ def _flows(options: argparse.Namespace) -> int:
         if path is not None:
             tables.check_table(path, options.force)
     words = _filter(options)
+    files = [shipped_example(file) or file for file in options.files]
     # multiples of the usual bins are summed from these, so that one cache serves all
     scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
     with workers(options.scheduler) as executor, Bar() as bar:
-        whole = read_captures(
-            options.files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache, workers=executor
-        )
+        whole = read_captures(files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache, workers=executor)
     traffic = whole if words is None else whole.select(words)
     if options.json:
         _print_json(traffic, words, options.matrix)
@@ -76,8 +76,8 @@ def _flows(options: argparse.Namespace) -> int:
 
         print("\n".join(describe(traffic, words, options.matrix, options.sort)))
     _write(traffic, options, bin_ns)
-    if not options.json and "-" not in options.files:
-        names = " ".join(map(shell_word, options.files)) if len(options.files) <= _FEW_FILES else "FILE…"
+    if not options.json and "-" not in files:
+        names = " ".join(map(shell_word, files)) if len(files) <= _FEW_FILES else "FILE…"
         if options.rates is None and traffic.bins:
             print(f"\nNext: ringtap flows {names} --rates rates.csv")
         elif _may_hold_training(traffic):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
+from ringtap.installation import shipped_example
 from ringtap.terminal import shell_word
 from ringtap.units import parse_duration_s
 
@@ -57,9 +58,10 @@ def _structure(options: argparse.Namespace) -> int:
 
     if options.output is not None:
         from ringtap.analysis.structure.figures import write
+    captures = [shipped_example(path) or path for path in options.paths]
     with Bar() as bar:
         found = read_structure(
-            *options.paths, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache, progress=bar
+            *captures, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache, progress=bar
         )
     paths = write(found, options.output, options.average) if options.output is not None else []
     if options.json:
@@ -72,7 +74,7 @@ def _structure(options: argparse.Namespace) -> int:
     for path in paths:
         print(f"Wrote {path}")
     if not paths:
-        named = " ".join(map(shell_word, options.paths))
+        named = " ".join(map(shell_word, captures))
         print(f"Next, for figures and tables: ringtap structure {named} -o FOLDER")
     return 0
 

@@ -22,16 +22,17 @@ from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series import Series
 from ringtap.errors import UsageError
 
-# figures of a report, in its order; those that a later report no longer has are removed
-NAMES = (
-    "iteration-times",
-    "rescaled",
-    "traffic-kinds",
-    "distributions",
-    "transports",
-    "spread-and-growth",
-    "congestion-points",
-)
+Maker = Callable[[Sequence[Series], Sequence[Tails], Setting], Drawn | None]
+# file name -> maker of each figure, in the order of the report; figures that an earlier report alone had are removed
+FIGURES: dict[str, Maker] = {
+    "iteration-times": lambda series, _, setting: iteration_times(series, setting),
+    "rescaled": lambda series, _, setting: rescaled_times(series, setting),
+    "traffic-kinds": lambda series, _, setting: traffic_kinds(series, setting),
+    "distributions": lambda series, _, setting: distributions(series, setting),
+    "transports": lambda series, _, setting: transports(series, setting),
+    "spread-and-growth": spread_and_growth,
+    "congestion-points": lambda series, _, setting: congestion_points(series, setting),
+}
 
 
 def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, folder: Path) -> list[Drawn]:
@@ -44,23 +45,14 @@ def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, fol
         folder: where PNG, SVG and CSV of each go.
 
     Returns:
-        The figures drawn, in the order of `NAMES`.
+        The figures drawn, in the order of `FIGURES`.
     """
     kept = [(one, tail) for one, tail in zip(series, found, strict=True) if one.used]
     usable, of_usable = [one for one, _ in kept], [tail for _, tail in kept]
     if not usable:
         return []
-    makers: list[Callable[[], Drawn | None]] = [
-        lambda: iteration_times(usable, setting),
-        lambda: rescaled_times(usable, setting),
-        lambda: traffic_kinds(usable, setting),
-        lambda: distributions(usable, setting),
-        lambda: transports(usable, setting),
-        lambda: spread_and_growth(usable, of_usable, setting),
-        lambda: congestion_points(usable, setting),
-    ]
     with styled():
-        drawn = [figure for maker in makers if (figure := maker()) is not None]
+        drawn = [figure for maker in FIGURES.values() if (figure := maker(usable, of_usable, setting))]
         for figure in drawn:
             figure.write(folder)
     return drawn
@@ -95,7 +87,7 @@ def write_report(measured: ReportInputs, folder: Path | None = None) -> Written:
             (new / "report.json").write_text(text, encoding="utf-8")
             page = render("report.html.j2", data, drawn, new, _TABLE)
             (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
-            return Written(_summary(data), publish(new, folder, _TABLE, NAMES), folder / "report.json")
+            return Written(_summary(data), publish(new, folder, _TABLE, tuple(FIGURES)), folder / "report.json")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
 

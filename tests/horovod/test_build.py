@@ -1,4 +1,4 @@
-"""The script that builds Horovod: what it says when it cannot, where it keeps the wheel. Nothing is compiled here."""
+"""The module that builds Horovod: what it says when it cannot, where it keeps the wheel. Nothing is compiled here."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "build_horovod.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "build_horovod.py"
 
 
 @pytest.fixture(scope="module")

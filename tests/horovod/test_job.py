@@ -16,7 +16,7 @@ from ringtap.analysis.job.horovod_timeline import load_timeline
 from ringtap.records import open_records
 
 if find_spec("horovod") is None:
-    pytest.skip("Horovod is not installed: python scripts/build_horovod.py --install", allow_module_level=True)
+    pytest.skip("Horovod is not installed: python -m ringtap.examples.build_horovod --install", allow_module_level=True)
 
 JOB = Path(__file__).with_name("job.py")
 ROOT = JOB.parents[2]

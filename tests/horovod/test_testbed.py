@@ -13,7 +13,7 @@ from ringtap.analysis.model.demand import demand
 from ringtap.records import open_records
 
 if find_spec("horovod") is None:
-    pytest.skip("Horovod is not installed: python scripts/build_horovod.py --install", allow_module_level=True)
+    pytest.skip("Horovod is not installed: python -m ringtap.examples.build_horovod --install", allow_module_level=True)
 
 PARAMETERS = 276_715
 PLAN = f"""\

@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
+import ringtap
 from ringtap.errors import UsageError
 from ringtap.flow_plan import FORMAT, MOST, VERSION
 from ringtap.trafficgen.protocol import parse_address
@@ -122,6 +123,7 @@ class Frame:
         said |= {"duration_ns": self.duration_ns, "flows": flows, "bytes": total_bytes}
         said |= {"sources": list(self.sources), "destinations": list(self.destinations), "seed": self.seed}
         said |= {"starts": "ns after the sender's launch", "transport": dict(self.transport)}
+        said["ringtap"] = ringtap.__version__
         return said | more
 
     def ipv6(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.flow_plan import MOST, Flow
 from ringtap.trafficgen.plans.common import NS, Frame
+from ringtap.trafficgen.plans.kind import DURATION, NODE, Option, TrafficKind
 from ringtap.trafficgen.plans.plan_file import Plan
 from ringtap.trafficgen.protocol import parse_address
 from ringtap.units import counted
@@ -146,3 +147,11 @@ def write_list(plan: Plan, path: Path, force: bool = False) -> dict[str, int]:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
     return {name or "unbound": number for name, number in (sources | destinations).items()}
+
+
+LIST = TrafficKind(
+    "list",
+    lambda given, frame: FlowListPlan(given["list"], frame, given["node"]),
+    (Option("list", "FILE", "list: an HPCC flow list", Path), NODE),
+    (DURATION,),
+)

@@ -13,8 +13,24 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.flow_plan import MOST, Flow
 from ringtap.trafficgen.plans.common import Frame, OfferedLoad
+from ringtap.trafficgen.plans.kind import (
+    DURATION,
+    FROM,
+    LOAD,
+    LOAD_COUNTS,
+    MTU,
+    NODE,
+    RATE,
+    TO,
+    Option,
+    TrafficKind,
+    needed_load,
+    offered_load,
+)
+from ringtap.trafficgen.plans.kind import duration_ns as read_ns
 from ringtap.trafficgen.plans.sampling import again, exponentials, shares_of, stream
 from ringtap.trafficgen.protocol import parse_address
+from ringtap.units import parse_size_bytes
 
 _MOST_PAIRS = 100_000
 
@@ -260,3 +276,81 @@ def _fitted(rng: random.Random, count: int, total_ns: int) -> Iterator[int]:
     for time in times():
         passed += time
         yield min(total_ns, int(total_ns * (passed / drawn)))
+
+
+_LONG_LIVED_FLOWS, _INCAST_FLOWS = 1, 8
+_ON_NS = _OFF_NS = _PERIOD_NS = 10_000_000
+
+
+def _long_lived(given: dict[str, Any], frame: Frame) -> LongLivedPlan:
+    return LongLivedPlan(frame, given.get("flows", _LONG_LIVED_FLOWS), offered_load(given))
+
+
+def _on_off(given: dict[str, Any], frame: Frame) -> OnOffPlan:
+    return OnOffPlan(frame, needed_load(given), given.get("on", _ON_NS), given.get("off", _OFF_NS))
+
+
+def _incast(given: dict[str, Any], frame: Frame) -> RoundsPlan:
+    if len(frame.destinations) != 1:
+        raise UsageError("incast goes to one destination: give --to once")
+    if "flows" in given and "from" in given:
+        raise UsageError("incast has a flow for each --from, or --flows unbound ones: give one of the two")
+    sources = given.get("from") or [""] * _bounded(given.get("flows", _INCAST_FLOWS))
+    pairs = [(source, frame.destinations[0]) for source in sources]
+    return RoundsPlan("incast", frame, pairs, given.get("period", _PERIOD_NS), _demand(given), {})
+
+
+def _all_to_all(given: dict[str, Any], frame: Frame) -> RoundsPlan:
+    nodes, hosts = given["node"], [parse_address(node)[0] for node in given["node"]]
+    count = len(nodes)
+    if count < 2:
+        raise UsageError("all-to-all needs two nodes or more: give --node ADDRESS:PORT for each")
+    # In shifted order, so that no receiver comes first for every sender
+    pairs = [(hosts[node], nodes[(node + shift) % count]) for shift in range(1, count) for node in range(count)]
+    period_ns = given.get("period", _PERIOD_NS)
+    return RoundsPlan("all-to-all", frame, pairs, period_ns, _demand(given), {"nodes": list(nodes)})
+
+
+def _demand(given: dict[str, Any]) -> int | OfferedLoad:
+    load = offered_load(given)
+    if (load is None) == ("size" not in given):
+        raise UsageError("give --load for all flows together, or --size for each one")
+    return load if load is not None else int(given["size"])
+
+
+def _bounded(count: int) -> int:
+    if not 1 <= count <= _MOST_FLOWS:
+        raise UsageError(f"--flows {count} is not usable: it must be from 1 to {_MOST_FLOWS}")
+    return count
+
+
+def _ring(given: dict[str, Any], frame: Frame) -> RingPlan:
+    return RingPlan(frame, given["node"], given["bytes"], given.get("compute", 0), given["iterations"])
+
+
+_FLOWS = Option("flows", "N", "long-lived, incast: how many at once (default 1 and 8)", int)
+_PERIOD = Option("period", "TIME", "incast, all-to-all: from round to round (default 10ms)", read_ns)
+_SIZE = Option("size", "SIZE", "incast, all-to-all: of each flow, instead of --load", parse_size_bytes)
+LONG_LIVED = TrafficKind("long-lived", _long_lived, (DURATION,), (*RATE, TO, FROM, _FLOWS))
+ON_OFF = TrafficKind(
+    "on-off",
+    _on_off,
+    (LOAD, DURATION),
+    (
+        *(LOAD_COUNTS, MTU, TO, FROM),
+        Option("on", "TIME", "on-off: mean of the on times (default 10ms)", read_ns),
+        Option("off", "TIME", "on-off: mean of the off times (default 10ms)", read_ns),
+    ),
+)
+INCAST = TrafficKind("incast", _incast, (DURATION,), (*RATE, TO, FROM, _FLOWS, _PERIOD, _SIZE))
+ALL_TO_ALL = TrafficKind("all-to-all", _all_to_all, (DURATION, NODE), (*RATE, _PERIOD, _SIZE))
+RING = TrafficKind(
+    "ring",
+    _ring,
+    (
+        *(DURATION, NODE),
+        Option("bytes", "SIZE", "ring: what each iteration reduces", parse_size_bytes),
+        Option("iterations", "N", "ring: how many", int),
+    ),
+    (Option("compute", "TIME", "ring: from an iteration's last chunk to the next one's first (default 0s)", read_ns),),
+)

@@ -12,6 +12,7 @@ from ringtap.errors import UsageError
 from ringtap.flow_plan import MOST, Flow
 from ringtap.records import open_records
 from ringtap.trafficgen.plans.common import Frame
+from ringtap.trafficgen.plans.kind import DURATION, FROM, SCALE, TO, Option, TrafficKind, duration_ns
 
 _MS = 1_000_000
 _Ends = tuple[str, int, str, int]
@@ -194,3 +195,37 @@ class _OpenFlows:
     def _end(self, flow: list[int]) -> None:
         start_ns, _, size_bytes, by, to = flow
         self._seen.add(start_ns, by, to, size_bytes)
+
+
+_GAP_NS = 100 * _MS
+
+
+def _replay(given: dict[str, Any], frame: Frame) -> ReplayPlan:
+    path = given["replay"]
+    if path.suffix == ".rec":
+        if "gap" in given:
+            raise UsageError("--gap is for captures: a log says where flows end")
+        return ReplayPlan("replay", read_sent_log(path), frame, given.get("scale", 1.0), {"replay": path.name})
+    if not frame.destinations:
+        raise UsageError(
+            "a replay of a capture needs --to HOST:PORT: nothing is sent to hosts that are only in a capture"
+        )
+    gap_ns = given.get("gap", _GAP_NS)
+    about = {"replay": path.name, "gap_ns": gap_ns}
+    # Sockets of this host cannot bind to the capture's sources either
+    frame = replace(frame, sources=frame.sources or [""])
+    return ReplayPlan(
+        "replay", read_capture(path, gap_ns, given["read_segments"]), frame, given.get("scale", 1.0), about
+    )
+
+
+REPLAY = TrafficKind(
+    "replay",
+    _replay,
+    (Option("replay", "FILE", "replay: a sender's log (.rec) or a capture", Path),),
+    (
+        *(TO, FROM, DURATION, SCALE),
+        Option("gap", "TIME", "replay of a capture: a pause that ends a flow (default 100ms)", duration_ns),
+    ),
+    finds_receivers=True,
+)

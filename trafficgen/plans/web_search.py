@@ -11,13 +11,27 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.common import MOST_FLOWS, Frame, OfferedLoad
+from ringtap.trafficgen.plans.kind import (
+    DURATION,
+    FROM,
+    LOAD,
+    LOAD_COUNTS,
+    MTU,
+    SCALE,
+    TO,
+    Option,
+    TrafficKind,
+    needed_load,
+)
+from ringtap.trafficgen.plans.kind import duration_ns as read_ns
 from ringtap.trafficgen.plans.sampling import arrivals, normal_share, shares_of, stream
-from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes
+from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes, parse_sizes
 
 KINDS = ("consistent", "burst")
 _BURST_FLOWS = 2
@@ -186,3 +200,44 @@ def _check(spec: PlanSpec, frame: Frame, load: OfferedLoad) -> None:
             f"bursts of {spec.burst_height} x {spec.burst_length_ns} ns carry no less than the whole period of "
             f"{spec.burst_period_ns} ns: lower --burst-height or --burst-length"
         )
+
+
+def _make(kind: Literal["consistent", "burst"], given: dict[str, Any], frame: Frame) -> FlowPlan:
+    load = needed_load(given)
+    return FlowPlan(
+        PlanSpec(
+            kind=kind,
+            load_bps=load.bps,
+            duration_ns=frame.duration_ns,
+            destinations=frame.destinations,
+            seed=frame.seed,
+            scale=given.get("scale", 1.0),
+            burst_height=given.get("burst_height", 3.0),
+            burst_length_ns=given.get("burst_length", 1_000_000),
+            burst_period_ns=given.get("burst_period", 10_000_000),
+            sizes=parse_sizes(given["sizes"]) if "sizes" in given else WEB_SEARCH,
+            sources=frame.sources,
+            load_counts=load.counts,
+            mtu=load.mtu,
+            transport=frame.transport,
+        )
+    )
+
+
+_TAKES = (
+    *(LOAD_COUNTS, MTU, TO, FROM),
+    Option("sizes", "NAME", "a workload, a formula or file:PATH (default web-search)"),
+    SCALE,
+)
+CONSISTENT = TrafficKind("consistent", partial(_make, "consistent"), (LOAD, DURATION), _TAKES)
+BURST = TrafficKind(
+    "burst",
+    partial(_make, "burst"),
+    (LOAD, DURATION),
+    (
+        *_TAKES,
+        Option("burst-height", "H", "burst: rate in a burst over the load (default 3)", float),
+        Option("burst-length", "TIME", "burst: length of a burst (default 1ms)", read_ns),
+        Option("burst-period", "TIME", "burst: from burst to burst (default 10ms)", read_ns),
+    ),
+)

@@ -84,6 +84,12 @@ def test_every_verb_says_what_is_missing_and_how_to_get_it(least: Path, tmp_path
     assert re.match(r"ringtap: \w+ is not installed here: .* install .*\[report\]'?\n", done.stderr)
 
 
+def test_completion_says_what_is_missing_and_how_to_get_it(least: Path) -> None:
+    done = alone(least, "-m", "ringtap.cli", "completion", "bash")
+    assert done.returncode == 2
+    assert re.fullmatch(r"ringtap: shtab is not installed here: .* install .*\[completion\]'?\n", done.stderr)
+
+
 def test_live_says_that_plain_text_needs_nothing(least: Path, tmp_path: Path) -> None:
     done = alone(least, "-m", "ringtap.cli", "live", str(tmp_path))
     assert done.returncode == 2
@@ -181,6 +187,7 @@ def test_every_package_that_pyproject_names_has_its_extra() -> None:
         "tui": "tui",
         "dask": "dask",
         "gpu": "gpu",
+        "completion": "completion",
     }.items():
         for requirement in extras[extra]:
             name = re.match(r"[\w-]+", requirement)[0]  # type: ignore[index]
@@ -233,7 +240,7 @@ def help_of(*words: str) -> str:
 def test_help_groups_the_verbs_under_headings() -> None:
     sections = re.findall(r"^(\w[\w ]+):\n((?:  \w+ .*\n)+)", help_of().partition("--version  ")[2], re.MULTILINE)
     listed = {heading: [line.split()[0] for line in text.splitlines()] for heading, text in sections}
-    assert list(listed) == ["Record", "Measure", "Analyze", "Traffic and testbed", "Clusters"]
+    assert list(listed) == ["Record", "Measure", "Analyze", "Traffic and testbed", "Clusters", "Shell"]
     assert listed["Clusters"] == ["submit", "status", "collect", "bundle"]
     assert [verb for verbs in listed.values() for verb in verbs] == list(VERBS)
 

@@ -1,17 +1,30 @@
 """What is installed is what is here, also away from here."""
 
+import ast
+import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import tomllib
 
 import ringtap
+from ringtap.records import open_records
 from tests.gold.analysis_sweep import write_sweep
+from tests.unit.core.test_installed import every_verb
 
 ROOT = Path(__file__).resolve().parents[3]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+# away from the checkout, which PYTHONPATH may name
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def packages() -> dict[str, str]:
@@ -34,31 +47,140 @@ def test_the_links_lead_to_the_rooms() -> None:
         assert (ROOT / name.replace(".", "/")).resolve() == (ROOT / folder).resolve()
 
 
-def test_sdist_to_wheel_installs_elsewhere_and_every_module_imports(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
-    made = subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    sdist = tmp_path / made.strip().splitlines()[-1]
-    subprocess.run([*pip, "wheel", str(sdist), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    target = tmp_path / "site"
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True)
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel made of the sdist, in an empty folder; a copy is built, for a build leaves files in its source."""
+    folder = tmp_path_factory.mktemp("dist")
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("agents", "analysis", "collectors", "examples", "ringtap", "slurm", "trafficgen"):
+        shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    build = f"from setuptools import build_meta; print(build_meta.build_sdist({str(folder)!r}))"
+    command = [sys.executable, "-c", build]
+    made = subprocess.run(command, cwd=folder / "source", env=CLEAN, check=True, capture_output=True, text=True).stdout
+    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*PIP, "wheel", *options, str(folder / made.strip().splitlines()[-1])], env=CLEAN, check=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def installed(wheel: Path, folder: Path, beside: Path) -> Path:
+    """An environment with the wheel; what pip would get from the package index is beside it, in a folder."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    command = [*PIP, "--python", str(folder / "bin" / "python"), "install", "--no-deps", str(wheel)]
+    subprocess.run(command, env=CLEAN, check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "beside.pth").write_text(f"{beside}\n")
+    (folder / "cwd").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def least(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment as ``pip install`` of the wheel alone gives it."""
+    beside = tmp_path_factory.mktemp("beside")
+    for name in ("psutil", "pyroute2", "tomli"):
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:
+            (beside / name).symlink_to(Path(spec.origin).parent)
+    return installed(wheel, tmp_path_factory.mktemp("least") / "environment", beside)
+
+
+@pytest.fixture(scope="module")
+def whole(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the packages of the analysis, too."""
+    return installed(wheel, tmp_path_factory.mktemp("whole") / "environment", Path(sysconfig.get_path("purelib")))
+
+
+def away(environment: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A program of an environment, run in a folder of its own, away from the checkout."""
+    command = [str(environment / "bin" / program), *words]
+    settings = CLEAN | {"HOME": str(environment), "PATH": f"{environment / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    cwd = environment / "cwd"
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_every_module_of_the_wheel_imports(whole: Path) -> None:
     code = (
-        "import pkgutil, importlib, ringtap, sys\n"
-        f"assert ringtap.__file__.startswith({str(target)!r}), ringtap.__file__\n"
+        "import pkgutil, importlib, ringtap\n"
+        f"assert ringtap.__file__.startswith({str(whole)!r}), ringtap.__file__\n"
         "names = [m.name for m in pkgutil.walk_packages(ringtap.__path__, 'ringtap.')]\n"
         "for name in names: importlib.import_module(name)\n"
-        "from pathlib import Path\n"
-        "home = Path(ringtap.__file__).parent\n"
-        "data = ['py.typed', 'analysis/report/templates/report.html.j2', 'examples/demo.toml']\n"
-        "assert all((home / name).is_file() for name in data)\n"
         "print(len(names))\n"
     )
-    command = [sys.executable, "-c", code]
-    environment = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = away(whole, "python", "-c", code)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) > 40  # the worked notebook prints, too
+
+
+def test_every_verb_of_the_wheel_prints_its_help(least: Path) -> None:
+    for verb in every_verb():
+        done = away(least, "ringtap", *verb.split(), "--help")
+        assert (done.returncode, done.stderr) == (0, ""), verb
+        assert done.stdout.startswith(f"usage: ringtap {verb}"), verb
+
+
+def test_the_wheel_alone_records_a_job(least: Path) -> None:
+    job = "import ringtap, time\nfor _ in range(5): time.sleep(0.02); ringtap.step()"
+    done = away(least, "ringtap", "run", "-o", "a run", "--", "python", "-c", job)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    run = least / "cwd" / "a run"
+    assert json.loads((run / "run.json").read_text())["status"] == "complete"
+    (steps,) = run.glob("nodes/*/steps/*.rec")
+    assert open_records(steps).count == 5
+    (nic,) = run.glob("nodes/*/nic/nic.rec")
+    assert open_records(nic).count > 0
+
+
+def test_the_wheel_alone_answers_what_needs_no_extra(least: Path) -> None:
+    found = json.loads(away(least, "ringtap", "doctor", "--json").stdout)
+    assert found["ringtap"] == ringtap.__version__
+    assert away(least, "ringtap", "demand", "--params", "138357444", "--workers", "4").returncode == 0
+    dry = away(least, "ringtap", "sweep", "examples/demo.toml", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "36 points" in dry.stdout
+    horovod = away(least, "python", "-m", "ringtap.examples.build_horovod", "--help")
+    assert horovod.stdout.startswith("usage: "), horovod.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("flows examples/ring.pcap.gz --no-cache", "15,177 packets"),
+        ("structure examples/ring.pcap.gz --no-cache", "a ring of 3 hosts"),
+        ("fit examples/points.csv", "Congestion point"),
+    ],
+)
+def test_examples_are_found_where_only_the_wheel_is(command: str, says: str, whole: Path) -> None:
+    done = away(whole, "ringtap", *command.split())
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
+
+
+def test_a_file_of_that_name_here_comes_before_the_example(whole: Path) -> None:
+    folder = whole / "cwd" / "examples"
+    folder.mkdir()
+    (folder / "points.csv").write_text("not,points\n1,2\n")
+    done = away(whole, "ringtap", "fit", "examples/points.csv")
+    shutil.rmtree(folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ringtap: examples/points.csv")
+
+
+def test_no_message_names_a_file_that_only_a_checkout_has() -> None:
+    """Docstrings may: they are for those who read the source."""
+    folders = ["agents", "analysis", "collectors", "ringtap", "slurm", "trafficgen"]
+    named = []
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value.value = ""
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named += [
+                    f"{path}: {hit}" for hit in re.findall(r"\b(?:scripts|docs|tests|benchmarks)/\S+", node.value)
+                ]
+    assert named == []
 
 
 def test_help_needs_nothing_but_the_standard_library() -> None:

@@ -146,10 +146,13 @@ def test_a_plan_cut_between_lines_is_noticed(tmp_path: Path) -> None:
     ("header", "words"),
     [
         ({"format": "other"}, "no flow plan"),
-        ({"version": 3}, "upgrade"),
-        ({"version": 0}, "upgrade"),
-        ({"version": True}, "upgrade"),
-        ({"version": "1"}, "upgrade"),
+        (
+            {"version": 3, "ringtap": "9.0"},
+            r"written by ringtap 9\.0 \(format 3\); .* formats up to 2: upgrade ringtap",
+        ),
+        ({"version": 0}, "version must be"),
+        ({"version": True}, "version must be"),
+        ({"version": "1"}, "version must be"),
         ({"duration_ns": -1}, "duration_ns"),
         ({"duration_ns": 1.5}, "duration_ns"),
         ({"destinations": []}, "destinations"),

@@ -2,11 +2,11 @@
 
 The sdist comes from the package index and is checked against the hash below before anything in it runs; a few edits
 adapt it to current compilers and to hosts that cannot resolve their own name. The wheel is cached in ~/.cache/ringtap
-(or $XDG_CACHE_HOME/ringtap) under everything that determines its contents, so a second call takes seconds. This script
+(or $XDG_CACHE_HOME/ringtap) under everything that determines its contents, so a second call takes seconds. This module
 needs only the standard library.
 
-    python scripts/build_horovod.py --install
-    python scripts/build_horovod.py --python .venv/bin/python --install
+    python -m ringtap.examples.build_horovod --install
+    python -m ringtap.examples.build_horovod --python .venv/bin/python --install
 """
 
 from __future__ import annotations

@@ -1,0 +1,112 @@
+"""Descriptions of the kinds of traffic: the options of ``ringtap traffic plan`` that define each, and its maker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringtap.errors import UsageError
+from ringtap.trafficgen.plans.common import Frame, OfferedLoad
+from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
+
+if TYPE_CHECKING:
+    from ringtap.trafficgen.plans.plan_file import Plan
+
+
+def duration_ns(text: str) -> int:
+    """Parse a time into nanoseconds.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    return round(parse_duration_s(text) * 1e9)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option that defines a plan.
+
+    Attributes:
+        name: its name without dashes in front, for example ``load-counts``.
+        metavar: its value in ``--help``.
+        help: one line for ``--help``.
+        read: makes the value of the text.
+        choices: the only values, if they are few; they stand in place of ``metavar``.
+        is_repeated: it may be given several times; its value is a list.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    read: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+    is_repeated: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name among the options given to a maker."""
+        return self.name.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class TrafficKind:
+    """A kind of traffic.
+
+    Attributes:
+        name: its name for ``--kind``.
+        make: makes a plan of the options given, by key, and of what every plan has.
+        needs: the options without which there is no plan.
+        takes: its other options.
+        finds_receivers: True if its input may name the receivers, so that it may do without ``--to``.
+    """
+
+    name: str
+    make: Callable[[dict[str, Any], Frame], Plan]
+    needs: tuple[Option, ...] = ()
+    takes: tuple[Option, ...] = ()
+    finds_receivers: bool = False
+
+
+# Options of several kinds; those of one kind stand in its module
+LOAD = Option("load", "RATE", "bits per second, mean over the plan, for example 10gbit", parse_rate_bps)
+LOAD_COUNTS = Option("load-counts", "", "what --load counts (default payload)", choices=("payload", "wire"))
+MTU = Option("mtu", "BYTES", "largest IP packet, for --load-counts wire (default 1500)", int)
+RATE = (LOAD, LOAD_COUNTS, MTU)
+DURATION = Option("duration", "TIME", "length of the plan, for example 60s", duration_ns)
+TO = Option("to", "HOST:PORT", "a receiver; may be repeated", is_repeated=True)
+FROM = Option("from", "ADDRESS", "address to send from; may be repeated (default: unbound)", is_repeated=True)
+NODE = Option("node", "ADDRESS:PORT", "all-to-all, ring, list: sends from it and receives", is_repeated=True)
+SCALE = Option("scale", "S", "divide flow sizes by this (default 1)", float)
+# Options of every kind
+SEED = Option("seed", "SEED", "seed of everything random (default 1)", int)
+TRANSPORT = {
+    Option("congestion-control", "NAME", "for the sender: for example cubic"): "congestion_control",
+    Option("dscp", "N", "for the sender: 0 to 63", int): "dscp",
+    Option("send-buffer", "SIZE", "for the sender: socket buffer", parse_size_bytes): "send_buffer_bytes",
+    Option("pacing", "RATE", "for the sender: payload rate that each flow is held to", parse_rate_bps): "pacing_bps",
+}
+# Those that --help lists first
+SHARED = (*RATE, DURATION, TO, FROM, NODE, SEED)
+
+
+def offered_load(given: dict[str, Any]) -> OfferedLoad | None:
+    """Return the load that ``--load``, ``--load-counts`` and ``--mtu`` ask for; None without them.
+
+    Raises:
+        UsageError: one of the others is given without the option it belongs to.
+    """
+    if "load" not in given:
+        if "load_counts" in given or "mtu" in given:
+            raise UsageError("--load-counts and --mtu say what --load counts: give --load too")
+        return None
+    if "mtu" in given and given.get("load_counts") != "wire":
+        raise UsageError("--mtu goes with --load-counts wire: payload does not depend on it")
+    return OfferedLoad(given["load"], given.get("load_counts", "payload"), given.get("mtu", 1500))
+
+
+def needed_load(given: dict[str, Any]) -> OfferedLoad:
+    """Return the load, for a kind that needs ``--load``."""
+    load = offered_load(given)
+    assert load is not None
+    return load

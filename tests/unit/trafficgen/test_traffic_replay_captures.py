@@ -8,6 +8,7 @@ import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.packet import Raw
 
+import ringtap
 from ringtap.analysis.pcap.segments import read_segments
 from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.plan_file import write_plan
@@ -126,4 +127,7 @@ def test_a_capture_gives_the_plan_it_always_gave(tmp_path: Path, case: str, give
             make_plan("replay", options, read_segments)
         return
     write_plan(make_plan("replay", options, read_segments), plan)
-    assert plan.read_text() == "\n".join([*expected, ""])
+    header, *flows = plan.read_text().splitlines()
+    about = json.loads(header)
+    assert about.pop("ringtap") == ringtap.__version__  # not in plans of 0.1
+    assert [json.dumps(about), *flows] == expected

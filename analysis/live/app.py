@@ -185,10 +185,6 @@ class RunTable(DataTable[Text]):
         elif len(self.columns) > 1:
             self._sort = 0 if self._sort is None else (self._sort + 1) % len(self.columns)
 
-    def move(self, rows: int) -> None:
-        """Move down."""
-        self.scrolled = max(0, self.scrolled + (-rows if self.page.from_end else rows))
-
 
 class LiveApp(App[None]):
     """Terminal application that shows a run.
@@ -351,17 +347,15 @@ class LiveApp(App[None]):
         self.exit()
 
     def action_sort(self, reverse: bool) -> None:
-        """Reverse the order, or sort by the next column."""
-        self._each(lambda table: table.resort(reverse))
+        """Sort by the next column, or reverse the order; the overview has its own."""
+        for table in self._tables if self._page else []:
+            table.resort(reverse)
+        self.draw()
 
     def action_move(self, rows: int) -> None:
         """Move within the page."""
-        self._each(lambda table: table.move(rows))
-
-    def _each(self, change: Callable[[RunTable], None]) -> None:
-        """Change the table of a page; the overview stays as it is."""
         for table in self._tables if self._page else []:
-            change(table)
+            table.scrolled = max(0, table.scrolled + (-rows if table.page.from_end else rows))
         self.draw()
 
     def action_pause(self) -> None:

@@ -6,11 +6,12 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from ringtap.analysis.live.snapshot import Host, Mark, Nic, Node, Snapshot
+from ringtap.analysis.live.snapshot import Host, Nic, Node, Snapshot
 from ringtap.units import format_duration, format_size
 
 WARNING, BAD, DIM, HEADER = "yellow", "red", "dim", "bold"
@@ -18,6 +19,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _CORE_BLOCKS = 32
 _FULL = 0.95
 _MARKS = 5
+_TRAFFIC_STYLE = {"training": "", "cross": "cyan", "other": DIM}
 _LEAST = 8
 _PERCENT, _TENTHS = "{:.0%}".format, "{:.1f}".format
 _NO_HOST = Host("", (), None, None, None, None)
@@ -45,6 +47,10 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
 
 
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"
+
+
 def core_bars(shares: Sequence[float], most: int = _CORE_BLOCKS) -> str:
     """Draw each core's busy share as one block; if they do not fit, neighbours share a block and the busiest counts."""
     each = -(-len(shares) // most) or 1
@@ -70,7 +76,7 @@ class Column:
 
     def of(self, item: Any) -> Any:
         """Return the value of an item."""
-        return getattr(item, self.value) if isinstance(self.value, str) else self.value(item)
+        return attrgetter(self.value)(item) if isinstance(self.value, str) else self.value(item)
 
     def text(self, item: Any) -> str:
         """Return the text of an item."""
@@ -194,183 +200,109 @@ def _nic_style(nic: Nic, _run: Snapshot) -> str:
     return WARNING if (_load(nic) or 0) > _FULL else DIM if nic.name == "lo" else ""
 
 
-def _nodes(run: Snapshot) -> Iterable[tuple[Node, Host]]:
+class _NodeRow(NamedTuple):
+    node: Node
+    host: Host
+
+
+def _nodes(run: Snapshot) -> Iterable[_NodeRow]:
     hosts = {host.node: host for host in run.hosts}
-    return [(node, hosts.get(node.name, _NO_HOST)) for node in run.nodes]
+    return [_NodeRow(node, hosts.get(node.name, _NO_HOST)) for node in run.nodes]
 
 
-def _busy(pair: tuple[Node, Host]) -> float | None:
-    cores = pair[1].cores
-    return sum(cores) / len(cores) if cores else None
+def _busy(row: _NodeRow) -> float | None:
+    return sum(row.host.cores) / len(row.host.cores) if row.host.cores else None
 
 
-def _microseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e6
-
-
-def _node_style(pair: tuple[Node, Host], _run: Snapshot) -> str:
-    return BAD if pair[0].status in ("partial", "failed") else WARNING if (_busy(pair) or 0) > _FULL else ""
+def _node_style(row: _NodeRow, _run: Snapshot) -> str:
+    return BAD if row.node.status in ("partial", "failed") else WARNING if (_busy(row) or 0) > _FULL else ""
 
 
 def _log(run: Snapshot) -> Iterable[str]:
-    def line(mark: Mark) -> str:
-        return f"{time.strftime('%H:%M:%S', time.localtime(mark.t_ns / 1e9))} ▾ {mark.text}"
+    clocks = [time.strftime("%H:%M:%S", time.localtime(mark.t_ns / 1e9)) for mark in run.marks[-_MARKS:]]
+    return [*run.output, *(f"{clock} ▾ {mark.text}" for clock, mark in zip(clocks, run.marks[-_MARKS:], strict=True))]
 
-    return [*run.output, *(line(mark) for mark in run.marks[-_MARKS:])]
+
+def _columns(*columns: tuple[Any, ...]) -> tuple[Column, ...]:
+    return tuple(Column(*column) for column in columns)
 
 
 FLOWS = Page(
-    "Flows",
-    lambda run: run.flows,
-    (
-        Column("traffic", "traffic"),
-        Column("from", "source", share=0.27),
-        Column("to", "destination", share=0.27),
-        Column("Gbit/s", "rate_bps", gbps),
-        Column("retr/s", "retransmissions_per_s", count),
-        Column("RTT ms", "rtt_s", milliseconds),
-        Column("cwnd", "cwnd_segments", str),
-        Column("rank", "rank", str),
-        Column("delivery", "delivery_bps", gbps),
-        Column("unsent", "queued_bytes", format_size),
-        Column("command", "command", share=0.5),
+    "Flows", lambda run: run.flows, sort=3, collector="sockets",
+    style=lambda flow, _: WARNING if flow.retransmissions_per_s else _TRAFFIC_STYLE[flow.traffic],
+    columns=_columns(
+        ("traffic", "traffic"), ("from", "source", None, 0.27), ("to", "destination", None, 0.27),
+        ("Gbit/s", "rate_bps", gbps), ("retr/s", "retransmissions_per_s", count), ("RTT ms", "rtt_s", milliseconds),
+        ("cwnd", "cwnd_segments", str), ("rank", "rank", str), ("delivery", "delivery_bps", gbps),
+        ("unsent", "queued_bytes", format_size), ("command", "command", None, 0.5),
     ),
-    lambda flow, _: (
-        WARNING if flow.retransmissions_per_s else {"training": "", "cross": "cyan", "other": DIM}[flow.traffic]
-    ),
-    sort=3,
-    collector="sockets",
-)
+)  # fmt: skip
 NICS = Page(
-    "NICs",
-    lambda run: run.nics,
-    (
-        Column("node", "node"),
-        Column("interface", "name"),
-        Column("tx Gbit/s", "tx_bps", gbps),
-        Column("rx Gbit/s", "rx_bps", gbps),
-        Column("link", _load, _PERCENT),
-        Column("drops/s", "drops_per_s", count),
-        Column("drops", "drops_total", count),
-        Column("errors", "errors_total", count),
-        Column("tx pkt/s", "tx_packets_per_s", count),
-        Column("rx pkt/s", "rx_packets_per_s", count),
-        Column("pause/s", "pauses_per_s", count),
-        Column("ECN/s", "marks_per_s", count),
+    "NICs", lambda run: run.nics, style=_nic_style, collector="nic",
+    columns=_columns(
+        ("node", "node"), ("interface", "name"), ("tx Gbit/s", "tx_bps", gbps), ("rx Gbit/s", "rx_bps", gbps),
+        ("link", _load, _PERCENT), ("drops/s", "drops_per_s", count), ("drops", "drops_total", count),
+        ("errors", "errors_total", count), ("tx pkt/s", "tx_packets_per_s", count),
+        ("rx pkt/s", "rx_packets_per_s", count), ("pause/s", "pauses_per_s", count), ("ECN/s", "marks_per_s", count),
     ),
-    _nic_style,
-    collector="nic",
-)
+)  # fmt: skip
 QUEUES = Page(
-    "Queues",
-    lambda run: run.queues,
-    (
-        Column("node", "node"),
-        Column("interface", "interface"),
-        Column("kind", "kind"),
-        Column("Gbit/s", "rate_bps", gbps),
-        Column("backlog", "backlog_bytes", format_size),
-        Column("drops/s", "drops_per_s", count),
-        Column("drops", "drops_total", count),
-        Column("packets", "backlog_packets", count),
-        Column("handle", "handle"),
-        Column("overlim/s", "overlimits_per_s", count),
+    "Queues", lambda run: run.queues, collector="qdisc",
+    style=lambda queue, _: BAD if queue.drops_per_s else WARNING if queue.backlog_bytes else "",
+    columns=_columns(
+        ("node", "node"), ("interface", "interface"), ("kind", "kind"), ("Gbit/s", "rate_bps", gbps),
+        ("backlog", "backlog_bytes", format_size), ("drops/s", "drops_per_s", count), ("drops", "drops_total", count),
+        ("packets", "backlog_packets", count), ("handle", "handle"), ("overlim/s", "overlimits_per_s", count),
     ),
-    lambda queue, _: BAD if queue.drops_per_s else WARNING if queue.backlog_bytes else "",
-    collector="qdisc",
-)
+)  # fmt: skip
 RANKS = Page(
-    "Ranks",
-    lambda run: run.ranks,
-    (
-        Column("rank", "rank", str),
-        Column("node", "node"),
-        Column("step", "step", str),
-        Column("step ms", "step_s", milliseconds),
-        Column("behind", "behind_s", milliseconds),
-        Column("forward", "forward_s", milliseconds),
-        Column("backward", "backward_s", milliseconds),
-        Column("comm", "comm_s", milliseconds),
-        Column("overlap", "overlap_s", milliseconds),
-        Column("age s", "age_s", _TENTHS),
-        Column("pid", "pid", str),
+    "Ranks", lambda run: run.ranks, sort=0, descending=False, collector="steps",
+    style=lambda rank, run: WARNING if rank.rank == run.iterations.slowest_rank else "",
+    columns=_columns(
+        ("rank", "rank", str), ("node", "node"), ("step", "step", str), ("step ms", "step_s", milliseconds),
+        ("behind", "behind_s", milliseconds), ("forward", "forward_s", milliseconds),
+        ("backward", "backward_s", milliseconds), ("comm", "comm_s", milliseconds),
+        ("overlap", "overlap_s", milliseconds), ("age s", "age_s", _TENTHS), ("pid", "pid", str),
     ),
-    lambda rank, run: WARNING if rank.rank == run.iterations.slowest_rank else "",
-    sort=0,
-    descending=False,
-    collector="steps",
-)
+)  # fmt: skip
 NODES = Page(
-    "Nodes",
-    _nodes,
-    (
-        Column("node", lambda pair: pair[0].name),
-        Column("state", lambda pair: pair[0].status),
-        Column("CPU", _busy, _PERCENT),
-        Column("mem", lambda pair: pair[1].memory_used_share, _PERCENT),
-        Column("retr/s", lambda pair: pair[1].retransmissions_per_s, count),
-        Column("retr", lambda pair: pair[1].retransmissions_total, count),
-        Column("age s", lambda pair: pair[0].age_s, _TENTHS),
-        Column("cores", lambda pair: pair[1].cores, core_bars),
-        Column("clock µs", lambda pair: _microseconds(pair[0].clock_offset_s), _TENTHS),
-        Column("± µs", lambda pair: _microseconds(pair[0].clock_error_s), _TENTHS),
-        Column("why", lambda pair: pair[0].why, share=0.4),
+    "Nodes", _nodes, style=_node_style,
+    columns=_columns(
+        ("node", "node.name"), ("state", "node.status"), ("CPU", _busy, _PERCENT),
+        ("mem", "host.memory_used_share", _PERCENT), ("retr/s", "host.retransmissions_per_s", count),
+        ("retr", "host.retransmissions_total", count), ("age s", "node.age_s", _TENTHS),
+        ("cores", "host.cores", core_bars), ("clock µs", "node.clock_offset_s", _microseconds),
+        ("± µs", "node.clock_error_s", _microseconds), ("why", "node.why", None, 0.4),
     ),
-    _node_style,
-)
+)  # fmt: skip
 PROCESSES = Page(
-    "Procs",
-    lambda run: run.processes,
-    (
-        Column("node", "node"),
-        Column("pid", "pid", str),
-        Column("rank", "rank", str),
-        Column("CPU", "cpu_share", _PERCENT),
-        Column("memory", "rss_bytes", format_size),
-        Column("threads", "threads", str),
-        Column("command", "command", share=0.5),
+    "Procs", lambda run: run.processes, sort=3, collector="host",
+    columns=_columns(
+        ("node", "node"), ("pid", "pid", str), ("rank", "rank", str), ("CPU", "cpu_share", _PERCENT),
+        ("memory", "rss_bytes", format_size), ("threads", "threads", str), ("command", "command", None, 0.5),
     ),
-    sort=3,
-    collector="host",
-)
+)  # fmt: skip
 GPUS = Page(
-    "GPUs",
-    lambda run: run.gpus,
-    (
-        Column("node", "node"),
-        Column("GPU", "name"),
-        Column("busy", "utilization_share", _PERCENT),
-        Column("memory", "memory_used_bytes", format_size),
-        Column("W", "power_w", "{:.0f}".format),
-        Column("PCIe tx", "pcie_tx_bps", gbps),
-        Column("PCIe rx", "pcie_rx_bps", gbps),
-        Column("NVLink tx", "nvlink_tx_bps", gbps),
-        Column("NVLink rx", "nvlink_rx_bps", gbps),
+    "GPUs", lambda run: run.gpus, collector="gpu",
+    columns=_columns(
+        ("node", "node"), ("GPU", "name"), ("busy", "utilization_share", _PERCENT),
+        ("memory", "memory_used_bytes", format_size), ("W", "power_w", "{:.0f}".format),
+        ("PCIe tx", "pcie_tx_bps", gbps), ("PCIe rx", "pcie_rx_bps", gbps),
+        ("NVLink tx", "nvlink_tx_bps", gbps), ("NVLink rx", "nvlink_rx_bps", gbps),
     ),
-    collector="gpu",
-)
+)  # fmt: skip
 COLLECTORS = Page(
-    "State",
-    lambda run: run.collectors,
-    (
-        Column("node", "node"),
-        Column("collector", "name"),
-        Column("state", "state"),
-        Column("missed", "missed", str),
-        Column("lost", "lost", str),
-        Column("age s", "age_s", _TENTHS),
-        Column("reason", "reason", share=0.45),
-        Column("every", lambda item: item.every_s or None, format_duration),
-        Column("written", "bytes", format_size),
+    "State", lambda run: run.collectors,
+    style=lambda item, _: BAD if item.health == "bad" else WARNING if item.lost or item.health == "warning" else "",
+    columns=_columns(
+        ("node", "node"), ("collector", "name"), ("state", "state"), ("missed", "missed", str), ("lost", "lost", str),
+        ("age s", "age_s", _TENTHS), ("reason", "reason", None, 0.45),
+        ("every", lambda item: item.every_s or None, format_duration), ("written", "bytes", format_size),
     ),
-    lambda item, _: BAD if item.health == "bad" else WARNING if item.lost or item.health == "warning" else "",
-)
+)  # fmt: skip
 LOG = Page(
-    "Log",
-    _log,
-    (Column("output of the job, and marks", str, share=1),),
+    "Log", _log, from_end=True, columns=_columns(("output of the job, and marks", str, None, 1.0)),
     nothing="The job's output goes to its own terminal (ringtap run --live keeps it here).",
-    from_end=True,
-)
+)  # fmt: skip
 TABLES = (FLOWS, NICS, QUEUES, RANKS, NODES, PROCESSES, GPUS, COLLECTORS, LOG)
 OVERVIEW = (NICS, FLOWS, QUEUES, NODES)

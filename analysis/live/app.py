@@ -1,4 +1,4 @@
-"""The live view in a terminal. The only module that needs textual (0.80 to 8)."""
+"""The live view in a terminal. The only module that needs textual (0.80 to 8; before 7.3, the bars have one line)."""
 
 from __future__ import annotations
 
@@ -152,11 +152,11 @@ class RunTable(DataTable[Text]):
         if self._sort is not None:
             heads[self._sort] += "▼" if self._descending else "▲"
         texts = [heads, *([masked(column.text(item)) for column in self.page.columns] for item in seen)]
-        texts = self.page.lay_out(texts, self.size.width)
+        texts = self.page.lay_out(texts, self.size.width, self._sort)
         styles = ["", *(self.page.style(item, self._run) for item in seen)]
         if not seen:
-            head, reason = self.page.title.ljust(self.size.width), self.page.reason(self._run, self._words)
-            texts, styles = [[head], [masked(reason)]], ["", DIM]
+            lines = self.page.title, masked(self.page.reason(self._run, self._words))
+            texts, styles = [[pages.cell(line, self.size.width)] for line in lines], ["", DIM]
         self._fill([[(text, style) for text in row] for row, style in zip(texts, styles, strict=True)])
 
     def _fill(self, rows: list[list[tuple[str, str]]]) -> None:
@@ -179,11 +179,11 @@ class RunTable(DataTable[Text]):
         return _joined(super().render_line(y))
 
     def resort(self, reverse: bool) -> None:
-        """Reverse the order, or sort by the next column in sight."""
+        """Reverse the order, or sort by the next column, which is then in sight."""
         if reverse:
             self._descending = not self._descending
-        elif len(self.columns) > 1:
-            self._sort = 0 if self._sort is None else (self._sort + 1) % len(self.columns)
+        elif len(self.page.columns) > 1:
+            self._sort = 0 if self._sort is None else (self._sort + 1) % len(self.page.columns)
 
 
 class LiveApp(App[None]):
@@ -201,11 +201,10 @@ class LiveApp(App[None]):
     Lines { height: auto; max-height: 3; }
     #help { max-height: 100%; display: none; }
     #plots { height: 4; }
-    #plots Vertical { width: 1fr; }
     Bars { height: 1fr; }
     Bars > .sparkline--min-color, Bars > .sparkline--max-color { color: green; }
     #throughput Bars > .sparkline--min-color, #throughput Bars > .sparkline--max-color { color: darkcyan; }
-    #throughput { margin-left: 2; }
+    #throughput { dock: right; }
     TabbedContent, ContentSwitcher, TabPane { height: 1fr; padding: 0; }
     Tabs, #tabs-list { height: 1; min-height: 1; }
     Tab { padding: 0 1 0 0; text-style: dim; }
@@ -215,6 +214,7 @@ class LiveApp(App[None]):
     DataTable > .datatable--header { background: ansi_default; color: ansi_default; text-style: bold; }
     DataTable > .datatable--even-row, DataTable > .datatable--odd-row { background: ansi_default; }
     #note { text-style: bold; }
+    FooterKey .footer-key--description { text-style: dim; }
     Input, Input:focus { height: 1; border: none; padding: 0; display: none; }
     """
     # Each has priority, so that a key takes effect before the next one is read: text typed quickly after / or m goes to
@@ -304,20 +304,20 @@ class LiveApp(App[None]):
         run = self._shown
         ended = summary.ending(run) if run is not None and run.ended else ""
         note = self._message or ended or (f"filter: {self.words}" if self.words else "")
-        self.query_one("#note", Lines).show(*([Text(note)] if note else []))
+        self.query_one("#note", Lines).show(*([Text(note)] if note and not self._asking else []))
         if run is None:
             return
         run = pages.of_node(run, self.node)
         self.query_one("#headline", Lines).show(summary.headline(run, self.paused), summary.job_line(run, self.node))
         stepped = bool(run.iterations.history)
         both = stepped and self.size.width >= _TWO_PLOTS
-        width = self.size.width // 2 if both else self.size.width
+        width = self.size.width // 2 - 1 if both else self.size.width
         for name, plot, wanted in (
             ("#iterations", summary.iteration_plot, stepped),
             ("#throughput", summary.throughput_plot, both or not stepped),
         ):
             line, bars = plot(run, width)
-            self.query_one(name).display = wanted
+            self.query_one(name).display, self.query_one(name).styles.width = wanted, width
             self.query_one(f"{name} Lines", Lines).show(line)
             self.query_one(f"{name} Bars", Bars).data = bars
         self.query_one("#states", Lines).show(*summary.collector_states(run.collectors))
@@ -415,6 +415,7 @@ class LiveApp(App[None]):
         entry.placeholder, entry.value = f"{what}: {hint}"[: max(10, self.size.width - 2)], text
         entry.display = True
         self.screen.set_focus(entry)  # at once: the next key is its first letter already
+        self.draw()
 
     def _close_entry(self) -> None:
         self._asking = ""

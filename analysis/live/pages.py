@@ -136,28 +136,30 @@ class Page:
             return f"{self.collector} on {told[0].node}: {told[0].state}. {told[0].reason}".strip()
         return f"Nothing yet ({self.collector})." if self.collector else self.nothing
 
-    def lay_out(self, rows: list[list[str]], width: int) -> list[list[str]]:
+    def lay_out(self, rows: list[list[str]], width: int, keep: int | None = None) -> list[list[str]]:
         """Cut and fill the texts of rows to columns of equal width, and leave out the columns that do not fit.
 
         Args:
             rows: rows of one text per column, the first with the heads.
             width: cells of a row.
+            keep: number of the column that is not left out.
         """
-        columns: list[list[str]] = []
+        columns: dict[int, list[str]] = {}
         room = width
-        for column, texts in zip(self.columns, zip(*rows, strict=True), strict=True):
+        for number in sorted(range(len(self.columns)), key=lambda number: number != keep):
+            column, texts = self.columns[number], [row[number] for row in rows]
             wide = max(cell_len(text) for text in texts)
             if column.show is None:
                 wide = min(wide, max(_LEAST, int(column.share * width)))
                 wide = room if _LEAST <= room < wide else wide
             if wide > room:
                 break
-            columns.append([_cell(text, wide, column.show is not None) for text in texts])
+            columns[number] = [cell(text, wide, column.show is not None) for text in texts]
             room -= wide + 1
-        return [list(row) for row in zip(*columns, strict=True)]
+        return [[columns[number][row] for number in sorted(columns)] for row in range(len(rows))]
 
 
-def _cell(text: str, width: int, right: bool) -> str:
+def cell(text: str, width: int, right: bool = False) -> str:
     """Cut or fill a text to a width, and one cell between columns; an ellipsis marks a cut."""
     text = text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
     space = " " * (width - cell_len(text))

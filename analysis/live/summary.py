@@ -50,8 +50,10 @@ def _plot(
     both = zip(values, symbols, strict=True)
     cut = [("▲", BAD) if value > top and symbol[0] != "▾" else symbol for value, symbol in both]
     space = width - len(values)
-    line = Text(f"0–{show(top)}".ljust(space) if values else "", DIM).append_text(Text.assemble(*cut))
-    return line, [0.0] * space + [max(0.0, min(value, top)) for value in values]
+    label = f"0–{show(top)}" if values else ""
+    return Text.assemble((label.ljust(space), DIM), *cut), [0.0] * space + [
+        max(0.0, min(value, top)) for value in values
+    ]
 
 
 def _is_slow(value: float | None, median: float | None) -> bool:

@@ -249,9 +249,11 @@ class LiveApp(App[None]):
         self.animation_level = "none"
         self._run, self._latest = run, latest
         self._shown: Snapshot | None = None
+        self._is_drawn = False
         self._asking = ""
         self._pressed_ns = 0
         self._message, self._message_until_s = "", 0.0
+        self._page = 0
         self.node = ""
         self.words = ""
         self.paused = False
@@ -301,6 +303,11 @@ class LiveApp(App[None]):
 
     def draw(self) -> None:
         """Show the current snapshot with the current settings of the view; only the page in sight is updated."""
+        if not self._is_whole:
+            return
+        if not self._is_drawn:  # the footer learns that the keys take effect
+            self._is_drawn = True
+            self.refresh_bindings()
         run = self._shown
         ended = summary.ending(run) if run is not None and run.ended else ""
         note = self._message or ended or (f"filter: {self.words}" if self.words else "")
@@ -321,13 +328,15 @@ class LiveApp(App[None]):
             self.query_one(f"{name} Lines", Lines).show(line)
             self.query_one(f"{name} Bars", Bars).data = bars
         self.query_one("#states", Lines).show(*summary.collector_states(run.collectors))
+        run = pages.busiest(run) if self._page == 0 else run
         for table in self._tables:
-            table.show(pages.busiest(run) if self._page == 0 else run, self.words)
+            table.show(run, self.words)
             table.display = bool(table.items) or self._page > 0 or table.page in _ALWAYS
 
     @property
-    def _page(self) -> int:
-        return int(self.query_one(TabbedContent).active.removeprefix("page"))
+    def _is_whole(self) -> bool:
+        """False before the first and after the last moment, when tabs or tables are missing."""
+        return len(self.query("Tab, RunTable")) == len(pages.OVERVIEW) + 2 * len(pages.TABLES) + 1
 
     @property
     def _tables(self) -> list[RunTable]:
@@ -340,7 +349,7 @@ class LiveApp(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """True if a key takes effect: within the entry, only those that leave it."""
-        return not self._asking or action in ("leave", "cancel")
+        return action == "leave" or (self._is_whole and (not self._asking or action == "cancel"))
 
     def action_leave(self) -> None:
         """End the view, whatever is being typed."""
@@ -372,7 +381,7 @@ class LiveApp(App[None]):
 
     def action_page(self, number: int) -> None:
         """Show a page from its first row."""
-        self.query_one(TabbedContent).active = f"page{number}"
+        self._page, self.query_one(TabbedContent).active = number, f"page{number}"
         for table in self._tables:
             table.scrolled = 0
         self._show_help(False)

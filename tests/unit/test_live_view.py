@@ -318,6 +318,25 @@ async def test_pages_turn_and_scroll_and_help_shows(snapshot: Snapshot, tmp_path
 
 
 @in_a_loop
+async def test_keys_and_the_end_come_at_any_moment(snapshot: Snapshot, tmp_path: Path) -> None:
+    """A key before the first picture, and the end while the next is drawn, raise nothing."""
+    for delay_s in (0.0, 0.02, 0.1, 0.2, 0.4):
+        stage = Stage(snapshot, tmp_path)
+
+        async def keys(app: LiveApp = stage.app, delay_s: float = delay_s) -> None:
+            await asyncio.sleep(delay_s)
+            for key in ("3", "s", "question_mark", "tab", "slash", "x"):
+                app.simulate_key(key)
+            await asyncio.sleep(delay_s)
+            app.exit()
+
+        task = asyncio.create_task(keys())
+        await stage.app.run_async(headless=True, size=(80, 24))
+        await task
+        assert stage.app.return_code == 0
+
+
+@in_a_loop
 async def test_a_terminal_that_changes_its_size(snapshot: Snapshot, tmp_path: Path) -> None:
     stage = Stage(snapshot, tmp_path)
     async with stage.app.run_test(size=(80, 24)) as pilot:

@@ -297,7 +297,7 @@ class LiveApp(App[None]):
         if self._message and time.monotonic() > self._message_until_s:
             self.say("")
         newest = self._latest()
-        if newest is not None and newest is not self._shown and not self.paused:
+        if newest is not None and not self.paused and (newest is not self._shown or not self._is_drawn):
             self._shown = newest
             self.draw()
 
@@ -309,8 +309,9 @@ class LiveApp(App[None]):
             self._is_drawn = True
             self.refresh_bindings()
         run = self._shown
-        ended = summary.ending(run) if run is not None and run.ended else ""
-        note = self._message or ended or (f"filter: {self.words}" if self.words else "")
+        notes = [f"filter: {self.words}"] if self.words else []
+        notes += [summary.ending(run)] if run is not None and run.ended else []
+        note = self._message or "  ".join(notes)
         self.query_one("#note", Lines).show(*([Text(note)] if note and not self._asking else []))
         if run is None:
             return

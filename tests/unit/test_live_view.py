@@ -260,6 +260,8 @@ async def test_the_end_of_the_run_is_said_and_the_view_stays(snapshot: Snapshot,
         await pilot.pause(0.5)
         assert stage.part("headline")[0].startswith("partial")
         assert "The run is partial: S0: the agent was killed. q quit, then: ringtap analyze" in stage.screen()[-2]
+        await stage.press(pilot, "slash", "c", "enter")
+        assert stage.part("note")[0].startswith("filter: c  The run is partial")
         assert stage.app.is_running
         await stage.press(pilot, "q")
     assert not stage.app.is_running

@@ -10,6 +10,7 @@ from typing import Any
 
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
+from ringtap.options import add_json
 
 # tables with more iterations than this are only in the Parquet file
 _MOST_IN_JSON = 20_000
@@ -19,7 +20,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("run", type=Path, metavar="RUN", help="a job's run directory, or one of a sweep's series")
-    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    add_json(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for the tables (default: RUN/derived)")
     add_option(parser)
     parser.set_defaults(handler=_analyze)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from ringtap.analysis.model.demand import demand
+from ringtap.options import add_json
 from ringtap.units import counted, format_duration, format_rate, format_size, parse_duration_s, whole_number
 
 
@@ -23,7 +24,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         help="ring (default), reduce-scatter-all-gather, parameter-server, tree or hierarchical",
     )
     parser.add_argument("--group", default="1", metavar="G", help="workers that share a node, for hierarchical")
-    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    add_json(parser)
     parser.set_defaults(handler=_demand)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
+from ringtap.options import add_force, add_json
 from ringtap.terminal import shell_word
 from ringtap.units import parse_rate_bps, whole_number
 
@@ -30,8 +31,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         "--bootstrap", metavar="SETS", default="1000", help="resampled sets for intervals, 0 for none (1000)"
     )
     parser.add_argument("-o", dest="output", metavar="FIT.json", type=Path, help="keep the fit, for ringtap predict")
-    parser.add_argument("--force", action="store_true", help="overwrite that file")
-    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    add_force(parser)
+    add_json(parser)
     parser.set_defaults(handler=_fit)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.installation import shipped_example
+from ringtap.options import add_force, add_json
 from ringtap.terminal import shell_word
 from ringtap.units import format_duration, parse_duration_s
 
@@ -40,7 +41,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         help="what HOST sends; rates count packets with payload (short for --filter 'src host HOST' --of data_bytes)",
     )
     parser.add_argument("--sort", choices=_SORTS, default="payload", help="order of the conversations shown (payload)")
-    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    add_json(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="TABLE", help="conversations to TABLE.parquet or .csv")
     parser.add_argument("--rates", type=Path, metavar="TABLE", help="rates over time to TABLE.parquet or .csv")
     parser.add_argument("--by", choices=("flow", "hosts", "total"), default="flow", help="rates of what (flow)")
@@ -48,7 +49,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--bin", default="1ms", metavar="TIME", help="width of the rates' bins (1ms)")
     parser.add_argument("--matrix", action="store_true", help="payload from each host to each host")
     parser.add_argument("--no-cache", action="store_true", help="neither use nor leave what an earlier look found")
-    parser.add_argument("--force", action="store_true", help="replace tables that are there")
+    add_force(parser)
     add_option(parser)
     parser.set_defaults(handler=_flows)
 

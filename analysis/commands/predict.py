@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
+from ringtap.options import add_json
 from ringtap.units import format_duration, parse_rate_bps
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--load", metavar="RATE", help="cross traffic, e.g. 18gbit: gives the iteration time")
     asked.add_argument("--slowdown", metavar="TIMES", help="times the time of no load, e.g. 1.5: gives the load")
-    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    add_json(parser)
     parser.set_defaults(handler=_predict)
 
 

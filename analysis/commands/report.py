@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
+from ringtap.options import add_json
 from ringtap.schema import RUN_JSON
 from ringtap.terminal import shell_word
 from ringtap.units import counted, parse_rate_bps
@@ -36,7 +37,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--force", action="store_true", help="write into the folder of -o although it is not empty")
     parser.add_argument("--capacity", metavar="RATE", help=f"of a table: capacity of the bottleneck ({CAPACITY})")
     parser.add_argument("--workers", metavar="N", type=int, help="of a table: workers, where it has no such column")
-    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    add_json(parser)
     add_option(parser)
     parser.set_defaults(handler=report)
 

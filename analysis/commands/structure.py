@@ -10,6 +10,7 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
+from ringtap.options import add_force, add_json
 from ringtap.terminal import shell_word
 from ringtap.units import parse_duration_s
 
@@ -38,8 +39,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     )
     parser.add_argument("--no-cache", action="store_true", help="do not keep the scans of the captures beside them")
     parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write figures, tables and structure.json")
-    parser.add_argument("--force", action="store_true", help="overwrite what is in that folder")
-    parser.add_argument("--json", action="store_true", help="print the data alone, as JSON")
+    add_force(parser)
+    add_json(parser)
     parser.set_defaults(handler=_structure)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
+from ringtap.options import add_force, add_json
 from ringtap.units import counted, format_duration, format_rate, format_size, parse_rate_bps
 
 
@@ -31,8 +32,8 @@ def register(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument("--compare", type=Path, metavar="FILE", help="a second capture or log, for the histogram")
     parser.add_argument("--line-rate", metavar="RATE", help="of the empty link, for slowdowns: for example 10gbit")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write figures and tables there")
-    parser.add_argument("--force", action="store_true", help="overwrite what is in that folder")
-    parser.add_argument("--json", action="store_true", help="print every number as one JSON object")
+    add_force(parser)
+    add_json(parser)
     parser.set_defaults(handler=_verify)
 
 

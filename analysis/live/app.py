@@ -1,4 +1,4 @@
-"""The live view in a terminal. The only module that needs textual (0.80 to 8)."""
+"""The live view in a terminal. The only module that needs textual (0.80 to 8; before 7.3, the bars have one line)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
 from textual.events import Resize
-from textual.geometry import Size
-from textual.widgets import Input, Static
+from textual.strip import Strip
+from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedContent, TabPane
 
-from ringtap.analysis.live.screen import Screenful, ViewState
+from ringtap.analysis.live import pages, summary
+from ringtap.analysis.live.pages import DIM, Page
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.errors import RingtapError
 from ringtap.records import JsonLinesWriter
@@ -28,6 +32,24 @@ from ringtap.terminal import masked
 _EVERY_S = 1.0
 _LOOK_S = 0.2
 _MESSAGE_S = 6.0
+_ALWAYS = (pages.NICS, pages.FLOWS)
+_TWO_PLOTS = 110
+_HELP = """\
+1 … 9, 0, Tab, ← → page; ↑ ↓ PgUp PgDn Home End move within it
+s  r               sort by the next column; reverse the order
+/                  show only rows with these words (Enter keeps, Escape clears)
+n                  one node after the other, then all
+p                  hold the picture, go on (the recording goes on meanwhile)
+m                  mark this moment: the text goes into the run's marks.jsonl
+q                  leave; the recording and the job go on
+
+Iterations  • over 1.5 times the median; ▲ over 3 times, drawn cut; × optimizer
+            step skipped; ▾ a mark. Slowest rank: most often the last to end.
+Flows       yellow: segments were sent again. A flow is told by its sender; if
+            only the receiver's node records, RTT, cwnd, delivery are not known.
+backlog     the largest of the last second
+behind      how much later than the first rank a rank ended the last iteration
+missed      samples that were due and not taken; lost: records or packets lost"""
 
 
 class Poller(threading.Thread):
@@ -62,13 +84,107 @@ class Poller(threading.Thread):
 class Lines(Static):
     """Lines that are drawn again only when they change, so that little is sent over a slow connection."""
 
-    def show(self, lines: list[Text]) -> None:
-        """Show other lines."""
+    shown: tuple[Text, ...] = ()
+
+    def show(self, *lines: Text) -> None:
+        """Show other lines; without any, take no room."""
         for line in lines:
             line.plain = masked(line.plain)  # names and output come from others
-        if lines != getattr(self, "_shown", None):
-            self._shown = lines
-            self.update(Text("\n", no_wrap=True, end="").join(lines))
+        if lines != self.shown:
+            self.shown = lines
+            self.update(Text("\n").join(lines))
+        self.display = bool(lines)
+
+
+def _joined(strip: Strip) -> Strip:
+    """Join neighbours of one style, because a style costs more than a character on its way to the terminal."""
+    plain = (Segment(segment.text, (segment.style or Style()).clear_meta_and_links()) for segment in strip)
+    return Strip(plain).simplify()
+
+
+class Bars(Sparkline):
+    """A sparkline that costs little on its way to the terminal."""
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the screen."""
+        return _joined(super().render_line(y))
+
+
+class RunTable(DataTable[Text]):
+    """Table of a page.
+
+    It holds only the rows in sight, since a run may have thousands and DataTable measures each, and it updates only the
+    cells that differ.
+
+    Args:
+        page: the page.
+
+    Attributes:
+        items: all items, in order.
+        scrolled: number of items before the first in sight; on a page from the end, after the last.
+    """
+
+    def __init__(self, page: Page) -> None:
+        super().__init__(show_cursor=False, cell_padding=0)
+        self.page = page
+        self.items: list[Any] = []
+        self.scrolled = 0
+        self._sort, self._descending = page.sort, page.descending
+        self._run: Snapshot | None = None
+        self._words = ""
+        self._rows: list[list[tuple[str, str]]] = []
+
+    def show(self, run: Snapshot, words: str) -> None:
+        """Show the rows of a run that have these words."""
+        self._run, self._words = run, words
+        self.items = self.page.select(run, words, self._sort, self._descending)
+        self.styles.max_height = max(1, len(self.items)) + 1
+        self.on_resize()
+
+    def on_resize(self) -> None:
+        """Show the rows in sight, or why there are none."""
+        room = self.size.height - 1
+        if self._run is None or room < 1:
+            return
+        self.scrolled = max(0, min(self.scrolled, len(self.items) - room))
+        first = max(0, len(self.items) - room - self.scrolled) if self.page.from_end else self.scrolled
+        seen = self.items[first : first + room]
+        heads = [column.title for column in self.page.columns]
+        if self._sort is not None:
+            heads[self._sort] += "▼" if self._descending else "▲"
+        texts = [heads, *([masked(column.text(item)) for column in self.page.columns] for item in seen)]
+        texts = self.page.lay_out(texts, self.size.width, self._sort)
+        styles = ["", *(self.page.style(item, self._run) for item in seen)]
+        if not seen:
+            lines = self.page.title, masked(self.page.reason(self._run, self._words))
+            texts, styles = [[pages.cell(line, self.size.width)] for line in lines], ["", DIM]
+        self._fill([[(text, style) for text in row] for row, style in zip(texts, styles, strict=True)])
+
+    def _fill(self, rows: list[list[tuple[str, str]]]) -> None:
+        """Change the table to these rows, of which the first is the head."""
+        if rows[:1] != self._rows[:1] or len(rows) != len(self._rows):
+            self.clear(columns=True)
+            for number, (head, _) in enumerate(rows[0]):
+                self.add_column(Text(head), key=str(number))
+            for number, row in enumerate(rows[1:], 1):
+                self.add_row(*(Text(*cell) for cell in row), key=str(number))
+        else:
+            for number, row in enumerate(rows):
+                for column, (cell, before) in enumerate(zip(row, self._rows[number], strict=True)):
+                    if cell != before:
+                        self.update_cell(str(number), str(column), Text(*cell))
+        self._rows = rows
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the screen."""
+        return _joined(super().render_line(y))
+
+    def resort(self, reverse: bool) -> None:
+        """Reverse the order, or sort by the next column, which is then in sight."""
+        if reverse:
+            self._descending = not self._descending
+        elif len(self.page.columns) > 1:
+            self._sort = 0 if self._sort is None else (self._sort + 1) % len(self.page.columns)
 
 
 class LiveApp(App[None]):
@@ -82,153 +198,222 @@ class LiveApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None
     CSS = """
-    Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
-    Lines { height: auto; width: 100%; background: ansi_default; color: ansi_default; }
-    #page { height: 1fr; }
-    #entry { height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; display: none; }
-    #entry:focus { border: none; }
+    * { background: ansi_default; color: ansi_default; overflow: hidden; scrollbar-size: 0 0; }
+    Lines { height: auto; max-height: 3; }
+    #help { max-height: 100%; display: none; }
+    #plots { height: 4; }
+    Bars { height: 1fr; }
+    Bars > .sparkline--min-color, Bars > .sparkline--max-color { color: green; }
+    #throughput Bars > .sparkline--min-color, #throughput Bars > .sparkline--max-color { color: darkcyan; }
+    #throughput { dock: right; }
+    TabbedContent, ContentSwitcher, TabPane { height: 1fr; padding: 0; }
+    Tabs, #tabs-list { height: 1; min-height: 1; }
+    Tab { padding: 0 1 0 0; text-style: dim; }
+    Tab.-active { text-style: reverse; padding: 0; margin: 0 1 0 0; }
+    Underline { display: none; }
+    DataTable { height: 1fr; min-height: 2; }
+    DataTable > .datatable--header { background: ansi_default; color: ansi_default; text-style: bold; }
+    DataTable > .datatable--even-row, DataTable > .datatable--odd-row { background: ansi_default; }
+    #note { text-style: bold; }
+    FooterKey .footer-key--description { text-style: dim; }
+    Input, Input:focus { height: 1; border: none; padding: 0; display: none; }
     """
     # Each has priority, so that a key takes effect before the next one is read: text typed quickly after / or m goes to
     # the entry. While there is an entry, check_action leaves it the keys.
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(keys, action, action, priority=True)
-        for keys, action in (
-            ("q", "quit"),
-            ("ctrl+c", "leave"),
-            ("question_mark,h,f1", "help"),
-            ("s", "sort"),
-            ("r", "reverse"),
-            ("slash,f", "filter"),
-            ("p,space", "pause"),
-            ("m", "mark"),
-            ("n", "node"),
-            ("tab,right", "turn(1)"),
-            ("shift+tab,left", "turn(-1)"),
-            ("escape", "cancel"),
-            ("down,j", "scroll_by(1)"),
-            ("up,k", "scroll_by(-1)"),
-            ("pagedown", "scroll_by(10)"),
-            ("pageup", "scroll_by(-10)"),
-            ("home,g", "scroll_by(-1000000)"),
-            ("end,G", "scroll_by(1000000)"),
-            *((str((number + 1) % 10), f"page({number})") for number in range(10)),
+        Binding(keys, action, shown, show=bool(shown), priority=True)
+        for keys, action, shown in (
+            ("s", "sort(False)", "sort"),
+            ("r", "sort(True)", "reverse"),
+            ("slash,f", "filter", "filter"),
+            ("n", "node", "node"),
+            ("p,space", "pause", "pause"),
+            ("m", "mark", "mark"),
+            ("question_mark,h,f1", "help", "help"),
+            ("q", "quit", "quit"),
+            ("ctrl+c", "leave", ""),
+            ("escape", "cancel", ""),
+            ("tab,right", "turn(1)", ""),
+            ("shift+tab,left", "turn(-1)", ""),
+            ("down,j", "move(1)", ""),
+            ("up,k", "move(-1)", ""),
+            ("pagedown", "move(10)", ""),
+            ("pageup", "move(-10)", ""),
+            ("home,g", "move(-1000000)", ""),
+            ("end,G", "move(1000000)", ""),
+            *((str((number + 1) % 10), f"page({number})", "") for number in range(len(pages.TABLES) + 1)),
         )
     ]
 
     def __init__(self, run: Path, latest: Callable[[], Snapshot | None]) -> None:
         super().__init__(ansi_color=True)
+        self.animation_level = "none"
         self._run, self._latest = run, latest
         self._shown: Snapshot | None = None
-        self._asking: str = ""
-        self._terminal: Size | None = None
+        self._is_drawn = False
+        self._asking = ""
         self._pressed_ns = 0
-        self._message_until_s = 0.0
-        self.state = ViewState()
+        self._message, self._message_until_s = "", 0.0
+        self._page = 0
+        self.node = ""
+        self.words = ""
+        self.paused = False
 
     def compose(self) -> ComposeResult:
-        """Yield title, iterations, bar of pages, page, status, and the entry, which takes the status' place."""
-        for name in ("title", "top", "bar", "page", "status"):
-            yield Lines(id=name)
-        yield Input(id="entry")
+        """Yield status, plots, pages, help, and the line of notes with the entry, which takes its place."""
+        yield Lines(id="headline")
+        with Horizontal(id="plots"):
+            for name in ("iterations", "throughput"):
+                with Vertical(id=name):
+                    yield Lines()
+                    yield Bars()
+        with TabbedContent():
+            with TabPane("1 All", id="page0"):
+                for page in pages.OVERVIEW:
+                    yield RunTable(page)
+                yield Lines(id="states")
+            for number, page in enumerate(pages.TABLES, 1):
+                with TabPane(f"{(number + 1) % 10} {page.title}", id=f"page{number}"):
+                    yield RunTable(page)
+        yield Lines(id="help")
+        yield Lines(id="note")
+        yield Input()
+        yield Footer()
 
     def on_mount(self) -> None:
         """Start to look for snapshots."""
+        self.query_one("#headline", Lines).show(Text("Looking …"))
         self.set_interval(_LOOK_S, self._look)
         self._look()
-        self.draw()
 
     def on_resize(self, event: Resize) -> None:
-        """Draw for the new size, which the app itself learns later."""
-        self._terminal = event.size
-        self.draw()
+        """Give the plots more room on a larger terminal."""
+        height = event.size.height
+        lines = 0 if height < 10 else 2 if height < 20 else 4 if height < 32 else 6 if height < 44 else 9
+        self.query_one("#plots").styles.height = lines
+        self.call_after_refresh(self.draw)  # the app itself learns the size later
 
     def _look(self) -> None:
         """Show the newest snapshot, unless the view is paused."""
+        if self._message and time.monotonic() > self._message_until_s:
+            self.say("")
         newest = self._latest()
-        expired = self.state.message and time.monotonic() > self._message_until_s
-        if expired:
-            self.state.message = ""
-        if newest is not None and newest is not self._shown and not self.state.paused:
+        if newest is not None and not self.paused and (newest is not self._shown or not self._is_drawn):
             self._shown = newest
-            self.draw()
-        elif expired:
             self.draw()
 
     def draw(self) -> None:
-        """Draw the current snapshot with the current settings of the view."""
-        screenful = Screenful(self._shown, self.state, *(self._terminal or self.size))
-        parts = screenful.parts()
-        for widget in self.query(Lines):  # none before the first and after the last moment
-            widget.show(parts[str(widget.id)])
+        """Show the current snapshot with the current settings of the view; only the page in sight is updated."""
+        if not self._is_whole:
+            return
+        if not self._is_drawn:  # the footer learns that the keys take effect
+            self._is_drawn = True
+            self.refresh_bindings()
+        run = self._shown
+        notes = [f"filter: {self.words}"] if self.words else []
+        notes += [summary.ending(run)] if run is not None and run.ended else []
+        note = self._message or "  ".join(notes)
+        self.query_one("#note", Lines).show(*([Text(note)] if note and not self._asking else []))
+        if run is None:
+            return
+        run = pages.of_node(run, self.node)
+        self.query_one("#headline", Lines).show(summary.headline(run, self.paused), summary.job_line(run, self.node))
+        stepped = bool(run.iterations.history)
+        both = stepped and self.size.width >= _TWO_PLOTS
+        width = self.size.width // 2 - 1 if both else self.size.width
+        for name, plot, wanted in (
+            ("#iterations", summary.iteration_plot, stepped),
+            ("#throughput", summary.throughput_plot, both or not stepped),
+        ):
+            line, bars = plot(run, width)
+            self.query_one(name).display, self.query_one(name).styles.width = wanted, width
+            self.query_one(f"{name} Lines", Lines).show(line)
+            self.query_one(f"{name} Bars", Bars).data = bars
+        self.query_one("#states", Lines).show(*summary.collector_states(run.collectors))
+        run = pages.busiest(run) if self._page == 0 else run
+        for table in self._tables:
+            table.show(run, self.words)
+            table.display = bool(table.items) or self._page > 0 or table.page in _ALWAYS
+
+    @property
+    def _is_whole(self) -> bool:
+        """False before the first and after the last moment, when tabs or tables are missing."""
+        return len(self.query("Tab, RunTable")) == len(pages.OVERVIEW) + 2 * len(pages.TABLES) + 1
+
+    @property
+    def _tables(self) -> list[RunTable]:
+        return list(self.query(f"#page{self._page} RunTable").results(RunTable))
 
     def say(self, text: str) -> None:
         """Show a sentence for some seconds."""
-        self.state.message, self._message_until_s = text, time.monotonic() + _MESSAGE_S
+        self._message, self._message_until_s = text, time.monotonic() + _MESSAGE_S
         self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """True if a key takes effect: within the entry, only those that leave it."""
-        return not self._asking or action in ("leave", "cancel")
+        return action == "leave" or (self._is_whole and (not self._asking or action == "cancel"))
 
     def action_leave(self) -> None:
         """End the view, whatever is being typed."""
         self.exit()
 
-    def action_sort(self) -> None:
-        """Sort by the next column."""
-        self.state.sort_next()
+    def action_sort(self, reverse: bool) -> None:
+        """Sort by the next column, or reverse the order; the overview has its own."""
+        for table in self._tables if self._page else []:
+            table.resort(reverse)
         self.draw()
 
-    def action_reverse(self) -> None:
-        """Reverse the order."""
-        self.state.reverse()
+    def action_move(self, rows: int) -> None:
+        """Move within the page."""
+        for table in self._tables if self._page else []:
+            table.scrolled = max(0, table.scrolled + (-rows if table.page.from_end else rows))
         self.draw()
 
     def action_pause(self) -> None:
         """Hold the picture, or update it again; the recording is not affected."""
-        self.state.paused = not self.state.paused
+        self.paused = not self.paused
         self._look()
         self.draw()
 
     def action_node(self) -> None:
         """Show the next node alone; after the last one, all nodes."""
-        names = [node.name for node in self._shown.nodes] if self._shown else []
-        self.state.next_node(names)
-        self.draw()
+        names = ["", *(node.name for node in self._shown.nodes)] if self._shown else [""]
+        self.node = names[(names.index(self.node) + 1) % len(names)] if self.node in names else ""
+        self.action_page(self._page)
 
     def action_page(self, number: int) -> None:
-        """Show a page."""
-        self.state.show_page(number)
+        """Show a page from its first row."""
+        self._page, self.query_one(TabbedContent).active = number, f"page{number}"
+        for table in self._tables:
+            table.scrolled = 0
+        self._show_help(False)
         self.draw()
 
     def action_turn(self, by: int) -> None:
         """Show the next page or the one before."""
-        self.state.turn(by)
-        self.draw()
+        self.action_page((self._page + by) % (len(pages.TABLES) + 1))
 
     def action_help(self) -> None:
         """Show or hide the keys."""
-        self.state.help = not self.state.help
-        self.draw()
+        self._show_help(not self.query_one("#help").display)
 
-    def action_scroll_by(self, lines: int) -> None:
-        """Move within the page."""
-        self.state.scroll(lines)
-        self.draw()
+    def _show_help(self, shown: bool) -> None:
+        self.query_one("#help", Lines).show(*map(Text, _HELP.splitlines() if shown else ()))
+        self.query_one(TabbedContent).display = not shown
 
     def action_cancel(self) -> None:
         """Leave the entry or the help, or clear the filter."""
         if self._asking:
             self._close_entry()
-        elif self.state.help:
-            self.state.help = False
+        elif self.query_one("#help").display:
+            self._show_help(False)
         else:
-            self.state.words = ""
+            self.words = ""
         self.draw()
 
     def action_filter(self) -> None:
         """Ask for words that rows must have."""
-        self._ask("filter", self.state.words, "words that a row must have; Enter keeps them, Escape leaves")
+        self._ask("filter", self.words, "words that a row must have; Enter keeps them, Escape leaves")
 
     def action_mark(self) -> None:
         """Ask for a text to put into the run; the time is that of the key press."""
@@ -237,22 +422,21 @@ class LiveApp(App[None]):
 
     def _ask(self, what: str, text: str, hint: str) -> None:
         self._asking = what
-        entry = self.query_one("#entry", Input)
+        entry = self.query_one(Input)
         entry.placeholder, entry.value = f"{what}: {hint}"[: max(10, self.size.width - 2)], text
-        self.query_one("#status", Lines).display = False
         entry.display = True
         self.screen.set_focus(entry)  # at once: the next key is its first letter already
+        self.draw()
 
     def _close_entry(self) -> None:
         self._asking = ""
         self.set_focus(None)
-        self.query_one("#entry", Input).display = False
-        self.query_one("#status", Lines).display = True
+        self.query_one(Input).display = False
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while typing."""
         if self._asking == "filter":
-            self.state.words = event.value
+            self.words = event.value
             self.draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -262,8 +446,8 @@ class LiveApp(App[None]):
         if asked == "mark":
             self._write_mark(event.value.strip())
         elif asked == "filter":  # if typed quickly, the entry closes before its change events arrive
-            self.state.words = event.value
-        self.draw()
+            self.words = event.value
+            self.draw()
 
     def _write_mark(self, text: str) -> None:
         try:
@@ -295,16 +479,13 @@ def watch(take: Callable[[], Snapshot], run: Path) -> Snapshot | None:
     for name in ("LINES", "COLUMNS"):  # if a launcher exports them, they override the terminal's own size
         os.environ.pop(name, None)
     poller = Poller(take)
-    app = LiveApp(run, lambda: poller.latest)
 
-    def check() -> None:
+    def latest() -> Snapshot | None:
         if poller.error is not None:
             app.exit()
+        return poller.latest
 
-    def begin(*_: Any) -> None:
-        app.set_interval(_LOOK_S, check)
-
-    app.call_later(begin)
+    app = LiveApp(run, latest)
     previous = signal.signal(signal.SIGTERM, lambda *_: app.exit())  # leave the terminal as it was
     poller.start()
     try:

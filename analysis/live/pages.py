@@ -1,372 +1,310 @@
-"""Table pages of the live view: their columns, and the rows that they take from a snapshot."""
+"""Table pages of the live view: items of a snapshot, their columns, order and colours. Independent of textual."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from ringtap.analysis.live import drawing
-from ringtap.analysis.live.drawing import BAD, DIM, WARNING, Column, TextRow, count, gbps, milliseconds, percent
-from ringtap.analysis.live.snapshot import Snapshot
+from rich.cells import cell_len, set_cell_size
+
+from ringtap.analysis.live.snapshot import Host, Nic, Node, Snapshot
 from ringtap.units import format_duration, format_size
 
-_TRAFFIC_STYLE = {"training": "", "cross": "cyan", "other": DIM}
-_HEALTH_STYLE = {"good": "", "warning": WARNING, "bad": BAD}
+WARNING, BAD, DIM, HEADER = "yellow", "red", "dim", "bold"
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CORE_BLOCKS = 32
 _FULL = 0.95
+_MARKS = 5
+_TRAFFIC_STYLE = {"training": "", "cross": "cyan", "other": DIM}
+_LEAST = 8
+_PERCENT, _TENTHS = "{:.0%}".format, "{:.1f}".format
+_NO_HOST = Host("", (), None, None, None, None)
+
+
+def gbps(bps: float) -> str:
+    """Format a rate in Gbit/s, in about four figures."""
+    value = bps / 1e9
+    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
+
+
+def count(value: float) -> str:
+    """Format a number of things, or of things per second, in few characters."""
+    if 0 < value < 9.95:
+        return f"{value:.1f}".removesuffix(".0")
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 10 * size:
+            return f"{value / size:.{1 if value < 100 * size else 0}f}{unit}"
+    return f"{value:.0f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Format a short time in milliseconds, without the unit, which the column's head names."""
+    value = seconds * 1e3
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"
+
+
+def core_bars(shares: Sequence[float], most: int = _CORE_BLOCKS) -> str:
+    """Draw each core's busy share as one block; if they do not fit, neighbours share a block and the busiest counts."""
+    each = -(-len(shares) // most) or 1
+    groups = [max(shares[start : start + each]) for start in range(0, len(shares), each)]
+    return "".join(_BLOCKS[max(1, min(8, round(share * 8))) - 1] for share in groups)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. The columns of a page stand in the order of their importance: those that do not fit go.
+
+    Attributes:
+        title: its head, with the unit.
+        value: field of an item, or function that returns the value; the rows are sorted by it.
+        show: function that formats a value other than None, which is shown as ``-``; None for text, aligned left.
+        share: share of the width that a text may take; what is longer is cut.
+    """
+
+    title: str
+    value: str | Callable[[Any], Any]
+    show: Callable[[Any], str] | None = None
+    share: float = 0.2
+
+    def of(self, item: Any) -> Any:
+        """Return the value of an item."""
+        return attrgetter(self.value)(item) if isinstance(self.value, str) else self.value(item)
+
+    def text(self, item: Any) -> str:
+        """Return the text of an item."""
+        value = self.of(item)
+        return "-" if value is None else str(value) if self.show is None else self.show(value)
+
+    def key(self, item: Any) -> Any:
+        """Return the value to sort by: of several values (cores) the largest, None of none."""
+        value = self.of(item)
+        return max(value, default=None) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the view.
+    """A table page.
 
     Attributes:
-        title: its name in the bar.
+        title: its name.
+        items: function that returns the items of a snapshot, one per row.
         columns: its columns.
-        rows: function that returns the rows of a snapshot.
+        style: function that returns the rich style of an item's row.
         sort: number of the initial sort column, None for the order given.
         descending: True for an initial order of largest first.
         collector: the collector that provides its data, named if the page is empty.
+        nothing: sentence for an empty page without a collector.
+        from_end: True if its last rows are shown first.
     """
 
     title: str
+    items: Callable[[Snapshot], Iterable[Any]]
     columns: tuple[Column, ...]
-    rows: Callable[[Snapshot], Iterable[TextRow]]
+    style: Callable[[Any, Snapshot], str] = lambda _item, _run: ""
     sort: int | None = None
     descending: bool = True
     collector: str = ""
+    nothing: str = "Nothing yet."
+    from_end: bool = False
 
-    def empty(self, snapshot: Snapshot) -> str:
+    def select(self, run: Snapshot, words: str, column: int | None, descending: bool) -> list[Any]:
+        """Return the items with every one of the words in some cell, in order; those without a value come last."""
+        wanted, items = words.lower().split(), list(self.items(run))
+        if wanted:
+            texts = [" ".join(column.text(item) for column in self.columns).lower() for item in items]
+            items = [item for item, text in zip(items, texts, strict=True) if all(word in text for word in wanted)]
+        if column is None:
+            return items
+        keyed = [(self.columns[column].key(item), item) for item in items]
+        known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=descending)
+        return [item for _, item in known] + [item for key, item in keyed if key is None]
+
+    def reason(self, run: Snapshot, words: str) -> str:
         """Return the reason why there is nothing to show."""
-        told = [item for item in snapshot.collectors if item.name == self.collector and item.health != "good"]
+        if words:
+            return "Nothing matches the filter."
+        told = [item for item in run.collectors if item.name == self.collector and item.health != "good"]
         if told:
             return f"{self.collector} on {told[0].node}: {told[0].state}. {told[0].reason}".strip()
-        return f"Nothing yet ({self.collector})." if self.collector else "Nothing yet."
+        return f"Nothing yet ({self.collector})." if self.collector else self.nothing
+
+    def lay_out(self, rows: list[list[str]], width: int, keep: int | None = None) -> list[list[str]]:
+        """Cut and fill the texts of rows to columns of equal width, and leave out the columns that do not fit.
+
+        Args:
+            rows: rows of one text per column, the first with the heads.
+            width: cells of a row.
+            keep: number of the column that is not left out.
+        """
+        columns: dict[int, list[str]] = {}
+        room = width
+        for number in sorted(range(len(self.columns)), key=lambda number: number != keep):
+            column, texts = self.columns[number], [row[number] for row in rows]
+            wide = max(cell_len(text) for text in texts)
+            if column.show is None:
+                wide = min(wide, max(_LEAST, int(column.share * width)))
+                wide = room if _LEAST <= room < wide else wide
+            if wide > room:
+                break
+            columns[number] = [cell(text, wide, column.show is not None) for text in texts]
+            room -= wide + 1
+        return [[columns[number][row] for number in sorted(columns)] for row in range(len(rows))]
 
 
-def _row(node: str, pairs: Iterable[tuple[str, Any]], style: str = "") -> TextRow:
-    cells, keys = zip(*pairs, strict=True)
-    return TextRow(node, cells, keys, style)
+def cell(text: str, width: int, right: bool = False) -> str:
+    """Cut or fill a text to a width, and one cell between columns; an ellipsis marks a cut."""
+    text = text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+    space = " " * (width - cell_len(text))
+    return f"{space}{text} " if right else f"{text}{space} "
 
 
-def _of(value: Any, show: Callable[[Any], str]) -> tuple[str, Any]:
-    return show(value), value
+def busiest(run: Snapshot) -> Snapshot:
+    """Return a snapshot for the overview: the busiest interfaces first, loopback last; queues that hold or dropped."""
+    nics = sorted(run.nics, key=lambda nic: (nic.name == "lo", -max(nic.tx_bps or 0, nic.rx_bps or 0)))
+    queues = tuple(queue for queue in run.queues if queue.backlog_bytes or queue.drops_total)
+    return dataclasses.replace(run, nics=tuple(nics), queues=queues)
 
 
-def _text(value: str) -> tuple[str, Any]:
-    return value, value
+def of_node(run: Snapshot, node: str) -> Snapshot:
+    """Return the part of a snapshot for one node; all of it for no name. Iterations belong to the whole job."""
+    if not node:
+        return run
+    parts = ("nics", "queues", "hosts", "processes", "gpus", "collectors", "ranks")
+    kept: dict[str, Any] = {name: tuple(item for item in getattr(run, name) if item.node == node) for name in parts}
+    ends = [(flow.source.rpartition(":")[0], flow.destination.rpartition(":")[0]) for flow in run.flows]
+    flows = tuple(flow for flow, hosts in zip(run.flows, ends, strict=True) if node in hosts)
+    own = tuple(line for line in run.output if line.startswith(f"{node}: "))
+    return dataclasses.replace(
+        run,
+        **kept,
+        flows=flows if len(run.nodes) > 1 else run.flows,
+        nodes=tuple(item for item in run.nodes if item.name == node),
+        output=own or run.output,
+    )
 
 
-def _size(value: float | None) -> str:
-    return "-" if value is None else format_size(value)
+def _load(nic: Nic) -> float | None:
+    rates = [rate for rate in (nic.tx_bps, nic.rx_bps) if rate is not None]
+    return max(rates) / nic.speed_bps if rates and nic.speed_bps else None
 
 
-def _microseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e6:.1f}"
+def _nic_style(nic: Nic, _run: Snapshot) -> str:
+    if nic.drops_per_s:
+        return BAD
+    return WARNING if (_load(nic) or 0) > _FULL else DIM if nic.name == "lo" else ""
 
 
-def _flows(snapshot: Snapshot) -> Iterable[TextRow]:
-    for flow in snapshot.flows:
-        lossy = bool(flow.retransmissions_per_s)
-        yield _row(
-            "",
-            (
-                _text(flow.traffic),
-                _text(flow.source),
-                _text(flow.destination),
-                _of(flow.rate_bps, gbps),
-                _of(flow.retransmissions_per_s, count),
-                _of(flow.rtt_s, milliseconds),
-                _of(flow.cwnd_segments, drawing.number),
-                _of(flow.delivery_bps, gbps),
-                _of(flow.queued_bytes, _size),
-                _of(flow.rank, drawing.number),
-                _text(flow.command),
-            ),
-            WARNING if lossy else _TRAFFIC_STYLE[flow.traffic],
-        )
+class _NodeRow(NamedTuple):
+    node: Node
+    host: Host
 
 
-def _nics(snapshot: Snapshot) -> Iterable[TextRow]:
-    for nic in snapshot.nics:
-        rates = [rate for rate in (nic.tx_bps, nic.rx_bps) if rate is not None]
-        load = max(rates) / nic.speed_bps if rates and nic.speed_bps else None
-        style = BAD if nic.drops_per_s else WARNING if load and load > _FULL else DIM if nic.name == "lo" else ""
-        yield _row(
-            nic.node,
-            (
-                _text(nic.node),
-                _text(nic.name),
-                _of(nic.tx_bps, gbps),
-                _of(nic.rx_bps, gbps),
-                _of(load, percent),
-                _of(nic.drops_per_s, count),
-                _of(nic.drops_total, count),
-                _of(nic.errors_total, count),
-                _of(nic.tx_packets_per_s, count),
-                _of(nic.rx_packets_per_s, count),
-                _of(nic.pauses_per_s, count),
-                _of(nic.marks_per_s, count),
-            ),
-            style,
-        )
+def _nodes(run: Snapshot) -> Iterable[_NodeRow]:
+    hosts = {host.node: host for host in run.hosts}
+    return [_NodeRow(node, hosts.get(node.name, _NO_HOST)) for node in run.nodes]
 
 
-def _queues(snapshot: Snapshot) -> Iterable[TextRow]:
-    for queue in snapshot.queues:
-        yield _row(
-            queue.node,
-            (
-                _text(queue.node),
-                _text(queue.interface),
-                _text(queue.kind),
-                _text(queue.handle),
-                _of(queue.rate_bps, gbps),
-                _of(queue.backlog_bytes, _size),
-                _of(queue.backlog_packets, count),
-                _of(queue.drops_per_s, count),
-                _of(queue.drops_total, count),
-                _of(queue.overlimits_per_s, count),
-            ),
-            BAD if queue.drops_per_s else WARNING if queue.backlog_bytes else "",
-        )
+def _busy(row: _NodeRow) -> float | None:
+    return sum(row.host.cores) / len(row.host.cores) if row.host.cores else None
 
 
-def _ranks(snapshot: Snapshot) -> Iterable[TextRow]:
-    slowest = snapshot.iterations.slowest_rank
-    for rank in snapshot.ranks:
-        yield _row(
-            rank.node,
-            (
-                _of(rank.rank, str),
-                _text(rank.node),
-                _of(rank.step, str),
-                _of(rank.step_s, milliseconds),
-                _of(rank.behind_s, milliseconds),
-                _of(rank.forward_s, milliseconds),
-                _of(rank.backward_s, milliseconds),
-                _of(rank.comm_s, milliseconds),
-                _of(rank.overlap_s, milliseconds),
-                _of(rank.age_s, lambda age: "-" if age is None else f"{age:.1f}"),
-                _of(rank.pid, str),
-            ),
-            WARNING if rank.rank == slowest else "",
-        )
+def _node_style(row: _NodeRow, _run: Snapshot) -> str:
+    return BAD if row.node.status in ("partial", "failed") else WARNING if (_busy(row) or 0) > _FULL else ""
 
 
-def _nodes(snapshot: Snapshot) -> Iterable[TextRow]:
-    hosts = {host.node: host for host in snapshot.hosts}
-    for node in snapshot.nodes:
-        host = hosts.get(node.name)
-        cores = host.cores if host else ()
-        mean = sum(cores) / len(cores) if cores else None
-        yield _row(
-            node.name,
-            (
-                _text(node.name),
-                _text(node.status),
-                _of(mean, percent),
-                (drawing.core_bars(cores, 32), max(cores, default=None)),
-                _of(host.memory_used_share if host else None, percent),
-                _of(host.retransmissions_per_s if host else None, count),
-                _of(host.retransmissions_total if host else None, count),
-                _of(node.age_s, lambda age: "-" if age is None else f"{age:.1f}"),
-                _of(node.clock_offset_s, _microseconds),
-                _of(node.clock_error_s, _microseconds),
-                _text(node.why),
-            ),
-            BAD if node.status in ("partial", "failed") else WARNING if mean and mean > _FULL else "",
-        )
+def _log(run: Snapshot) -> Iterable[str]:
+    clocks = [time.strftime("%H:%M:%S", time.localtime(mark.t_ns / 1e9)) for mark in run.marks[-_MARKS:]]
+    return [*run.output, *(f"{clock} ▾ {mark.text}" for clock, mark in zip(clocks, run.marks[-_MARKS:], strict=True))]
 
 
-def _processes(snapshot: Snapshot) -> Iterable[TextRow]:
-    for process in snapshot.processes:
-        yield _row(
-            process.node,
-            (
-                _text(process.node),
-                _of(process.pid, str),
-                _of(process.rank, drawing.number),
-                _of(process.cpu_share, percent),
-                _of(process.rss_bytes, format_size),
-                _of(process.threads, str),
-                _text(process.command),
-            ),
-        )
-
-
-def _gpus(snapshot: Snapshot) -> Iterable[TextRow]:
-    for gpu in snapshot.gpus:
-        yield _row(
-            gpu.node,
-            (
-                _text(gpu.node),
-                _text(gpu.name),
-                _of(gpu.utilization_share, percent),
-                _of(gpu.memory_used_bytes, _size),
-                _of(gpu.power_w, lambda power: "-" if power is None else f"{power:.0f}"),
-                _of(gpu.pcie_tx_bps, gbps),
-                _of(gpu.pcie_rx_bps, gbps),
-                _of(gpu.nvlink_tx_bps, gbps),
-                _of(gpu.nvlink_rx_bps, gbps),
-            ),
-        )
-
-
-def _collectors(snapshot: Snapshot) -> Iterable[TextRow]:
-    for item in snapshot.collectors:
-        yield _row(
-            item.node,
-            (
-                _text(item.node),
-                _text(item.name),
-                _text(item.state),
-                _of(item.every_s, lambda every: format_duration(every) if every else "-"),
-                _of(item.missed, drawing.number),
-                _of(item.lost, drawing.number),
-                _of(item.age_s, lambda age: "-" if age is None else f"{age:.1f}"),
-                _of(item.bytes, format_size),
-                _text(item.reason),
-            ),
-            WARNING if item.lost and item.health == "good" else _HEALTH_STYLE[item.health],
-        )
+def _columns(*columns: tuple[Any, ...]) -> tuple[Column, ...]:
+    return tuple(Column(*column) for column in columns)
 
 
 FLOWS = Page(
-    "Flows",
-    (
-        Column("traffic"),
-        Column("from", least=15),
-        Column("to", least=15),
-        Column("Gbit/s", True),
-        Column("retr/s", True),
-        Column("RTT ms", True),
-        Column("cwnd", True, 1),
-        Column("delivery", True, 3),
-        Column("unsent", True, 4),
-        Column("rank", True, 2),
-        Column("command", least=8, rank=5),
+    "Flows", lambda run: run.flows, sort=3, collector="sockets",
+    style=lambda flow, _: WARNING if flow.retransmissions_per_s else _TRAFFIC_STYLE[flow.traffic],
+    columns=_columns(
+        ("traffic", "traffic"), ("from", "source", None, 0.27), ("to", "destination", None, 0.27),
+        ("Gbit/s", "rate_bps", gbps), ("retr/s", "retransmissions_per_s", count), ("RTT ms", "rtt_s", milliseconds),
+        ("cwnd", "cwnd_segments", str), ("rank", "rank", str), ("delivery", "delivery_bps", gbps),
+        ("unsent", "queued_bytes", format_size), ("command", "command", None, 0.5),
     ),
-    _flows,
-    3,
-    collector="sockets",
-)
+)  # fmt: skip
 NICS = Page(
-    "NICs",
-    (
-        Column("node", least=4),
-        Column("interface", least=6),
-        Column("tx Gbit/s", True),
-        Column("rx Gbit/s", True),
-        Column("link", True),
-        Column("drops/s", True),
-        Column("drops", True),
-        Column("errors", True),
-        Column("tx pkt/s", True, 1),
-        Column("rx pkt/s", True, 1),
-        Column("pause/s", True, 2),
-        Column("ECN/s", True, 3),
+    "NICs", lambda run: run.nics, style=_nic_style, collector="nic",
+    columns=_columns(
+        ("node", "node"), ("interface", "name"), ("tx Gbit/s", "tx_bps", gbps), ("rx Gbit/s", "rx_bps", gbps),
+        ("link", _load, _PERCENT), ("drops/s", "drops_per_s", count), ("drops", "drops_total", count),
+        ("errors", "errors_total", count), ("tx pkt/s", "tx_packets_per_s", count),
+        ("rx pkt/s", "rx_packets_per_s", count), ("pause/s", "pauses_per_s", count), ("ECN/s", "marks_per_s", count),
     ),
-    _nics,
-    collector="nic",
-)
+)  # fmt: skip
 QUEUES = Page(
-    "Queues",
-    (
-        Column("node", least=4),
-        Column("interface", least=6),
-        Column("kind", least=5),
-        Column("handle", rank=2),
-        Column("Gbit/s", True),
-        Column("backlog", True),
-        Column("packets", True, 1),
-        Column("drops/s", True),
-        Column("drops", True),
-        Column("overlim/s", True, 3),
+    "Queues", lambda run: run.queues, collector="qdisc",
+    style=lambda queue, _: BAD if queue.drops_per_s else WARNING if queue.backlog_bytes else "",
+    columns=_columns(
+        ("node", "node"), ("interface", "interface"), ("kind", "kind"), ("Gbit/s", "rate_bps", gbps),
+        ("backlog", "backlog_bytes", format_size), ("drops/s", "drops_per_s", count), ("drops", "drops_total", count),
+        ("packets", "backlog_packets", count), ("handle", "handle"), ("overlim/s", "overlimits_per_s", count),
     ),
-    _queues,
-    collector="qdisc",
-)
+)  # fmt: skip
 RANKS = Page(
-    "Ranks",
-    (
-        Column("rank", True),
-        Column("node", least=4),
-        Column("step", True),
-        Column("step ms", True),
-        Column("behind", True),
-        Column("forward", True),
-        Column("backward", True),
-        Column("comm", True),
-        Column("overlap", True),
-        Column("age s", True, 2),
-        Column("pid", True, 3),
+    "Ranks", lambda run: run.ranks, sort=0, descending=False, collector="steps",
+    style=lambda rank, run: WARNING if rank.rank == run.iterations.slowest_rank else "",
+    columns=_columns(
+        ("rank", "rank", str), ("node", "node"), ("step", "step", str), ("step ms", "step_s", milliseconds),
+        ("behind", "behind_s", milliseconds), ("forward", "forward_s", milliseconds),
+        ("backward", "backward_s", milliseconds), ("comm", "comm_s", milliseconds),
+        ("overlap", "overlap_s", milliseconds), ("age s", "age_s", _TENTHS), ("pid", "pid", str),
     ),
-    _ranks,
-    0,
-    False,
-    collector="steps",
-)
+)  # fmt: skip
 NODES = Page(
-    "Nodes",
-    (
-        Column("node", least=4),
-        Column("state"),
-        Column("CPU", True),
-        Column("cores", least=8),
-        Column("mem", True),
-        Column("retr/s", True),
-        Column("retr", True),
-        Column("age s", True),
-        Column("clock µs", True, 2),
-        Column("± µs", True, 2),
-        Column("why", least=6, rank=3),
+    "Nodes", _nodes, style=_node_style,
+    columns=_columns(
+        ("node", "node.name"), ("state", "node.status"), ("CPU", _busy, _PERCENT),
+        ("mem", "host.memory_used_share", _PERCENT), ("retr/s", "host.retransmissions_per_s", count),
+        ("retr", "host.retransmissions_total", count), ("age s", "node.age_s", _TENTHS),
+        ("cores", "host.cores", core_bars), ("clock µs", "node.clock_offset_s", _microseconds),
+        ("± µs", "node.clock_error_s", _microseconds), ("why", "node.why", None, 0.4),
     ),
-    _nodes,
-)
+)  # fmt: skip
 PROCESSES = Page(
-    "Procs",
-    (
-        Column("node", least=4),
-        Column("pid", True),
-        Column("rank", True),
-        Column("CPU", True),
-        Column("memory", True),
-        Column("threads", True, 1),
-        Column("command", least=10),
+    "Procs", lambda run: run.processes, sort=3, collector="host",
+    columns=_columns(
+        ("node", "node"), ("pid", "pid", str), ("rank", "rank", str), ("CPU", "cpu_share", _PERCENT),
+        ("memory", "rss_bytes", format_size), ("threads", "threads", str), ("command", "command", None, 0.5),
     ),
-    _processes,
-    3,
-    collector="host",
-)
+)  # fmt: skip
 GPUS = Page(
-    "GPUs",
-    (
-        Column("node", least=4),
-        Column("GPU", least=6),
-        Column("busy", True),
-        Column("memory", True),
-        Column("W", True),
-        Column("PCIe tx", True),
-        Column("PCIe rx", True),
-        Column("NVLink tx", True, 1),
-        Column("NVLink rx", True, 1),
+    "GPUs", lambda run: run.gpus, collector="gpu",
+    columns=_columns(
+        ("node", "node"), ("GPU", "name"), ("busy", "utilization_share", _PERCENT),
+        ("memory", "memory_used_bytes", format_size), ("W", "power_w", "{:.0f}".format),
+        ("PCIe tx", "pcie_tx_bps", gbps), ("PCIe rx", "pcie_rx_bps", gbps),
+        ("NVLink tx", "nvlink_tx_bps", gbps), ("NVLink rx", "nvlink_rx_bps", gbps),
     ),
-    _gpus,
-    collector="gpu",
-)
+)  # fmt: skip
 COLLECTORS = Page(
-    "State",
-    (
-        Column("node", least=4),
-        Column("collector"),
-        Column("state"),
-        Column("every", True, 1),
-        Column("missed", True),
-        Column("lost", True),
-        Column("age s", True),
-        Column("written", True, 2),
-        Column("reason", least=34),
+    "State", lambda run: run.collectors,
+    style=lambda item, _: BAD if item.health == "bad" else WARNING if item.lost or item.health == "warning" else "",
+    columns=_columns(
+        ("node", "node"), ("collector", "name"), ("state", "state"), ("missed", "missed", str), ("lost", "lost", str),
+        ("age s", "age_s", _TENTHS), ("reason", "reason", None, 0.45),
+        ("every", lambda item: item.every_s or None, format_duration), ("written", "bytes", format_size),
     ),
-    _collectors,
-)
+)  # fmt: skip
+LOG = Page(
+    "Log", _log, from_end=True, columns=_columns(("output of the job, and marks", str, None, 1.0)),
+    nothing="The job's output goes to its own terminal (ringtap run --live keeps it here).",
+)  # fmt: skip
+TABLES = (FLOWS, NICS, QUEUES, RANKS, NODES, PROCESSES, GPUS, COLLECTORS, LOG)
+OVERVIEW = (NICS, FLOWS, QUEUES, NODES)

@@ -30,8 +30,9 @@ from typing import Any
 
 from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.analysis.live.build_snapshot import SnapshotSource
+from ringtap.analysis.live.pages import TABLES
 from ringtap.analysis.live.plain import line_of
-from ringtap.analysis.live.screen import Screenful, ViewState
+from ringtap.analysis.live.summary import collector_states, headline, iteration_plot, job_line, throughput_plot
 from ringtap.cli import main
 from ringtap.errors import RingtapError
 from ringtap.records import Field, RecordWriter
@@ -368,10 +369,17 @@ def _live(run: Path) -> int:
         return error.exit_code
     snapshot = SnapshotSource(run).take()
     assert line_of(snapshot)
-    state = ViewState()
-    for page in range(10):
-        state.page = page
-        assert Screenful(snapshot, state, 100, 40).parts()
+    assert headline(snapshot, False).plain
+    assert job_line(snapshot, "").plain
+    for _, bars in (iteration_plot(snapshot, 100), throughput_plot(snapshot, 100)):
+        assert len(bars) == 100
+    collector_states(snapshot.collectors)
+    for page in TABLES:
+        for column in range(len(page.columns)):
+            items = page.select(snapshot, "", column, True)
+        texts = [[column.text(item) for column in page.columns] for item in items]
+        page.lay_out([[column.title for column in page.columns], *texts], 100)
+        assert all(isinstance(page.style(item, snapshot), str) for item in items)
     return 0
 
 

@@ -14,11 +14,11 @@ import ringtap
 from ringtap.analysis.traffic.plan import read_plan
 from ringtap.cli import main
 from ringtap.errors import UsageError
+from ringtap.flow_plan import VERSION as PLAN
 from ringtap.records import VERSION as RECORDS
 from ringtap.records import Field, RecordWriter, open_records
 from ringtap.rundir import SCHEMA, RunDirectory, write_json
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.trafficgen.plans.flow import VERSION as PLAN
 from ringtap.trafficgen.plans.plan_file import PlanFile
 
 GOLD = Path(__file__).resolve().parents[2] / "gold" / "v0.1"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ringtap.flow_plan import Flow
 from ringtap.records import open_records
-from ringtap.trafficgen.plans.flow import Flow
 from ringtap.trafficgen.plans.plan_file import PlanFile
 from tests.gold.analysis_sweep import write_sweep
 
@@ -57,7 +57,7 @@ class MineCollector:
 KIND = '''
 """Flows of one size at fixed intervals."""
 
-from ringtap.trafficgen.plans.flow import Flow
+from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.kind import DURATION, TO, Option, TrafficKind, duration_ns
 
 

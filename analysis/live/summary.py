@@ -1,0 +1,129 @@
+"""State of the job in a few lines: status, iteration times, history, collectors. Independent of textual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from ringtap.analysis.live.iterations import Iteration
+from ringtap.analysis.live.pages import BAD, DIM, HEADER, WARNING, count, gbps
+from ringtap.analysis.live.snapshot import Collector, Snapshot
+from ringtap.units import counted, format_duration, format_rate
+
+_SILENT_S = 5.0
+_SLOW = 1.5
+# an outlier (the first iterations, say) must not flatten all others
+_CAP_MEDIANS = 3.0
+_LABEL = 16
+_GOOD_STATES = ("ok", "running")
+
+
+def iteration_plot(run: Snapshot, width: int) -> tuple[Text, list[float]]:
+    """Return the times of the last iterations: the line above the bars, with marks, and the bars."""
+    shown = run.iterations.history[-max(1, width - _LABEL) :]
+    marks = [mark.t_ns for mark in run.marks]
+
+    def symbol(item: Iteration) -> tuple[str, str]:
+        if any(0 <= item.end_ns - t_ns < item.seconds * 1e9 for t_ns in marks):
+            return "▾", "bold magenta"
+        if item.skipped:
+            return "×", "magenta"
+        return ("•", WARNING) if _is_slow(item.seconds, run.iterations.median_s) else (" ", "")
+
+    return _plot([item.seconds for item in shown], [symbol(item) for item in shown], format_duration, width)
+
+
+def throughput_plot(run: Snapshot, width: int) -> tuple[Text, list[float]]:
+    """Return the larger of sent and received of all interfaces: the line above the bars, and the bars."""
+    values = [max(item.tx_bps, item.rx_bps) for item in run.throughput[-max(1, width - _LABEL) :]]
+    return _plot(values, [(" ", "")] * len(values), format_rate, width)
+
+
+def _plot(
+    values: list[float], symbols: list[tuple[str, str]], show: Callable[[float], str], width: int
+) -> tuple[Text, list[float]]:
+    """Cut bars at three times their median, and put zeros before them: a sparkline starts at its least value."""
+    top, median = max(values, default=0.0), sorted(values)[len(values) // 2] if values else 0.0
+    top = min(top, _CAP_MEDIANS * median) if median > 0 else top
+    both = zip(values, symbols, strict=True)
+    cut = [("▲", BAD) if value > top and symbol[0] != "▾" else symbol for value, symbol in both]
+    space = width - len(values)
+    label = f"0–{show(top)}" if values else ""
+    return Text.assemble((label.ljust(space), DIM), *cut), [0.0] * space + [
+        max(0.0, min(value, top)) for value in values
+    ]
+
+
+def _is_slow(value: float | None, median: float | None) -> bool:
+    return bool(value and median and value > _SLOW * median)
+
+
+def _duration(value: float | None) -> str:
+    return "-" if value is None else format_duration(value)
+
+
+def headline(run: Snapshot, paused: bool) -> Text:
+    """Return the line that says how the job does: status, trouble, time, iteration."""
+    parts = [("PAUSED", f"bold {WARNING}")] if paused else []
+    parts += [(run.status, {"running": "bold green", "complete": HEADER}.get(run.status, f"bold {BAD}"))]
+    silent = [node.age_s for node in run.nodes if node.age_s is not None and node.age_s > _SILENT_S]
+    if silent and not run.ended:
+        parts.append((f"no sample for {max(silent):.0f} s", BAD))
+    whole = int(run.elapsed_s)
+    parts.append((f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}", ""))
+    iterations = run.iterations
+    if iterations.history:
+        last = iterations.history[-1]
+        slow = "magenta" if last.skipped else WARNING if _is_slow(last.seconds, iterations.median_s) else "bold green"
+        parts += [(f"iteration {last.number}", HEADER), (format_duration(last.seconds), slow)]
+        usual = f"median {_duration(iterations.median_s)}  p99 {_duration(iterations.p99_s)} of {iterations.over}"
+        parts.append((usual, ""))
+    elif iterations.ranks:
+        parts.append(("no iteration yet", HEADER))
+    else:
+        parts.append(("no steps recorded" if run.ended else "no steps so far", HEADER))
+    return Text("  ").join(Text(text, style) for text, style in parts)
+
+
+def job_line(run: Snapshot, node: str) -> Text:
+    """Return the line below it: nodes, ranks, the slowest rank (without iterations: the throughput), the run's name."""
+    iterations = run.iterations
+    parts = [(node or counted(len(run.nodes), "node"), "")]
+    if iterations.ranks:
+        parts.append((f"{iterations.ranks} of {counted(max(iterations.world_size, iterations.ranks), 'rank')}", ""))
+    if iterations.slowest_rank is not None:
+        parts.append((f"slowest rank {iterations.slowest_rank} ({iterations.slowest_share:.0%})", ""))
+    parts += [("began anew", WARNING)] if iterations.restarts else []
+    if not iterations.history and run.throughput:
+        last = run.throughput[-1]
+        parts.append((f"all interfaces: sent {gbps(last.tx_bps)} received {gbps(last.rx_bps)} Gbit/s", ""))
+    parts.append((Path(run.path).resolve().name, DIM))
+    return Text("  ").join(Text(text, style) for text, style in parts)
+
+
+def collector_states(collectors: Sequence[Collector]) -> list[Text]:
+    """Return each collector's state in a word or two, and the reason of the first failure."""
+    by_name: dict[str, list[Collector]] = {}
+    for item in collectors:
+        by_name.setdefault(item.name, []).append(item)
+    lines = [Text("  ").join([Text("State", HEADER), *(_state(*pair) for pair in by_name.items())])] if by_name else []
+    trouble = next((item for item in collectors if item.health == "bad" and item.reason), None)
+    return lines + ([Text(f"{trouble.name} on {trouble.node}: {trouble.reason}", BAD)] if trouble else [])
+
+
+def _state(name: str, items: Sequence[Collector]) -> Text:
+    """Return a collector's state on all nodes in a few words; the worst node counts."""
+    worst = next((item for health in ("bad", "warning") for item in items if item.health == health), items[0])
+    missed, lost = sum(item.missed or 0 for item in items), sum(item.lost or 0 for item in items)
+    losses = [f"{count(number)} {what}" for number, what in ((missed, "missed"), (lost, "lost")) if number]
+    word = worst.state if worst.state not in _GOOD_STATES else "ok" if worst.health == "good" else "silent"
+    calm = DIM if worst.state == "unavailable" else WARNING if lost or worst.health == "warning" else "green"
+    text = f"{name} {word}{' (' + ', '.join(losses) + ')' if losses else ''}"
+    return Text(text, BAD if worst.health == "bad" else calm)
+
+
+def ending(run: Snapshot) -> str:
+    """Return the sentence that says how the run ended, and the next step."""
+    return f"The run is {run.status}{': ' + run.why if run.why else ''}. q quit, then: ringtap analyze"

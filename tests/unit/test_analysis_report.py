@@ -175,15 +175,35 @@ def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
         assert says in capsys.readouterr().err
 
 
-def test_the_first_paragraph_says_what_was_found_and_how_sure(reported):
-    text = " ".join(page(reported[0]).text)
-    found = reported[2]["findings"]
-    assert reported[2]["paragraph"] in text
-    assert text.index(reported[2]["paragraph"]) < text.index("Iteration times under cross traffic")
+def test_the_first_screen_answers_and_warnings_follow(reported):
+    raw = (reported[0] / "report" / "report.html").read_text()
+    text, data = " ".join(page(reported[0]).text), reported[2]
+    headline, table, figure, warnings = (
+        raw.index(words)
+        for words in (data["answer"], 'aria-label="Series"', 'id="figure-iteration-times"', 'id="warnings"')
+    )
+    assert headline < table < figure < warnings < raw.index('id="times"')
+    assert raw[table:figure].count('<tr><th scope="row">') == len(PAIRS)
+    assert [row["series"] for row in data["overview"]] == [f"{model}-{traffic}" for model, traffic in PAIRS]
+    found = data["findings"]
     assert {item["firm"] for item in found} == {True, False}
-    assert all(item["why"] and item["text"].endswith(".") for item in found)
+    for item in found:
+        assert item["why"]
+        assert item["text"].endswith(".")
+        # what is not firm is a warning; what is firm comes before them
+        assert ('<h2 id="warnings">' in raw[: raw.index(item["why"].replace("'", "&#39;"))]) != item["firm"]
     # 24 iterations cannot bound a p99 from above
     assert any("little more than their longest iteration" in item["text"] and not item["firm"] for item in found)
+
+
+def test_the_rows_of_the_first_screen_are_the_numbers_of_the_series(reported):
+    for row, one, tail in zip(reported[2]["overview"], series_of(reported[0]), reported[2]["series"], strict=True):
+        assert row["no_load_s"] == one.no_load_s
+        assert row["slowdowns"][-1]["slowdown"] == pytest.approx(tail["tails"]["growth"] - 1)
+        assert row["slowdowns"][-1]["interval"] == pytest.approx([end - 1 for end in tail["tails"]["growth_interval"]])
+        assert (row["fit"]["A"], row["fit"]["points"]) == (one.fit.A, len(LOADS_GBPS))
+        truth = CURVES[one.model, one.traffic]
+        assert row["slowdowns"][0]["slowdown"] == pytest.approx(truth(12.5) / truth(0.0) - 1, abs=0.03)
 
 
 def test_the_page_holds_every_section(reported):

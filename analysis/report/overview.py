@@ -97,7 +97,8 @@ def _one_slowdown(row: Row) -> str:
     at, by = f"at {_percent(heavy['load_share'])} load", _percent(abs(heavy["slowdown"]))
     interval = heavy["interval"]
     if interval is not None and interval[0] <= 0 <= interval[1]:
-        return f"C{kind[1:]} does not measurably slow {what}{over} {at} ({_percent(heavy['slowdown'])}, {_between(interval)})"
+        measured = f"{_percent(heavy['slowdown'])}, {_between(interval)}"
+        return f"C{kind[1:]} does not measurably slow {what}{over} {at} ({measured})"
     return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'shortens'} {what}{over} by {by} {at}"
 
 

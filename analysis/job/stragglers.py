@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.intervals import plain
+from ringtap.units import counted
 
 if TYPE_CHECKING:
     from ringtap.analysis.job.run import Job
@@ -97,6 +99,7 @@ _OF_ITERATIONS = {
 # a lower value of these on the slowest rank explains nothing
 _BAD_WHEN_HIGH = {*_MEASURES, *_OF_ITERATIONS} - {"cpu_cores", "gpu_utilization_pct"}
 SLOW_SHARE = 0.05
+SLOWER = 1.05  # times the faster half: what is less slow is not reported
 LEAST_ITERATIONS = 40
 
 
@@ -157,13 +160,72 @@ def _difference(
     return {"measure": name, "what": words, "unit": unit, "here": mine, "others": rest}
 
 
+# links with less than this share of the payload of the largest one are not compared: round trips decide their rates
+_LEAST_PAYLOAD_SHARE = 0.1
+# of the median rate of the other links: a slower link stands out
+_SLOW_LINK_SHARE = 0.9
+
+
+def links(job: Job) -> dict[str, Any]:
+    """Return the training traffic between each two nodes, and the link with the lowest rate.
+
+    The rate of a link is its payload over the time in which its busiest connection had data to send. ``slowest`` is the
+    place in ``rows`` of the link with the lowest rate, None with ``why`` where there are not two rates to compare.
+    """
+    table = job.flows
+    table = table[(table["class"] == "training") & ~table["local"].astype(bool)]
+    rows = []
+    ends = [table[f"{side}_node"].fillna(table[side]) for side in ("from", "to")]
+    for (start, end), part in table.groupby(ends, sort=False):
+        payload, busy_s = plain(part["payload_bytes"].sum(min_count=1)), plain(part["busy_s"].max())
+        row = {"from": str(start), "to": str(end), "payload_bytes": payload, "busy_s": busy_s}
+        row["rate_bps"] = 8 * payload / busy_s if payload is not None and busy_s else None
+        row["retransmissions"] = plain(part["retransmissions"].sum(min_count=1))
+        rows.append(row | {"rtt_us": plain(part["rtt_us"].median())})
+    largest = max((row["payload_bytes"] or 0 for row in rows), default=0)
+    known = [
+        number
+        for number, row in enumerate(rows)
+        if row["rate_bps"] is not None and row["payload_bytes"] >= _LEAST_PAYLOAD_SHARE * largest
+    ]
+    found: dict[str, Any] = {"rows": rows, "slowest": None, "others_bps": None, "stands_out": False, "why": ""}
+    if len(known) < 2:
+        why = "no training traffic between two nodes was recorded"
+        if rows and not known:
+            why = "no socket log says how long training connections had data to send"
+        elif rows:
+            why = (
+                f"the rate of {len(known)} of {counted(len(rows), 'link')} between nodes is known, and two are compared"
+            )
+        return found | {"why": why}
+    place = min(known, key=lambda number: rows[number]["rate_bps"])
+    others = float(np.median([rows[number]["rate_bps"] for number in known if number != place]))
+    stands_out = rows[place]["rate_bps"] < _SLOW_LINK_SHARE * others
+    return found | {"slowest": place, "others_bps": others, "stands_out": bool(stands_out)}
+
+
+def slow_places(job: Job) -> npt.NDArray[np.int64]:
+    """Places of the slowest twentieth of the iterations after warm-up; none where they are too few or hardly slower."""
+    seconds = job.iterations["iteration_s"].to_numpy(np.float64)[job.measured]
+    if len(seconds) < LEAST_ITERATIONS:
+        return np.zeros(0, np.int64)
+    slow = _are_slow(seconds)
+    if seconds[slow].mean() < SLOWER * seconds[seconds <= np.median(seconds)].mean():
+        return np.zeros(0, np.int64)
+    return np.asarray(job.measured, np.int64)[slow]
+
+
+def _are_slow(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    return seconds >= np.quantile(seconds, 1 - SLOW_SHARE)
+
+
 def slow_iterations(job: Job) -> dict[str, Any] | None:
     """Compare the slowest twentieth of the iterations with the faster half; None with too few iterations."""
     table = job.iterations.iloc[job.measured]
     if len(table) < LEAST_ITERATIONS:
         return None
     seconds = table["iteration_s"].to_numpy(np.float64)
-    slow, usual = seconds >= np.quantile(seconds, 1 - SLOW_SHARE), seconds <= np.median(seconds)
+    slow, usual = _are_slow(seconds), seconds <= np.median(seconds)
     other_cores = job.node_iterations.groupby("iteration")["cpu_other_cores"].sum(min_count=1)
     table = table.assign(cpu_other_cores=other_cores.reindex(table.index))
     result = []

@@ -13,7 +13,7 @@ import ringtap
 from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.job.stragglers import slow_iterations, slowest
+from ringtap.analysis.job.stragglers import links, slow_iterations, slowest
 from ringtap.analysis.runs.intervals import plain
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON
@@ -37,12 +37,14 @@ def summarize(job: Job) -> dict[str, Any]:
     data: dict[str, Any] = {"schema": SCHEMA, "ringtap": ringtap.__version__, "run": _run(job)}
     data["iterations"] = _times(job)
     data["phases"] = _phases(job)
+    data["parts"] = _parts(job)
     data["bytes"] = _bytes(job)
     data["demand"] = _demand(job)
     data["wires"] = _wires(job)
     data["congestion"] = _congestion(job)
     data["nodes"] = _nodes(job)
     data["slowest"] = slowest(job)
+    data["links"] = links(job)
     data["slow_iterations"] = slow_iterations(job)
     data["captures"] = _captures(job)
     data["nccl"] = _nccl(job)
@@ -114,6 +116,12 @@ def _phases(job: Job) -> dict[str, Any]:
         item[name] = mean_of(table, name, job.measured)
     item["unattributed_s"] = mean_of(job.ranks, "unattributed_s")
     return item
+
+
+def _parts(job: Job) -> dict[str, float | None]:
+    """Return what an iteration consists of, means over the ranks; with Horovod the optimizer's step is not apart."""
+    parts = {name: mean_of(job.ranks, name) for name in ("compute_s", "exposed_s", "optimizer_s", "unattributed_s")}
+    return parts if parts["unattributed_s"] is not None else parts | {"optimizer_s": None}
 
 
 def _bytes(job: Job) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from ringtap.analysis.job.stragglers import SLOWER
 from ringtap.terminal import one_line, text_table
-from ringtap.units import counted, format_duration, format_size
+from ringtap.units import counted, format_duration, format_rate, format_size
 
 # interfaces with fewer bytes are not listed
 _FEW_BYTES = 1000
@@ -13,12 +16,75 @@ _MOST_PROCESSES = 8
 # smaller uncertain or unattributed shares are not mentioned
 _SURE = 0.01
 _NO_VALUE = "not measured"
+# parts of an iteration
+PARTS = {
+    "compute_s": "compute",
+    "exposed_s": "exposed communication",
+    "optimizer_s": "optimizer step",
+    "unattributed_s": "not attributed",
+}
 _PLAIN = {"training": "training", "cross": "cross traffic", "other": "other", "unclassified": "whose, is not known"}
 
 
-def describe(data: dict[str, Any]) -> list[str]:
-    """Return the lines of a run's text; ``data`` is from `ringtap.analysis.job.summary.summarize`."""
-    sections = (
+@dataclass(frozen=True)
+class Table:
+    """A table within the text: column heads and rows of cells."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def answer(data: dict[str, Any]) -> list[str]:
+    """Return the answer in one to three lines: the parts of an iteration, the slowest rank, the slowest link."""
+    if data["iterations"]["mean_s"] is None:
+        return ["Where the time goes is not known: no whole iteration was recorded."]
+    return [_parts(data), _who(data), _which_link(data["links"])]
+
+
+def _parts(data: dict[str, Any]) -> str:
+    mean_s = data["iterations"]["mean_s"]
+    takes = f"An iteration takes {format_duration(mean_s)} (mean)"
+    known = [(words, data["parts"][name]) for name, words in PARTS.items() if data["parts"][name] is not None]
+    if not known:
+        return f"{takes}; where its time goes is not known, for {data['phases']['why'] or 'no rank timed its phases'}."
+    shares = [f"{value / mean_s:.1%} {words}" for words, value in known if value > _SURE * mean_s]
+    return f"{takes}: {', '.join(shares)} (means over the ranks)."
+
+
+def parts_table(data: dict[str, Any]) -> Table | None:
+    """Return a table of the parts of an iteration; None where none is known."""
+    mean_s, parts = data["iterations"]["mean_s"], data["parts"]
+    known = [(words, parts[name]) for name, words in PARTS.items() if parts[name] is not None]
+    if mean_s is None or not known:
+        return None
+    rows = [[words, format_duration(value), f"{value / mean_s:.1%}"] for words, value in known]
+    return Table(["part", "mean over the ranks", "of the iteration"], rows)
+
+
+def _who(data: dict[str, Any]) -> str:
+    if data["slowest"] is not None:
+        return _slowest(data)[0]
+    ranks, measured = data["run"]["ranks"], data["iterations"]["measured"]
+    if ranks < 2:
+        return f"Which rank is slowest is not known: {counted(ranks, 'rank')} left steps, and two are compared."
+    few = counted(measured, "iteration")
+    return f"Which rank is slowest is not known: {few} of {ranks} ranks are too few to tell it from chance."
+
+
+def _which_link(found: dict[str, Any]) -> str:
+    if found["slowest"] is None:
+        return f"Which link is slowest is not known: {found['why']}."
+    row = found["rows"][found["slowest"]]
+    rate, others = format_rate(row["rate_bps"]), format_rate(found["others_bps"])
+    where = f"{row['from']} → {row['to']}"
+    if found["stands_out"]:
+        return f"The slowest link is {where}: {rate} while it has data to send, the others {others} (median)."
+    return f"No link stands out: the slowest is {where} with {rate} while it has data to send, the others {others}."
+
+
+def sections(data: dict[str, Any]) -> list[tuple[str, list[str | Table]]]:
+    """Return the titles and contents of the sections after the answer that have any, for the terminal and the page."""
+    found: tuple[tuple[str, Sequence[str | Table]], ...] = (
         ("", _run(data)),
         ("Time", _time(data)),
         ("Slowest rank", _slowest(data)),
@@ -31,10 +97,21 @@ def describe(data: dict[str, Any]) -> list[str]:
         ("Not collected", _not_collected(data)),
         ("Warnings", data["warnings"]),
     )
-    lines: list[str] = []
-    for title, text in sections:
-        if text:
-            lines += ["", title] if title else []
+    return [(title, list(items)) for title, items in found if items]
+
+
+def describe(data: dict[str, Any]) -> list[str]:
+    """Return the lines of a run's text; ``data`` is from `ringtap.analysis.job.summary.summarize`."""
+    lines = [*map(one_line, answer(data)), ""]
+    for title, items in sections(data):
+        lines += ["", title] if title else []
+        for place, item in enumerate(items):
+            if isinstance(item, Table):
+                # a second table is set apart from the first
+                again = any(isinstance(one, Table) for one in items[:place])
+                text = [*[""] * again, *text_table([item.heads, *item.rows])]
+            else:
+                text = [item]
             lines += [f"  {one_line(line)}" if title else one_line(line) for line in text]
     return lines
 
@@ -164,7 +241,7 @@ def _value(value: float, unit: str) -> str:
 
 def _slow(data: dict[str, Any]) -> list[str]:
     found = data["slow_iterations"]
-    if found is None or found["mean_s"] < 1.05 * found["usual_s"]:
+    if found is None or found["mean_s"] < SLOWER * found["usual_s"]:
         return []
     slow, usual = format_duration(found["mean_s"]), format_duration(found["usual_s"])
     lines = [f"The slowest {found['iterations']} take {slow} (mean), the faster half {usual}."]
@@ -172,7 +249,7 @@ def _slow(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _network(data: dict[str, Any]) -> list[str]:
+def _network(data: dict[str, Any]) -> list[str | Table]:
     moved, per = data["bytes"], f"Payload per {data['bytes']['per']}, all nodes together"
     if moved["per"] == "run":
         per = "Payload of the whole recording, all nodes together"
@@ -181,9 +258,9 @@ def _network(data: dict[str, Any]) -> list[str]:
         for name, item in moved["classes"].items()
         if item["sockets"] is not None or item["packets"] is not None
     ]
-    lines = _demand(data)
+    lines: list[str | Table] = [*_demand(data)]
     if rows:
-        lines += text_table([[per, "by sockets", "by packets", "difference"], *rows])
+        lines.append(Table([per, "by sockets", "by packets", "difference"], rows))
     if moved["resolution_share"] is not None:
         period, share = format_duration(moved["sampled_every_s"]), moved["resolution_share"]
         spread = f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly"
@@ -210,7 +287,7 @@ def _demand(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _wires(wires: list[dict[str, Any]], per: str) -> list[str]:
+def _wires(wires: list[dict[str, Any]], per: str) -> list[str | Table]:
     rows = []
     for wire in wires:
         where = f"{wire['node']} {wire['interfaces'] or wire['path']} {wire['direction']}"
@@ -221,9 +298,9 @@ def _wires(wires: list[dict[str, Any]], per: str) -> list[str]:
         rows.append([where, *(_size(side) for side in sides), off, _share(wire["overhead_share"])])
     if not rows:
         return []
-    first = "Interfaces, whole recording" if per == "run" else f"Interfaces, an {per}"
+    first = "Interfaces, whole recording" if per == "run" else f"Interfaces, per {per}"
     heads = [first, "sockets", "packets", "counters", "with headers", "packets / counters off", "overhead"]
-    return ["", *text_table([heads, *rows])]
+    return [Table(heads, rows)]
 
 
 def _size(value: float | None) -> str:
@@ -262,7 +339,7 @@ def _congestion(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _nodes(data: dict[str, Any]) -> list[str]:
+def _nodes(data: dict[str, Any]) -> list[Table]:
     rows = []
     for node in data["nodes"]:
         cores = [node[f"cpu_{name}_cores"] for name in ("busy", "job", "other")]
@@ -274,7 +351,7 @@ def _nodes(data: dict[str, Any]) -> list[str]:
         total = "-" if node["cpus"] is None else str(node["cpus"])
         rows.append([node["node"], total, *shown, "-" if gpu is None else f"{gpu:.0f} %", clock])
     heads = ["node", "processors", "busy", "for the job", "for others", "GPU", "clock error"]
-    return text_table([heads, *rows]) if rows else []
+    return [Table(heads, rows)] if rows else []
 
 
 def _nccl(data: dict[str, Any]) -> list[str]:
@@ -289,16 +366,27 @@ def _nccl(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _not_collected(data: dict[str, Any]) -> list[str]:
-    """Return one line per reason."""
+def missing(data: dict[str, Any]) -> list[dict[str, str]]:
+    """Return what was not collected, one item per reason: ``what``, ``where``, ``state``, ``why`` and ``remedy``."""
     by_reason: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for item in data["not_collected"]:
         key = (item["why"].rstrip("."), item["remedy"].rstrip("."), item["state"], tuple(item["nodes"]))
         by_reason.setdefault(key, []).append(item["what"])
-    lines = []
+    found = []
     for (why, remedy, state, nodes), what in by_reason.items():
         some = 0 < len(nodes) < len(data["run"]["nodes"])
-        where = f" on {', '.join(nodes)}" if some else ""
-        how = "" if state in ("absent", "unavailable") else f" ({state})"
-        lines.append(f"{', '.join(dict.fromkeys(what))}{where}{how}: {why}{f' ({remedy})' if remedy else ''}")
+        where = ", ".join(nodes) if some else ""
+        how = "" if state in ("absent", "unavailable") else state
+        item = {"what": ", ".join(dict.fromkeys(what)), "where": where, "state": how, "why": why, "remedy": remedy}
+        found.append({name: one_line(text) for name, text in item.items()})
+    return found
+
+
+def _not_collected(data: dict[str, Any]) -> list[str]:
+    lines = []
+    for item in missing(data):
+        where = f" on {item['where']}" if item["where"] else ""
+        how = f" ({item['state']})" if item["state"] else ""
+        remedy = f" ({item['remedy']})" if item["remedy"] else ""
+        lines.append(f"{item['what']}{where}{how}: {item['why']}{remedy}")
     return lines

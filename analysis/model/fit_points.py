@@ -38,9 +38,26 @@ class PointsFit:
             item["break"]["warnings"].append(text)
         return item
 
+    def _answer(self) -> str:
+        """The exponent and where congestion begins, or why that is not known; the same choice as in a report."""
+        fit, point, place = self.fit, self.construction.point, self.placed.point
+        shape = f"n = {fit.n:.3g} (fitted)" if fit.free else fit.name
+        quality = "" if fit.r2 is None else f" (R² {fit.r2:.3f})"
+        if place is not None:
+            load = place.bandwidth_gbps
+            low, value, high = (100 * end / fit.C_gbps for end in (load.low, load.value, load.high))
+            begins = f"congestion begins at {load.value:.4g} Gbit/s, {value:.0f} % of the capacity"
+            begins += f" (95 % interval {low:.0f} to {high:.0f} %)"
+        elif point is not None:
+            begins = f"congestion begins at {point.bandwidth_gbps:.4g} Gbit/s, "
+            begins += f"{100 * point.bandwidth_gbps / fit.C_gbps:.0f} % of the capacity (without an interval)"
+        else:
+            begins = f"no congestion point was found, because {self.construction.reason}"
+        return f"The times fit {shape}{quality}; {begins}."
+
     def lines(self) -> list[str]:
         """Return the lines of the text for a terminal."""
-        lines = [self.fit.report()]
+        lines = [self._answer(), "", self.fit.report()]
         point, place = self.construction.point, self.placed.point
         if point is None:
             lines.append(f"No congestion point: {self.construction.reason}")

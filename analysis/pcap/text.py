@@ -121,12 +121,33 @@ def describe(traffic: Traffic, filtered: str | None, with_matrix: bool, sort: st
         with_matrix: True if the traffic matrix was asked for; a small one is shown anyway.
         sort: one of `SORTS`; it decides which conversations are shown, and their order.
     """
-    lines = _totals(traffic, filtered)
-    lines += ["", *_largest(traffic, sort)]
+    lines = [_answer(traffic), "", *_totals(traffic, filtered)]
+    if len(traffic.rows):
+        lines += ["", *_largest(traffic, sort)]
     lines += _matrix(traffic, with_matrix)
     if found := notes(traffic):
         lines += ["", "Warnings", *(f"  {line}" for line in found)]
     return lines
+
+
+def _answer(traffic: Traffic) -> str:
+    """Return the conversation with the most payload and its share, or why there is none."""
+    rows = traffic.rows
+    if not len(rows):
+        why = no_conversations(traffic.counts)
+        return f"{why[0].upper()}{why[1:]}."
+    conversations, sides = traffic.scanned.conversations, traffic.selected.reshape(-1, 2)
+    amounts = (conversations["payload"][rows] * sides[rows]).sum(1)
+    total, place = int(amounts.sum()), int(amounts.argmax())
+    found = f"{len(rows):,} conversation{'' if len(rows) == 1 else 's'}"
+    if not total:
+        return f"{found}, and none has payload."
+    columns = tables.conversation_columns(conversations[rows[[place]]], sides[rows[[place]]].reshape(-1))
+    (item,) = tables.rows_of(columns)
+    start, end = (endpoint(item[side], item[f"{side}_port"]) for side in "ab")
+    share = f"{amounts[place] / total:.0%} of all payload"
+    moved = f"{format_size(int(amounts[place]))} or {share}"
+    return f"{found}: the one between {start} and {end} ({item['protocol']}) moves most, {moved}."
 
 
 def _totals(traffic: Traffic, filtered: str | None) -> list[str]:
@@ -180,9 +201,6 @@ def _order(traffic: Traffic, rows: npt.NDArray[np.int64], sort: str) -> npt.NDAr
 def _largest(traffic: Traffic, sort: str) -> list[str]:
     """Return a table of the first conversations, each written from the side that sent more payload."""
     rows = traffic.rows
-    if not len(rows):
-        why = no_conversations(traffic.counts)
-        return [f"{why[0].upper()}{why[1:]}."]
     conversations = traffic.scanned.conversations
     chosen = rows[_order(traffic, rows, sort)[:_SHOWN]]
     columns = tables.conversation_columns(conversations[chosen], traffic.selected.reshape(-1, 2)[chosen].reshape(-1))

@@ -12,14 +12,22 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ringtap.analysis.job.run import Job
+from ringtap.analysis.job.stragglers import slow_places
 from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet, styled
 from ringtap.analysis.plots.style import INK
 
 NAMES = ("job-iterations", "job-times", "job-ranks", "job-rates", "job-pairs")
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
 _REST = "#DDDDDD"
+# what a network loses in an iteration: words, marker, colour
+_LOST = {
+    "retransmissions": ("segments sent again", "o", PURPLE),
+    "queue_drops": ("packets dropped in queues", "x", GREEN),
+    "nic_drops": ("packets dropped by interfaces", "+", BLUE),
+}
 # more marks are not distinguishable: iterations are drawn as medians and longest of so many groups
 _MOST_GROUPS = 600
+_MOST_MARKS = 100
 _MOST_RANKS = 40
 _MOST_PAIRS = 64
 _SIZE = (7.2, 2.5)
@@ -45,9 +53,13 @@ def draw_job(job: Job, folder: Path) -> list[Drawn]:
     return drawn
 
 
+def _group_size(count: int) -> int:
+    return max(1, -(-count // _MOST_GROUPS))
+
+
 def _grouped(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Medians of columns, and the longest iteration, over groups of iterations few enough to draw."""
-    size = max(1, -(-len(table) // _MOST_GROUPS))
+    size = _group_size(len(table))
     numbers = table[list(columns)].astype("Float64").astype(float)
     group = np.arange(len(table)) // size
     result = numbers.groupby(group).median()
@@ -57,24 +69,68 @@ def _grouped(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _iterations(job: Job) -> Drawn:
-    parts = {"iteration_s": ("whole", INK), "compute_s": ("compute", BLUE), "exposed_s": ("exposed", VERMILION)}
+    """Iteration times with the slow ones marked; below, what the network lost in each iteration, where it was lost."""
+    parts = {"iteration_s": ("iteration", INK), "compute_s": ("compute", BLUE)}
+    parts["exposed_s"] = ("exposed communication", VERMILION)
     table = _grouped(job.iterations, list(parts))
     known = {name: look for name, look in parts.items() if table[name].notna().any()}
-    words = {"whole": "iteration", "compute": "compute", "exposed": "exposed communication"}
-    handles = [line_handle(words[text], color=colour) for text, colour in known.values()]
-    on = sheet(1, 1, _SIZE, handles, label_columns=3)
-    (axes,) = on.panels
+    lost = {name: look for name, look in _LOST.items() if (job.iterations[name].fillna(0) > 0).any()}
+    slow = slow_places(job)
+    if len(slow) > _MOST_MARKS:
+        seconds = job.iterations["iteration_s"].to_numpy(float)
+        slow = np.sort(slow[np.argsort(-seconds[slow], kind="stable")[:_MOST_MARKS]])
+    handles = [line_handle(text, color=colour) for text, colour in known.values()]
+    handles += [line_handle("slow iteration", linestyle="none", marker="v", color=INK)] * bool(len(slow))
+    handles += [line_handle(text, linestyle="none", marker=mark, color=colour) for text, mark, colour in lost.values()]
+    on = sheet(1 + bool(lost), 1, _SIZE, handles, label_columns=3)
+    axes = on.panels[0]
     for name, (_, colour) in known.items():
         axes.plot(table["iteration"], table[name] * 1e3, color=colour, linewidth=1.1)
     if len(table) < len(job.iterations):
         axes.fill_between(
             table["iteration"], table["iteration_s"] * 1e3, table["longest_s"] * 1e3, color=INK, alpha=0.15, linewidth=0
         )
+    if len(slow):
+        times = job.iterations["iteration_s"].to_numpy(float)[slow] * 1e3
+        words = [_fact(job, place) for place in slow.tolist()]
+        on.mark(axes, slow, times, words, marker="v", markersize=4, color=INK, zorder=3)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("iteration")
     axes.set_ylabel("ms")
-    grouped = ", medians of groups; grey: up to the longest of each" if len(table) < len(job.iterations) else ""
-    return on.drawn(NAMES[0], f"Each iteration and what it was spent on, in ms{grouped}.", table)
+    for name, (_, mark, colour) in lost.items():
+        numbers = job.iterations[name].astype("Float64").astype(float)
+        table[name] = numbers.groupby(np.arange(len(numbers)) // _group_size(len(numbers))).mean()
+        some = table[table[name] > 0]
+        on.panels[1].vlines(some["iteration"], 0, some[name], color=colour, linewidth=0.6, alpha=0.5)
+        on.panels[1].plot(some["iteration"], some[name], linestyle="none", marker=mark, markersize=3, color=colour)
+    if lost:
+        on.panels[1].set_ylim(bottom=0)
+        on.panels[1].set_xlim(axes.get_xlim())
+        on.panels[1].set_ylabel("segments, packets")
+    on.panels[-1].set_xlabel("iteration")
+    return on.drawn(NAMES[0], _iterations_caption(job, len(table) < len(job.iterations), len(slow), list(lost)), table)
+
+
+def _iterations_caption(job: Job, grouped: bool, slow: int, lost: list[str]) -> str:
+    caption = "Each iteration and what it was spent on, in ms"
+    if grouped:
+        caption += ", medians of groups; grey: up to the longest of each"
+    if slow:
+        caption += f". Marked: the {slow} slowest"
+    if lost:
+        caption += ". Below: " + " and ".join(_LOST[name][0] for name in lost) + " in each"
+        caption += ", means of groups" if grouped else ""
+    none = [words for name, (words, *_) in _LOST.items() if name not in lost and job.iterations[name].notna().any()]
+    if none:
+        caption += f". None: {', '.join(none)}"
+    return f"{caption}."
+
+
+def _fact(job: Job, place: int) -> str:
+    """Tooltip of a slow iteration: its time, and what the network lost in it."""
+    row = job.iterations.iloc[place]
+    lines = [f"iteration {place}: {row['iteration_s'] * 1e3:.4g} ms"]
+    lines += [f"{words}: {row[name]:.3g}" for name, (words, *_) in _LOST.items() if pd.notna(row[name])]
+    return "\n".join(lines)
 
 
 def _times(job: Job) -> Drawn:

@@ -14,6 +14,7 @@ from ringtap.analysis.report.comparisons import compare_kinds
 from ringtap.analysis.report.expectations import check
 from ringtap.analysis.report.findings import findings, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
+from ringtap.analysis.report.overview import overview, sentence
 from ringtap.analysis.report.tails import Tails, mean_interval
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted, format_rate
@@ -58,6 +59,8 @@ def collect(measured: ReportInputs, tails: Sequence[Tails]) -> dict[str, Any]:
     data["findings"] = [asdict(item) for item in said]
     data["paragraph"] = paragraph(said)
     data["headline"] = headline(data, series)
+    data["overview"] = overview(series)
+    data["answer"] = sentence(data["overview"])
     return data
 
 

@@ -1,23 +1,29 @@
-"""Report of one job: the output of `ringtap analyze` with figures, as one self-contained HTML page."""
+"""Report of one job: what `ringtap analyze` says as tables, with figures, in one self-contained HTML page."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.job.text import describe
+from ringtap.analysis.job.text import Table, answer, missing, parts_table, sections
 from ringtap.analysis.plots.job import NAMES, draw_job
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, publish, render
 from ringtap.analysis.runs.intervals import plain as plain_value
 from ringtap.errors import UsageError
 from ringtap.json_validation import whole
+from ringtap.terminal import one_line
 
 _TABLE = "iterations.csv"
 _MOST_FLOWS = 25
+_RANK_COLUMNS = (
+    *("rank", "node", "iterations", "compute_s", "overlap_s", "exposed_s", "optimizer_s", "unattributed_s"),
+    *("sent_bytes", "retransmissions", "cpu_cores", "slowest_share"),
+)
 _FLOW_COLUMNS = (
     *("class", "from_node", "from_rank", "to_node", "to_rank"),
     *("payload_bytes", "bytes_per_iteration", "retransmissions", "rtt_us", "busy_s"),
@@ -36,13 +42,16 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
         UsageError: the folder cannot be written to.
     """
     folder = folder or job.path / "report"
-    lines = describe(summary)
-    sections = _sections(lines)
-    headline = [one["text"] for one in sections if one["title"] in ("", "Time", "Slowest rank")]
+    parts = parts_table(summary)
     data = summary | {
-        "headline": headline,
-        "sections": sections,
+        "headline": [one_line(line) for line in answer(summary)],
+        "sections": [
+            _section(title, [parts, *items] if title == "Time" and parts else items)
+            for title, items in sections(summary)
+        ],
+        "ranks": _ranks(job),
         "flows": _flows(job),
+        "missing": missing(summary),
         "job_name": whole(job.path.name),
     }
     try:
@@ -58,19 +67,33 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
             paths = publish(new, folder, _TABLE, NAMES)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
-    said = "\n".join(plain(line) for text in headline for line in text.splitlines())
+    said = "\n".join(map(plain, [*data["headline"], *_lines(data, ""), *_lines(data, "Time")]))
     return Written(said, paths, folder / "report.json")
 
 
-def _sections(lines: list[str]) -> list[dict[str, str]]:
-    """Split the text of `describe` at its headings; lines before the first get an empty title."""
-    sections: list[dict[str, Any]] = [{"title": "", "lines": []}]
-    for before, line in zip(["", *lines], lines, strict=False):
-        if line and not line.startswith(" ") and before == "" and sections[-1]["lines"]:
-            sections.append({"title": line, "lines": []})
-        elif line or sections[-1]["lines"]:
-            sections[-1]["lines"].append(line.removeprefix("  "))
-    return [{"title": one["title"], "text": "\n".join(one["lines"]).rstrip()} for one in sections]
+def _section(title: str, items: Sequence[str | Table]) -> dict[str, Any]:
+    """A section of the text as plain values; a table is an item with ``heads`` and ``rows``."""
+    plain_items: list[Any] = []
+    for item in items:
+        if isinstance(item, Table):
+            rows = [[one_line(cell) for cell in row] for row in item.rows]
+            plain_items.append({"heads": item.heads, "rows": rows})
+        else:
+            plain_items.append(one_line(item))
+    return {"title": title, "items": plain_items}
+
+
+def _lines(data: dict[str, Any], title: str) -> list[str]:
+    return [item for one in data["sections"] if one["title"] == title for item in one["items"] if isinstance(item, str)]
+
+
+def _ranks(job: Job) -> list[dict[str, Any]]:
+    table = job.ranks
+    columns = [table[name].tolist() for name in _RANK_COLUMNS]
+    return [
+        {name: plain_value(value) for name, value in zip(_RANK_COLUMNS, row, strict=True)}
+        for row in zip(*columns, strict=True)
+    ]
 
 
 def _flows(job: Job) -> dict[str, Any]:

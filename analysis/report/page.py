@@ -149,7 +149,8 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"num": _number, "pct": _percent, "rate": _rate, "size": _size, "kind": title_of}
+    environment.filters |= {"num": _number, "pct": _percent, "change": _change, "ms": _milliseconds}
+    environment.filters |= {"rate": _rate, "size": _size, "kind": title_of}
     images = {one.name: one for one in page_figures(drawn, folder / "figures")}
     downloads = {
         "table": data_uri((folder / table).read_bytes(), "text/csv"),
@@ -189,6 +190,17 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _percent(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
+
+
+def _change(value: float | None) -> str:
+    if value is None:
+        return "–"
+    percent = round(value * 100)
+    return f"{percent:+d} %".replace("-", "−") if percent else "0 %"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return _number(None if seconds is None else seconds * 1e3)
 
 
 def _rate(bps: float | None) -> str:

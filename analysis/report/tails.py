@@ -77,19 +77,44 @@ class Tails:
         return item
 
 
+@dataclass(frozen=True)
+class Slowdown:
+    """Mean iteration time at a load over that without cross traffic.
+
+    Attributes:
+        bandwidth_gbps: measured load of the point nearest to the target; None without one.
+        ratio: the ratio of the means; None where it is not known.
+        interval: its 95 % interval; None where either mean has none.
+        reason: why the ratio is not known, else empty.
+    """
+
+    bandwidth_gbps: float | None
+    ratio: float | None
+    interval: Interval | None
+    reason: str
+
+
+def slowdown(series: Series, share: float) -> Slowdown:
+    """Compare a series at about a share of capacity with itself without cross traffic."""
+    point = nearest_point(series, share)
+    if point is None or point.mean_s is None:
+        near = f"within {100 * NEAR_SHARE:.0f} percentage points of that load"
+        return Slowdown(None, None, None, f"no point of several iterations lies {near}")
+    if not series.no_load_s:
+        return Slowdown(point.cross_gbps, None, None, "no point without cross traffic was measured")
+    return Slowdown(point.cross_gbps, point.mean_s / series.no_load_s, _ratio_interval(point, series.alone), "")
+
+
 def tails(series: Series) -> Tails:
     """Compare a series at about 30 % and 80 % of capacity with itself without cross traffic."""
     light, heavy = (nearest_point(series, share) for share in (LIGHT_SHARE, HEAVY_SHARE))
     over = [point.p99_s / point.mean_s for point in series.used if point.p99_s is not None and point.mean_s]
-    growth = interval = None
-    if heavy is not None and heavy.mean_s is not None and series.no_load_s:
-        growth = heavy.mean_s / series.no_load_s
-        interval = _ratio_interval(heavy, series.alone)
+    growth = slowdown(series, HEAVY_SHARE)
     return Tails(
         light=None if light is None else _loaded(light, LIGHT_SHARE),
         heavy=None if heavy is None else _loaded(heavy, HEAVY_SHARE),
-        growth=growth,
-        growth_interval=interval,
+        growth=growth.ratio,
+        growth_interval=growth.interval,
         p99_over_mean=float(np.mean(over)) if over else None,
     )
 

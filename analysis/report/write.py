@@ -94,8 +94,8 @@ def write_report(measured: ReportInputs, folder: Path | None = None) -> Written:
 
 def _summary(data: dict[str, Any]) -> str:
     run = data["run"]
-    lines = [f"{run['name']}: {run['status']}" + (f", {run['why']}" if run["why"] else "")]
-    lines += data["headline"]
+    lines = [data["answer"], f"{run['name']}: {run['status']}" + (f", {run['why']}" if run["why"] else "")]
+    lines += [line for line in data["headline"] if line != data["answer"]]
     failed = [item for item in data["checks"] if item["ok"] is False]
     lines += [f"  not as expected: {item['subject']}: {item['expected']}; {item['found']}" for item in failed]
     return "\n".join(map(plain, lines))

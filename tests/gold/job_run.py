@@ -149,6 +149,7 @@ class Truth:
     gradient_bytes: int = 4_000_000
     cross_bytes: int = 1_000_000  # an iteration
     every_ms: int = 10
+    busy_ms: tuple[float, ...] = ()  # in an iteration, of each rank's connection to the next one; () if not recorded
     offsets_ns: tuple[int, ...] = (0, 5_000_000)
     error_ns: int = 10_000
 
@@ -226,6 +227,7 @@ def _write_network(node: Node, nodes: list[Node], rank: int, truth: Truth) -> No
             "bytes_acked": 10_000 + ring,
             "bytes_retrans": again,
             "total_retrans": again // 1448,
+            "busy_time_us": round(share * truth.busy_ms[rank] * 1000) if truth.busy_ms else 0,
         }
         ring_in.counters = {"bytes_received": 10_000 + ring}
         cross.counters = {"bytes_acked" if rank == 0 else "bytes_received": crossed}

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 
 import pytest
@@ -81,6 +82,11 @@ def test_fit_in_words_and_as_json(capsys, points):
 def test_fit_shows_its_intervals_and_the_break(capsys, points):
     assert main(["fit", str(points)]) == 0
     text = capsys.readouterr().out
+    low, high = re.search(r"Break of two lines  12.29 \((\S+) to (\S+)\)", text).groups()
+    interval = f"95 % interval {float(low) * 4:.0f} to {float(high) * 4:.0f} %"
+    assert text.startswith(
+        f"The times fit n = 1/2 (R² 0.994); congestion begins at 12.29 Gbit/s, 49 % of the capacity ({interval}).\n\n"
+    )
     assert "95 % by bootstrap  A 0.1" in text
     assert "Break of two lines  12.29 (" in text
     assert main(["fit", str(points), "--json"]) == 0
@@ -135,7 +141,14 @@ def test_fit_without_a_congestion_point_says_why(capsys, tmp_path):
     assert item["congestion_point"] is None
     assert any("does not rise" in text for text in item["warnings"])
     assert main(["fit", str(path)]) == 0
-    assert "No congestion point" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "No congestion point" in text
+    assert "; no congestion point was found, because the iteration time does not rise" in text.splitlines()[0]
+    path.write_text("bandwidth_gbps,iteration_s\n0,1\n5,1\n15,1.5\n20,3\n")
+    assert main(["fit", str(path), "--bootstrap", "0"]) == 0
+    first, _, *rest = capsys.readouterr().out.splitlines()
+    assert first.endswith(" % of the capacity (without an interval).")
+    assert any(line.startswith("Congestion point") for line in rest)
 
 
 @pytest.mark.parametrize(

@@ -175,15 +175,35 @@ def test_a_table_makes_the_same_report(tmp_path, reported, capsys):
         assert says in capsys.readouterr().err
 
 
-def test_the_first_paragraph_says_what_was_found_and_how_sure(reported):
-    text = " ".join(page(reported[0]).text)
-    found = reported[2]["findings"]
-    assert reported[2]["paragraph"] in text
-    assert text.index(reported[2]["paragraph"]) < text.index("Iteration times under cross traffic")
+def test_the_first_screen_answers_and_warnings_follow(reported):
+    raw = (reported[0] / "report" / "report.html").read_text()
+    data = reported[2]
+    headline, table, figure, warnings = (
+        raw.index(words)
+        for words in (data["answer"], 'aria-label="Series"', 'id="figure-iteration-times"', 'id="warnings"')
+    )
+    assert headline < table < figure < warnings < raw.index('id="times"')
+    assert raw[table:figure].count('<tr><th scope="row">') == len(PAIRS)
+    assert [row["series"] for row in data["overview"]] == [f"{model}-{traffic}" for model, traffic in PAIRS]
+    found = data["findings"]
     assert {item["firm"] for item in found} == {True, False}
-    assert all(item["why"] and item["text"].endswith(".") for item in found)
+    for item in found:
+        assert item["why"]
+        assert item["text"].endswith(".")
+        # what is not firm is a warning; what is firm comes before them
+        assert ('<h2 id="warnings">' in raw[: raw.index(item["why"].replace("'", "&#39;"))]) != item["firm"]
     # 24 iterations cannot bound a p99 from above
     assert any("little more than their longest iteration" in item["text"] and not item["firm"] for item in found)
+
+
+def test_the_rows_of_the_first_screen_are_the_numbers_of_the_series(reported):
+    for row, one, tail in zip(reported[2]["overview"], series_of(reported[0]), reported[2]["series"], strict=True):
+        assert row["no_load_s"] == one.no_load_s
+        assert row["slowdowns"][-1]["slowdown"] == pytest.approx(tail["tails"]["growth"] - 1)
+        assert row["slowdowns"][-1]["interval"] == pytest.approx([end - 1 for end in tail["tails"]["growth_interval"]])
+        assert (row["fit"]["A"], row["fit"]["points"]) == (one.fit.A, len(LOADS_GBPS))
+        truth = CURVES[one.model, one.traffic]
+        assert row["slowdowns"][0]["slowdown"] == pytest.approx(truth(12.5) / truth(0.0) - 1, abs=0.03)
 
 
 def test_the_page_holds_every_section(reported):
@@ -385,6 +405,53 @@ def test_a_jobs_run_has_a_page_of_its_own(tmp_path, capsys):
     assert all(row["class"] in text for row in data["flows"]["rows"])
     sent = [row for row in data["flows"]["rows"] if row["class"] == "training"]
     assert {(row["from_rank"], row["to_rank"]) for row in sent} <= {(a, b) for a in range(9) for b in range(9)}
+
+
+def test_the_page_of_a_job_has_tables(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=30, busy_ms=(20.0, 40.0)))
+    node = tmp_path / "job" / "nodes" / "n0" / "node.json"
+    facts = json.loads(node.read_text())
+    facts["collectors"] = {"gpu": {"state": "unavailable", "reason": HOSTILE, "remedy": "install <b>it</b>"}}
+    node.write_text(json.dumps(facts))
+    assert main(["report", str(tmp_path / "job")]) == 0
+    raw = (tmp_path / "job" / "report" / "report.html").read_text()
+    data = json.loads((tmp_path / "job" / "report" / "report.json").read_text())
+    tables = dict(re.findall(r'aria-label="([^"]*)"><table>(.*?)</table>', raw, re.DOTALL))
+    assert {"Time", "Ranks", "Links", "Network", "Nodes", "Flows that moved most", "Not collected"} <= set(tables)
+    assert "<pre>" not in raw
+    assert tables["Ranks"].count('<th scope="row">') == 2
+    assert '<td class="n">130.00</td>' in tables["Ranks"]
+    slowest = data["links"]["rows"][data["links"]["slowest"]]
+    assert (slowest["from"], slowest["to"], data["links"]["stands_out"]) == ("n1", "n0", True)
+    assert '<tr class="chosen"><th scope="row">n1</th><td>n0</td>' in tables["Links"]
+    assert "<td>57.5%</td>".replace("<td>", '<td class="n">') in tables["Time"]
+    assert "&lt;script&gt;alert(1)" in tables["Not collected"]
+    assert "install &lt;b&gt;it&lt;/b&gt;" in tables["Not collected"]
+    assert raw.count("<script") == 1
+    # the answer, the figure of the iterations, then the tables
+    assert raw.index(data["headline"][0]) < raw.index('id="figure-job-iterations"') < raw.index('aria-label="Time"')
+
+
+def test_slow_iterations_and_losses_are_drawn_into_the_iterations(tmp_path):
+    write_ddp_job(tmp_path / "job", Truth(iterations=60))
+    slow = (20, 40, 50)
+    for path in (tmp_path / "job").glob("nodes/*/steps/rank?-???.rec"):
+        file = open_records(path)
+        records = np.fromfile(path, np.dtype([(one.name, one.type) for one in file.fields]), offset=file.offset)
+        records["end_ns"][list(slow)] += 60_000_000
+        with path.open("r+b") as stream:
+            stream.seek(file.offset)
+            stream.write(records.tobytes())
+    assert main(["report", str(tmp_path / "job")]) == 0
+    raw = (tmp_path / "job" / "report" / "report.html").read_text()
+    start = raw.index('id="figure-job-iterations"')
+    figure = raw[start : raw.index("</figure>", start)]
+    said = re.findall(r"<use [^>]*><title>([^<]*)</title></use>", figure)
+    assert [text.split(":")[0] for text in said] == [f"iteration {number}" for number in slow]
+    assert all("260 ms" in text and "segments sent again: 4" in text for text in said)
+    assert "Marked: the 3 slowest. Below: segments sent again in each." in figure
+    with (tmp_path / "job" / "report" / "figures" / "job-iterations.csv").open() as stream:
+        assert {float(row["retransmissions"]) for row in csv.DictReader(stream)} == {4.0}
 
 
 def test_what_no_recorder_timed_of_an_iteration_is_drawn_and_said(tmp_path, capsys):

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -35,6 +36,55 @@ def test_text_tables_and_json_say_the_same(run, capsys):
     assert data["iterations_table"][3]["training_bytes"] == table["training_bytes"][3]
     for name in derived.TABLES:
         assert len(pd.read_parquet(run / "derived" / f"{name}.parquet")) == len(getattr(open_job(run), name))
+
+
+def answer_of(path, capsys):
+    assert main(["analyze", str(path)]) == 0
+    text = capsys.readouterr().out
+    return text[: text.index("\n\n")].splitlines()
+
+
+def test_the_answer_comes_first(run, capsys):
+    time, rank, link = answer_of(run, capsys)
+    shares = "57.5% compute, 17.5% exposed communication, 25.0% optimizer step"
+    assert time == f"An iteration takes 200 ms (mean): {shares} (means over the ranks)."
+    assert rank.startswith("Which rank is slowest is not known: 6 iterations of 2 ranks are too few")
+    assert link == (
+        "Which link is slowest is not known: no socket log says how long training connections had data to send."
+    )
+    data = summarize(open_job(run))
+    parts = data["parts"]
+    assert sum(parts.values()) == pytest.approx(data["iterations"]["mean_s"])
+
+
+@pytest.mark.parametrize("slow_ms", [40.0, 20.5])
+def test_the_slowest_link_is_named_where_it_stands_out(tmp_path, capsys, slow_ms):
+    truth = Truth(iterations=20, compute_ms=(100, 100, 130), offsets_ns=(0, 0, 0), busy_ms=(20.0, slow_ms, 20.0))
+    write_ddp_job(tmp_path / "job", truth)
+    _, rank, link = answer_of(tmp_path / "job", capsys)
+    assert rank.startswith("Rank 2 (node n2) is the slowest: ")
+    found = summarize(open_job(tmp_path / "job"))["links"]
+    rates = {(row["from"], row["to"]): row["rate_bps"] for row in found["rows"]}
+    for start, end, busy_ms in (("n0", "n1", 20.0), ("n1", "n2", slow_ms), ("n2", "n0", 20.0)):
+        assert rates[start, end] == pytest.approx(8 * truth.rank_bytes / (busy_ms / 1000), rel=0.01)
+    assert found["rows"][found["slowest"]]["from"] == "n1"
+    assert found["stands_out"] is (slow_ms == 40.0)
+    assert link.startswith(
+        "The slowest link is n1 → n2: " if slow_ms == 40.0 else "No link stands out: the slowest is n1 → n2"
+    )
+
+
+def test_without_iterations_or_other_ranks_the_answer_says_so(tmp_path, capsys):
+    write_ddp_job(tmp_path / "one", Truth(iterations=12, compute_ms=(100,), offsets_ns=(0,)), sockets=False)
+    _, rank, link = answer_of(tmp_path / "one", capsys)
+    assert rank == "Which rank is slowest is not known: 1 rank left steps, and two are compared."
+    assert link == "Which link is slowest is not known: no training traffic between two nodes was recorded."
+    write_ddp_job(tmp_path / "none", Truth(iterations=3))
+    for folder in (tmp_path / "none").glob("nodes/*/steps"):
+        shutil.rmtree(folder)
+    assert answer_of(tmp_path / "none", capsys) == [
+        "Where the time goes is not known: no whole iteration was recorded."
+    ]
 
 
 def test_fresh_tables_are_read_and_stale_ones_made_again(run, capsys):

@@ -73,10 +73,14 @@ def as_json(capsys, *arguments):
 def test_the_text_says_what_was_read_and_what_comes_next(capsys):
     assert main(["flows", str(LOOPBACK)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{LOOPBACK}: from 2026-11-21 02:55:30.948 UTC, 656 µs"
-    assert lines[1] == "24 packets, 202.6 kB on the wire, 2.471 Gbit/s; conversations: 2 of tcp"
-    assert lines[3].split()[2:8] == ["packets", "payload", "back", "start", "duration", "rate"]
-    assert lines[4].split()[:7] == ["tcp", "127.0.0.1:41184", "127.0.0.1:5001", "16", "200", "kB", "0"]
+    assert lines[0] == (
+        "2 conversations: the one between 127.0.0.1:41184 and 127.0.0.1:5001 (tcp) moves most, 200 kB or 100% of all "
+        "payload."
+    )
+    assert lines[2] == f"{LOOPBACK}: from 2026-11-21 02:55:30.948 UTC, 656 µs"
+    assert lines[3] == "24 packets, 202.6 kB on the wire, 2.471 Gbit/s; conversations: 2 of tcp"
+    assert lines[5].split()[2:8] == ["packets", "payload", "back", "start", "duration", "rate"]
+    assert lines[6].split()[:7] == ["tcp", "127.0.0.1:41184", "127.0.0.1:5001", "16", "200", "kB", "0"]
     assert lines[-1] == f"Next: ringtap flows {shlex.quote(str(LOOPBACK))} --rates rates.csv"
 
 
@@ -252,7 +256,22 @@ def test_conversations_are_shown_in_the_order_that_is_asked_for(tmp_path, capsys
     for order, payloads in orders.items():
         rows = [line.split() for line in text(capsys, path, "--sort", order) if line.startswith("udp ")]
         assert [row[4] for row in rows] == payloads, order
-    assert text(capsys, path)[4].split()[3:] == ["1", "900", "B", "0", "B", "+1", "µs", "0", "s", "-", "-", "-"]
+    assert text(capsys, path)[6].split()[3:] == ["1", "900", "B", "0", "B", "+1", "µs", "0", "s", "-", "-", "-"]
+
+
+def test_the_answer_names_the_conversation_that_moved_most(tmp_path, capsys):
+    path = tmp_path / "some.pcap"
+    made = [(0, udp(A4, B4, (1, 2), 100)), (1_000, udp(A4, C4, (3, 4), 200)), (2_000, udp(C4, A4, (4, 3), 100))]
+    path.write_bytes(classic(frames(made), nano=True))
+    for order in ("payload", "start"):
+        answer = text(capsys, path, "--sort", order)[0]
+        assert answer.startswith("2 conversations: the one between ")
+        assert f"{A4}:3" in answer
+        assert f"{C4}:4" in answer
+        assert answer.endswith(" (udp) moves most, 300 B or 75% of all payload.")
+    assert text(capsys, path, "--filter", f"src host {C4}")[0].endswith(" moves most, 100 B or 100% of all payload.")
+    path.write_bytes(classic(frames([(0, udp(A4, B4, (1, 2), 0))]), nano=True))
+    assert text(capsys, path)[0] == "1 conversation, and none has payload."
 
 
 def test_the_round_trip_of_the_text_is_that_of_the_whole_path(tmp_path, capsys):
@@ -260,11 +279,11 @@ def test_the_round_trip_of_the_text_is_that_of_the_whole_path(tmp_path, capsys):
     path = tmp_path / "path.pcap"
     talk = Talk(A4, B4, (40001, 5001)).open(rtt_ns=400_000).data(0, 1000, 1000).data(1, 500)
     path.write_bytes(classic(frames(talk.packets), nano=True))
-    assert text(capsys, path)[4].endswith(" 400 µs")
+    assert text(capsys, path)[6].endswith(" 400 µs")
     path.write_bytes(classic(frames(talk.packets[3:]), nano=True))
-    assert text(capsys, path)[4].endswith(" 200 µs")
+    assert text(capsys, path)[6].endswith(" 200 µs")
     path.write_bytes(classic(frames(talk.packets[3:5]), nano=True))
-    assert text(capsys, path)[4].endswith(" -")
+    assert text(capsys, path)[6].endswith(" -")
 
 
 def test_no_rate_is_told_across_a_clock_that_was_set(tmp_path, capsys):
@@ -273,8 +292,8 @@ def test_no_rate_is_told_across_a_clock_that_was_set(tmp_path, capsys):
     early = Packet(1_000, packets[0].data, packets[0].length)
     path.write_bytes(classic([early, *packets]))
     lines = text(capsys, path)
-    assert lines[1] == "4 packets, 4.168 kB on the wire; conversations: 1 of udp"
-    assert lines[4].split()[-3:] == ["-", "-", "-"]
+    assert lines[3] == "4 packets, 4.168 kB on the wire; conversations: 1 of udp"
+    assert lines[6].split()[-3:] == ["-", "-", "-"]
     assert any("1 packet is more than a day after or before the one ahead" in line for line in lines)
     with pytest.raises(UsageError, match="its clock jumps by more than a day; read the packets of one side alone"):
         read_captures(path).binned()
@@ -295,7 +314,7 @@ def test_a_capture_without_any_time_is_counted_and_has_no_rates(tmp_path, capsys
         blocks.simple_packet(one)
     path.write_bytes(blocks.bytes())
     lines = text(capsys, path)
-    assert lines[0] == f"{path}: no packet has a time"
+    assert lines[2] == f"{path}: no packet has a time"
     assert lines[-1] == f"  {len(usual())} packets have no time: nothing is timed"
     assert main(["structure", str(path)]) == 2
     assert "no packet has a time, so there are no iterations to find" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""The first screen of a sweep's report: a headline of one sentence, and one row per series with its caveats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringtap.analysis.model.breakpoint import LEVEL, compared
+from ringtap.analysis.plots.style import title_of
+from ringtap.analysis.report.tails import HEAVY_SHARE, slowdown
+from ringtap.analysis.sweeps.series import Series
+from ringtap.units import counted
+
+MIDDLE_SHARE = 0.50
+SHARES = (MIDDLE_SHARE, HEAVY_SHARE)  # of capacity: the loads whose slowdown is given
+
+Row = dict[str, Any]
+
+
+def overview(series: Sequence[Series]) -> list[Row]:
+    """Return the row of each series as plain values: no-load time, congestion point, slowdowns, fit and caveats.
+
+    A slowdown is the mean iteration time over that without cross traffic, less 1. What is not known is None, and its
+    ``why`` says why. ``caveats`` are pairs of the number that they limit and a sentence.
+    """
+    return [_row(one) for one in series]
+
+
+def _row(series: Series) -> Row:
+    row: Row = {"series": series.name, "title": series.title, "traffic": series.traffic}
+    row |= {"transport": series.transport, "points": len(series.used), "no_load_s": series.no_load_s}
+    row["slowdowns"] = [_slowdown(series, share) for share in SHARES]
+    row["congestion"], caveats = _congestion(series)
+    fit = series.fit
+    row["fit"] = {"why": series.fit_reason}
+    if fit is not None:
+        numbers = {"A": fit.A, "B": fit.B, "n": fit.n, "model": fit.name, "r2": fit.r2}
+        row["fit"] = numbers | {"points": len(fit.iteration_s), "why": ""}
+        caveats += [("fit", text) for text in fit.warnings]
+    row["caveats"] = [{"about": about, "text": text} for about, text in caveats]
+    return row
+
+
+def _slowdown(series: Series, share: float) -> Row:
+    found = slowdown(series, share)
+    low_high = None if found.interval is None else [end - 1 for end in found.interval]
+    load = found.bandwidth_gbps
+    return {
+        "share": share,
+        "load_share": None if load is None else load / series.capacity_gbps,
+        "slowdown": None if found.ratio is None else found.ratio - 1,
+        "interval": low_high,
+        "why": found.reason,
+    }
+
+
+def _congestion(series: Series) -> tuple[Row, list[tuple[str, str]]]:
+    """The break of two segments, which has an interval; without one the point of the thesis's construction."""
+    place, point, capacity = series.segments.point, series.congestion.point, series.capacity_gbps
+    row: Row = {"bandwidth_gbps": None, "share": None, "interval_share": None, "method": None, "why": ""}
+    if place is not None:
+        load, told = place.bandwidth_gbps, list(place.warnings)
+        if series.fit is not None and (text := compared(place, series.fit)):
+            told.append(text)
+        row |= {"method": "break", "interval_share": [load.low / capacity, load.high / capacity]}
+        if point is None:
+            told.append(f"the thesis's construction finds no point: {series.congestion.reason}")
+        elif not load.low <= point.bandwidth_gbps <= load.high:
+            there = f"{point.bandwidth_gbps:.1f} Gbit/s ({point.bandwidth_gbps / capacity:.0%} of the capacity)"
+            told.append(f"the thesis's construction takes the measured point at {there} instead")
+        row |= {"bandwidth_gbps": load.value, "share": load.value / capacity}
+        return row, [("congestion", text) for text in told]
+    if point is not None:
+        at = point.bandwidth_gbps
+        row |= {"method": "construction", "bandwidth_gbps": at, "share": at / capacity}
+        return row | {"why": f"no interval: {series.segments.reason}"}, []
+    return row | {"why": series.congestion.reason or series.segments.reason}, []
+
+
+def sentence(rows: Sequence[Row]) -> str:
+    """Return the headline: how much iterations slow down at about 80 % load, and the load where congestion begins."""
+    measured = [row for row in rows if row["points"]]
+    if not measured:
+        return "No point was measured."
+    if len(measured) == 1:
+        return f"{_one_slowdown(measured[0])}; {_one_congestion(measured[0]['congestion'])}."
+    return f"{_slowdowns(measured)}; {_congestions(measured)}."
+
+
+def _one_slowdown(row: Row) -> str:
+    heavy, what = row["slowdowns"][-1], f"iterations of {row['title']}"
+    over = f" over {row['transport']}" if row["transport"] else ""
+    kind = f"cross traffic ({title_of(row['traffic'])})"
+    if heavy["slowdown"] is None:
+        about = f"{heavy['share'] * 100:.0f} % load"
+        return f"The slowdown of {row['title']}{over} under {kind} at {about} is not known, because {heavy['why']}"
+    at, by = f"at {_percent(heavy['load_share'])} load", _percent(abs(heavy["slowdown"]))
+    interval = heavy["interval"]
+    if interval is not None and interval[0] <= 0 <= interval[1]:
+        measured = f"{_percent(heavy['slowdown'])}, {_between(interval)}"
+        return f"C{kind[1:]} does not measurably slow {what}{over} {at} ({measured})"
+    return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'shortens'} {what}{over} by {by} {at}"
+
+
+def _one_congestion(found: Row) -> str:
+    if found["share"] is None:
+        return f"no congestion point was found, because {found['why']}"
+    interval = found["interval_share"]
+    return f"congestion begins at {_percent(found['share'])}" + (
+        " (without an interval)" if interval is None else f" ({_between(interval)})"
+    )
+
+
+def _slowdowns(rows: Sequence[Row]) -> str:
+    known = [row for row in rows if row["slowdowns"][-1]["slowdown"] is not None]
+    about = f"{HEAVY_SHARE * 100:.0f} % load"
+    if not known:
+        return f"The slowdown at {about} is not known, because {rows[0]['slowdowns'][-1]['why']}"
+    least, most = (pick(known, key=_heavy) for pick in (min, max))
+    ends = [f"{_percent(_heavy(row))} ({_spoken(row)})" for row in (least, most)]
+    by = f"by {' to '.join(ends)}" if len(known) > 1 else f"of {_spoken(most)} by {_percent(_heavy(most))}"
+    verb = "slows" if _heavy(least) >= 0 else "changes"
+    some = "" if len(known) == len(rows) else f"; for {len(rows) - len(known)} of {len(rows)} series this is not known"
+    return f"Cross traffic at about {about} {verb} iterations {by}{some}"
+
+
+def _congestions(rows: Sequence[Row]) -> str:
+    shares = sorted(row["congestion"]["share"] for row in rows if row["congestion"]["share"] is not None)
+    if not shares:
+        return f"no congestion point was found in any of {counted(len(rows), 'series', 'series')}"
+    low, high = _whole(shares[0]), _whole(shares[-1])
+    where = f"{low} %" if low == high else f"{low} to {high} %"
+    which = "" if len(shares) == len(rows) else f" in {len(shares)} of {len(rows)} series"
+    return f"congestion begins at {where} of the capacity{which}"
+
+
+def _heavy(row: Row) -> float:
+    return float(row["slowdowns"][-1]["slowdown"])
+
+
+def _spoken(row: Row) -> str:
+    return f"{row['title']} under {title_of(row['traffic'])}" + (
+        f" over {row['transport']}" if row["transport"] else ""
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{_whole(share)} %"
+
+
+def _between(interval: Sequence[float]) -> str:
+    return f"{LEVEL * 100:.0f} % interval {_whole(interval[0])} to {_whole(interval[1])} %"
+
+
+def _whole(share: float) -> str:
+    """Per cent without decimals, but with one below 1 %."""
+    percent = share * 100
+    return f"{round(percent, 0 if abs(percent) >= 1 else 1) + 0.0:g}".replace("-", "−")

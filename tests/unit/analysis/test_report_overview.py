@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+
+from ringtap.analysis.report.inputs import of_table
+from ringtap.analysis.report.overview import overview, sentence
+
+LOADS = (0.0, 3.75, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0, 21.5)
+HEAD = "model,traffic,bandwidth_gbps,iteration_s,count,std_s"
+
+
+def rows_of(tmp_path, series, loads=LOADS):
+    """Rows of a table of points; ``series`` gives the time at a load for each model and traffic."""
+    rows = [
+        f"{model},{traffic},{load},{curve(load)},400,0.002"
+        for (model, traffic), curve in series.items()
+        for load in loads
+    ]
+    (tmp_path / "points.csv").write_text("\n".join([HEAD, *rows]) + "\n")
+    return overview(of_table(tmp_path / "points.csv", 25.0, 4).series)
+
+
+def bent(load, at=15.0, base=0.2):
+    """No slowdown below a load, inversely proportional to what is left above it, with a little scatter."""
+    ripple = 1 + 0.002 * np.sin(7 * load)
+    return base * ripple * max(1.0, (25 - at) / (25 - load))
+
+
+def test_clear_congestion_of_one_series(tmp_path):
+    (row,) = rows = rows_of(tmp_path, {("resnet50", "iperf"): bent})
+    begins, (middle, heavy) = row["congestion"], row["slowdowns"]
+    assert begins["method"] == "break"
+    assert begins["share"] == pytest.approx(0.6, abs=0.03)
+    assert begins["interval_share"][0] <= begins["share"] <= begins["interval_share"][1]
+    assert middle["slowdown"] == pytest.approx(0, abs=0.01)
+    assert heavy["slowdown"] == pytest.approx(1, abs=0.02)
+    assert heavy["interval"][0] < heavy["slowdown"] < heavy["interval"][1]
+    low, high = (round(100 * end) for end in begins["interval_share"])
+    assert sentence(rows) == (
+        f"Cross traffic (iperf) slows iterations of ResNet-50 by {100 * heavy['slowdown']:.0f} % at 80 % load; "
+        f"congestion begins at {100 * begins['share']:.0f} % (95 % interval {low} to {high} %)."
+    )
+
+
+def test_no_congestion_is_said_with_its_reason(tmp_path):
+    (row,) = rows = rows_of(tmp_path, {("resnet50", "iperf"): lambda load: 0.2 + 0.0001 * np.sin(9 * load)})
+    assert row["congestion"]["share"] is None
+    assert row["congestion"]["why"].startswith("the iteration time does not rise")
+    said = sentence(rows)
+    assert "Cross traffic (iperf) does not measurably slow iterations of ResNet-50 at 80 % load" in said
+    assert f"no congestion point was found, because {row['congestion']['why']}." in said
+
+
+def test_several_series_give_a_range(tmp_path):
+    curves = {("resnet50", "iperf"): bent, ("vgg16", "iperf"): lambda load: bent(load, 11.0, 0.4)}
+    rows = rows_of(tmp_path, curves)
+    said = sentence(rows)
+    small, large = sorted(round(100 * row["slowdowns"][-1]["slowdown"]) for row in rows)
+    assert f"by {small} % (ResNet-50 under iperf) to {large} % (VGG-16 under iperf)" in said
+    first, last = sorted(round(100 * row["congestion"]["share"]) for row in rows)
+    assert said.endswith(f"; congestion begins at {first} to {last} % of the capacity.")
+    curves["bert-large", "iperf"] = lambda load: 0.6 + 0.0001 * np.sin(9 * load)
+    assert sentence(rows_of(tmp_path, curves)).endswith(" of the capacity in 2 of 3 series.")
+
+
+def test_a_series_without_fit_or_heavy_load_says_why(tmp_path):
+    (row,) = rows = rows_of(tmp_path, {("resnet50", "iperf"): bent}, loads=(0.0, 7.5))
+    assert "A" not in row["fit"]
+    assert row["fit"]["why"]
+    assert [item["slowdown"] for item in row["slowdowns"]] == [None, None]
+    assert sentence(rows).startswith(
+        "The slowdown of ResNet-50 under cross traffic (iperf) at 80 % load is not known, because no point of several "
+    )
+
+
+def test_a_series_without_a_point_alone_knows_no_slowdown(tmp_path):
+    (row,) = rows_of(tmp_path, {("resnet50", "iperf"): bent}, loads=LOADS[1:])
+    assert row["no_load_s"] is None
+    assert {item["why"] for item in row["slowdowns"]} == {"no point without cross traffic was measured"}
+
+
+def test_without_a_break_the_construction_stands_without_an_interval(tmp_path):
+    (row,) = rows = rows_of(tmp_path, {("resnet50", "iperf"): lambda load: bent(load, 12.5)}, (0.0, 5.0, 15.0, 20.0))
+    assert row["congestion"]["method"] == "construction"
+    assert row["congestion"]["interval_share"] is None
+    assert row["congestion"]["why"] == "no interval: fewer than 5 different loads cannot place a break"
+    assert sentence(rows).endswith(" % (without an interval).")
+
+
+def test_nothing_measured_is_said():
+    assert sentence([]) == "No point was measured."

@@ -178,7 +178,7 @@ def _time(data: dict[str, Any]) -> list[str]:
             f"{item['optimizers']:.0f} optimizers step in an iteration, after {item['backwards']:.0f} backward passes."
         )
     elif item["backwards"] and item["backwards"] > 1:
-        lines.append(f"Gradients are accumulated: {item['backwards']:.0f} backward passes an iteration.")
+        lines.append(f"Gradients are accumulated: {item['backwards']:.0f} backward passes per iteration.")
     return [*lines, *_phases(phases, item["mean_s"])]
 
 
@@ -278,10 +278,10 @@ def _demand(data: dict[str, Any]) -> list[str]:
         return [f"The job is too short to say what it moves in an iteration: {short}."]
     if item["sent_bytes"] is None:
         return []
-    lines = [f"A rank sends {format_size(item['sent_bytes'])} of payload an iteration."]
+    lines = [f"A rank sends {format_size(item['sent_bytes'])} of payload per iteration."]
     if item["expected_bytes"] is not None and item["difference"] is not None:
         lines.append(
-            f"{format_size(item['synchronised_bytes'])} of gradients an iteration and {item['ranks']} ranks ask for "
+            f"{format_size(item['synchronised_bytes'])} of gradients per iteration and {item['ranks']} ranks ask for "
             f"{format_size(item['expected_bytes'])} by equation 3.1 (ring all-reduce): {item['difference']:+.2%}."
         )
     return lines

@@ -157,7 +157,7 @@ def _and(words: Sequence[str]) -> str:
 def _outcome(series: Series) -> str:
     parts = []
     if series.no_load_s is not None:
-        parts.append(f"{series.no_load_s:.3f} s an iteration alone, which takes {series.required_gbps:.2f} Gbit/s")
+        parts.append(f"{series.no_load_s:.3f} s per iteration alone, which takes {series.required_gbps:.2f} Gbit/s")
     point = series.congestion.point
     if point is not None:
         ratio = point.data_mb * 1e6 / series.demand.worker_bytes

@@ -198,7 +198,7 @@ def test_accumulation_and_skipped_steps_are_flagged(tmp_path):
     run = RunDirectory.create(tmp_path / "job", "job", [], 1)
     node = Node(run, "n0")
     step = 100 * MS
-    # two optimizers, four backward passes an iteration, the third step of the first one skipped
+    # two optimizers, four backward passes per iteration, the third step of the first one skipped
     records = []
     for number in range(6):
         end = START_NS + (number + 1) * step

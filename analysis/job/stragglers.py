@@ -39,6 +39,8 @@ def summarize(job: Job) -> pd.DataFrame:
     table = table.assign(unattributed_s=_unattributed_s(job, table))
     by = table.groupby("rank")
     result = by[list(MEANS)].mean()
+    # not clipped iteration by iteration: a rank that ends one late ends the next one early, and the parts must add up
+    result["unattributed_s"] = result["unattributed_s"].clip(lower=0.0)
     result.insert(0, "node", by["node"].last())
     result.insert(1, "iterations", by.size())
     slowest = job.work.iterations.loc[measured, ["slowest_rank", "slowest_by_s"]].dropna()
@@ -61,7 +63,7 @@ def _unattributed_s(job: Job, table: pd.DataFrame) -> pd.Series[float]:
     With Horovod the optimizer's step includes the exposed communication, and compute is not known.
     """
     spent = table["compute_s"] + table["exposed_s"] + table["optimizer_s"]
-    return (table["iteration"].map(job.work.iterations["iteration_s"]).astype("Float64") - spent).clip(lower=0.0)
+    return table["iteration"].map(job.work.iterations["iteration_s"]).astype("Float64") - spent
 
 
 def expected_share_limit(ranks: int, iterations: int) -> float:

@@ -534,3 +534,16 @@ def test_a_disk_that_may_have_been_full_is_named_where_a_node_has_not_ended(tmp_
         (tmp_path / "job/nodes/n1/DONE").unlink()
     why = summarize(open_job(tmp_path / "job"))["run"]["why"]
     assert why.endswith("how it ended" if kept else "how it ended, or its disk was full")
+
+
+def test_parts_of_an_iteration_add_up_although_ranks_end_at_different_times(tmp_path):
+    path = tmp_path / "job"
+    write_ddp_job(path, Truth())
+    found = open_job(path)
+    table = found.rank_iterations.copy()
+    early_and_late = np.where(table["iteration"] % 2 == 0, 1.0, -1.0)
+    table["exposed_s"] += early_and_late * (table["exposed_s"].mean() + 1.0)  # the rest of every other one is below 0
+    found.__dict__["rank_iterations"] = table
+    parts = found.ranks[["compute_s", "exposed_s", "optimizer_s", "unattributed_s"]].astype(float).sum(axis=1)
+    mean_s = found.work.iterations["iteration_s"].iloc[found.measured].mean()
+    assert parts.to_numpy() == pytest.approx(mean_s, rel=0.05)  # an odd number of iterations leaves one over

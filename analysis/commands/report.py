@@ -73,7 +73,7 @@ def _write(source: Path, folder: Path | None, capacity_gbps: float, options: arg
     from ringtap.analysis.job.summary import summarize
     from ringtap.analysis.report.inputs import of_sweep, of_table
     from ringtap.analysis.report.job_page import write_job_report
-    from ringtap.analysis.report.write import write_report
+    from ringtap.analysis.report.sweep_page import write_report
     from ringtap.analysis.runs.run import SweepRun, open_run
 
     if source.is_file() and source.name != RUN_JSON:

@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
-from ringtap.analysis.job.nodes import each_node
 from ringtap.analysis.runs.intervals import Borders, Numbers
-from ringtap.analysis.runs.node_logs import NodeLogs
+from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, open_run
 from ringtap.errors import UsageError
 from ringtap.json_validation import whole

@@ -14,7 +14,7 @@ from ringtap.analysis import thesis
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, looks, title_of
 from ringtap.analysis.plots.sweep_axes import Setting, name_of, plain_ticks, words
-from ringtap.analysis.report.tails import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
+from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted

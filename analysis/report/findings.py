@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.comparisons import Pair
 from ringtap.analysis.report.expectations import Check
-from ringtap.analysis.report.tails import HEAVY_SHARE, LEVEL, Tails
+from ringtap.analysis.report.loads import HEAVY_SHARE, LEVEL, Pair, Tails
 from ringtap.analysis.statistics.two_sample import ALPHA, Estimate
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted

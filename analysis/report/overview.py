@@ -7,7 +7,8 @@ from typing import Any
 
 from ringtap.analysis.model.breakpoint import LEVEL, compared
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.tails import HEAVY_SHARE, slowdown
+from ringtap.analysis.report.findings import spoken
+from ringtap.analysis.report.loads import HEAVY_SHARE, slowdown
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted
 
@@ -27,7 +28,7 @@ def overview(series: Sequence[Series]) -> list[Row]:
 
 
 def _row(series: Series) -> Row:
-    row: Row = {"series": series.name, "title": series.title, "traffic": series.traffic}
+    row: Row = {"series": series.name, "name": spoken(series), "title": series.title, "traffic": series.traffic}
     row |= {"transport": series.transport, "points": len(series.used), "no_load_s": series.no_load_s}
     row["slowdowns"] = [_slowdown(series, share) for share in SHARES]
     row["congestion"], caveats = _congestion(series)
@@ -117,8 +118,8 @@ def _slowdowns(rows: Sequence[Row]) -> str:
     if not known:
         return f"The slowdown at {about} is not known, because {rows[0]['slowdowns'][-1]['why']}"
     least, most = (pick(known, key=_heavy) for pick in (min, max))
-    ends = [f"{_percent(_heavy(row))} ({_spoken(row)})" for row in (least, most)]
-    by = f"by {' to '.join(ends)}" if len(known) > 1 else f"of {_spoken(most)} by {_percent(_heavy(most))}"
+    ends = [f"{_percent(_heavy(row))} ({row['name']})" for row in (least, most)]
+    by = f"by {' to '.join(ends)}" if len(known) > 1 else f"of {most['name']} by {_percent(_heavy(most))}"
     verb = "slows" if _heavy(least) >= 0 else "changes"
     some = "" if len(known) == len(rows) else f"; for {len(rows) - len(known)} of {len(rows)} series this is not known"
     return f"Cross traffic at about {about} {verb} iterations {by}{some}"
@@ -136,12 +137,6 @@ def _congestions(rows: Sequence[Row]) -> str:
 
 def _heavy(row: Row) -> float:
     return float(row["slowdowns"][-1]["slowdown"])
-
-
-def _spoken(row: Row) -> str:
-    return f"{row['title']} under {title_of(row['traffic'])}" + (
-        f" over {row['transport']}" if row["transport"] else ""
-    )
 
 
 def _percent(share: float) -> str:

@@ -174,7 +174,7 @@ def test_a_verb_is_a_file_and_a_line(copy: Copy) -> None:
 
 
 def test_a_figure_is_a_file_an_import_and_a_line(copy: Copy) -> None:
-    registry = "analysis/report/write.py"
+    registry = "analysis/report/sweep_page.py"
     copy.add("analysis/plots/mine.py", FIGURE, registry, "FIGURES: dict[str, Maker] = {", '    "mine": mine,')
     copy.register(
         registry,

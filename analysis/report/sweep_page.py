@@ -1,37 +1,59 @@
-"""Every number of a sweep's report as plain values: the content of report.json, from which the page is made."""
+"""The report of a sweep or a table: its numbers as plain values, the figures, and the page made from them."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import json
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import ringtap
 from ringtap.analysis import thesis
-from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.comparisons import compare_kinds
+from ringtap.analysis.plots.congestion import congestion_points
+from ringtap.analysis.plots.figure import Drawn, styled
+from ringtap.analysis.plots.load import iteration_times, rescaled_times, traffic_kinds
+from ringtap.analysis.plots.style import plain, title_of
+from ringtap.analysis.plots.sweep_axes import Setting
+from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
 from ringtap.analysis.report.expectations import check
 from ringtap.analysis.report.findings import findings, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
+from ringtap.analysis.report.loads import Tails, compare_kinds, mean_interval, tails
 from ringtap.analysis.report.overview import overview, sentence
-from ringtap.analysis.report.tails import Tails, mean_interval
+from ringtap.analysis.report.page import Written, publish, render
+from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series import Series
+from ringtap.errors import UsageError
 from ringtap.units import counted, format_rate
 
 REPORT_SCHEMA = 2
+_TABLE = "points.csv"
+Maker = Callable[[Sequence[Series], Sequence[Tails], Setting], Drawn | None]
+# file name -> maker of each figure, in the order of the report; figures that an earlier report alone had are removed
+FIGURES: dict[str, Maker] = {
+    "iteration-times": lambda series, _, setting: iteration_times(series, setting),
+    "rescaled": lambda series, _, setting: rescaled_times(series, setting),
+    "traffic-kinds": lambda series, _, setting: traffic_kinds(series, setting),
+    "distributions": lambda series, _, setting: distributions(series, setting),
+    "transports": lambda series, _, setting: transports(series, setting),
+    "spread-and-growth": spread_and_growth,
+    "congestion-points": lambda series, _, setting: congestion_points(series, setting),
+}
 
 
-def collect(measured: ReportInputs, tails: Sequence[Tails]) -> dict[str, Any]:
+def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     """Collect all numbers of the report as plain values, None where there is none.
 
     Args:
         measured: the series and the facts of their measurement.
-        tails: result of `ringtap.analysis.report.tails.tails` for each.
+        found: result of `ringtap.analysis.report.loads.tails` for each.
     """
     info, plan, series = measured.info, measured.plan, measured.series
     checks, pairs = check(info, series), compare_kinds(series)
-    said = findings(series, tails, pairs, checks)
+    said = findings(series, found, pairs, checks)
     data: dict[str, Any] = {"schema": REPORT_SCHEMA, "ringtap": ringtap.__version__}
     data["run"] = {
         "name": measured.name,
@@ -50,7 +72,7 @@ def collect(measured: ReportInputs, tails: Sequence[Tails]) -> dict[str, Any]:
     data["environment"] = measured.environment
     data["links"] = [_link(link) for link in (info.get("lab") or {}).get("links") or []]
     data["precheck"] = list(info.get("precheck") or [])
-    data["series"] = [_series(one, tail) for one, tail in zip(series, tails, strict=True)]
+    data["series"] = [_series(one, tail) for one, tail in zip(series, found, strict=True)]
     data["comparisons"] = [pair.to_json() for pair in pairs]
     data["checks"] = [asdict(item) for item in checks]
     data["not_collected"] = [*measured.not_collected, *_missing(series)]
@@ -171,3 +193,66 @@ def _outcome(series: Series) -> str:
         parts.append(f"{times:.1f} times as long at {worst.bandwidth_gbps:.2f} Gbit/s")
     over = f" over {series.transport}" if series.transport else ""
     return f"{series.title} under {title_of(series.traffic)}{over}: {'; '.join(parts) or 'no point was measured'}."
+
+
+def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, folder: Path) -> list[Drawn]:
+    """Draw every figure that the series allow, and write its files into a folder.
+
+    Args:
+        series: the series, all of one capacity.
+        found: result of `ringtap.analysis.report.loads.tails` for each.
+        setting: capacity and scale.
+        folder: where PNG, SVG and CSV of each go.
+
+    Returns:
+        The figures drawn, in the order of `FIGURES`.
+    """
+    kept = [(one, tail) for one, tail in zip(series, found, strict=True) if one.used]
+    usable, of_usable = [one for one, _ in kept], [tail for _, tail in kept]
+    if not usable:
+        return []
+    with styled():
+        drawn = [figure for maker in FIGURES.values() if (figure := maker(usable, of_usable, setting))]
+        for figure in drawn:
+            figure.write(folder)
+    return drawn
+
+
+def write_report(measured: ReportInputs, folder: Path | None = None) -> Written:
+    """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
+
+    Args:
+        measured: result of `ringtap.analysis.report.inputs.of_sweep` or `of_table`.
+        folder: made if missing; without it ``report/`` in the sweep, ``<table>-report`` here for a table.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    folder = folder or measured.folder
+    found = [tails(one) for one in measured.series]
+    data = collect(measured, found)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
+            new = Path(name)
+            (new / "figures").mkdir()
+            setting = Setting(measured.capacity_gbps, measured.scale)
+            drawn = draw(measured.series, found, setting, new / "figures")
+            table = points.table([point for one in measured.series for point in one.points])
+            table.to_csv(new / _TABLE, index=False)
+            text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+            (new / "report.json").write_text(text, encoding="utf-8")
+            page = render("report.html.j2", data, drawn, new, _TABLE)
+            (new / "report.html").write_text(page, encoding="utf-8", errors="replace")
+            return Written(_summary(data), publish(new, folder, _TABLE, tuple(FIGURES)), folder / "report.json")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def _summary(data: dict[str, Any]) -> str:
+    run = data["run"]
+    lines = [data["answer"], f"{run['name']}: {run['status']}" + (f", {run['why']}" if run["why"] else "")]
+    lines += [line for line in data["headline"] if line != data["answer"]]
+    failed = [item for item in data["checks"] if item["ok"] is False]
+    lines += [f"  not as expected: {item['subject']}: {item['expected']}; {item['found']}" for item in failed]
+    return "\n".join(map(plain, lines))

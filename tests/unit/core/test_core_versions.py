@@ -47,7 +47,11 @@ def summary(path: Path) -> dict[str, Any]:
 
 def test_a_job_of_0_1_is_analyzed_with_the_numbers_of_0_1(recorded: Path) -> None:
     assert main(["analyze", str(recorded / "job")]) == 0
-    assert summary(recorded / "job" / "derived" / "summary.json") == summary(recorded / "expected" / "summary.json")
+    now = summary(recorded / "job" / "derived" / "summary.json")
+    then = summary(recorded / "expected" / "summary.json")
+    # 0.1 cut the rest of each iteration at 0, so that the parts came to more than the whole
+    assert float(now["phases"].pop("unattributed_s")) < float(then["phases"].pop("unattributed_s"))
+    assert {name: now[name] for name in then} == then
 
 
 def test_a_live_view_shows_a_job_of_0_1(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:

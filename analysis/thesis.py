@@ -134,11 +134,8 @@ def carrier(transport: str) -> str:
     return {"ROCE": "RDMA", "ROCEV2": "RDMA", "INFINIBAND": "RDMA", "IB": "RDMA"}.get(known, known)
 
 
-# Web-search traffic in words (section 3.3.2): standard deviation over mean at low loads and at high ones by kind, how
-# far p99 lies above the mean on average, and how many times as long an iteration takes at 80 % load
+# Web-search traffic in words (section 3.3.2): standard deviation over mean at low loads and at high ones by kind, and
+# how many times as long an iteration takes at 80 % load
 SPREAD_LOW = 0.0005
 SPREAD_HIGH = {"consistent": 0.078, "burst": 0.393}
-P99_OVER_MEAN = 1.60
 GROWTH_AT_HEAVY = {"resnet50": 4.0, "bert-large": 8.0}
-# iperf could not take more of the link than this from training (section 3.2)
-IPERF_MOST_SHARE = 0.81

@@ -4,7 +4,7 @@
 - A counter of 64 bits, or of no known width, that fell was reset, by a driver for example. Its growth is not known.
 - Between two samples, growth is linear. The growth in a window that begins or ends inside a long gap is not known.
 
-`ringtap.analysis.runs.intervals.counter_steps` is the same rule for whole columns; a test compares the two.
+`ringtap.analysis.runs.apportioning.counter_steps` is the same rule for whole columns; a test compares the two.
 """
 
 from __future__ import annotations

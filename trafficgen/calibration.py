@@ -21,11 +21,11 @@ from ringtap.json_validation import ShapeError, load_json
 from ringtap.terminal import as_command
 from ringtap.trafficgen.plans.plan_file import PlanFile, write_plan
 from ringtap.trafficgen.plans.registry import make_plan
-from ringtap.trafficgen.processes import WorkerProcesses
 from ringtap.trafficgen.receiver.receiver import ReceiveOptions, Receiver
 from ringtap.trafficgen.sender.options import SendOptions
 from ringtap.trafficgen.sender.sender import Sender
 from ringtap.trafficgen.statistics import LogHistogram
+from ringtap.trafficgen.worker_processes import WorkerProcesses
 from ringtap.units import counted, format_rate
 
 VERSION = 1

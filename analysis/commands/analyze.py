@@ -65,7 +65,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 def _rows(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a table as plain values, None for missing ones."""
-    from ringtap.analysis.runs.intervals import plain
+    from ringtap.analysis.runs.apportioning import plain
 
     names = [str(name) for name in table.columns]
     columns = [[plain(value) for value in table[name].tolist()] for name in names]

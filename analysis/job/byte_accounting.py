@@ -11,7 +11,7 @@ import pandas as pd
 
 from ringtap.analysis.job.flows import CLASSES, CROSS, OTHER, UNCLASSIFIED, CrossTraffic, SocketTraffic
 from ringtap.analysis.job.packets import Packets, own_addresses
-from ringtap.analysis.runs.intervals import Borders, Integers, Numbers
+from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.ethernet import HEADER_BYTES
 from ringtap.schema import NIC_REC

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, add_up, shares
+from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.sockets import COUNTERS, socket_log
 from ringtap.json_validation import Number, ShapeError, load_json

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.runs.intervals import Integers, Numbers, add_up, shares
+from ringtap.analysis.runs.apportioning import Integers, Numbers, add_up, shares
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import JobRun, Records, iterations_of, marks_and_processes, monotonic
 from ringtap.errors import RingtapError

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ringtap.analysis.job import byte_accounting
 from ringtap.analysis.job.packets import Packets, read_packets
-from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, add_up, counter_steps, largest_in, shares
+from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, add_up, counter_steps, largest_in, shares
 from ringtap.analysis.runs.node_logs import NodeLogs, WideLog
 from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile

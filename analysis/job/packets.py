@@ -13,8 +13,8 @@ import pandas as pd
 from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.tables import flow_columns, rows_of
+from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.clock import NodeClock
-from ringtap.analysis.runs.intervals import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.errors import RingtapError
 from ringtap.schema import PACKETS, PACKETS_JSON

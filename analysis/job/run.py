@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
-from ringtap.analysis.runs.intervals import Borders, Numbers
+from ringtap.analysis.runs.apportioning import Borders, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, open_run
 from ringtap.errors import UsageError

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.job.run import Job
-from ringtap.analysis.runs.intervals import plain
+from ringtap.analysis.runs.apportioning import plain
 from ringtap.units import counted
 
 if TYPE_CHECKING:

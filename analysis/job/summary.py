@@ -14,7 +14,7 @@ from ringtap.analysis.job import byte_accounting, flows
 from ringtap.analysis.job.collection_status import NOT_ASKED, status
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import links, slow_iterations, slowest
-from ringtap.analysis.runs.intervals import plain
+from ringtap.analysis.runs.apportioning import plain
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.schema import MARK, MARKS_JSONL, PACKETS, PACKETS_JSON
 from ringtap.units import format_change, format_duration

@@ -21,9 +21,9 @@ from textual.events import Resize
 from textual.strip import Strip
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedContent, TabPane
 
-from ringtap.analysis.live import pages, summary
-from ringtap.analysis.live.pages import DIM, Page
+from ringtap.analysis.live import summary, tables
 from ringtap.analysis.live.snapshot import Snapshot
+from ringtap.analysis.live.tables import DIM, Page
 from ringtap.errors import RingtapError
 from ringtap.records import JsonLinesWriter
 from ringtap.schema import MARKS_JSONL, RUN_JSON
@@ -32,7 +32,7 @@ from ringtap.terminal import masked
 _EVERY_S = 1.0
 _LOOK_S = 0.2
 _MESSAGE_S = 6.0
-_ALWAYS = (pages.NICS, pages.FLOWS)
+_ALWAYS = (tables.NICS, tables.FLOWS)
 _TWO_PLOTS = 110
 _HELP = """\
 1 … 9, 0, Tab, ← → page; ↑ ↓ PgUp PgDn Home End move within it
@@ -157,7 +157,7 @@ class RunTable(DataTable[Text]):
         styles = ["", *(self.page.style(item, self._run) for item in seen)]
         if not seen:
             lines = self.page.title, masked(self.page.reason(self._run, self._words))
-            texts, styles = [[pages.cell(line, self.size.width)] for line in lines], ["", DIM]
+            texts, styles = [[tables.cell(line, self.size.width)] for line in lines], ["", DIM]
         self._fill([[(text, style) for text in row] for row, style in zip(texts, styles, strict=True)])
 
     def _fill(self, rows: list[list[tuple[str, str]]]) -> None:
@@ -241,7 +241,7 @@ class LiveApp(App[None]):
             ("pageup", "move(-10)", ""),
             ("home,g", "move(-1000000)", ""),
             ("end,G", "move(1000000)", ""),
-            *((str((number + 1) % 10), f"page({number})", "") for number in range(len(pages.TABLES) + 1)),
+            *((str((number + 1) % 10), f"page({number})", "") for number in range(len(tables.TABLES) + 1)),
         )
     ]
 
@@ -269,10 +269,10 @@ class LiveApp(App[None]):
                     yield Bars()
         with TabbedContent():
             with TabPane("1 All", id="page0"):
-                for page in pages.OVERVIEW:
+                for page in tables.OVERVIEW:
                     yield RunTable(page)
                 yield Lines(id="states")
-            for number, page in enumerate(pages.TABLES, 1):
+            for number, page in enumerate(tables.TABLES, 1):
                 with TabPane(f"{(number + 1) % 10} {page.title}", id=f"page{number}"):
                     yield RunTable(page)
         yield Lines(id="help")
@@ -316,7 +316,7 @@ class LiveApp(App[None]):
         self.query_one("#note", Lines).show(*([Text(note)] if note and not self._asking else []))
         if run is None:
             return
-        run = pages.of_node(run, self.node)
+        run = tables.of_node(run, self.node)
         self.query_one("#headline", Lines).show(summary.headline(run, self.paused), summary.job_line(run, self.node))
         stepped = bool(run.iterations.history)
         both = stepped and self.size.width >= _TWO_PLOTS
@@ -330,7 +330,7 @@ class LiveApp(App[None]):
             self.query_one(f"{name} Lines", Lines).show(line)
             self.query_one(f"{name} Bars", Bars).data = bars
         self.query_one("#states", Lines).show(*summary.collector_states(run.collectors))
-        run = pages.busiest(run) if self._page == 0 else run
+        run = tables.busiest(run) if self._page == 0 else run
         for table in self._tables:
             table.show(run, self.words)
             table.display = bool(table.items) or self._page > 0 or table.page in _ALWAYS
@@ -338,7 +338,7 @@ class LiveApp(App[None]):
     @property
     def _is_whole(self) -> bool:
         """False before the first and after the last moment, when tabs or tables are missing."""
-        return len(self.query("Tab, RunTable")) == len(pages.OVERVIEW) + 2 * len(pages.TABLES) + 1
+        return len(self.query("Tab, RunTable")) == len(tables.OVERVIEW) + 2 * len(tables.TABLES) + 1
 
     @property
     def _tables(self) -> list[RunTable]:
@@ -391,7 +391,7 @@ class LiveApp(App[None]):
 
     def action_turn(self, by: int) -> None:
         """Show the next page or the one before."""
-        self.action_page((self._page + by) % (len(pages.TABLES) + 1))
+        self.action_page((self._page + by) % (len(tables.TABLES) + 1))
 
     def action_help(self) -> None:
         """Show or hide the keys."""

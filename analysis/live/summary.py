@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.text import Text
 
 from ringtap.analysis.live.iterations import Iteration
-from ringtap.analysis.live.pages import BAD, DIM, HEADER, WARNING, count, gbps
 from ringtap.analysis.live.snapshot import Collector, Snapshot
+from ringtap.analysis.live.tables import BAD, DIM, HEADER, WARNING, count, gbps
 from ringtap.units import counted, format_duration, format_rate
 
 _SILENT_S = 5.0

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyparsing as pp
 
-from ringtap.analysis.pcap.layout import (
+from ringtap.analysis.pcap.scan_columns import (
     ARP,
     ARP_CUT,
     NO_ADDRESSES,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
-from ringtap.analysis.pcap.layout import CELL, CONVERSATION, PACKET, QUEUE_PAIR
+from ringtap.analysis.pcap.scan_columns import CELL, CONVERSATION, PACKET, QUEUE_PAIR
 from ringtap.errors import UsageError
 
 MOST_CONVERSATIONS = 2**18

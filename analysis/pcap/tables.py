@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.layout import ARP, ARP_CUT, NO_ADDRESSES, NOT_IP, RARP, RARP_CUT, ROCE
+from ringtap.analysis.pcap.scan_columns import ARP, ARP_CUT, NO_ADDRESSES, NOT_IP, RARP, RARP_CUT, ROCE
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
 

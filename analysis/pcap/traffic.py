@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
-from ringtap.analysis.pcap.layout import is_ip
 from ringtap.analysis.pcap.scan import Scanned
+from ringtap.analysis.pcap.scan_columns import is_ip
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_duration
 

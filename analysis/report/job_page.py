@@ -13,7 +13,7 @@ from ringtap.analysis.job.text import Table, answer, missing, parts_table, secti
 from ringtap.analysis.plots.job import NAMES, draw_job
 from ringtap.analysis.plots.style import plain
 from ringtap.analysis.report.page import Written, publish, render
-from ringtap.analysis.runs.intervals import plain as plain_value
+from ringtap.analysis.runs.apportioning import plain as plain_value
 from ringtap.errors import UsageError
 from ringtap.json_validation import whole
 from ringtap.terminal import one_line

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, counter_steps, growth, largest_in, mean_in
 from ringtap.analysis.runs.clock import NodeClock, read_clock, steps_of
-from ringtap.analysis.runs.intervals import Borders, Integers, Numbers, counter_steps, growth, largest_in, mean_in
 from ringtap.analysis.runs.run import Records, map_records
 from ringtap.errors import RingtapError, UsageError
 from ringtap.json_validation import Shape, load_json, whole

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.analysis.runs.intervals import Integers, Numbers, counter_steps
+from ringtap.analysis.runs.apportioning import Integers, Numbers, counter_steps
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile

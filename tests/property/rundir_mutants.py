@@ -30,9 +30,9 @@ from typing import Any
 
 from ringtap.agents.node.node_json import conclude, node_items
 from ringtap.analysis.live.build_snapshot import SnapshotSource
-from ringtap.analysis.live.pages import TABLES
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.summary import collector_states, headline, iteration_plot, job_line, throughput_plot
+from ringtap.analysis.live.tables import TABLES
 from ringtap.cli import main
 from ringtap.errors import RingtapError
 from ringtap.records import Field, RecordWriter

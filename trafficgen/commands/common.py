@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.trafficgen.processes import usual_workers
+from ringtap.trafficgen.worker_processes import usual_workers
 from ringtap.units import format_duration
 
 TOKEN_VARIABLE = "RINGTAP_TOKEN"

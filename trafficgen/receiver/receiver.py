@@ -20,8 +20,8 @@ from typing import Any
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
-from ringtap.trafficgen.processes import WorkerProcesses, raise_file_limit
 from ringtap.trafficgen.receiver.worker import MOST_STRANGERS, AcceptedConnection, ReceiverCounts, ReceiverWorker
+from ringtap.trafficgen.worker_processes import WorkerProcesses, raise_file_limit
 
 _BACKLOG = 4096
 _OTHER_FILES = 64

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.trafficgen.flow_log import FLUSH_S, RECEIVED_FIELDS, FlowLog
 from ringtap.trafficgen.receiver.connection import ReceiverConnection
-from ringtap.trafficgen.sender.completions import Announcer
+from ringtap.trafficgen.sender.completion_notices import Announcer
 
 _BUFFER_BYTES = 1 << 20
 _MOST_EVENTS = 256

@@ -25,7 +25,7 @@ from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile, PlanRequirements
 from ringtap.trafficgen.sender import ipc
-from ringtap.trafficgen.sender.completions import Listener
+from ringtap.trafficgen.sender.completion_notices import Listener
 from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.sender.options import FIRST_BYTES, PAYLOAD, SendOptions
 from ringtap.trafficgen.sender.pool import Link, Route, Waiting, WorkerHandle

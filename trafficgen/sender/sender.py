@@ -22,9 +22,8 @@ from ringtap.terminal import unguarded
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile
-from ringtap.trafficgen.processes import WorkerProcesses, raise_file_limit
 from ringtap.trafficgen.sender import ipc
-from ringtap.trafficgen.sender.completions import Listener
+from ringtap.trafficgen.sender.completion_notices import Listener
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
 from ringtap.trafficgen.sender.launcher import Done, Go, Launcher, Ready, Schedule
 from ringtap.trafficgen.sender.options import SendOptions
@@ -32,6 +31,7 @@ from ringtap.trafficgen.sender.pool import Route, WorkerHandle
 from ringtap.trafficgen.sender.worker import Destination, Report, SenderWorker
 from ringtap.trafficgen.socket_options import Transport, outgoing_socket
 from ringtap.trafficgen.statistics import FlowStatistics
+from ringtap.trafficgen.worker_processes import WorkerProcesses, raise_file_limit
 
 _LEAD_NS = 5_000_000  # from the command to the launch, so that the launcher has it by then
 _START_AHEAD_NS = 1_000_000_000  # from the command to an absolute start: short, because the clock may step before it

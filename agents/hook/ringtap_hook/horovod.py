@@ -102,9 +102,9 @@ def _why_not(has_arguments: bool) -> str:
 
 def _agree(reason: str) -> str:
     """Return what all ranks agree on: empty for a timeline, else the reason against it. ``reason`` is rank 0's own."""
-    from . import rendezvous
+    from . import horovod_rendezvous
 
-    return rendezvous.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
+    return horovod_rendezvous.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
 
 
 def _own_file(settings: Settings) -> tuple[str, str]:

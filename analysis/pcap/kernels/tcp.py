@@ -41,7 +41,7 @@ from ringtap.analysis.pcap.kernels.state import (
     MOST_ROWS,
     N_MALFORMED,
 )
-from ringtap.analysis.pcap.layout import CONVERSATION, offsets
+from ringtap.analysis.pcap.scan_columns import CONVERSATION, offsets
 
 (
     _RETRANSMITTED,

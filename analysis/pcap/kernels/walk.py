@@ -42,7 +42,7 @@ from ringtap.analysis.pcap.kernels.state import (
     STOPPED,
     SWAPPED,
 )
-from ringtap.analysis.pcap.layout import CELL, PACKET
+from ringtap.analysis.pcap.scan_columns import CELL, PACKET
 
 _CELLS_ROOM, _PACKETS_ROOM = ROOM * CELL.itemsize, ROOM * PACKET.itemsize
 

@@ -15,7 +15,7 @@ from ringtap.analysis.job.nccl import read_nccl
 from ringtap.analysis.job.packets import read_packets
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
-from ringtap.analysis.runs.intervals import Borders
+from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.records import Field, JsonLinesWriter, RecordWriter
 from ringtap.rundir import RunDirectory, write_json

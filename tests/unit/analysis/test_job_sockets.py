@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ringtap.analysis.job import flows, open_job
 from ringtap.analysis.job.flows import sockets_of
 from ringtap.analysis.runs import sockets
-from ringtap.analysis.runs.intervals import Borders
+from ringtap.analysis.runs.apportioning import Borders
 from ringtap.analysis.runs.node_logs import NodeLogs
 from ringtap.analysis.runs.sockets import socket_log
 from ringtap.rundir import RunDirectory

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtap.analysis.runs.intervals import (
+from ringtap.analysis.runs.apportioning import (
     Borders,
     add_up,
     counter_steps,

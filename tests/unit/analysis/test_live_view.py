@@ -20,9 +20,9 @@ from ringtap.analysis.live.app import Bars, Lines, LiveApp, Poller, RunTable
 from ringtap.analysis.live.build_snapshot import SnapshotSource
 from ringtap.analysis.live.flows import Flow
 from ringtap.analysis.live.iterations import Iteration
-from ringtap.analysis.live.pages import FLOWS, NODES, core_bars, count, gbps, milliseconds
 from ringtap.analysis.live.snapshot import Gpu, Host, Mark, Node, Snapshot, Throughput
 from ringtap.analysis.live.summary import iteration_plot, throughput_plot
+from ringtap.analysis.live.tables import FLOWS, NODES, core_bars, count, gbps, milliseconds
 from ringtap.errors import MeasurementError
 from tests.unit.live_run import START_NS, RunWriter, second_of_training
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ringtap.flow_plan import Flow
-from ringtap.trafficgen.sender.completions import Announcer, Listener
+from ringtap.trafficgen.sender.completion_notices import Announcer, Listener
 from tests.unit.traffic_processes import MS, plan_of, rows, running, serving, traffic
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

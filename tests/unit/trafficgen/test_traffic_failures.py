@@ -221,7 +221,8 @@ def test_more_flows_at_once_than_local_ports_are_refused_beforehand(tmp_path: Pa
 
 
 def _may_open(files: int) -> bool:
-    code = f"import sys; from ringtap.trafficgen.worker_processes import raise_file_limit as r; sys.exit(r({files}) < {files})"
+    load = "import sys; from ringtap.trafficgen.worker_processes import raise_file_limit"
+    code = f"{load}; sys.exit(raise_file_limit({files}) < {files})"
     return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -152,7 +152,7 @@ class SocketCounts:
                 steps = map(growth, before.get(cookie, PortBytes()), one.moved, widths_bits)
                 known = [round(step) for step in steps if step is not None]
                 if len(known) < len(_MOVED):
-                    raise UsageError(f"the counters of a connection of {self._folder.name} ran backwards in the window")
+                    raise UsageError(f"the counters of a connection of {self._folder.name} were reset in the window")
                 grown = PortBytes(*known)
                 into += grown.received_bytes + one.header_bytes * grown.segments_in
                 out += grown.sent_bytes + one.header_bytes * grown.segments_out

@@ -17,7 +17,7 @@ VGG_R2_LOG = 0.97
 CHOSEN_R2 = 0.9
 PRECHECK_SHARE = 0.88
 MOST_LATE_SHARE = 0.03
-HEAVY_SHARE = 0.5
+SPREAD_FROM_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _tails(burst: Series, every: list[Series]) -> list[Check]:
     if consistent is None:
         return []
     expected = "burst traffic spreads iteration times more than consistent traffic of the same load, from half of C on"
-    spreads = [_spreads(one, HEAVY_SHARE * one.capacity_gbps) for one in (burst, consistent)]
+    spreads = [_spreads(one, SPREAD_FROM_SHARE * one.capacity_gbps) for one in (burst, consistent)]
     shared = sorted(spreads[0].keys() & spreads[1].keys())
     if not shared:
         return [Check(burst.name, expected, "they have no such load in common", None)]

@@ -1,4 +1,4 @@
-"""Print the tables of docs/method/reproduction.md, in Markdown, from the data of a report.
+"""Print the tables of docs/method/reproduction.md and reproduction-points.md, in Markdown, from the data of a report.
 
 python scripts/reproduction.py runs/reproduce/report/report.json > tables.md
 """

@@ -99,8 +99,8 @@ def _export(plan: Plan, given: dict[str, Any], options: argparse.Namespace, stre
         from ringtap.trafficgen.plans.hpcc import write_list
 
         numbers = write_list(plan, options.export_hpcc, options.force)
-        words = ", ".join(f"{number} {name}" for name, number in list(numbers.items())[:16])
-        print(f"Wrote {options.export_hpcc}; nodes: {words}{', ...' if len(numbers) > 16 else ''}", file=stream)
+        nodes = ", ".join(f"{number} {name}" for name, number in list(numbers.items())[:16])
+        print(f"Wrote {options.export_hpcc}; nodes: {nodes}{', ...' if len(numbers) > 16 else ''}", file=stream)
 
 
 def _print_summary(header: dict[str, Any], as_json: bool) -> None:

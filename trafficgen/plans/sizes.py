@@ -318,7 +318,7 @@ def read_cdf(path: Path) -> SizeDistribution:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} cannot be read: it is not text") from error
+        raise UsageError(f"{path} cannot be read: it is no text") from error
     if len(data) > _LARGEST_FILE:
         raise UsageError(f"{path} is larger than 1 MiB: a CDF file has two columns and some points")
     points = [

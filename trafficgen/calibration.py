@@ -1,4 +1,4 @@
-"""Limits of this host, as ``ringtap traffic calibrate`` measured them: kept in a file, read by ``send`` and sweeps."""
+"""Limits of this host: ``ringtap traffic calibrate`` measures and saves them, ``send`` and sweeps read them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Calibration:
     """The calibrated limits of a host.
 
     Attributes:
-        host: the host that they are valid for: host name, kernel, Python, processors.
+        host: the host for which they are valid: host name, kernel, Python, processors.
         measured_unix_s: time of the measurement.
         method: the faster send method.
-        ceiling_bps: payload rate of long flows over loopback, sender and receiver both on this host, by that method.
+        ceiling_bps: payload rate of long flows over loopback, sent by that method.
         methods_bps: the same rate for each method.
         kept_flows_per_s: flows of 1 kB on kept connections.
-        new_flows_per_s: flows of 1 kB with a connection each.
+        new_flows_per_s: flows of 1 kB, each on a new connection.
         spin_ns: time before a flow is due at which a launcher with a processor of its own stops sleeping.
-        sleep_p50_us: how late sleeps end beside long flows, median.
+        sleep_p50_us: lateness of the ends of sleeps while long flows run, median.
         sleep_p99_us: the same, 99th percentile.
         lateness_p50_us: launch lateness on the idle host, median.
         lateness_p99_us: the same, 99th percentile.
@@ -68,11 +68,11 @@ class Calibration:
     lateness_busy_p99_us: float
 
     def spin_for(self, own_processor: bool) -> int:
-        """Return for how long the launcher polls the clock before a flow, in ns; less on a shared processor."""
+        """Return how long before a flow the launcher starts to poll the clock, in ns; shorter on a shared processor."""
         return self.spin_ns if own_processor else min(self.spin_ns, round(self.sleep_p50_us * 1e3))
 
     def exceeded_by(self, load_bps: float, flows_per_s: float, new_connections: bool) -> str:
-        """Return a text that names the first of these limits that a plan exceeds; empty if it exceeds none."""
+        """Return a text about the first of these limits that a plan exceeds; empty if it exceeds none."""
         if load_bps > self.ceiling_bps:
             return f"{format_rate(load_bps)} is above this host's ceiling of {format_rate(self.ceiling_bps)}"
         most = self.new_flows_per_s if new_connections else self.kept_flows_per_s
@@ -92,7 +92,7 @@ def this_host() -> dict[str, Any]:
 
 
 def usual_path() -> Path:
-    """Return the default file: in the user's cache folder, named by host, since hosts may share a home."""
+    """Return the default file: in the user's cache folder, named after the host, since hosts may share a home."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "ringtap" / f"calibration-{platform.node()}.json"
 
@@ -133,13 +133,13 @@ _STREAM_NS = 700_000_000
 _ROUNDS, CLEARLY = 2, 1.1
 _SMALL_NS = 1_000_000_000
 _FLOW_BYTES = 1000
-_KEPT_OFFERED, _NEW_OFFERED = 40_000, 12_000  # flows per second: more than will finish, but not enough to choke
+_KEPT_OFFERED, _NEW_OFFERED = 40_000, 12_000  # flows per second: more than the host can finish, without overloading it
 _LATE_RATE, _LATE_BYTES = 500, 10_000
 # Limits of the time for which the launcher polls the clock: a longer time would use a processor for little gain
 _LEAST_SPIN_NS, _MOST_SPIN_NS = 50_000, 200_000
 
 
-def calibrate(say: Any = lambda _: None) -> Calibration:
+def calibrate(say: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measure this host.
 
     Args:
@@ -148,19 +148,19 @@ def calibrate(say: Any = lambda _: None) -> Calibration:
     Raises:
         MeasurementError: flows failed over loopback.
     """
-    with tempfile.TemporaryDirectory() as folder, WorkerProcesses() as crew:
-        crew.start(_serve)
-        address = str(crew.listen(_PATIENCE_S))
+    with tempfile.TemporaryDirectory() as folder, WorkerProcesses() as processes:
+        processes.start(_serve)
+        address = str(processes.listen(_PATIENCE_S))
         bench = _Bench(Path(folder), address, SendOptions())
         say("throughput by send method, and how late sleeps end beside it")
-        crew.start(_sleep)
+        processes.start(_sleep)
         methods: dict[Literal["send", "sendfile"], float] = {"send": 0.0, "sendfile": 0.0}
         for _ in range(_ROUNDS):
             for name, before in methods.items():
                 methods[name] = max(before, bench.stream_bps(name))
         # The difference must be larger than random variation
         method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > CLEARLY * methods["send"] else "send"
-        sleeps: LogHistogram = crew.listen(_PATIENCE_S)
+        sleeps: LogHistogram = processes.listen(_PATIENCE_S)
         spin_ns = int(min(_MOST_SPIN_NS, max(_LEAST_SPIN_NS, sleeps.quantile(0.99) or 0)))
         bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns))
         say("flows a second")
@@ -187,7 +187,7 @@ def calibrate(say: Any = lambda _: None) -> Calibration:
 
 
 class _Bench:
-    """Measurements with plans that are sent to a receiver on this host."""
+    """Measurements that send plans to a receiver on this host."""
 
     def __init__(self, folder: Path, address: str, options: SendOptions) -> None:
         self._folder, self._address, self._options = folder, address, options
@@ -195,40 +195,40 @@ class _Bench:
     def stream_bps(self, method: Literal["send", "sendfile"]) -> float:
         """Return the goodput with one long flow per loop."""
         flows = self._options.workers * self._options.threads
-        plan = self._made("long-lived", {"duration": _STREAM_NS, "flows": flows})
-        return float(self._sent(plan, replace(self._options, method=method))["achieved_bps"])
+        plan = self._write_plan("long-lived", {"duration": _STREAM_NS, "flows": flows})
+        return float(self._send(plan, replace(self._options, method=method))["achieved_bps"])
 
     def flows_per_s(self, connections: Literal["kept", "new"], offered: int) -> float:
         """Return the number of 1 kB flows that finish per second when more are offered."""
         given = {"duration": _SMALL_NS, "load": offered * _FLOW_BYTES * 8, "sizes": f"fixed:{_FLOW_BYTES}B"}
-        summary = self._sent(self._made("consistent", given), replace(self._options, connections=connections))
+        summary = self._send(self._write_plan("consistent", given), replace(self._options, connections=connections))
         return float(summary["achieved_bps"] / (8 * _FLOW_BYTES))
 
     def lateness(self, bulk: int) -> dict[str, Any]:
-        """Return the summary of small flows that run beside ``bulk`` long ones."""
+        """Return the summary of small flows that run at the same time as ``bulk`` long ones."""
         given = {"duration": 2 * _STREAM_NS, "load": _LATE_RATE * _LATE_BYTES * 8, "sizes": f"fixed:{_LATE_BYTES}B"}
-        plan = self._made("consistent", given)
+        plan = self._write_plan("consistent", given)
         if bulk:
             plan = self._with_bulk(plan, bulk)
-        return self._sent(plan, self._options)
+        return self._send(plan, self._options)
 
     def _with_bulk(self, plan: Path, bulk: int) -> Path:
         """Write the same plan with open-ended flows added at its beginning; return its path."""
-        header, _, flows = plan.read_text().partition("\n")
-        about = json.loads(header)
-        about["flows"] += bulk
-        other = self._folder / "bulk.plan"
+        first_line, _, flows = plan.read_text().partition("\n")
+        header = json.loads(first_line)
+        header["flows"] += bulk
+        path = self._folder / "bulk.plan"
         line = f"0\t-\t{self._address}\t0\t-\n"
-        other.write_text(json.dumps(about) + "\n" + line * bulk + flows)
-        return other
+        path.write_text(json.dumps(header) + "\n" + line * bulk + flows)
+        return path
 
-    def _made(self, kind: str, given: dict[str, Any]) -> Path:
+    def _write_plan(self, kind: str, given: dict[str, Any]) -> Path:
         path = self._folder / f"{kind}.plan"
         write_plan(make_plan(kind, given | {"to": [self._address]}), path, force=True)
         return path
 
     @staticmethod
-    def _sent(plan: Path, options: SendOptions) -> dict[str, Any]:
+    def _send(plan: Path, options: SendOptions) -> dict[str, Any]:
         sender = Sender(PlanFile(plan), options)
         summary = sender.run()
         if summary["stopped_by"] != "plan":
@@ -245,18 +245,18 @@ def _serve(control: Connection) -> None:
 
 
 def _sleep(control: Connection) -> None:
-    """Send to ``control`` the log histogram of how late sleeps of 1 ms end, in ns."""
+    """Send to ``control`` a log histogram of the lateness, in ns, with which sleeps of 1 ms end."""
     with suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1")
-    tally = LogHistogram()
-    never, other = os.pipe()
+    lateness_ns = LogHistogram()
+    read_end, write_end = os.pipe()
     for _ in range(_SLEEPS):
         due_ns = time.monotonic_ns() + _SLEEP_NS
-        select.select([never], (), (), _SLEEP_NS / 1e9)
-        tally.add(time.monotonic_ns() - due_ns)
-    os.close(never)
-    os.close(other)
-    control.send(tally)
+        select.select([read_end], (), (), _SLEEP_NS / 1e9)
+        lateness_ns.add(time.monotonic_ns() - due_ns)
+    os.close(read_end)
+    os.close(write_end)
+    control.send(lateness_ns)
 
 
 def calibrated(say: Callable[[str], None] = lambda _: None) -> Calibration:

@@ -1,6 +1,6 @@
 """Driver for iperf3: its command lines and its JSON report.
 
-This module starts no process: the caller runs the command lines in the right place (a namespace, another host).
+This module starts no process: the caller runs the command lines where they belong (a namespace, another host).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Iperf3Report:
         sent_bps: mean rate at which the client sent.
         received_bps: mean rate at which the server received; None unless the two exchanged their results at the end.
         retransmits: retransmitted TCP segments.
-        duration_s: time for which the client sent.
+        duration_s: time for which the client sent, in seconds.
         congestion_control: the sender's congestion control.
         version: for example ``iperf 3.12``.
         error: the error, empty if there was none; iperf3 may exit with 0 despite an error.
@@ -93,7 +93,7 @@ def client_argv(
     """
     if streams < 1 or not math.isfinite(load_bps) or round(load_bps / streams) < 1:
         raise UsageError(
-            f"iperf3 cannot send {load_bps} bit/s over {streams} streams: ask for 1 bit/s a stream or more"
+            f"iperf3 cannot send {load_bps} bit/s over {streams} streams: ask for 1 bit/s per stream or more"
         )
     if not 0 < duration_s <= 86400:
         raise UsageError(f"iperf3 cannot send for {duration_s} s: ask for more than 0 and at most a day")

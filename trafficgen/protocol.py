@@ -1,10 +1,10 @@
 """The protocol between sender and receiver on a connection.
 
 The sender opens with a hello (magic, version, SHA-256 of the token, its own number) and the receiver answers with a
-notice. Then, for one flow after the other: the sender's flow header (number, size), the payload, and the receiver's
+notice. Then each flow follows: the sender's flow header (number, size), the payload, and the receiver's
 notice (number, time of complete reception). Two flags share the integer of the size: an OPEN_ENDED flow continues
-until the sender shuts its side down, and after the LAST one the receiver closes, so that the receiver's port stays in
-TIME_WAIT and not one of the sender's few. Integers are big-endian.
+until the sender shuts its side down, and the receiver closes the connection after the LAST flow, so that the
+TIME_WAIT state holds the receiver's port and none of the sender's few. Integers are big-endian.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def token_digest(token: str) -> bytes:
 
 
 def failure_words(code: int) -> str:
-    """Return the text of a failure code: an errno, below 0 a reason of this module or a verdict; 0 is silence."""
+    """Return the text of a failure code: above 0 an errno, below 0 a reason of this module or a verdict, 0: silence."""
     if code == 0:
         return "it has gone silent"
     if code > 0:
@@ -69,7 +69,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     spaced = any(character.isspace() for character in text)
     if not colon or not host or spaced or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
-        raise UsageError(f"{text!r} is no address: write HOST:PORT, for example {LOCAL}")
+        raise UsageError(f"{text!r} is not an address: write HOST:PORT, for example {LOCAL}")
     return host, int(port)
 
 

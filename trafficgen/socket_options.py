@@ -39,12 +39,13 @@ class Transport:
     interface: str | None = None
 
 
-# name in a plan: its option, the values it may have, the same in words
+# By name in a plan: smallest and largest value, and the range in words
 _NUMBERS = {
     "dscp": (0, 63, "from 0 to 63"),
     "send_buffer_bytes": (1, 2**31 - 1, "from 1 byte to 2 GiB"),
     "pacing_bps": (1, 2**63 - 1, "1 bit/s or more"),
 }
+# By name in a plan: option of the command line
 TRANSPORT_OPTIONS = {
     "congestion_control": "--congestion-control",
     "dscp": "--dscp",
@@ -69,10 +70,10 @@ def transport_problem(values: Mapping[str, object]) -> tuple[str, str] | None:
 
 
 def check_transport_options(values: Mapping[str, object]) -> None:
-    """Check options of the command line, by their names in a plan.
+    """Check options of the command line, given by their names in a plan.
 
     Raises:
-        UsageError: one cannot be used.
+        UsageError: an option cannot be used.
     """
     problem = transport_problem(values)
     if problem is not None:
@@ -109,8 +110,8 @@ def outgoing_socket(family: int, transport: Transport, source: str = "") -> sock
 
 def in_force(sock: socket.socket) -> dict[str, Any]:
     """Return the options of a socket as the kernel reports them."""
-    sixth = sock.family == socket.AF_INET6
-    level, name = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if sixth else (socket.IPPROTO_IP, socket.IP_TOS)
+    is_ipv6 = sock.family == socket.AF_INET6
+    level, name = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if is_ipv6 else (socket.IPPROTO_IP, socket.IP_TOS)
     pacing = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, 8), "little")
     return {
         "congestion_control": sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode(),
@@ -142,11 +143,6 @@ def unacked_bytes(sock: socket.socket) -> int:
     return int(struct.unpack("i", fcntl.ioctl(sock, _QUEUED_BYTES, b"\0\0\0\0"))[0])
 
 
-def errno_words(code: int | None) -> str:
-    """Return the text of an error number, for example ``connection refused``."""
-    return os.strerror(code or 0).lower()
-
-
 def _apply(sock: socket.socket, family: int, transport: Transport) -> None:
     control, interface = transport.congestion_control, transport.interface
     if control is not None:
@@ -155,8 +151,8 @@ def _apply(sock: socket.socket, family: int, transport: Transport) -> None:
             sock, socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode(), f"congestion control {control!r}", advice
         )
     if transport.dscp is not None:
-        sixth = family == socket.AF_INET6
-        level, name = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if sixth else (socket.IPPROTO_IP, socket.IP_TOS)
+        is_ipv6 = family == socket.AF_INET6
+        level, name = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if is_ipv6 else (socket.IPPROTO_IP, socket.IP_TOS)
         _set(sock, level, name, transport.dscp << 2, f"DSCP {transport.dscp}", "choose one from 0 to 63")
     if transport.send_buffer_bytes is not None:
         _set(sock, socket.SOL_SOCKET, socket.SO_SNDBUF, transport.send_buffer_bytes, "the send buffer", "ask for less")
@@ -172,7 +168,7 @@ def _set(sock: socket.socket, level: int, name: int, value: int | bytes, what: s
     try:
         sock.setsockopt(level, name, value)
     except OSError as error:
-        raise UsageError(f"the kernel refuses {what} ({errno_words(error.errno)}): {advice}") from error
+        raise UsageError(f"the kernel refuses {what} ({os.strerror(error.errno or 0).lower()}): {advice}") from error
 
 
 def _bind_source(sock: socket.socket, source: str) -> None:

@@ -14,12 +14,12 @@ from ringtap.trafficgen.flow_log import NO_SOURCE, STATES, FlowLog
 from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.socket_options import TcpState
 
-# Adjacent bins are 1 % apart, which is therefore the error of a quantile
+# Adjacent bins are 1 % apart; that is also the largest error of a quantile
 _STEP = math.log(1.01)
 
 
 class LogHistogram:
-    """A log histogram of values of 0 or more: mean, maximum, and quantiles with an error of at most 1 %.
+    """A log histogram of values of 0 or more, with their mean, maximum, and quantiles to within 1 %.
 
     Attributes:
         count: number of values.
@@ -131,25 +131,25 @@ class FlowStatistics:
         """Count bytes of a flow that the kernel accepted."""
         self.sent[(now_ns - self._origin_ns) // BIN_NS] += size_bytes
 
-    def ended(self, load: FlowState, end: Ending, tcp: TcpState, source: int, destination: int) -> None:
-        """Count and log the end of a flow; one without a start time never had a connection."""
+    def ended(self, flow: FlowState, end: Ending, tcp: TcpState, source: int, destination: int) -> None:
+        """Count and log the end of a flow; a flow without a start time never had a connection."""
         self.counts[end.state] += 1
         self.acked_bytes += end.acked_bytes
         self.retransmits += tcp.retransmits
         if end.finish_ns:
             self.last_finish_ns = max(self.last_finish_ns, end.finish_ns)
-            if load.size_bytes:
-                self._completed(load.size_bytes, end.finish_ns - load.start_ns, tcp.least_rtt_us)
+            if flow.size_bytes:
+                self._completed(flow.size_bytes, end.finish_ns - flow.start_ns, tcp.least_rtt_us)
         shift_ns = self._shift_ns
         self._log.add(
-            load.number,
-            load.due_ns + shift_ns,
-            load.start_ns and load.start_ns + shift_ns,
+            flow.number,
+            flow.due_ns + shift_ns,
+            flow.start_ns and flow.start_ns + shift_ns,
             end.first_byte_ns and end.first_byte_ns + shift_ns,
             end.finish_ns and end.finish_ns + shift_ns,
             end.received_ns,
-            load.start_ns and load.start_ns - load.due_ns,
-            load.size_bytes,
+            flow.start_ns and flow.start_ns - flow.due_ns,
+            flow.size_bytes,
             end.sent_bytes,
             end.acked_bytes,
             tcp.retransmits,
@@ -192,23 +192,23 @@ class FlowStatistics:
         """Return the summary; ``launched_s`` is the time during which flows were launched, in seconds."""
         elapsed_s = max(launched_s, (self.last_finish_ns - origin_ns) / 1e9)
         late = self.lateness
-        figures: dict[str, Any] = {"flows": sum(self.counts.values()), **self.counts}
-        figures |= {"bytes": self.launched_bytes, "acked_bytes": self.acked_bytes, "duration_s": launched_s}
-        figures |= {"offered_bps": _rate(self.launched_bytes, launched_s)}
-        figures |= {"achieved_bps": _rate(self.acked_bytes, elapsed_s)}
-        figures |= _quantiles("fct", self.completion, 1e9)
-        figures |= {"lateness_p50_us": _over(late.quantile(0.5), 1e3)}
-        figures |= {"lateness_p99_us": _over(late.quantile(0.99), 1e3), "lateness_max_us": late.greatest / 1e3}
-        figures |= {"missed_slots": self.missed, "retransmits": self.retransmits, "connections": self.connections}
-        return figures | {"fct_by_size": self._size_classes(), "load_100ms": self._bins(launched_s)}
+        summary: dict[str, Any] = {"flows": sum(self.counts.values()), **self.counts}
+        summary |= {"bytes": self.launched_bytes, "acked_bytes": self.acked_bytes, "duration_s": launched_s}
+        summary |= {"offered_bps": _rate(self.launched_bytes, launched_s)}
+        summary |= {"achieved_bps": _rate(self.acked_bytes, elapsed_s)}
+        summary |= _quantiles("fct", self.completion, 1e9)
+        summary |= {"lateness_p50_us": _divided(late.quantile(0.5), 1e3)}
+        summary |= {"lateness_p99_us": _divided(late.quantile(0.99), 1e3), "lateness_max_us": late.greatest / 1e3}
+        summary |= {"missed_slots": self.missed, "retransmits": self.retransmits, "connections": self.connections}
+        return summary | {"fct_by_size": self._size_classes(), "load_100ms": self._bins(launched_s)}
 
     def _completed(self, size_bytes: int, completion_ns: int, least_rtt_us: int) -> None:
         self.completion.add(completion_ns)
-        which = next(at for at, most in enumerate(CLASS_BYTES) if most is None or size_bytes < most)
-        self.by_size[which][0].add(completion_ns)
+        size_class = next(at for at, most in enumerate(CLASS_BYTES) if most is None or size_bytes < most)
+        self.by_size[size_class][0].add(completion_ns)
         if self._line_rate_bps:
             ideal_ns = least_rtt_us * 1e3 + size_bytes * 8e9 / self._line_rate_bps
-            self.by_size[which][1].add(round(_THOUSANDTHS * completion_ns / ideal_ns))
+            self.by_size[size_class][1].add(round(_THOUSANDTHS * completion_ns / ideal_ns))
 
     def _size_classes(self) -> list[dict[str, Any]]:
         rows, below = [], 0
@@ -226,12 +226,12 @@ class FlowStatistics:
         }
 
 
-def _quantiles(name: str, tally: LogHistogram, unit: float) -> dict[str, float | None]:
+def _quantiles(name: str, histogram: LogHistogram, unit: float) -> dict[str, float | None]:
     ending = "_s" if unit == 1e9 else ""
     return {
-        f"{name}_mean{ending}": _over(tally.mean(), unit),
-        f"{name}_p50{ending}": _over(tally.quantile(0.5), unit),
-        f"{name}_p99{ending}": _over(tally.quantile(0.99), unit),
+        f"{name}_mean{ending}": _divided(histogram.mean(), unit),
+        f"{name}_p50{ending}": _divided(histogram.quantile(0.5), unit),
+        f"{name}_p99{ending}": _divided(histogram.quantile(0.99), unit),
     }
 
 
@@ -239,7 +239,7 @@ def _rate(size_bytes: int, seconds: float) -> float:
     return size_bytes * 8 / seconds if seconds > 0 else 0.0
 
 
-def _over(value: float | None, divisor: float) -> float | None:
+def _divided(value: float | None, divisor: float) -> float | None:
     return None if value is None else value / divisor
 
 
@@ -279,5 +279,5 @@ def congestion_impact(baseline: Path) -> Baseline:
             times.add(record[finish] - record[start])
     mean_ns, p99_ns = times.mean(), times.quantile(0.99)
     if not mean_ns or not p99_ns:
-        raise UsageError(f"{baseline} has no finished flow: it is of no use as a baseline")
+        raise UsageError(f"{baseline} has no finished flow: it cannot be the baseline")
     return Baseline(mean_ns / 1e9, p99_ns / 1e9)

@@ -1,4 +1,4 @@
-"""Processes of a sender or receiver: forking, messages over pipes, termination; and their number and file limit."""
+"""Processes of a sender or receiver: forking, messages over pipes, termination, their default number, file limit."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Closable(Protocol):
 
 
 class WorkerProcesses:
-    """A context manager for forked processes: inside, signals set ``signalled``; on exit, every process has ended.
+    """Context manager for forked processes: signals set ``signalled`` inside; every process is ended on exit.
 
     Args:
-        until: the end of this pipe counts as a signal, because the process at its other end has ended.
+        until: pipe to a parent process; its end counts as a signal, because that process has ended.
 
     Attributes:
         signalled: name of the first SIGINT or SIGTERM received, ``parent`` after the end of ``until``, empty before.
@@ -38,57 +38,57 @@ class WorkerProcesses:
     def __init__(self, until: Connection | None = None) -> None:
         self.signalled = ""
         self._until = until
-        self._ears: list[Connection] = []
+        self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> WorkerProcesses:
-        self._bell, self._clapper = socket.socketpair()
-        self._bell.setblocking(False)
-        self._clapper.setblocking(False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         for number in _SIGNALS:
-            self._handlers[number] = signal.signal(number, self._caught)
+            self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for ear in self._ears:
-            ear.close()
-        limit_s = time.monotonic() + _END_PATIENCE_S
+        for pipe in self._pipes:
+            pipe.close()
+        deadline_s = time.monotonic() + _END_PATIENCE_S
         for process in self._processes:
-            process.join(max(0.1, limit_s - time.monotonic()))
+            process.join(max(0.1, deadline_s - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
                 process.join()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._bell.close()
-        self._clapper.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
     def start(self, work: Callable[[Connection], None], foreign: Sequence[_Closable] = ()) -> Connection:
         """Fork a process that runs ``work`` with one end of a pipe; return the other end.
 
         Args:
             work: function that the process runs; it must return when the pipe ends.
-            foreign: objects that the process closes first, so that other processes notice when their owners end.
+            foreign: objects of other processes; this one closes them first, so that the end of their owners is noticed.
         """
         context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        not_its_own = [*foreign, *self._ears, ours, self._bell, self._clapper]
+        parent_end, child_end = context.Pipe()
+        to_close = [*foreign, *self._pipes, parent_end, self._wake_receiver, self._wake_sender]
 
         def child() -> None:
             for number in _SIGNALS:  # a terminal's Ctrl-C reaches the whole group; only the parent acts on it
                 signal.signal(number, signal.SIG_IGN)
-            for thing in not_its_own:
-                thing.close()
+            for closable in to_close:
+                closable.close()
             with suppress(BrokenPipeError):
-                work(theirs)
+                work(child_end)
 
         process = context.Process(target=child)
         process.start()
-        theirs.close()
+        child_end.close()
         self._processes.append(process)
-        self._ears.append(ours)
-        return ours
+        self._pipes.append(parent_end)
+        return parent_end
 
     def listen(self, longest_s: float | None) -> Any:
         """Return the next message of a process; None on timeout (``longest_s`` None: no timeout) or after a signal.
@@ -96,29 +96,29 @@ class WorkerProcesses:
         Raises:
             MeasurementError: a process ended with an error.
         """
-        limit_s = None if longest_s is None else time.monotonic() + longest_s
+        deadline_s = None if longest_s is None else time.monotonic() + longest_s
         while True:
-            left_s = None if limit_s is None else max(0.0, limit_s - time.monotonic())
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             until = [] if self._until is None else [self._until]
-            ready = wait([self._bell, *until, *self._ears], left_s)
+            ready = wait([self._wake_receiver, *until, *self._pipes], left_s)
             if self._until in ready:
                 self.signalled, self._until = self.signalled or "parent", None
                 return None
-            for ear in ready:
-                if isinstance(ear, Connection):
+            for pipe in ready:
+                if isinstance(pipe, Connection):
                     try:
-                        return ear.recv()
+                        return pipe.recv()
                     except (EOFError, OSError):
-                        self._ears.remove(ear)
-                        ear.close()
-                        self._see_dead()
-            if self._bell in ready:
-                self._bell.recv(64)
+                        self._pipes.remove(pipe)
+                        pipe.close()
+                        self._check_exit_codes()
+            if self._wake_receiver in ready:
+                self._wake_receiver.recv(64)
                 return None
             if not ready:
                 return None
 
-    def _see_dead(self) -> None:
+    def _check_exit_codes(self) -> None:
         for process in self._processes:
             process.join(0.5 if process.exitcode is None else 0)
             if process.exitcode:
@@ -126,10 +126,10 @@ class WorkerProcesses:
                     f"one of its processes (pid {process.pid}) ended unexpectedly with {_exit_words(process.exitcode)}"
                 )
 
-    def _caught(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signalled = self.signalled or signal.Signals(number).name
         with suppress(OSError):
-            self._clapper.send(b"!")
+            self._wake_sender.send(b"!")
 
 
 def _exit_words(code: int) -> str:
@@ -159,5 +159,5 @@ def raise_file_limit(wanted: int) -> int:
 def usual_workers() -> tuple[int, int]:
     """Return the default numbers of processes and of threads in each; threads only if the interpreter has no GIL."""
     loops = max(1, min(_MOST_LOOPS, len(os.sched_getaffinity(0)) // _PROCESSORS_A_LOOP))
-    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
-    return (loops, 1) if locked else (1, loops)
+    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return (loops, 1) if has_gil else (1, loops)

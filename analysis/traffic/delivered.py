@@ -19,7 +19,7 @@ from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES
 from ringtap.units import counted
 
-FLOW_HEADER_BYTES = 16  # what the protocol sends before each flow's payload
+FLOW_HEADER_BYTES = 16  # header that the protocol sends before each flow's payload
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Passed:
         source: ``capture``, ``nic`` or ``log``.
         at_ns: times, ascending.
         total_bytes: total bytes at each of these times.
-        steps: True if bytes pass at these times, False if they pass evenly between them.
-        headers_at_ns: times of flow headers, which ``total_bytes`` includes and the result excludes; ascending.
+        steps: True if bytes arrive at these times, False if they arrive evenly between them.
+        headers_at_ns: times of flow headers, ascending; ``total_bytes`` includes them, the results exclude them.
         notes: remarks for the reader of the numbers.
     """
 
@@ -64,7 +64,7 @@ class Passed:
 
 
 def from_log(sent: Sent) -> Passed:
-    """Return the payload of a sender's log: each flow's bytes spread evenly from its first byte to its finish.
+    """Return the payload of a sender's log, with each flow's bytes spread evenly from its first byte to its finish.
 
     The bytes of an unfinished flow are spread to the end of the log.
     """
@@ -87,20 +87,20 @@ def from_capture(
     """Return the TCP payload of a capture that goes to the plan's destinations (and comes from its sources, if any).
 
     Args:
-        path: a capture whose clock is that of the sender's host.
+        path: a capture with the clock of the sender's host.
         destinations: ``host:port``.
         sources: addresses; empty: any.
         origin_ns: time of the launch, CLOCK_REALTIME.
         headers_at_ns: time after the launch at which each flow's header was sent.
 
     Raises:
-        UsageError: the file is not a capture, or has no payload of the plan.
+        UsageError: the file is not a capture, or contains no payload of the plan.
     """
     wanted = {end for name in destinations for end in _endpoints(name)}
     allowed = {str(ip_address(source)) for source in sources}
     scanned = scan_packets(path)
     table = flow_columns(scanned.conversations, np.arange(2 * len(scanned.conversations)))
-    ours = np.array(
+    is_of_plan = np.array(
         [
             item["protocol"] == "tcp"
             and (item["destination"], item["destination_port"]) in wanted
@@ -109,14 +109,14 @@ def from_capture(
         ],
         bool,
     )
-    packets = scanned.packets[ours[scanned.packets["flow"]] & (scanned.packets["payload"] > 0)]
+    packets = scanned.packets[is_of_plan[scanned.packets["flow"]] & (scanned.packets["payload"] > 0)]
     if not len(packets):
         raise UsageError(
-            f"{path} has no payload to {', '.join(sorted(destinations)[:3])}: capture where and while they pass"
+            f"{path} has no payload to {', '.join(sorted(destinations)[:3])}: capture where and when they pass"
         )
     at_ns = packets["time_ns"] - origin_ns
     totals = np.cumsum(packets["payload"], dtype=np.float64)
-    if (np.diff(at_ns) < 0).any():  # packets of several CPUs may lie a little out of order
+    if (np.diff(at_ns) < 0).any():  # packets from several CPUs may be slightly out of order
         at_ns = np.maximum.accumulate(at_ns)
     return Passed("capture", at_ns, totals, True, np.sort(headers_at_ns), _capture_notes(path, scanned.counts))
 
@@ -143,11 +143,11 @@ def _endpoints(name: str) -> set[tuple[str, int]]:
 
 
 def from_nic(path: Path, interface: str, origin_ns: int, until_ns: int) -> Passed:
-    """Return the bytes of an interface's counters, minus a header per packet, in the direction that carried more.
+    """Return the bytes of an interface's counters minus a header per packet, in the direction with more bytes.
 
     Args:
-        path: ``nic.rec`` of a run directory, of the sender's host.
-        interface: its name there.
+        path: ``nic.rec`` of the sender's host in a run directory.
+        interface: name of the interface.
         origin_ns: time of the launch, CLOCK_REALTIME.
         until_ns: end of the comparison, after the launch.
 
@@ -164,16 +164,16 @@ def from_nic(path: Path, interface: str, origin_ns: int, until_ns: int) -> Passe
     at_ns = np.maximum.accumulate(table["t_ns"].to_numpy(np.int64) - origin_ns)
     if len(at_ns) < 2 or at_ns[0] > 0 or at_ns[-1] < until_ns:
         raise UsageError(f"{path} does not reach from the launch to the end of the plan: record around the sender")
-    counted = {}
+    delivered = {}
     for direction in ("tx", "rx"):
         columns = (table[f"{interface}.{direction}_{what}"].to_numpy(np.float64) for what in ("bytes", "packets"))
         total, packets = (values - values[0] for values in columns)
-        counted[direction] = np.maximum.accumulate(total - HEADER_BYTES * packets)
-    direction = max(counted, key=lambda name: counted[name][-1])
-    notes = [f"{interface} counted {direction}; {HEADER_BYTES} B a packet taken off; all its traffic counts"]
+        delivered[direction] = np.maximum.accumulate(total - HEADER_BYTES * packets)
+    direction = max(delivered, key=lambda name: delivered[name][-1])
+    notes = [f"{interface} counted {direction}; {HEADER_BYTES} B per packet subtracted; includes all its traffic"]
     if torn:
         notes.append(f"{path} ends in a torn record, which was dropped")
-    return Passed("nic", at_ns, counted[direction], False, np.empty(0, np.int64), tuple(notes))
+    return Passed("nic", at_ns, delivered[direction], False, np.empty(0, np.int64), tuple(notes))
 
 
 WIDTH = 18  # samples of the moving average in figure B-5
@@ -191,7 +191,7 @@ class Rates:
     Attributes:
         label: name of the transmission.
         source: ``capture``, ``nic`` or ``log``.
-        window_ns: time that each rate is averaged over.
+        window_ns: time over which each rate is averaged.
         values_bps: the rates.
     """
 
@@ -202,7 +202,7 @@ class Rates:
 
 
 def window_ns(plan: Plan, windows: Windows | None, passed: Passed) -> float:
-    """Return the width of the moving average: a burst's length, or 1 ms; more if it holds fewer than 18 readings."""
+    """Return the width of the moving average: a burst's length, or 1 ms; more if that contains under 18 readings."""
     burst = float(windows.edges_ns[1] - windows.edges_ns[0]) if windows is not None else 0.0
     return min(max(burst or _WINDOW_NS, WIDTH * passed.sample_ns), float(plan.duration_ns))
 
@@ -229,7 +229,7 @@ def moving_average(passed: Passed, span_ns: tuple[int, int], window: float) -> t
 
 
 def instantaneous(label: str, passed: Passed, duration_ns: int, window: float) -> Rates:
-    """Return the rates at 60,000 instants spread evenly over a transmission, so that their mean is its load."""
+    """Return the rates at 60,000 instants, spread evenly over a transmission so that their mean is its load."""
     begins = np.linspace(0, max(duration_ns - window, 0), COUNT)
     rates = (passed.until(begins + window) - passed.until(begins)) * 8e9 / window
     return Rates(label, passed.source, window, np.maximum(rates, 0))
@@ -237,11 +237,11 @@ def instantaneous(label: str, passed: Passed, duration_ns: int, window: float) -
 
 def histogram_edges(samples: list[Rates]) -> Numbers:
     """Return the edges of 80 common bins, from 0 to the greatest 99th percentile of the samples' rates above 0."""
-    busy = [one.values_bps[one.values_bps > 0] for one in samples]
+    busy = [rates.values_bps[rates.values_bps > 0] for rates in samples]
     top = max((float(np.quantile(values, 0.99)) for values in busy if len(values)), default=1.0)
     return np.linspace(0, top, _BINS + 1)
 
 
 def counts(samples: Rates, edges_bps: Numbers) -> Integers:
-    """Count the samples in each bin; rates of 0, or above the last edge, are in none."""
+    """Count the samples in each bin, without rates of 0 or above the last edge."""
     return np.histogram(samples.values_bps[samples.values_bps > 0], edges_bps)[0].astype(np.int64)

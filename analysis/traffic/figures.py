@@ -1,4 +1,4 @@
-"""Figures of a flow plan and its traffic: B-4, B-5 and 3-8 of the thesis, with the numbers drawn."""
+"""Figures of a flow plan and its traffic, with their numbers: B-4, B-5 and 3-8 of the thesis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCES = {"capture": "captured", "nic": "counted by the interface", "log": "by 
 
 
 def plan_figure(plan: Plan, windows: Windows | None, span_ns: tuple[int, int]) -> Drawn:
-    """Draw size against start for a part of the plan's flows, its bursts shaded (figure B-4)."""
+    """Draw size against start for a part of the plan's flows, with shaded bursts (figure B-4)."""
     first, last = np.searchsorted(plan.start_ns, span_ns)
     starts, sizes = plan.start_ns[first:last], plan.size_bytes[first:last]
     with styled():
@@ -86,40 +86,40 @@ def trace_figure(
 
 
 def rates_figure(samples: list[Rates]) -> Drawn:
-    """Draw a histogram of instantaneous injection rates, normalised to the highest peak, means marked (figure 3-8)."""
+    """Draw histograms of instantaneous injection rates, relative to the highest peak, with their means (figure 3-8)."""
     edges = histogram_edges(samples)
-    tables = [counts(one, edges) for one in samples]
+    tables = [counts(rates, edges) for rates in samples]
     highest = max(1, *(int(table.max()) for table in tables))
     unit, size = _unit(float(edges[-1]))
     with styled():
         figure = new_figure(7.0, 3.9)
         axes = figure.subplots()
         handles = []
-        for one, table, colour in zip(samples, tables, (_FLOW, _PLAN), strict=False):
+        for rates, table, colour in zip(samples, tables, (_FLOW, _PLAN), strict=False):
             axes.stairs(table / highest, edges / size, color=colour, fill=True, alpha=0.28, zorder=2)
             axes.stairs(table / highest, edges / size, color=colour, linewidth=1.2, zorder=3)
-            mean_bps = float(one.values_bps.mean())
+            mean_bps = float(rates.values_bps.mean())
             axes.axvline(mean_bps / size, color=colour, linestyle=(0, (1, 1.4)), linewidth=1.6, zorder=4)
-            idle = float((one.values_bps <= 0).mean())
-            label = f"{one.label}, {SOURCES[one.source]}, mean {format_rate(mean_bps)}, {idle:.1%} idle"
+            idle = float((rates.values_bps <= 0).mean())
+            label = f"{rates.label}, {SOURCES[rates.source]}, mean {format_rate(mean_bps)}, {idle:.1%} idle"
             handles.append(Patch(facecolor=(*_rgb(colour), 0.28), edgecolor=colour, label=label))
         axes.set_xlim(0, edges[-1] / size)
         axes.set_ylim(0, 1.05)
         axes.set_xlabel(f"payload rate in {unit}")
-        axes.set_ylabel("samples over the highest peak")
+        axes.set_ylabel("samples, relative to the highest peak")
         legend(figure, handles, 1)
-    outside = sum(int((one.values_bps > edges[-1]).sum()) for one in samples)
-    window = " and ".join(dict.fromkeys(format_duration(one.window_ns / 1e9) for one in samples))
-    labels = " and of ".join(one.label for one in samples)
+    outside = sum(int((rates.values_bps > edges[-1]).sum()) for rates in samples)
+    window = " and ".join(dict.fromkeys(format_duration(rates.window_ns / 1e9) for rates in samples))
+    labels = " and of ".join(rates.label for rates in samples)
     caption = (
         f"Histogram of {COUNT:,} instantaneous injection rates of {labels}: payload in {unit} over {window}, at "
-        "instants spread evenly over the transmission. Heights are over the highest peak; means, over all instants, "
-        f"dotted. Idle instants are left out, and {outside} lie to the right of the axis."
+        "instants spread evenly over the transmission. Heights are relative to the highest peak. Dotted lines mark the "
+        f"means over all instants. Idle instants are left out, and {outside} are beyond the axis."
     )
     numbers = pd.DataFrame({"from_bps": edges[:-1], "to_bps": edges[1:]})
-    for one, table in zip(samples, tables, strict=True):
-        numbers[f"{one.label}: samples"] = table
-        numbers[f"{one.label}: height"] = table / highest
+    for rates, table in zip(samples, tables, strict=True):
+        numbers[f"{rates.label}: samples"] = table
+        numbers[f"{rates.label}: height"] = table / highest
     return Drawn("rates", caption, figure, numbers)
 
 

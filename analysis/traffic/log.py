@@ -1,4 +1,4 @@
-"""Per-flow logs of senders as arrays (docs/commands/traffic.md), one or several of the same plan."""
+"""Per-flow logs of one or several senders of the same plan, as arrays (docs/commands/traffic.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringtap.records import INTEGER, RecordFile, open_records
 
 FINISHED, UNFINISHED, FAILED = 0, 1, 2
 _NEVER = -(2**62)
-# Upper ends of the size classes that pFabric and its successors report completion times for
+# Upper ends of the usual size classes for completion times (pFabric and its successors)
 CLASS_BYTES = (100_000, 10_000_000, None)
 _TIMES = ("intended_start_ns", "start_ns", "first_byte_ns", "finish_ns")
 _COLUMNS = ("flow", *_TIMES, "lateness_ns", "size_bytes", "sent_bytes", "acked_bytes", "retransmits", "rtt_us", "state")
@@ -33,15 +33,15 @@ class Sent:
         paths: the logs.
         about: their headers.
         origin_ns: the earliest launch, CLOCK_REALTIME of its host.
-        origin_spread_ns: time from that to the latest launch.
-        torn: torn last records that were dropped.
+        origin_spread_ns: time from the earliest to the latest launch.
+        torn: number of logs whose torn last record was dropped.
         flow: number in the plan.
-        intended_start_ns: time at which it was due.
-        start_ns: time at which the launcher acted.
+        intended_start_ns: time at which the flow was due.
+        start_ns: time at which the launcher started it.
         first_byte_ns: time at which the kernel accepted its first byte.
         finish_ns: time at which the receiver's completion notice was read.
         lateness_ns: start minus intended start, by the monotonic clock.
-        size_bytes: payload asked for, 0: until the plan's end.
+        size_bytes: payload requested, 0: until the plan's end.
         sent_bytes: payload that the kernel accepted.
         acked_bytes: payload that the receiving kernel acknowledged.
         retransmits: segments retransmitted.
@@ -73,7 +73,7 @@ class Sent:
 
     @property
     def started(self) -> Flags:
-        """Mask of the flows that the launcher acted on."""
+        """Mask of the flows that the launcher started."""
         return _happened(self.start_ns)
 
     @property
@@ -116,10 +116,10 @@ def read_sent(paths: Sequence[Path]) -> Sent:
         for name in _COLUMNS:
             values = records[name].astype(np.int64)
             parts[name].append(np.where(values == 0, _NEVER, values - origin_ns) if name in _TIMES else values)
-        places = np.array([destinations.index(name) for name in file.about["destinations"]] or [0], np.int64)
-        if len(records) and int(records["destination"].max()) >= len(places):
+        indexes = np.array([destinations.index(name) for name in file.about["destinations"]] or [0], np.int64)
+        if len(records) and int(records["destination"].max()) >= len(indexes):
             raise UsageError(f"{file.path} is damaged: it names destination {int(records['destination'].max())}")
-        parts["destination"].append(places[records["destination"].astype(np.int64)])
+        parts["destination"].append(indexes[records["destination"].astype(np.int64)])
     arrays = {name: values[0] if len(values) == 1 else np.concatenate(values) for name, values in parts.items()}
     return Sent(
         paths=list(paths),

@@ -35,11 +35,11 @@ class Plan:
     Attributes:
         path: path of its file.
         header: first line of its file.
-        start_ns: start after the sender's launch; the earliest one of a flow that waits for another.
+        start_ns: start after the sender's launch; the earliest possible one if the flow waits for another.
         size_bytes: payload; 0: open-ended, until the plan's end.
         destination: index into the header's destinations.
         dependent: mask of the flows that wait for another flow.
-        sources: every source address that its flows are bound to; empty if some flow is bound to none.
+        sources: every source address of the flows; empty if some flow is unbound.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """Payload of all flows; open-ended ones count nothing."""
+        """Payload of all flows; open-ended ones count as 0."""
         return int(self.size_bytes.sum())
 
     @property
@@ -76,7 +76,7 @@ class Plan:
         return self.bytes * 8e9 / self.duration_ns
 
     def planned_bytes(self, edges_ns: Integers) -> Numbers:
-        """Bytes of the flows that start between each edge and the next."""
+        """Return the bytes of the flows that start between each edge and the next."""
         sums = np.concatenate(([0], np.cumsum(self.size_bytes, dtype=np.int64)))
         return np.diff(sums[np.searchsorted(self.start_ns, edges_ns)]).astype(np.float64)
 
@@ -86,7 +86,7 @@ class Windows:
     """Bursts of a plan and the quiet parts between them.
 
     Attributes:
-        edges_ns: begin of each part after the launch, and the end of the last one.
+        edges_ns: start of each part after the launch, and the end of the last one.
         burst: mask of the parts that are bursts.
     """
 
@@ -109,12 +109,12 @@ def read_plan(path: Path) -> Plan:
         with pd.read_csv(
             path, sep="\t", skiprows=1, names=list(columns), dtype=kinds, chunksize=_ROWS_AT_ONCE, na_filter=False,
             quoting=3,
-        ) as pieces:  # fmt: skip
-            for rows in pieces:
+        ) as chunks:  # fmt: skip
+            for rows in chunks:
                 sources.update(rows["source"].cat.categories if "source" in columns else ())
-                parts.append(_numbers(rows, {name: at for at, name in enumerate(header["destinations"])}))
+                parts.append(_numbers(rows, {name: index for index, name in enumerate(header["destinations"])}))
     except pd.errors.EmptyDataError:
-        pass  # a header alone: the counts are checked against it below
+        pass  # a header alone: the counts in it are checked below
     except (ValueError, OverflowError, OSError) as error:
         why = str(error).strip().splitlines()[-1]
         raise UsageError(f"{path} has a line that is no flow ({why}): write it again") from error
@@ -123,26 +123,26 @@ def read_plan(path: Path) -> Plan:
     return _checked(Plan(path, header, sources=frozenset(() if sources & {"-", ""} else sources), **arrays))
 
 
-def _numbers(rows: pd.DataFrame, places: dict[str, int]) -> pd.DataFrame:
-    """Return a piece of the file with numbers in place of names."""
+def _numbers(rows: pd.DataFrame, indexes: dict[str, int]) -> pd.DataFrame:
+    """Return a chunk of the file with numbers instead of names."""
     names = rows["destination"].cat
-    unknown = [name for name in names.categories if name not in places]
+    unknown = [name for name in names.categories if name not in indexes]
     if unknown:
         raise ValueError(f"destination {unknown[0][:80]!r} is not among the header's")
-    numbers = np.array([places[name] for name in names.categories], np.int64)[names.codes]
-    waits = (rows["after"] != "-").to_numpy() if "after" in rows else np.zeros(len(rows), bool)
+    numbers = np.array([indexes[name] for name in names.categories], np.int64)[names.codes]
+    dependent = (rows["after"] != "-").to_numpy() if "after" in rows else np.zeros(len(rows), bool)
     return pd.DataFrame(
-        {"start_ns": rows["start_ns"], "size_bytes": rows["size_bytes"], "destination": numbers, "dependent": waits}
+        {"start_ns": rows["start_ns"], "size_bytes": rows["size_bytes"], "destination": numbers, "dependent": dependent}
     )
 
 
 def _checked(plan: Plan) -> Plan:
     """Return the plan, if it matches its header."""
-    found, asked = (len(plan.start_ns), plan.bytes), (plan.header["flows"], plan.header["bytes"])
-    if found != asked:
+    found, stated = (len(plan.start_ns), plan.bytes), (plan.header["flows"], plan.header["bytes"])
+    if found != stated:
         raise UsageError(
             f"{plan.path} holds {counted(found[0], 'flow')} of {counted(found[1], 'byte')} but its header says "
-            f"{asked[0]:,} of {asked[1]:,}: it was cut short or edited; write it again"
+            f"{stated[0]:,} of {stated[1]:,}: it was cut short or edited; write it again"
         )
     if len(plan.start_ns) and (plan.start_ns[0] < 0 or plan.size_bytes.min() < 0 or (np.diff(plan.start_ns) < 0).any()):
         raise UsageError(f"{plan.path} has flows that are not sorted by start, or a number below 0: write it again")
@@ -165,7 +165,7 @@ def _checked_header(path: Path) -> dict[str, Any]:
 def burst_windows(plan: Plan) -> Windows | None:
     """Return the windows of a burst plan's bursts and quiet parts (Algorithm 2); None for a plan without bursts.
 
-    Each period begins with a burst. A last period that the plan's end cuts short is scaled down as a whole.
+    Each period begins with a burst. A last period that is cut short by the plan's end is scaled down in proportion.
     """
     length, period = plan.header.get("burst_length_ns"), plan.header.get("burst_period_ns")
     if plan.kind != "burst" or not isinstance(length, int) or not isinstance(period, int):

@@ -32,12 +32,12 @@ from ringtap.units import counted
 
 BIN_NS = 100_000_000
 MISSED_NS = 1_000_000
-NEAR_SHARE = 0.05  # largest relative error of a window that is near its plan
-START_SLACK_NS = 1000  # logs shift whole clocks, so that rounding may move a start from the plan's
+NEAR_SHARE = 0.05  # largest relative error of a window that counts as near its plan
+START_SLACK_NS = 1000  # conversion between clocks may move a logged start this far from the planned one
 
 
 def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
-    """Count flows and bytes planned, sent and received; return them and a sentence for each kind of deviation."""
+    """Count flows and bytes planned, sent and received; return the counts and a sentence per kind of deviation."""
     planned = len(plan.start_ns)
     known = (sent.flow >= 0) & (sent.flow < planned)
     number = sent.flow[known]
@@ -49,7 +49,7 @@ def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
     flows |= {"missing": int((times == 0).sum()), "repeated": int((times > 1).sum()), "unknown": int((~known).sum())}
     flows |= {"open_ended": int((plan.size_bytes == 0).sum())}
     total = {"planned": plan.bytes, "sent": int(sent.sent_bytes.sum()), "received": int(sent.received_bytes.sum())}
-    short = _short(sent) & known
+    other_bytes = _other_bytes(sent) & known
     wrong = {
         "missing from the log": flows["missing"],
         "failed": flows["failed"],
@@ -57,33 +57,33 @@ def tally(plan: Plan, sent: Sent) -> tuple[dict[str, Any], list[str]]:
         "logged more than once": flows["repeated"],
         "in the log but not in the plan": flows["unknown"],
         "of another size than planned": int(((sent.size_bytes[known] != plan.size_bytes[number]) & ~open_ended).sum()),
-        "finished with other bytes than their size": int(short.sum()),
-        "to another destination than planned": int(_elsewhere(plan, sent, known).sum()),
-        "due at another time than planned": int(_otherwise_due(plan, sent, known).sum()),
+        "finished with other bytes than their size": int(other_bytes.sum()),
+        "to another destination than planned": int(_other_destination(plan, sent, known).sum()),
+        "due at another time than planned": int(_other_due_time(plan, sent, known).sum()),
     }
     deviations = [f"{count} of {counted(planned, 'flow')} {what}" for what, count in wrong.items() if count]
     return {"flows": flows, "bytes": total, "retransmits": int(sent.retransmits.sum())}, deviations
 
 
-def _short(sent: Sent) -> Flags:
+def _other_bytes(sent: Sent) -> Flags:
     return np.asarray((sent.state == FINISHED) & (sent.sent_bytes != sent.size_bytes) & (sent.size_bytes > 0))
 
 
-def _elsewhere(plan: Plan, sent: Sent, known: Flags) -> Flags:
-    places = {name: at for at, name in enumerate(plan.destinations)}
-    here = np.array([places.get(name, -1) for name in sent.destinations] or [-1], np.int64)
-    return np.asarray(here[sent.destination[known]] != plan.destination[sent.flow[known]])
+def _other_destination(plan: Plan, sent: Sent, known: Flags) -> Flags:
+    indexes = {name: index for index, name in enumerate(plan.destinations)}
+    index_in_plan = np.array([indexes.get(name, -1) for name in sent.destinations] or [-1], np.int64)
+    return np.asarray(index_in_plan[sent.destination[known]] != plan.destination[sent.flow[known]])
 
 
-def _otherwise_due(plan: Plan, sent: Sent, known: Flags) -> Flags:
-    """Mask of the flows due at another time than planned; those that wait for others may be due later, not earlier."""
+def _other_due_time(plan: Plan, sent: Sent, known: Flags) -> Flags:
+    """Return a mask of the flows due at another time than planned; dependent flows may be due later, not earlier."""
     number = sent.flow[known]
     late = sent.intended_start_ns[known] - plan.start_ns[number]
     return np.asarray((late < -START_SLACK_NS) | ((late > START_SLACK_NS) & ~plan.dependent[number]))
 
 
 def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Return the load offered and achieved, as a whole and in bins of 100 ms."""
+    """Return the offered and achieved load, as a whole and in bins of 100 ms."""
     edges = np.append(np.arange(0, plan.duration_ns, BIN_NS, dtype=np.int64), plan.duration_ns)
     widths_s = np.diff(edges) / 1e9
     due, launched = _due(plan, sent), sent.started
@@ -104,16 +104,16 @@ def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict
         "achieved_bps": received * 8 / elapsed_s,
         "over_s": elapsed_s,
     }
-    whole["error"] = _over(whole["achieved_bps"] - plan.load_bps, plan.load_bps)
+    whole["error"] = _ratio(whole["achieved_bps"] - plan.load_bps, plan.load_bps)
     if wire is not None:
         passed = float(wire.until(np.array([max(plan.duration_ns, sent.last_ns) + BIN_NS]))[0])
-        whole |= {f"{wire.source}_bytes": passed, f"{wire.source}_error": _over(passed - received, received)}
+        whole |= {f"{wire.source}_bytes": passed, f"{wire.source}_error": _ratio(passed - received, received)}
     bins = {name: _errors(table[f"{name}_bps"].to_numpy(), table["offered_bps"].to_numpy()) for name in list(sums)[1:]}
     return {"whole": whole, "bins_100ms": bins}, table
 
 
 def _due(plan: Plan, sent: Sent) -> Integers:
-    """Return the due time of each flow of the plan, from the log if it has one, because some flows wait for others."""
+    """Return each flow's due time: the logged one if any, since some flows wait for others, else the planned one."""
     due = plan.start_ns.copy()
     known = (sent.flow >= 0) & (sent.flow < len(due)) & (sent.intended_start_ns >= 0)
     due[sent.flow[known]] = sent.intended_start_ns[known]
@@ -124,10 +124,10 @@ def _errors(values: Numbers, offered: Numbers) -> dict[str, float | None]:
     """Return the greatest and the root-mean-square difference, relative to the mean offered load."""
     off, mean = values - offered, float(offered.mean()) if len(offered) else 0.0
     greatest, square = (float(np.abs(off).max()), float(np.sqrt((off**2).mean()))) if len(off) else (0.0, 0.0)
-    return {"error_max": _over(greatest, mean), "error_rms": _over(square, mean)}
+    return {"error_max": _ratio(greatest, mean), "error_rms": _ratio(square, mean)}
 
 
-def _over(part: float, whole: float) -> float | None:
+def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
@@ -160,8 +160,8 @@ def completion(sent: Sent, line_rate_bps: float | None, baseline: Sent | None) -
         before = np.empty(0) if alone is None else alone[0][_in_class(alone[1], least, most)]
         reference = _summary("fct", before, "_s")
         for name in ("mean", "p99"):
-            value, was = row[f"fct_{name}_s"], reference[f"fct_{name}_s"]
-            row[f"congestion_impact_{name}"] = value / was if value is not None and was else None
+            value, base = row[f"fct_{name}_s"], reference[f"fct_{name}_s"]
+            row[f"congestion_impact_{name}"] = value / base if value is not None and base else None
         rows.append(row)
     return pd.DataFrame(rows).astype({"to_bytes": "Int64"})
 
@@ -196,13 +196,13 @@ def bursts(plan: Plan, windows: Windows, wire: Passed) -> tuple[dict[str, Any], 
 
 
 def clock_offset_us(sent: Sent, wire: Passed) -> float | None:
-    """Return the median time in µs from a flow's first byte, by the log, to the captured packet nearest in time."""
+    """Return the median time in µs from a flow's logged first byte to the captured packet nearest in time."""
     first = sent.first_byte_ns[sent.moved]
     if wire.source != "capture" or not len(first):
         return None
-    place = np.searchsorted(wire.at_ns, first)
-    before = wire.at_ns[np.maximum(place - 1, 0)] - first
-    after = wire.at_ns[np.minimum(place, len(wire.at_ns) - 1)] - first
+    index = np.searchsorted(wire.at_ns, first)
+    before = wire.at_ns[np.maximum(index - 1, 0)] - first
+    after = wire.at_ns[np.minimum(index, len(wire.at_ns) - 1)] - first
     return float(np.median(np.where(np.abs(before) < np.abs(after), before, after))) / 1e3
 
 
@@ -232,11 +232,11 @@ class Asked:
 
     Attributes:
         plan: the flow plan.
-        sent: the logs of its senders.
-        capture: capture of the link, with the sender's host's clock.
+        sent: logs of its senders.
+        capture: capture of the link, with the clock of the sender's host.
         nic: interface counters of the sender's host, and the interface.
-        baseline: the log of the same flows without congestion.
-        compare: a second capture or log for the histogram.
+        baseline: log of the same flows without congestion.
+        compare: second capture or log for the histogram.
         line_rate_bps: rate of the empty link, for slowdowns.
     """
 
@@ -259,7 +259,7 @@ class Verified:
         deviations: deviations from the plan, as sentences; empty if there are none.
         plan: the plan.
         windows: its bursts, if any.
-        passed: payload delivered: by the capture, else by the interface, else by the log.
+        passed: payload delivered, according to the capture, else the interface, else the log.
         compared: label, payload delivered and duration in ns of the second transmission, if any.
     """
 
@@ -324,16 +324,16 @@ def _notes(plan: Plan, sent: Sent, baseline: Sent | None, wire: Passed | None, o
     if offset_us is not None and abs(offset_us) > _OFFSET_US:
         notes.append(
             f"the packets nearest to the flows' first bytes are {offset_us:+.0f} µs off: the clocks of log and capture "
-            "differ, or the link was busy; bursts are compared as the clocks say"
+            "differ, or the link was busy; bursts are compared by these clocks"
         )
     if any(about.get("plan") != plan.header for about in sent.about):
         notes.append(f"the header of {plan.path} is not the one that the sender logged")
     if baseline is not None and any(about.get("plan") != plan.header for about in baseline.about):
-        notes.append("the baseline is of another plan: its factor also holds the difference of the plans")
+        notes.append("the baseline is of another plan, so the impact factors contain the difference of the plans")
     if sent.torn:
         notes.append(f"{sent.torn} torn last records were dropped: the sender was killed")
     if (plan.size_bytes == 0).any():
-        notes.append("open-ended flows count in what was achieved, not in what was offered")
+        notes.append("open-ended flows count in the achieved load, but not in the offered load")
     return notes
 
 

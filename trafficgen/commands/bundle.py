@@ -1,4 +1,4 @@
-"""The ``ringtap traffic bundle`` command: the traffic generator as one file, for nodes without installation."""
+"""The ``ringtap traffic bundle`` command: the traffic generator as one file, for nodes without ringtap."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ringtap.options import add_force
 from ringtap.terminal import shell_word
 from ringtap.units import format_size
 
-# The modules that trafficgen depends on; they need only the standard library
-_FLOOR = (
+# Modules that trafficgen imports; they need only the standard library
+_CORE_MODULES = (
     "flow_plan",
     "options",
     "schema",
@@ -70,7 +70,7 @@ def write_archive(path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _gather(Path(folder))
+            _copy_modules(Path(folder))
             zipapp.create_archive(folder, temporary, interpreter="/usr/bin/env python3", compressed=True)
         temporary.replace(path)
     except OSError as error:
@@ -78,15 +78,15 @@ def write_archive(path: Path) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _gather(folder: Path) -> None:
-    """Copy the modules into ``folder`` as an application."""
+def _copy_modules(folder: Path) -> None:
+    """Copy the modules and a ``__main__.py`` into ``folder``."""
     package = Path(ringtap.__file__).parent
-    rooms = folder / "ringtap"
-    (rooms / "trafficgen").mkdir(parents=True)
-    for name in _FLOOR:
-        shutil.copyfile(package / f"{name}.py", rooms / f"{name}.py")
+    package_copy = folder / "ringtap"
+    (package_copy / "trafficgen").mkdir(parents=True)
+    for name in _CORE_MODULES:
+        shutil.copyfile(package / f"{name}.py", package_copy / f"{name}.py")
     for module in sorted((package / "trafficgen").rglob("*.py")):
-        copy = rooms / module.relative_to(package)
+        copy = package_copy / module.relative_to(package)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(module, copy)
     (folder / "__main__.py").write_text(_MAIN)

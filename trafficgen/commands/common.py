@@ -20,13 +20,13 @@ _LONGEST_TOKEN = 4096
 def add_worker_options(parser: Any) -> None:
     """Add ``--workers`` and ``--threads``."""
     workers, threads = usual_workers()
-    parser.add_argument("--workers", type=int, default=workers, metavar="N", help=f"processes (here {workers})")
-    text = f"threads, each with a loop, in each of them (here {threads})"
+    parser.add_argument("--workers", type=int, default=workers, metavar="N", help=f"worker processes (here {workers})")
+    text = f"threads per process, each with a loop (here {threads})"
     parser.add_argument("--threads", type=int, default=threads, metavar="N", help=text)
 
 
 class _RefuseToken(argparse.Action):
-    """Action that refuses ``--token WORD``: every user of the host could read the token in the list of processes."""
+    """Action that refuses ``--token WORD``, because every user of the host can read command lines."""
 
     def __call__(
         self, _parser: object, _options: object, _value: str | Sequence[Any] | None, _name: object = ""
@@ -44,10 +44,10 @@ def add_token(parser: Any) -> None:
 
 
 def read_token(options: argparse.Namespace) -> str:
-    """Return the token: the first line of ``--token-file``, else the environment's; empty if there is neither.
+    """Return the token: the first line of ``--token-file``, else that of the environment; empty without either.
 
     Raises:
-        UsageError: the file cannot be read, or has no first line.
+        UsageError: the file cannot be read, or its first line is empty.
     """
     path: Path | None = options.token_file
     if path is None:
@@ -74,8 +74,8 @@ def at_least(option: str, value: float, least: float) -> None:
 
 def print_settings(settings: dict[str, Any]) -> None:
     """Print effective settings as key=value on stderr."""
-    words = " ".join(f"{key}={'default' if value is None else value}" for key, value in settings.items())
-    print(words, file=sys.stderr, flush=True)
+    text = " ".join(f"{key}={'default' if value is None else value}" for key, value in settings.items())
+    print(text, file=sys.stderr, flush=True)
 
 
 def seconds_words(seconds: float | None) -> str:

@@ -20,7 +20,7 @@ from ringtap.units import counted, format_duration, format_rate, format_size
 if TYPE_CHECKING:
     from ringtap.trafficgen.plans.plan_file import Plan
 
-_EVERYWHERE = (SEED, *TRANSPORT)
+_OF_EVERY_KIND = (SEED, *TRANSPORT)
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
@@ -38,7 +38,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add("--export-cdf", type=Path, metavar="FILE", help="also write the flow sizes as a CDF file")
     add("--export-hpcc", type=Path, metavar="FILE", help="also write the flows as an HPCC flow list")
     add_force(parser)
-    add("--summary", action="store_true", help="print what the plan holds; needs no -o and no --to")
+    add("--summary", action="store_true", help="print what the plan contains; -o and --to may be left out")
     add_json(parser)
     add_verbose(parser)
     parser.set_defaults(handler=_plan)
@@ -49,7 +49,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     outputs = (options.output, options.export_cdf, options.export_hpcc)
     kind = traffic_kinds()[options.kind]
-    given = _given(options, kind)
+    given = _given_options(options, kind)
     if not options.summary and not any(outputs):
         raise UsageError("nothing to do: name a file with -o, or ask for --summary")
     if TO in kind.takes and "to" not in given and not kind.finds_receivers:
@@ -71,17 +71,17 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _given(options: argparse.Namespace, kind: TrafficKind) -> dict[str, Any]:
-    """Return the given options that define the plan.
+def _given_options(options: argparse.Namespace, kind: TrafficKind) -> dict[str, Any]:
+    """Return the options given for this plan, by key.
 
     Raises:
         UsageError: an option is missing, or does not belong to the kind.
     """
-    known = {option.key: option for one in traffic_kinds().values() for option in (*one.needs, *one.takes)}
-    known |= {option.key: option for option in _EVERYWHERE}
+    known = {option.key: option for each in traffic_kinds().values() for option in (*each.needs, *each.takes)}
+    known |= {option.key: option for option in _OF_EVERY_KIND}
     given = {key: getattr(options, key) for key in known if getattr(options, key) is not None}
     for key in sorted(given):
-        if known[key] not in (*kind.needs, *kind.takes, *_EVERYWHERE):
+        if known[key] not in (*kind.needs, *kind.takes, *_OF_EVERY_KIND):
             raise UsageError(f"--kind {kind.name} does not take --{known[key].name}")
     for option in kind.needs:
         if option.key not in given:
@@ -99,18 +99,18 @@ def _export(plan: Plan, given: dict[str, Any], options: argparse.Namespace, stre
         from ringtap.trafficgen.plans.hpcc import write_list
 
         numbers = write_list(plan, options.export_hpcc, options.force)
-        words = ", ".join(f"{number} {name}" for name, number in list(numbers.items())[:16])
-        print(f"Wrote {options.export_hpcc}; nodes: {words}{', ...' if len(numbers) > 16 else ''}", file=stream)
+        nodes = ", ".join(f"{number} {name}" for name, number in list(numbers.items())[:16])
+        print(f"Wrote {options.export_hpcc}; nodes: {nodes}{', ...' if len(numbers) > 16 else ''}", file=stream)
 
 
 def _print_summary(header: dict[str, Any], as_json: bool) -> None:
     flows, total, duration_s = header["flows"], header["bytes"], header["duration_ns"] / 1e9
     sized = total > 0
-    # Long-lived flows have no size: they offer their pacing rate, or as much as the network gives
+    # Long-lived flows have no size: they send at their pacing rate, or as fast as the network allows
     offered_bps = total * 8 / duration_s if sized else flows * header["transport"].get("pacing_bps", 0) or None
     summary = {"flows": flows, "bytes": total, "duration_s": duration_s}
     summary |= {"mean_size_bytes": total / flows if sized else None, "offered_bps": offered_bps}
-    # offered_bps is payload; a load that counts the wire is printed too
+    # offered_bps counts payload; a load given as bits on the wire is printed too
     if header.get("load_counts") == "wire" and offered_bps is not None:
         wire_bps = offered_bps * header["wire_bits_per_payload_bit"]
         summary |= {"load_counts": "wire", "wire_bps": wire_bps}

@@ -33,14 +33,14 @@ def register(verbs: Any, name: str, summary: str) -> None:
     add = parser.add_argument
     add("plan", type=Path, metavar="PLAN", help="file written by 'ringtap traffic plan'")
     add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")
-    add("--duration", metavar="TIME", help="stop launching after this (default: the plan's end)")
+    add("--duration", metavar="TIME", help="launch flows for this long (default: to the plan's end)")
     add_token(parser)
-    add("--connections", choices=("kept", "new"), default="kept", help="reused, or one per flow (default kept)")
+    add("--connections", choices=("kept", "new"), default="kept", help="reused, or a new one per flow (default kept)")
     add("--as", dest="only_source", default="", metavar="ADDRESS", help="send only the plan's flows from this source")
-    add("--arrivals", type=Path, metavar="SOCKET", help="where this host's receivers tell what arrives (--as)")
+    add("--arrivals", type=Path, metavar="SOCKET", help="for completion notices of this host's receivers (--as)")
     add("--start-at", type=int, metavar="NS", help="launch at this CLOCK_REALTIME, in nanoseconds")
-    add("--patience", default="5s", metavar="TIME", help="wait so long for what is outstanding (default 5s)")
-    add("--max-connections", type=int, metavar="N", help="to each destination (default 1024, or what the plan needs)")
+    add("--patience", default="5s", metavar="TIME", help="time to wait for outstanding flows (default 5s)")
+    add("--max-connections", type=int, metavar="N", help="limit per destination (default 1024, or what the plan needs)")
     _add_transport(parser)
     add_worker_options(parser)
     add("--launcher-cpu", type=int, metavar="N", help="processor for the launcher alone (default: any)")
@@ -57,7 +57,7 @@ def _add_transport(parser: Any) -> None:
     add("--dscp", type=int, metavar="N", help="differentiated services code point, 0 to 63")
     add("--send-buffer", metavar="SIZE", help="SO_SNDBUF of each connection (default: the kernel adapts it)")
     add("--pacing", metavar="RATE", help="highest rate of each connection")
-    add("--source", default="", metavar="ADDRESS", help="source address where the plan names none")
+    add("--source", default="", metavar="ADDRESS", help="source address of flows for which the plan names none")
     add("--interface", metavar="NAME", help="send through this interface only")
 
 
@@ -67,17 +67,17 @@ def _send(options: argparse.Namespace) -> int:
     from ringtap.trafficgen.sender.sender import Sender
     from ringtap.trafficgen.statistics import congestion_impact
 
-    asked, calibration = _asked(options), load()
+    settings, calibration = _send_options(options), load()
     if calibration is not None:
-        spin_ns = calibration.spin_for(own_processor=asked.launcher_cpu is not None)
-        asked = replace(asked, spin_ns=spin_ns, method=calibration.method)
+        spin_ns = calibration.spin_for(own_processor=settings.launcher_cpu is not None)
+        settings = replace(settings, spin_ns=spin_ns, method=calibration.method)
     if options.verbose:
-        print_settings({"plan": options.plan, **_shown(asked)})
-    sender = Sender(PlanFile(options.plan), asked)
+        print_settings({"plan": options.plan, **_printed_settings(settings)})
+    sender = Sender(PlanFile(options.plan), settings)
     if calibration is not None:
-        beyond = calibration.exceeded_by(sender.load_bps, sender.flows_per_s, asked.connections == "new")
-        if beyond:
-            print(f"warning: {beyond}, as calibrated; flows will be late", file=sys.stderr)
+        excess = calibration.exceeded_by(sender.load_bps, sender.flows_per_s, settings.connections == "new")
+        if excess:
+            print(f"warning: {excess}, as calibrated; flows will be late", file=sys.stderr)
     baseline = None if options.baseline is None else congestion_impact(options.baseline)
     summary = sender.run()
     summary |= {"congestion_impact": None if baseline is None else baseline.of(summary)}
@@ -92,13 +92,13 @@ def _send(options: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(asked: SendOptions) -> dict[str, Any]:
+def _printed_settings(settings: SendOptions) -> dict[str, Any]:
     """Return the settings to print, one level deep and without the token."""
-    shown = {name: value for name, value in vars(asked).items() if name != "transport"}
-    return shown | vars(asked.transport) | {"token": "set" if asked.token else "empty"}
+    shown = {name: value for name, value in vars(settings).items() if name != "transport"}
+    return shown | vars(settings.transport) | {"token": "set" if settings.token else "empty"}
 
 
-def _asked(options: argparse.Namespace) -> SendOptions:
+def _send_options(options: argparse.Namespace) -> SendOptions:
     from ringtap.trafficgen.sender.options import SendOptions
     from ringtap.trafficgen.socket_options import Transport, check_transport_options
 
@@ -113,7 +113,7 @@ def _asked(options: argparse.Namespace) -> SendOptions:
         None if options.pacing is None else int(parse_rate_bps(options.pacing)),
         options.interface,
     )
-    asked = SendOptions(
+    settings = SendOptions(
         log_path=options.log,
         duration_s=None if options.duration is None else parse_duration_s(options.duration),
         token=read_token(options),
@@ -132,12 +132,12 @@ def _asked(options: argparse.Namespace) -> SendOptions:
     )
     if not all(
         0 < seconds <= _LONGEST_S
-        for seconds in (asked.patience_s, _LONGEST_S if asked.duration_s is None else asked.duration_s)
+        for seconds in (settings.patience_s, _LONGEST_S if settings.duration_s is None else settings.duration_s)
     ):
         raise UsageError("--duration and --patience must be above 0 and not above a year")
     given = {name: value for name, value in vars(transport).items() if value is not None and name != "interface"}
     check_transport_options(given)
-    return asked
+    return settings
 
 
 def _print_summary(summary: dict[str, Any], log: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ def register(verbs: Any, name: str, summary: str) -> None:
     """Add the ``serve`` sub-verb."""
     parser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     add = parser.add_argument
-    add("--bind", default=LOCAL, metavar="HOST:PORT", help=f"where (default {LOCAL})")
+    add("--bind", default=LOCAL, metavar="HOST:PORT", help=f"address to listen on (default {LOCAL})")
     add("--log", type=Path, metavar="FILE.rec", help="per-flow log to create")
     add_token(parser)
     add("--max-connections", type=int, default=16384, metavar="N", help="further ones are refused (default 16384)")
-    add("--idle", default="5min", metavar="TIME", help="drop a connection that is silent so long (default 5min)")
-    add("--arrivals", type=Path, metavar="SOCKET", help="tell a sender on this host what arrives (its --arrivals)")
+    add("--idle", default="5min", metavar="TIME", help="drop a connection after this long without data (default 5min)")
+    add("--arrivals", type=Path, metavar="SOCKET", help="for completion notices to a sender on this host")
     add_worker_options(parser)
     add_json(parser)
     add_verbose(parser)
@@ -32,7 +33,7 @@ def register(verbs: Any, name: str, summary: str) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from ringtap.trafficgen.receiver.receiver import ReceiveOptions, Receiver
 
-    asked = ReceiveOptions(
+    settings = ReceiveOptions(
         bind=options.bind,
         token=read_token(options),
         log_path=options.log,
@@ -44,10 +45,10 @@ def _serve(options: argparse.Namespace) -> int:
     )
     for option in ("max_connections", "workers", "threads"):
         at_least(f"--{option.replace('_', '-')}", getattr(options, option), 1)
-    at_least("--idle", asked.idle_s, 1)
+    at_least("--idle", settings.idle_s, 1)
     if options.verbose:
-        print_settings(vars(asked) | {"token": "set" if asked.token else "empty"})
-    summary = Receiver(asked).run()
+        print_settings(vars(settings) | {"token": "set" if settings.token else "empty"})
+    summary = Receiver(settings).run()
     if options.json:
         print(json.dumps(summary))
     else:
@@ -58,7 +59,5 @@ def _serve(options: argparse.Namespace) -> int:
             f"{summary['malformed']} malformed, {summary['idle']} idle"
         )
     if options.log is not None:
-        import sys
-
         print(f"Wrote {options.log}", file=sys.stderr if options.json else sys.stdout)
     return 0

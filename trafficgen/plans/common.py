@@ -15,7 +15,7 @@ from ringtap.trafficgen.protocol import parse_address
 
 NS = 1_000_000_000
 MOST_FLOWS = 10**9
-# IPv4 or IPv6, TCP and its time stamps; on the wire also preamble 8, Ethernet header 14, checksum 4 and gap 12
+# Header bytes: IPv4 or IPv6, TCP with time stamps; on the wire also preamble 8, Ethernet header 14, checksum 4, gap 12
 _IPV4_BYTES, _IPV6_BYTES, _TCP_BYTES, _WIRE_BYTES = 20, 40, 32, 38
 _LEAST_MTU, _LARGEST_MTU = 576, 65_535
 
@@ -28,7 +28,7 @@ class OfferedLoad:
         bps: rate in bits per second.
         counts: what the rate counts: ``payload``, or ``wire`` (full-size packets with headers, preamble, checksum and
             gap).
-        mtu: bytes of an IP packet, for ``wire``.
+        mtu: largest IP packet in bytes, for ``wire``.
         ipv6: packets have IPv6 headers.
     """
 
@@ -59,7 +59,7 @@ class OfferedLoad:
 
     def bytes_until(self, until_ns: int) -> int:
         """Return the payload bytes from the launch to ``until_ns``, computed exactly and rounded once."""
-        # Rounds half to even, as round() does with the Fraction, but ten times as fast
+        # Rounds half to even like round() of the Fraction, but ten times as fast
         rate = self._bytes_per_ns
         whole, rest = divmod(rate.numerator * until_ns, rate.denominator)
         above = 2 * rest - rate.denominator
@@ -71,10 +71,10 @@ class OfferedLoad:
 
     def header(self) -> dict[str, Any]:
         """Return the keys that describe the load in a plan's header."""
-        said: dict[str, Any] = {"load_bps": self.bps, "load_counts": self.counts}
+        header: dict[str, Any] = {"load_bps": self.bps, "load_counts": self.counts}
         if self.counts == "wire":
-            said |= {"mtu": self.mtu, "wire_bits_per_payload_bit": float(1 / self.payload_of_wire())}
-        return said
+            header |= {"mtu": self.mtu, "wire_bits_per_payload_bit": float(1 / self.payload_of_wire())}
+        return header
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Frame:
     Attributes:
         duration_ns: length of the plan.
         destinations: ``host:port`` of the receivers.
-        sources: addresses that the flows' sockets bind to; none: unbound.
+        sources: addresses to which the flows' sockets bind; empty: unbound.
         seed: seed of everything random, 0 or more.
         transport: socket options that senders set; keys as in the plan's header.
     """
@@ -119,12 +119,12 @@ class Frame:
             raise UsageError(f"a plan of {flows} flows is too long: at most {MOST_FLOWS}")
         if total_bytes > MOST:
             raise UsageError(f"a plan of {total_bytes} bytes is too large: at most {MOST}")
-        said: dict[str, Any] = {"format": FORMAT, "version": VERSION, "kind": kind}
-        said |= {"duration_ns": self.duration_ns, "flows": flows, "bytes": total_bytes}
-        said |= {"sources": list(self.sources), "destinations": list(self.destinations), "seed": self.seed}
-        said |= {"starts": "ns after the sender's launch", "transport": dict(self.transport)}
-        said["ringtap"] = ringtap.__version__
-        return said | more
+        header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "kind": kind}
+        header |= {"duration_ns": self.duration_ns, "flows": flows, "bytes": total_bytes}
+        header |= {"sources": list(self.sources), "destinations": list(self.destinations), "seed": self.seed}
+        header |= {"starts": "ns after the sender's launch", "transport": dict(self.transport)}
+        header["ringtap"] = ringtap.__version__
+        return header | more
 
     def ipv6(self) -> bool:
         """Return True if all destinations are IPv6 addresses."""
@@ -135,17 +135,17 @@ def check_names(destinations: Sequence[str], sources: Sequence[str]) -> None:
     """Check that plans can name these destinations and sources.
 
     Raises:
-        UsageError: one is not an address or is named twice.
+        UsageError: a name is not an address or is given twice.
     """
     for destination in destinations:
         if parse_address(destination)[1] == 0:
             raise UsageError(f"destination {destination!r} has port 0: name the port that the receiver listens on")
         if not destination.isprintable():
-            raise UsageError(f"destination {destination!r} is no address: write HOST:PORT")
+            raise UsageError(f"destination {destination!r} is not an address: write HOST:PORT")
     if len(set(destinations)) != len(destinations):
         raise UsageError("a destination is named twice: name each --to and --node once")
     for source in sources:
         if source in ("", "-") or not source.isprintable() or len(source.split()) != 1:
-            raise UsageError(f"source {source!r} is no address: give --from ADDRESS, for example 10.0.0.1")
+            raise UsageError(f"source {source!r} is not an address: give --from ADDRESS, for example 10.0.0.1")
     if len(set(sources)) != len(sources):
         raise UsageError("a source is named twice: name each --from once")

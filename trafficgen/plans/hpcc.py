@@ -26,12 +26,12 @@ _COLUMNS = ("src", "dst", "priority", "dport", "bytes", "start_s")
 
 
 class FlowListPlan:
-    """The flows of an HPCC list, in which node number n is the n-th node; the list is streamed and may have any length.
+    """The flows of an HPCC list, whose nodes are numbered from 0; the list is streamed and may have any length.
 
     Args:
         path: the list.
-        frame: the nodes as sources and destinations; a duration of 0: to the end of the last start's millisecond.
-        nodes: ``host:port`` by node number; each one also sends from its host.
+        frame: the nodes as sources and destinations; a duration of 0: to the end of the millisecond of the last start.
+        nodes: ``host:port`` by node number; each node also sends from its host.
 
     Attributes:
         header: the plan's first line.
@@ -74,7 +74,7 @@ class FlowListPlan:
             raise UsageError(f"{self._path} cannot be read: it is no text") from error
         if count != number:
             raise self._wrong(
-                0, f"it says {counted(count, 'flow')}, and {number} follow: cut short, or put the right count there"
+                0, f"it says {counted(count, 'flow')}, and {number} follow: cut short, or the count is wrong"
             )
 
     def _count(self, line: str) -> int:
@@ -140,8 +140,8 @@ def write_list(plan: Plan, path: Path, force: bool = False) -> dict[str, int]:
             file.write(f"{header['flows']}\n")
             for flow in plan.flows():
                 port, start = parse_address(flow.destination)[1], f"{flow.start_ns // NS}.{flow.start_ns % NS:09d}"
-                ends = f"{sources[flow.source]} {destinations[flow.destination]}"
-                file.write(f"{ends} {_PRIORITY} {port} {flow.size_bytes} {start}\n")
+                node_pair = f"{sources[flow.source]} {destinations[flow.destination]}"
+                file.write(f"{node_pair} {_PRIORITY} {port} {flow.size_bytes} {start}\n")
     except FileExistsError as error:
         raise UsageError(f"{path} exists: name another file or add --force") from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Descriptions of the kinds of traffic: the options of ``ringtap traffic plan`` that define each, and its maker."""
+"""Descriptions of the kinds of traffic: the options of ``ringtap traffic plan`` for each, and a function to make it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def duration_ns(text: str) -> int:
     """Parse a time into nanoseconds.
 
     Raises:
-        UsageError: it is no time.
+        UsageError: the text is not a time.
     """
     return round(parse_duration_s(text) * 1e9)
 
@@ -28,12 +28,12 @@ class Option:
     """An option that defines a plan.
 
     Attributes:
-        name: its name without dashes in front, for example ``load-counts``.
-        metavar: its value in ``--help``.
+        name: its name without leading dashes, for example ``load-counts``.
+        metavar: placeholder of its value in ``--help``.
         help: one line for ``--help``.
-        read: makes the value of the text.
-        choices: the only values, if they are few; they stand in place of ``metavar``.
-        is_repeated: it may be given several times; its value is a list.
+        read: function that parses the value.
+        choices: the valid values, if they are few; ``--help`` shows them instead of ``metavar``.
+        is_repeated: True if it may be given several times; its value is a list.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its name among the options given to a maker."""
+        """Its name among the options passed to ``make``."""
         return self.name.replace("-", "_")
 
 
@@ -55,10 +55,10 @@ class TrafficKind:
 
     Attributes:
         name: its name for ``--kind``.
-        make: makes a plan of the options given, by key, and of what every plan has.
-        needs: the options without which there is no plan.
-        takes: its other options.
-        finds_receivers: True if its input may name the receivers, so that it may do without ``--to``.
+        make: function that makes a plan from the given options, by key, and the frame.
+        needs: required options.
+        takes: optional ones.
+        finds_receivers: True if its input may name the receivers, so that ``--to`` is optional.
     """
 
     name: str
@@ -68,7 +68,7 @@ class TrafficKind:
     finds_receivers: bool = False
 
 
-# Options of several kinds; those of one kind stand in its module
+# Options of several kinds; those of a single kind are in its module
 LOAD = Option("load", "RATE", "bits per second, mean over the plan, for example 10gbit", parse_rate_bps)
 LOAD_COUNTS = Option("load-counts", "", "what --load counts (default payload)", choices=("payload", "wire"))
 MTU = Option("mtu", "BYTES", "largest IP packet, for --load-counts wire (default 1500)", int)
@@ -86,15 +86,15 @@ TRANSPORT = {
     Option("send-buffer", "SIZE", "for the sender: socket buffer", parse_size_bytes): "send_buffer_bytes",
     Option("pacing", "RATE", "for the sender: payload rate that each flow is held to", parse_rate_bps): "pacing_bps",
 }
-# Those that --help lists first
+# Options that --help lists first
 SHARED = (*RATE, DURATION, TO, FROM, NODE, SEED)
 
 
 def offered_load(given: dict[str, Any]) -> OfferedLoad | None:
-    """Return the load that ``--load``, ``--load-counts`` and ``--mtu`` ask for; None without them.
+    """Return the load that ``--load``, ``--load-counts`` and ``--mtu`` request; None without them.
 
     Raises:
-        UsageError: one of the others is given without the option it belongs to.
+        UsageError: ``--load-counts`` or ``--mtu`` is given without the option that it qualifies.
     """
     if "load" not in given:
         if "load_counts" in given or "mtu" in given:

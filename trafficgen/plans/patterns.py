@@ -43,7 +43,7 @@ class RoundsPlan:
         frame: duration, destinations and so on.
         pairs: (source, destination) of a round's flows.
         period_ns: time from one round to the next.
-        demand: size of each flow in bytes; or the load, whose bytes in a round are divided into equal flows.
+        demand: size of each flow in bytes, or the load, whose bytes per round are divided into equal flows.
         about: further header keys.
 
     Attributes:
@@ -94,12 +94,12 @@ class RoundsPlan:
         count = len(self._pairs)
         for number, start_ns in enumerate(range(0, self._frame.duration_ns, self._period_ns)):
             budget = self._budget(number)
-            for place, (source, destination) in enumerate(self._pairs):
-                size_bytes = budget * (place + 1) // count - budget * place // count
+            for index, (source, destination) in enumerate(self._pairs):
+                size_bytes = budget * (index + 1) // count - budget * index // count
                 yield Flow(start_ns, source, destination, size_bytes)
 
     def _budget(self, number: int) -> int:
-        """Return the bytes of a round; a last round that is cut short gets its part of the load."""
+        """Return the bytes of a round; a last round that is cut short gets its share of the load."""
         if not isinstance(self._demand, OfferedLoad):
             return self._demand * len(self._pairs)
         start_ns, until = number * self._period_ns, self._load.bytes_until
@@ -107,7 +107,7 @@ class RoundsPlan:
 
 
 class RingPlan:
-    """Ring all-reduce: 2(N-1) steps, in each of which every node sends the next one the chunk that it just received.
+    """Ring all-reduce in 2(N-1) steps: in each, every node sends the next one the chunk that it has just received.
 
     Each chunk waits until the node has received the chunk of the previous step; the first chunk of an iteration waits
     for the last one of the previous iteration and then for the compute time.
@@ -166,7 +166,7 @@ class RingPlan:
 
 
 _MOST_FLOWS = 100_000
-# On times are drawn as integer weights with a mean of this many units, so that rounding does not change their shares
+# Mean of the integer weights of on times: large, so that rounding does not change their shares
 _UNITS = 2.0**32
 
 
@@ -176,7 +176,7 @@ class LongLivedPlan:
     Args:
         frame: duration, destinations and so on.
         count: number of flows.
-        load: total load, to which each flow is paced in equal parts; None: as much as the network gives.
+        load: total load, of which each flow is paced to an equal part; None: as much as the network allows.
 
     Attributes:
         header: the plan's first line.
@@ -206,13 +206,13 @@ class OnOffPlan:
     """A source that alternates between on and off for exponential times; an on period is one flow, paced at the peak.
 
     On times are scaled to their share of the duration and off times to the rest, so the load is exact and the peak
-    is load x (on + off) / on.
+    rate is load x (on + off) / on.
 
     Args:
         frame: duration, destinations and so on.
-        load: mean over the duration.
-        on_ns: mean of the on times.
-        off_ns: mean of the off times.
+        load: mean load over the duration.
+        on_ns: mean on time.
+        off_ns: mean off time.
 
     Attributes:
         header: the plan's first line.
@@ -242,7 +242,7 @@ class OnOffPlan:
         """Yield the flows in order of their starts."""
         seed, frame, count = self._frame.seed, self._frame, self._count
         sizes, gaps = stream(seed, "sizes"), stream(seed, "gaps")
-        place, source = stream(seed, "destinations").random, stream(seed, "sources").random
+        draw_to, draw_from = stream(seed, "destinations").random, stream(seed, "sources").random
         to, by = list(frame.destinations), list(frame.sources) or [""]
         on_first = gaps.random() < self._on_ns / frame.duration_ns
         off_before = chain([0] if on_first else [], _fitted(gaps, count, frame.duration_ns - self._on_ns))
@@ -251,7 +251,7 @@ class OnOffPlan:
             # The share of the bytes sent before equals the share of the on time passed before
             start_ns = next(off_before) + self._on_ns * sent // self._bytes
             sent += size_bytes
-            yield Flow(start_ns, by[int(source() * len(by))], to[int(place() * len(to))], size_bytes)
+            yield Flow(start_ns, by[int(draw_from() * len(by))], to[int(draw_to() * len(to))], size_bytes)
 
 
 def paced(frame: Frame, load: OfferedLoad, factor: Fraction) -> tuple[Frame, OfferedLoad, dict[str, Any]]:

@@ -32,11 +32,11 @@ class PlanRequirements:
         flows: number of flows.
         bytes: payload of all flows; open-ended flows count as 0.
         most_at_once: for each (source, destination), the most flows that start within any 1 ms, plus the earlier
-            open-ended ones, plus one waiting flow for each possible chain of them.
+            open-ended ones, plus one flow for each chain of dependent flows that may be active.
         dependent: True if some flow waits for another one.
-        busiest_bps: highest planned payload rate over the plan's 100 ms bins, each flow counted where it starts; with
-            a pacing rate: that rate times the most flows in progress at once. Flows that wait for others are not
-            counted, since the network sets their pace.
+        busiest_bps: highest planned payload rate in a bin of 100 ms, each flow counted in the bin of its start; with
+            a pacing rate: that rate times the most flows in progress at once. Dependent flows are not counted,
+            because the network sets their pace.
     """
 
     flows: int
@@ -47,7 +47,7 @@ class PlanRequirements:
 
 
 class RequirementsCounter:
-    """Accumulator of a plan's requirements, flow by flow in order; keeps the flows of 1 ms, and one byte per flow.
+    """Accumulator of a plan's requirements, flow by flow in order; it keeps the starts within 1 ms and a byte per flow.
 
     Args:
         pacing_bps: pacing rate of each flow, 0: none.
@@ -140,7 +140,7 @@ class _PacedRate:
         return self._most * self._pacing_bps
 
 
-_PLAIN = {
+_LINE_PATTERNS = {
     1: re.compile(r"([0-9]{1,19})()\t([^\t\n]+)\t([0-9]{1,19})()()\n"),
     2: re.compile(r"([0-9]{1,19})\t([^\t\n]+)\t([^\t\n]+)\t([0-9]{1,19})\t(?:-|([0-9]{1,19})(?:\+([0-9]{1,19}))?)\n"),
 }
@@ -161,10 +161,10 @@ class PlanLines:
         self, path: Path, version: int, duration_ns: int, sources: Sequence[str], destinations: Sequence[str]
     ) -> None:
         self._path, self._version, self._duration_ns = path, version, duration_ns
-        # One string object per name, for any number of lines; version 1 has no source column, so it matches ""
+        # One string object per name for all lines; version 1 has no source column, so its pattern matches ""
         self.sources = {"-": "", "": ""} | {name: name for name in sources}
         self.destinations = {name: name for name in destinations}
-        self._plain = _PLAIN[version].fullmatch
+        self._match = _LINE_PATTERNS[version].fullmatch
         self._latest_ns = 0
         self._endless: set[int] = set()
 
@@ -178,7 +178,7 @@ class PlanLines:
         Raises:
             UsageError: the line is wrong; the message names file and line.
         """
-        match = self._plain(line)
+        match = self._match(line)
         if match is None:
             raise self._explain(line, number)
         start, source, destination, size, after, delay = match.groups()
@@ -197,7 +197,7 @@ class PlanLines:
         return flow
 
     def wrong(self, number: int, why: str) -> UsageError:
-        """Return the error for a line."""
+        """Return the error of a line."""
         return UsageError(f"{self._path} line {number}: {why}")
 
     def _check(self, flow: Flow, number: int) -> None:
@@ -211,7 +211,7 @@ class PlanLines:
             if self._version == 1:
                 raise self.wrong(number, "size_bytes is 0: a flow has at least 1 byte")
             self._endless.add(number - 2)
-        if flow.size_bytes > LARGEST_FLOW_BYTES:  # beyond it, the protocol's flags begin
+        if flow.size_bytes > LARGEST_FLOW_BYTES:  # the bits above it are flags of the protocol
             raise self.wrong(number, f"size_bytes is too large: a flow has at most {LARGEST_FLOW_BYTES} bytes")
         if flow.start_ns + flow.delay_ns > MOST:
             raise self.wrong(number, f"the delay of after is too large: times go up to {MOST}")
@@ -220,10 +220,10 @@ class PlanLines:
         if flow.after >= number - 2:
             raise self.wrong(number, f"after {flow.after} is not an earlier flow: this is flow {number - 2}")
         if flow.after in self._endless:
-            raise self.wrong(number, f"after {flow.after} names a flow of size 0, which never arrives whole")
+            raise self.wrong(number, f"after {flow.after} names a flow of size 0, which never completes")
 
     def _explain(self, line: str, number: int) -> UsageError:
-        """Return an error that says why a line does not match the pattern."""
+        """Return an error with the reason why a line does not match the pattern."""
         columns = line.rstrip("\n").split("\t")
         names = COLUMNS[self._version]
         if len(columns) != len(names) or not line.endswith("\n"):
@@ -243,7 +243,7 @@ class PlanLines:
 
 
 class Plan(Protocol):
-    """A plan that can be written to a file: a header that counts the flows, and flows to iterate repeatedly."""
+    """A plan that can be written to a file: a header with the flow count, and flows that can be iterated repeatedly."""
 
     @property
     def header(self) -> dict[str, Any]:
@@ -266,8 +266,8 @@ def write_plan(plan: Plan, path: Path, force: bool = False) -> None:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(plan.header) + "\n")
             for start_ns, source, destination, size_bytes, after, delay_ns in plan.flows():
-                waits = "-" if after < 0 else f"{after}+{delay_ns}" if delay_ns else after
-                file.write(f"{start_ns}\t{source or '-'}\t{destination}\t{size_bytes}\t{waits}\n")
+                dependency = "-" if after < 0 else f"{after}+{delay_ns}" if delay_ns else after
+                file.write(f"{start_ns}\t{source or '-'}\t{destination}\t{size_bytes}\t{dependency}\n")
         temporary.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
@@ -300,7 +300,7 @@ class PlanFile:
         self._check_transport()
 
     def check(self) -> PlanRequirements:
-        """Read every line once, so that a wrong line is found before the first flow is sent.
+        """Read every line once, so that errors are found before the first flow is sent.
 
         Raises:
             UsageError: a line is wrong (the message names it), or the flows do not match the header's counts.
@@ -310,16 +310,16 @@ class PlanFile:
         for number, line in self._text():
             flow = lines.read(line, number)
             needs.add(flow.start_ns, flow.source, flow.destination, flow.size_bytes, flow.after)
-        asked = (self._number("flows"), self._number("bytes"))
-        if (needs.flows, needs.bytes) != asked:
+        flows, total = self._number("flows"), self._number("bytes")
+        if (needs.flows, needs.bytes) != (flows, total):
             raise UsageError(
                 f"{self.path} holds {counted(needs.flows, 'flow')} of {counted(needs.bytes, 'byte')}, but the header "
-                f"says {asked[0]} of {asked[1]}: it was cut short or edited (line {number} is its last); write it again"
+                f"says {flows} of {total}: it was cut short or edited (line {number} is its last); write it again"
             )
         return needs.needs()
 
     def flows(self) -> Iterator[Flow]:
-        """Yield the flows in order of their starts; for speed, only values that could mislead a sender are rechecked.
+        """Yield the flows in order of their starts; for speed, only values that could mislead a sender are checked.
 
         Raises:
             UsageError: a line is wrong; the message names file and line.
@@ -331,16 +331,16 @@ class PlanFile:
             return
         for number, line in self._text():
             try:
-                start, source, destination, size, waits = line.split("\t")
+                start, source, destination, size, dependency = line.split("\t")
                 start_ns, size_bytes, after, delay_ns = int(start), int(size), -1, 0
-                if waits != "-\n":
-                    number_text, _, delay = waits.partition("+")
+                if dependency != "-\n":
+                    number_text, _, delay = dependency.partition("+")
                     after, delay_ns = int(number_text), int(delay or 0)
                 flow = new(Flow, (start_ns, sources[source], destinations[destination], size_bytes, after, delay_ns))
-                sound = start_ns >= latest_ns and size_bytes >= 0 and -1 <= after < number - 2 and delay_ns >= 0
+                is_valid = start_ns >= latest_ns and size_bytes >= 0 and -1 <= after < number - 2 and delay_ns >= 0
             except (ValueError, KeyError):
-                sound = False
-            if not sound:
+                is_valid = False
+            if not is_valid:
                 flow = lines.read(line, number)
                 if flow.start_ns < latest_ns:
                     raise lines.wrong(number, f"start {flow.start_ns} is before the line above: sort by start")

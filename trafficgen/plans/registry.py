@@ -1,4 +1,4 @@
-"""The kinds of traffic by name, and plans made of the options of ``ringtap traffic plan``."""
+"""The kinds of traffic by name, and plans from the options of ``ringtap traffic plan``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_plan(kind: str, given: dict[str, Any], read_segments: ReadSegments | No
     Args:
         kind: name of a kind of traffic.
         given: option values by the option's name with underscores; rates in bit/s, sizes in bytes, times in ns.
-        read_segments: reader of captures, for a replay of one.
+        read_segments: reader of captures, for the replay of a capture.
 
     Raises:
         UsageError: the options are inconsistent, or an input file is wrong.
@@ -55,7 +55,7 @@ def make_plan(kind: str, given: dict[str, Any], read_segments: ReadSegments | No
 
 
 def size_points(plan: Plan, given: dict[str, Any]) -> Sequence[tuple[float, float]]:
-    """Return points of the CDF of a plan's sizes: of the sampled distribution, or of the sizes themselves."""
+    """Return points of the CDF of a plan's sizes: of their distribution if they have one, else of themselves."""
     if isinstance(plan, FlowPlan):
         sizes = plan.spec.sizes.scaled(1 / given.get("scale", 1.0))
         if isinstance(sizes, SizeDistribution):

@@ -15,8 +15,8 @@ from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.kind import DURATION, FROM, SCALE, TO, Option, TrafficKind, duration_ns
 
 _MS = 1_000_000
-_Ends = tuple[str, int, str, int]
-ReadSegments = Callable[[Path], Iterable[tuple[int, _Ends, int]]]
+_Endpoints = tuple[str, int, str, int]
+ReadSegments = Callable[[Path], Iterable[tuple[int, _Endpoints, int]]]
 """Reader of the TCP packets with payload of a capture, in its order: time in ns, source address and port, destination
 address and port, payload in bytes."""
 
@@ -25,9 +25,9 @@ class SeenFlows:
     """Observed flows in memory, 24 bytes each: start, size, and numbers for source and destination.
 
     Attributes:
-        sources: number of each source by name, in order of the numbers; an empty name: unbound.
-        destinations: number of each destination by name, in order of the numbers.
-        span_ns: from the time origin to the end of the last flow, as far as it is known.
+        sources: number of each source by name, ascending; an empty name: unbound.
+        destinations: number of each destination by name, ascending.
+        span_ns: time from the origin to the end of the last flow, as far as it is known.
     """
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class SeenFlows:
 
     def ordered(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield start, source number, destination number and size of each flow, in order of the starts."""
-        for place in sorted(range(len(self)), key=self._starts_ns.__getitem__):
-            yield self._starts_ns[place], self._by[place], self._to[place], self._sizes[place]
+        for index in sorted(range(len(self)), key=self._starts_ns.__getitem__):
+            yield self._starts_ns[index], self._by[index], self._to[index], self._sizes[index]
 
 
 class ReplayPlan:
@@ -65,8 +65,8 @@ class ReplayPlan:
     Args:
         kind: the plan's kind in the header.
         seen: the flows.
-        frame: the destinations and sources that replace the observed ones, in order, and from the first again if there
-            are fewer; none: the observed ones. A duration of 0: as long as the observation.
+        frame: the destinations and sources that replace the observed ones in order, repeatedly if there are fewer;
+            empty: the observed ones. A duration of 0: as long as the observation.
         scale: divisor of the sizes; a size is at least 1 byte.
         about: further header keys.
 
@@ -74,7 +74,7 @@ class ReplayPlan:
         header: the plan's first line.
 
     Raises:
-        UsageError: no flow was observed in the requested time, or a plan cannot name its addresses.
+        UsageError: no flow was observed in the requested time, or a plan cannot contain the addresses.
     """
 
     def __init__(self, kind: str, seen: SeenFlows, frame: Frame, scale: float, about: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ class ReplayPlan:
         self._to = list(frame.destinations) or list(seen.destinations)
         self._by = list(frame.sources) or list(seen.sources)
         duration_ns = frame.duration_ns or -(-seen.span_ns // _MS) * _MS
-        # Each name that occurs, once
+        # The names that occur, without repetition
         to = list(dict.fromkeys(self._to[number % len(self._to)] for number in seen.destinations.values()))
         by = list(dict.fromkeys(self._by[number % len(self._by)] for number in seen.sources.values()))
         frame = replace(frame, duration_ns=duration_ns, destinations=to, sources=[name for name in by if name])
@@ -92,7 +92,7 @@ class ReplayPlan:
         for flow in self.flows():
             flows, total = flows + 1, total + flow.size_bytes
         if not flows:
-            raise UsageError("there is no flow to replay in what was asked for")
+            raise UsageError("there is no flow to replay in the requested time")
         frame.check()
         self.header = frame.header(kind, flows, total, scale=scale, **about)
 
@@ -142,14 +142,14 @@ def read_sent_log(path: Path) -> SeenFlows:
 
 
 def read_capture(path: Path, gap_ns: int, read_segments: ReadSegments) -> SeenFlows:
-    """Read the flows of a packet capture: each direction of a TCP connection, split where it pauses for long.
+    """Read the flows of a packet capture: each direction of a TCP connection, split at long pauses.
 
     Retransmitted bytes count again, since the network carried them. Sources and destinations are addresses without
     ports, because the port of one side differs for every connection.
 
     Args:
         path: a capture.
-        gap_ns: a pause of more than this ends a flow.
+        gap_ns: longest pause within a flow.
         read_segments: reader of the capture.
 
     Raises:
@@ -158,34 +158,34 @@ def read_capture(path: Path, gap_ns: int, read_segments: ReadSegments) -> SeenFl
     """
     seen, origin_ns = SeenFlows(), None
     open_flows = _OpenFlows(seen, gap_ns)
-    for captured_ns, ends, payload_bytes in read_segments(path):
+    for captured_ns, endpoints, payload_bytes in read_segments(path):
         origin_ns = captured_ns if origin_ns is None else origin_ns
         # Cores that capture in parallel put some packets slightly out of order
         time_ns = max(0, captured_ns - origin_ns)
-        open_flows.add(ends, time_ns, payload_bytes)
+        open_flows.add(endpoints, time_ns, payload_bytes)
         seen.span_ns = max(seen.span_ns, time_ns + 1)
     open_flows.close()
     return seen
 
 
 class _OpenFlows:
-    """The flows that may continue: start, last time, bytes, and the numbers of source and destination."""
+    """Flows that may continue, each as start, last time, bytes, and the numbers of source and destination."""
 
     def __init__(self, seen: SeenFlows, gap_ns: int) -> None:
         self._seen, self._gap_ns = seen, gap_ns
-        self._open: dict[_Ends, list[int]] = {}
+        self._open: dict[_Endpoints, list[int]] = {}
 
-    def add(self, ends: _Ends, time_ns: int, payload_bytes: int) -> None:
+    def add(self, endpoints: _Endpoints, time_ns: int, payload_bytes: int) -> None:
         """Add a segment to the open flow of its direction, or begin a new flow."""
-        flow = self._open.get(ends)
+        flow = self._open.get(endpoints)
         if flow is not None and time_ns - flow[1] <= self._gap_ns:
             flow[1] = max(flow[1], time_ns)
             flow[2] += payload_bytes
             return
         if flow is not None:
             self._end(flow)
-        numbers = self._seen.numbers(ends[0], ends[2])
-        self._open[ends] = [time_ns, time_ns, payload_bytes, *numbers]
+        numbers = self._seen.numbers(endpoints[0], endpoints[2])
+        self._open[endpoints] = [time_ns, time_ns, payload_bytes, *numbers]
 
     def close(self) -> None:
         """End every flow."""
@@ -212,7 +212,7 @@ def _replay(given: dict[str, Any], frame: Frame) -> ReplayPlan:
         )
     gap_ns = given.get("gap", _GAP_NS)
     about = {"replay": path.name, "gap_ns": gap_ns}
-    # Sockets of this host cannot bind to the capture's sources either
+    # Sockets of this host cannot bind to sources of the capture
     frame = replace(frame, sources=frame.sources or [""])
     return ReplayPlan(
         "replay", read_capture(path, gap_ns, given["read_segments"]), frame, given.get("scale", 1.0), about

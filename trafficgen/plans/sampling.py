@@ -21,7 +21,7 @@ _PURPOSES = ("gaps", "sizes", "destinations", "sources")
 
 
 def stream(seed: int, purpose: Literal["gaps", "sizes", "destinations", "sources"]) -> random.Random:
-    """Return the generator for a purpose; with one each, a further destination does not change sizes and starts."""
+    """Return the generator of one purpose; each has its own, so that adding a destination keeps sizes and starts."""
     return random.Random(len(_PURPOSES) * seed + _PURPOSES.index(purpose))
 
 
@@ -65,8 +65,8 @@ def again(rng: random.Random, draw: Draw, count: int) -> Callable[[], Iterator[f
 def arrivals(rng: random.Random, start_ns: int, length_ns: int, count: int) -> Iterator[int]:
     """Yield the starts of a Poisson process given its number of arrivals: exponential gaps, scaled to an interval.
 
-    One gap more than flows is drawn, and all are divided by their sum: the n starts are then distributed as those of
-    a Poisson process that had n arrivals in the interval.
+    It draws one more gap than there are starts and divides all by their sum. The n starts are then distributed like
+    those of a Poisson process with n arrivals in the interval.
 
     Args:
         rng: the random generator.

@@ -1,4 +1,4 @@
-"""Flow size distributions: published workloads, a user's own CDF file, and four given by a formula."""
+"""Flow size distributions: published workloads, CDF files, and four distributions given by a formula."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ringtap.trafficgen.plans.sampling import Draw
 from ringtap.units import parse_size_bytes
 
 _LARGEST_BYTES = 10**15
-_LEAST_SHARE = 2.0**-54  # half the finest step of random(), for inverse CDFs without a smallest value
+_LEAST_SHARE = 2.0**-54  # half the step of random(), for inverse CDFs without a smallest value
 
-# (bytes, cumulative probability); where each comes from is in docs/commands/traffic-plans.md
+# (bytes, cumulative probability); docs/commands/traffic-plans.md names the sources
 _WEB_SEARCH = (
     (10_000, 0.15),
     (20_000, 0.20),
@@ -114,9 +114,9 @@ class Sizes(Protocol):
 
 
 class SizeDistribution:
-    """A distribution of flow sizes given by points of its CDF, linear between them.
+    """A distribution of flow sizes given by points of its CDF, which is linear between them.
 
-    Two points of the same size form a step: that size itself has a probability.
+    Two points of the same size form a step: this size itself has a probability.
 
     Args:
         name: its name in plans and reports.
@@ -160,13 +160,13 @@ class SizeDistribution:
     def sampler(self, rng: random.Random) -> Draw:
         """Return a function that draws one size in bytes, not rounded, from ``rng``."""
         uniform, shares = rng.random, self._shares
-        # The piece that ends at each point: its start and its extent, in size and in probability
-        pieces = [(0.0, 0.0, 0.0, 1.0)]
-        pieces += [(low[0], high[0] - low[0], low[1], high[1] - low[1]) for low, high in pairwise(self.points)]
+        # For each point, start and extent, in size and in probability, of the segment that ends there
+        segments = [(0.0, 0.0, 0.0, 1.0)]
+        segments += [(low[0], high[0] - low[0], low[1], high[1] - low[1]) for low, high in pairwise(self.points)]
 
         def draw() -> float:
             share = uniform()
-            low_size, more_size, low_share, more_share = pieces[bisect_left(shares, share) or 1]
+            low_size, more_size, low_share, more_share = segments[bisect_left(shares, share) or 1]
             return low_size + more_size * (share - low_share) / more_share
 
         return draw
@@ -241,7 +241,7 @@ class Pareto:
 
 
 WEB_SEARCH = SizeDistribution("web-search", _WEB_SEARCH)
-# VL2's, as TrafficGenerator publishes it in bytes; the ns-2 version in packets has another mean
+# From VL2, in bytes as published with TrafficGenerator; the ns-2 version in packets has another mean
 DATA_MINING = SizeDistribution("data-mining", _DATA_MINING)
 FACEBOOK_HADOOP = SizeDistribution("facebook-hadoop", _FACEBOOK_HADOOP)
 ALI_STORAGE = SizeDistribution("ali-storage-2019", _ALI_STORAGE)
@@ -334,7 +334,7 @@ def read_cdf(path: Path) -> SizeDistribution:
     shares = [(float(size), float(share / last_share)) for _, size, share in points]
     before = (0.0, 0.0)
     for (number, _, _), point in zip(points, shares, strict=True):
-        # "0 0" as the first point only says where the CDF begins
+        # "0 0" as the first point is valid: it only marks the start of the CDF
         fault = point_fault(before, point) if point != (0.0, 0.0) or number != points[0][0] else ""
         if fault:
             raise UsageError(f"{path} line {number}: {fault}")
@@ -343,7 +343,7 @@ def read_cdf(path: Path) -> SizeDistribution:
 
 
 def write_cdf(points: Iterable[tuple[float, float]], path: Path, force: bool = False) -> None:
-    """Write points of a CDF in bytes and probabilities up to 1; each number reads back as the same float.
+    """Write points of a CDF as sizes in bytes and probabilities up to 1; each number reads back as the same float.
 
     Raises:
         UsageError: the file exists and ``force`` is not set, or it cannot be written.
@@ -393,7 +393,7 @@ def _fraction(text: str, name: str, where: str) -> Fraction:
         value = -1.0
     if not 0.0 <= value <= 1e18 or "_" in text:
         raise UsageError(f"{where}: {name} {text[:40]!r} is not a number from 0 to 10^18")
-    # From the decimal text: 22.93 of 100 is then the double nearest to 0.2293
+    # From the decimal text, so that 22.93 of 100 becomes the double nearest to 0.2293
     return Fraction(repr(value))
 
 

@@ -1,6 +1,6 @@
 """Flow plans of web-like traffic: the thesis's Algorithms 1 (consistent) and 2 (burst), made exact.
 
-A plan holds exactly the requested bytes. Sizes are drawn from the distribution and then multiplied by one factor per
+A plan contains exactly the requested bytes. Sizes are drawn from the distribution and then multiplied by one factor per
 interval (the whole plan, or the quiet part of a period); a burst is two flows that divide its bytes at random. Starts
 are a Poisson process given its number of arrivals. docs/commands/traffic-plans.md explains both.
 """
@@ -55,7 +55,7 @@ class PlanSpec:
         burst_length_ns: length of a burst.
         burst_period_ns: time from one burst to the next.
         sizes: distribution of flow sizes.
-        sources: addresses that flows are sent from, drawn uniformly; none: unbound.
+        sources: addresses from which flows are sent, drawn uniformly; empty: unbound.
         load_counts: unit of ``load_bps``: payload, or all bits on the wire.
         mtu: bytes of an IP packet, for ``wire``.
         transport: socket options that senders set.
@@ -78,7 +78,7 @@ class PlanSpec:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Interval:
     """An interval with a byte budget of its own; its flows start in the first ``starts_ns`` of it."""
 
     start_ns: int
@@ -116,58 +116,58 @@ class FlowPlan:
     def flows(self) -> Iterator[Flow]:
         """Yield the flows in order of their starts."""
         spec = self.spec
-        to, place = list(spec.destinations), stream(spec.seed, "destinations").random
-        by, source = list(spec.sources) or [""], stream(spec.seed, "sources").random
-        for start_ns, size_bytes in self._placed():
-            yield Flow(start_ns, by[int(source() * len(by))], to[int(place() * len(to))], size_bytes)
+        to, draw_to = list(spec.destinations), stream(spec.seed, "destinations").random
+        by, draw_from = list(spec.sources) or [""], stream(spec.seed, "sources").random
+        for start_ns, size_bytes in self._starts_and_sizes():
+            yield Flow(start_ns, by[int(draw_from() * len(by))], to[int(draw_to() * len(to))], size_bytes)
 
-    def _placed(self) -> Iterator[tuple[int, int]]:
+    def _starts_and_sizes(self) -> Iterator[tuple[int, int]]:
         gaps, sizes = stream(self.spec.seed, "gaps"), stream(self.spec.seed, "sizes")
         draw = self._sizes.sampler(sizes)
-        for stretch in self._stretches():
-            starts = arrivals(gaps, stretch.start_ns, stretch.starts_ns, stretch.flows)
-            if stretch.burst:
+        for interval in self._intervals():
+            starts = arrivals(gaps, interval.start_ns, interval.starts_ns, interval.flows)
+            if interval.burst:
                 share = normal_share(sizes, _SPLIT_MEAN, _SPLIT_DEVIATION)
-                first = 1 + int((stretch.size_bytes - 2) * share)
-                yield from zip(starts, (first, stretch.size_bytes - first), strict=True)
+                first = 1 + int((interval.size_bytes - 2) * share)
+                yield from zip(starts, (first, interval.size_bytes - first), strict=True)
             else:
-                yield from zip(starts, shares_of(sizes, draw, stretch.flows, stretch.size_bytes), strict=True)
+                yield from zip(starts, shares_of(sizes, draw, interval.flows, interval.size_bytes), strict=True)
 
-    def _stretches(self) -> Iterator[_Stretch]:
+    def _intervals(self) -> Iterator[_Interval]:
         spec, until = self.spec, self._load.bytes_until
         if spec.kind == "consistent":
             length_ns = spec.duration_ns
             budget = until(length_ns)
-            yield _Stretch(0, length_ns, length_ns, budget, self._count(budget, 1), burst=False)
+            yield _Interval(0, length_ns, length_ns, budget, self._count(budget, 1), burst=False)
             return
         burst_share = Fraction(repr(float(spec.burst_height))) * spec.burst_length_ns / spec.burst_period_ns
         for start_ns in range(0, spec.duration_ns, spec.burst_period_ns):
-            # A last period that does not fit is shortened with the same proportions
+            # A last period that does not fit is shortened in proportion
             length_ns = min(spec.burst_period_ns, spec.duration_ns - start_ns)
             budget = until(start_ns + length_ns) - until(start_ns)
             in_burst = round(budget * burst_share)
             burst_ns = spec.burst_length_ns * length_ns // spec.burst_period_ns
-            # Flows that are to cross the link within an interval must start some time before its end
+            # To cross the link within an interval, flows must start some time before its end
             half_ns, quiet_ns = burst_ns // 2, length_ns - burst_ns
-            yield _Stretch(start_ns, burst_ns, half_ns, in_burst, _BURST_FLOWS, burst=True)
+            yield _Interval(start_ns, burst_ns, half_ns, in_burst, _BURST_FLOWS, burst=True)
             quiet = self._count(budget - in_burst, _LEAST_QUIET_FLOWS)
             early_ns = max(quiet_ns - half_ns, quiet_ns // 2)
-            yield _Stretch(start_ns + burst_ns, quiet_ns, early_ns, budget - in_burst, quiet, burst=False)
+            yield _Interval(start_ns + burst_ns, quiet_ns, early_ns, budget - in_burst, quiet, burst=False)
 
     def _count(self, size_bytes: int, least: int) -> int:
         return max(least, int(size_bytes / self._sizes.mean_bytes))
 
     def _describe(self) -> dict[str, Any]:
         spec, flows, total = self.spec, 0, 0
-        for stretch in self._stretches():
-            if stretch.size_bytes < stretch.flows or stretch.starts_ns < 1:
+        for interval in self._intervals():
+            if interval.size_bytes < interval.flows or interval.starts_ns < 1:
                 raise UsageError(
-                    f"a load of {spec.load_bps:.0f} bit/s leaves {stretch.size_bytes} bytes and {stretch.length_ns} ns "
-                    f"for {stretch.flows} flows at {stretch.start_ns / 1e9:.6f} s: ask for more load or a longer burst "
-                    "period"
+                    f"a load of {spec.load_bps:.0f} bit/s leaves {interval.size_bytes} bytes and "
+                    f"{interval.length_ns} ns for {interval.flows} flows at {interval.start_ns / 1e9:.6f} s: ask for "
+                    "more load or a longer burst period"
                 )
-            flows += stretch.flows
-            total += stretch.size_bytes
+            flows += interval.flows
+            total += interval.size_bytes
         more = self._load.header() | {"distribution": self._sizes.name, "scale": spec.scale}
         header = self._frame.header(spec.kind, flows, total, **more)
         if spec.kind == "burst":
@@ -197,7 +197,7 @@ def _check(spec: PlanSpec, frame: Frame, load: OfferedLoad) -> None:
         raise UsageError(f"a plan of more than {MOST_FLOWS} flows is too long: ask for a longer --burst-period")
     if not 0 < spec.burst_height * spec.burst_length_ns < spec.burst_period_ns:
         raise UsageError(
-            f"bursts of {spec.burst_height} x {spec.burst_length_ns} ns carry no less than the whole period of "
+            f"bursts of {spec.burst_height} x {spec.burst_length_ns} ns carry as much as the whole period of "
             f"{spec.burst_period_ns} ns: lower --burst-height or --burst-length"
         )
 

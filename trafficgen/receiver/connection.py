@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ringtap.trafficgen.receiver.worker import ReceiverWorker
 
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
-# Above this size the kernel discards the payload (MSG_TRUNC); less is read together with the next flow's header
+# More than this is discarded in the kernel (MSG_TRUNC); less is read together with the next flow's header
 _SMALL_BYTES = 1 << 16
 _UNREAD_NOTICES_BYTES = 1 << 16
 _ENDLESS = 2**62
@@ -58,10 +58,10 @@ class ReceiverConnection:
 
     def event(self, events: int) -> None:
         """Handle events that epoll reported."""
-        if self.welcome:  # the time limit of a hello is for the whole of it, even if it comes in small pieces
+        if self.welcome:  # a hello has one time limit as a whole, even if it arrives in small pieces
             self.tick = self._worker.tick
         if events & _OUT:
-            self._say(b"")
+            self._send_notice(b"")
         if events & ~_OUT and self._sock.fileno() >= 0:
             self._receive()
 
@@ -88,48 +88,48 @@ class ReceiverConnection:
         """Refuse the connection with a verdict."""
         self._worker.counts.refused += 1
         self._last = True
-        self._say(protocol.NOTICE.pack(protocol.HELLO_NUMBER, verdict))
+        self._send_notice(protocol.NOTICE.pack(protocol.HELLO_NUMBER, verdict))
 
     def _receive(self) -> None:
         worker, left = self._worker, self._left
         try:
             if left > _SMALL_BYTES:
-                taken = self._sock.recv_into(worker.buffer, min(left, len(worker.buffer)), socket.MSG_TRUNC)
+                count = self._sock.recv_into(worker.buffer, min(left, len(worker.buffer)), socket.MSG_TRUNC)
             else:
-                taken = self._sock.recv_into(worker.buffer, _SMALL_BYTES)
+                count = self._sock.recv_into(worker.buffer, _SMALL_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            taken = 0
+            count = 0
             if self._size == _ENDLESS:
                 self.drop()  # a reset does not end an open-ended flow properly
                 return
-        if not taken:
+        if not count:
             self._hung_up()
         elif left > _SMALL_BYTES:
-            self._left -= taken
-            worker.counts.bytes += taken
+            self._left -= count
+            worker.counts.bytes += count
             if not self._left:
                 self._complete()
         else:
-            self._walk(taken)
+            self._process(count)
 
-    def _walk(self, count: int) -> None:
-        """Process the received bytes: headers are assembled, payload is only counted."""
-        worker, at = self._worker, 0
-        while at < count:
+    def _process(self, count: int) -> None:
+        """Process received bytes: assemble headers, count payload."""
+        worker, position = self._worker, 0
+        while position < count:
             if self._left:
-                step = min(self._left, count - at)
+                step = min(self._left, count - position)
                 self._left -= step
                 worker.counts.bytes += step
-                at += step
+                position += step
                 if not self._left:
                     self._complete()
             else:
                 whole = protocol.FLOW.size if self.welcome else protocol.HELLO.size
-                step = min(whole - len(self._head), count - at)
-                self._head += worker.view[at : at + step]
-                at += step
+                step = min(whole - len(self._head), count - position)
+                self._head += worker.view[position : position + step]
+                position += step
                 if len(self._head) == whole:
                     head, self._head = self._head, b""
                     self._read_head(head)
@@ -166,7 +166,7 @@ class ReceiverConnection:
             self.tick = self._worker.tick
             counts.connections += 1
             self._number = counts.connections
-            self._say(protocol.NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME))
+            self._send_notice(protocol.NOTICE.pack(protocol.HELLO_NUMBER, protocol.WELCOME))
 
     def _complete(self) -> None:
         finish_ns = time.time_ns()
@@ -175,7 +175,7 @@ class ReceiverConnection:
         size = self._size - self._left if self._size == _ENDLESS else self._size
         self._left = 0
         self._log(finish_ns, size, size, _FINISHED)
-        self._say(protocol.NOTICE.pack(self._flow, finish_ns))
+        self._send_notice(protocol.NOTICE.pack(self._flow, finish_ns))
 
     def _hung_up(self) -> None:
         if self._size == _ENDLESS and self._left:
@@ -198,22 +198,22 @@ class ReceiverConnection:
             state,
         )
 
-    def _say(self, data: bytes) -> None:
-        """Send a notice; a sender that does not read its notices is not read from either."""
+    def _send_notice(self, data: bytes) -> None:
+        """Send a notice; stop reading from a sender that leaves too many of its notices unread."""
         if self._sock.fileno() < 0:
             return
-        waited = bool(self._out)
+        was_waiting = bool(self._out)
         out = self._out + data
         try:
-            taken = self._sock.send(out) if out else 0
+            count = self._sock.send(out) if out else 0
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
                 self.drop()
                 return
-            taken = 0
-        self._out = out[taken:]
+            count = 0
+        self._out = out[count:]
         if self._last and not self._left and not self._out:
             self.drop()
-        elif bool(self._out) != waited or len(self._out) > _UNREAD_NOTICES_BYTES:
+        elif bool(self._out) != was_waiting or len(self._out) > _UNREAD_NOTICES_BYTES:
             reading = 0 if len(self._out) > _UNREAD_NOTICES_BYTES or self._last else _IN
             self._worker.epoll.modify(self._sock.fileno(), (reading | _OUT) if self._out else _IN)

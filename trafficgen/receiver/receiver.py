@@ -1,4 +1,4 @@
-"""The receiver: accepts flows on connections, discards their data and tells the sender when each was complete."""
+"""The receiver: accepts connections, discards the data of their flows and notifies the sender of each complete flow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ringtap.trafficgen.worker_processes import WorkerProcesses, raise_file_limi
 
 _BACKLOG = 4096
 _OTHER_FILES = 64
-_LAST_WORDS_S = 10.0
+_END_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ReceiveOptions:
         bind: HOST:PORT to listen on; port 0 takes a free one.
         token: senders must give the same one; needed to listen beyond loopback.
         log_path: per-flow record file to create, or None.
-        most_connections: limit, beyond which connections are refused; those without a valid hello have another one.
-        arrivals: Unix socket of a sender on this host whose flows wait for others to complete, or None.
+        most_connections: limit of connections with a valid hello; further ones are refused.
+        arrivals: Unix socket of a sender on this host that gets completion notices, or None.
         idle_s: a connection without data for this time is dropped.
         workers: processes; the kernel spreads new connections over all loops (SO_REUSEPORT).
         threads: threads in each process, each with a loop.
@@ -58,7 +58,7 @@ class Receiver:
 
     Args:
         options: its options.
-        until: pipe whose end also ends the receiver; the listening address is sent there.
+        until: pipe that gets the listening address, and whose end also ends the receiver.
     """
 
     def __init__(self, options: ReceiveOptions, until: Connection | None = None) -> None:
@@ -70,12 +70,12 @@ class Receiver:
         """Serve until SIGINT or SIGTERM; return the summary.
 
         Raises:
-            UsageError: the address is in use or not of this host, the token is missing, or the log cannot be created.
-            MeasurementError: the log could not be written to its end, or a process of the receiver died.
+            UsageError: the address is in use or foreign, the token is missing, or the log cannot be created.
+            MeasurementError: the log could not be completed, or a process of the receiver died.
         """
         options = self._options
         loops = options.workers * options.threads
-        most, strangers = _shares(options, loops)
+        most, strangers = _connection_limits(options, loops)
         listeners = _listen(options, loops)
         address = protocol.format_address(*listeners[0].getsockname()[:2])
         FlowLog(options.log_path, RECEIVED_FIELDS, {"source": "receiver", "listening": address}).close()
@@ -84,7 +84,7 @@ class Receiver:
         with self._processes:
             controls = [
                 self._processes.start(
-                    partial(_take, options, most, strangers, listeners, first),
+                    partial(_run_workers, options, most, strangers, listeners, first),
                     [*listeners[:first], *listeners[first + options.threads :]],
                 )
                 for first in range(0, loops, options.threads)
@@ -92,13 +92,13 @@ class Receiver:
             for listener in listeners:
                 listener.close()
             self._announce(address)
-            first_word = self._processes.listen(None)
+            first_message = self._processes.listen(None)
             for control in controls:
                 with suppress(OSError):  # a worker that could not write its log has ended by itself
                     control.send(None)
-            for taken in self._last_words(loops, first_word):
-                counts.add(taken.counts)
-                error = error or taken.error
+            for final in self._final_messages(loops, first_message):
+                counts.add(final.counts)
+                error = error or final.error
         if error:
             raise MeasurementError(error)
         duration_s = (time.monotonic_ns() - began_ns) / 1e9
@@ -111,20 +111,20 @@ class Receiver:
         else:
             self._until.send(address)
 
-    def _last_words(self, loops: int, first_word: object) -> list[AcceptedConnection]:
-        words = [first_word] if isinstance(first_word, AcceptedConnection) else []
-        limit_s = time.monotonic() + _LAST_WORDS_S
-        while len(words) < loops:
-            word = self._processes.listen(max(0.0, limit_s - time.monotonic()))
-            if isinstance(word, AcceptedConnection):
-                words.append(word)
-            elif time.monotonic() > limit_s:
+    def _final_messages(self, loops: int, first_message: object) -> list[AcceptedConnection]:
+        messages = [first_message] if isinstance(first_message, AcceptedConnection) else []
+        deadline_s = time.monotonic() + _END_PATIENCE_S
+        while len(messages) < loops:
+            message = self._processes.listen(max(0.0, deadline_s - time.monotonic()))
+            if isinstance(message, AcceptedConnection):
+                messages.append(message)
+            elif time.monotonic() > deadline_s:
                 raise MeasurementError("the receiver's processes do not end; its log may lack the last flows")
-        return words
+        return messages
 
 
-def _shares(options: ReceiveOptions, loops: int) -> tuple[int, int]:
-    """Return each loop's limits of connections with a valid hello and of those without."""
+def _connection_limits(options: ReceiveOptions, loops: int) -> tuple[int, int]:
+    """Return the limits per loop of connections with a valid hello and of those without."""
     most = -(-options.most_connections // loops)
     files = raise_file_limit(options.threads * (most + MOST_STRANGERS) + _OTHER_FILES)
     room = max(2, (files - _OTHER_FILES) // options.threads)
@@ -132,7 +132,7 @@ def _shares(options: ReceiveOptions, loops: int) -> tuple[int, int]:
     return min(most, room - strangers), strangers
 
 
-def _take(
+def _run_workers(
     options: ReceiveOptions,
     most: int,
     strangers: int,
@@ -170,12 +170,12 @@ def _listen(options: ReceiveOptions, loops: int) -> list[socket.socket]:
         raise UsageError(f"others can reach {options.bind}: give --token-file or set RINGTAP_TOKEN, the same for all")
     listeners: list[socket.socket] = []
     try:
-        listeners.append(_bound(family, address, share=False))
+        listeners.append(_bind(family, address, share=False))
         if loops > 1:
             address = listeners[0].getsockname()[:2]
             listeners.pop().close()
             for _ in range(loops):
-                listeners.append(_bound(family, address, share=True))
+                listeners.append(_bind(family, address, share=True))
         for listener in listeners:
             listener.listen(_BACKLOG)
     except OSError as error:
@@ -187,7 +187,7 @@ def _listen(options: ReceiveOptions, loops: int) -> list[socket.socket]:
     return listeners
 
 
-def _bound(family: socket.AddressFamily, address: tuple[str, int], share: bool) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: tuple[str, int], share: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

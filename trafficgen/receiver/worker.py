@@ -73,13 +73,13 @@ class ReceiverWorker:
         digest: digest of the token that senders must have.
         log_path: per-flow record file that the receiver has created, or None.
         most_connections: limit, beyond which connections are refused.
-        most_strangers: limit of connections without a valid hello; a further one replaces the oldest, unless that was
-            accepted in the last second.
+        most_strangers: limit of connections without a valid hello; a further one replaces the oldest, unless that one
+            was accepted in the last second.
         idle_s: a connection without data for this time is dropped.
         arrivals: Unix socket on which a sender of this host receives completion notices, or None.
 
     Attributes:
-        buffer: one for all connections: a connection's bytes are processed before the next one's are read.
+        buffer: shared by all connections; the bytes of one are processed before those of the next are read.
         tick: seconds since the start.
     """
 
@@ -105,8 +105,8 @@ class ReceiverWorker:
         self._announcer = None if arrivals is None else Announcer(arrivals)
         self._most, self._idle_s = most_connections, idle_s
         self._most_strangers = most_strangers
-        self._peers: dict[int, ReceiverConnection] = {}
-        self._strangers: dict[int, ReceiverConnection] = {}  # those of them without a valid hello, the oldest first
+        self._connections: dict[int, ReceiverConnection] = {}
+        self._strangers: dict[int, ReceiverConnection] = {}  # connections without a valid hello, oldest first
         self._ended = asyncio.Event()
         self._error = ""
 
@@ -118,11 +118,11 @@ class ReceiverWorker:
         loop.add_reader(self.epoll.fileno(), self._events, listener)
         loop.add_reader(control.fileno(), self._ended.set)
         self._flush_regularly()
-        self._look_for_idle()
+        self._drop_idle()
         await self._ended.wait()
         listener.close()
-        for peer in list(self._peers.values()):
-            peer.drop()
+        for connection in list(self._connections.values()):
+            connection.drop()
         self._flush()
         if self._announcer is not None:
             self._announcer.close()
@@ -130,26 +130,26 @@ class ReceiverWorker:
             control.send(AcceptedConnection(self._error, self.counts))
 
     def arrived(self, flow: int) -> None:
-        """Notify the sender on this host, whose flows may wait for it, of a completed flow."""
+        """Notify the sender on this host of a completed flow, which others may wait for."""
         if self._announcer is not None:
             self._announcer.tell(flow, time.monotonic_ns())
             self._announce()
 
     def admit(self, file: int) -> bool:
         """Admit a connection with a valid hello; return False if the limit is reached."""
-        if len(self._peers) - len(self._strangers) >= self._most:
+        if len(self._connections) - len(self._strangers) >= self._most:
             return False
         del self._strangers[file]
         return True
 
     def forget(self, file: int) -> None:
         """Remove a connection that is being closed."""
-        del self._peers[file]
+        del self._connections[file]
         self._strangers.pop(file, None)
         self.epoll.unregister(file)
 
     def connection(self, number: int) -> int:
-        """Return the number of this loop's connection among those of all loops."""
+        """Return the number, among the connections of all loops, of a connection of this loop."""
         return (number - 1) * self._loops + self._index + 1
 
     def _announce(self) -> None:
@@ -157,14 +157,14 @@ class ReceiverWorker:
             asyncio.get_running_loop().call_later(_RETRY_S, self._announce)
 
     def _events(self, listener: socket.socket) -> None:
-        peers, listening = self._peers, listener.fileno()
+        connections, listening = self._connections, listener.fileno()
         for file, events in self.epoll.poll(0, _MOST_EVENTS):
             if file == listening:
                 self._accept(listener)
                 continue
-            peer = peers.get(file)
-            if peer is not None:
-                peer.event(events)
+            connection = connections.get(file)
+            if connection is not None:
+                connection.event(events)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_MOST_ACCEPTS):
@@ -179,17 +179,17 @@ class ReceiverWorker:
                     self.epoll.unregister(listener.fileno())
                     asyncio.get_running_loop().call_later(_TICK_S, self._accept_again, listener)
                     return
-                continue  # it was closed while it was waiting
+                continue  # the sender closed it before it was accepted
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             file = sock.fileno()
-            self._peers[file] = self._strangers[file] = ReceiverConnection(self, sock)
+            self._connections[file] = self._strangers[file] = ReceiverConnection(self, sock)
             self.epoll.register(file, select.EPOLLIN)
             while len(self._strangers) > self._most_strangers and self._drop_oldest_stranger():
                 pass
 
     def _drop_oldest_stranger(self) -> bool:
-        """Drop the oldest connection without a hello, to make room for senders; return False if even it is new."""
+        """Drop the oldest connection without a hello, to make room for senders; return False if it is too young."""
         file, oldest = next(iter(self._strangers.items()), (-1, None))
         if oldest is None or self.tick - oldest.tick < _YOUNG_TICKS:
             return False
@@ -202,17 +202,17 @@ class ReceiverWorker:
         if listener.fileno() >= 0:
             self.epoll.register(listener.fileno(), select.EPOLLIN)
 
-    def _look_for_idle(self) -> None:
+    def _drop_idle(self) -> None:
         self.tick += 1
-        for peer in list(self._peers.values()):
-            silent_s = (self.tick - peer.tick) * _TICK_S
-            if not peer.welcome and silent_s > min(_HELLO_PATIENCE_S, self._idle_s):
-                peer.malformed()
+        for connection in list(self._connections.values()):
+            silent_s = (self.tick - connection.tick) * _TICK_S
+            if not connection.welcome and silent_s > min(_HELLO_PATIENCE_S, self._idle_s):
+                connection.malformed()
             elif silent_s > self._idle_s:
                 self.counts.idle += 1
-                peer.drop()
+                connection.drop()
         if not self._ended.is_set():
-            asyncio.get_running_loop().call_later(_TICK_S, self._look_for_idle)
+            asyncio.get_running_loop().call_later(_TICK_S, self._drop_idle)
 
     def _flush_regularly(self) -> None:
         self._flush()

@@ -1,7 +1,7 @@
 """Completion notices from local receivers to the sender, for plans with dependent flows.
 
-The sender binds a Unix datagram socket to a path; receivers that were given the path send a notice of each finished
-flow there. While no sender listens, notices are dropped; while the sender is behind, they are kept.
+The sender binds a Unix datagram socket to a path; receivers that know the path send a notice of each finished flow
+there. Without a listening sender, notices are dropped; while its queue is full, they are kept.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from pathlib import Path
 
 from ringtap.errors import UsageError
 
-_ARRIVAL = struct.Struct("=Qq")  # number of the flow, CLOCK_MONOTONIC of its completion
-_WAIT = (errno.EAGAIN, errno.ENOBUFS)
+_NOTICE = struct.Struct("=Qq")  # number of the flow, CLOCK_MONOTONIC of its completion
+_QUEUE_FULL = (errno.EAGAIN, errno.ENOBUFS)
 
 
 class Announcer:
-    """The receivers' end; each receiver worker has one.
+    """The end of a receiver worker.
 
     Args:
-        path: socket of the sender, which need not exist.
+        path: socket of the sender; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._behind: deque[bytes] = deque()
+        self._queue: deque[bytes] = deque()
 
     def tell(self, number: int, at_ns: int) -> None:
         """Queue the notice of a completed flow for the next ``flush``."""
-        self._behind.append(_ARRIVAL.pack(number, at_ns))
+        self._queue.append(_NOTICE.pack(number, at_ns))
 
     def flush(self) -> bool:
         """Send the queued notices; return False if some have to wait."""
-        while self._behind:
+        while self._queue:
             try:
-                self._sock.sendto(self._behind[0], self._path)
+                self._sock.sendto(self._queue[0], self._path)
             except OSError as error:
-                if error.errno in _WAIT:
+                if error.errno in _QUEUE_FULL:
                     return False
-            self._behind.popleft()
+            self._queue.popleft()
         return True
 
     def close(self) -> None:
@@ -55,10 +55,10 @@ class Announcer:
 
 
 class Listener:
-    """The sender's end.
+    """The end of the sender.
 
     Args:
-        path: socket to create; one left by an earlier sender is replaced.
+        path: socket to create; it replaces one that an earlier sender left.
 
     Raises:
         UsageError: the path cannot be used.
@@ -66,7 +66,7 @@ class Listener:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._owner = os.getpid()
+        self._owner_pid = os.getpid()
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
@@ -74,7 +74,7 @@ class Listener:
             self._sock.bind(str(path))
         except OSError as error:
             self._sock.close()
-            raise UsageError(f"--arrivals {path} cannot be made: {error.strerror or error}") from error
+            raise UsageError(f"--arrivals {path} cannot be created: {error.strerror or error}") from error
 
     def fileno(self) -> int:
         """Return the file descriptor, for ``select``."""
@@ -84,11 +84,11 @@ class Listener:
         """Yield number and CLOCK_MONOTONIC time of each flow completed since the last call."""
         with suppress(BlockingIOError):
             while True:
-                number, at_ns = _ARRIVAL.unpack(self._sock.recv(_ARRIVAL.size))
+                number, at_ns = _NOTICE.unpack(self._sock.recv(_NOTICE.size))
                 yield number, at_ns
 
     def close(self) -> None:
         """Close the socket; remove its path if this process created it."""
         self._sock.close()
-        if os.getpid() == self._owner:
+        if os.getpid() == self._owner_pid:
             self._path.unlink(missing_ok=True)

@@ -32,7 +32,7 @@ class SenderConnection:
     """A connection of a sender worker.
 
     The launcher starts flows on it; ``carry_on`` sends the rest of a flow. A connection ends in one of two ways: the
-    launcher drops it (``gone``), or it breaks; the launcher is then notified and answers with ``gone``.
+    launcher drops it (``gone``), or it breaks, the launcher gets a LOST message and answers with ``gone``.
     """
 
     __slots__ = (
@@ -41,11 +41,11 @@ class SenderConnection:
         "_file",
         "_finished",
         "_first_byte_ns",
+        "_flow",
         "_head",
         "_is_established",
+        "_last_sent_ns",
         "_left",
-        "_load",
-        "_moved_ns",
         "_notices",
         "_retransmits",
         "_route",
@@ -62,9 +62,9 @@ class SenderConnection:
         self._file = sock.fileno()
         self._head = worker.hello
         self._notices = b""
-        self._load: FlowState | None = None  # set for a flow that is sent here, not by the launcher alone
+        self._flow: FlowState | None = None  # set while this worker sends a part of the flow
         self._left = self._sent = self._retransmits = 0
-        self._first_byte_ns = self._moved_ns = 0
+        self._first_byte_ns = self._last_sent_ns = 0
         self._finished = _NO_FLOW
         self._is_established = self._welcome = self._writing = self._dropped = False
         self._broken = 0
@@ -75,29 +75,29 @@ class SenderConnection:
         self._worker.register(self, self._file, _IN | _OUT)
         self._writing = True
         if code not in (0, errno.EINPROGRESS):
-            self._lose(code)
+            self._break(code)
 
     def start(self, code: int) -> None:
         """Take over a connection that the launcher has started to connect for its only flow."""
-        self._load = self._worker.slots.load(self._slot)
-        size_bytes = self._load.size_bytes
+        self._flow = self._worker.slots.load(self._slot)
+        size_bytes = self._flow.size_bytes
         word = (size_bytes or protocol.OPEN_ENDED) | protocol.LAST
-        self._head = self._worker.hello + protocol.FLOW.pack(self._load.number, word)
+        self._head = self._worker.hello + protocol.FLOW.pack(self._flow.number, word)
         self._left = size_bytes or _ENDLESS
         self._worker.register(self, self._file, _IN | _OUT)
         self._writing = True
         if code:
-            self._lose(code)
+            self._break(code)
 
-    def carry_on(self, taken: int) -> None:
-        """Send the rest of a flow; the launcher has sent the first ``taken`` bytes of header and payload."""
-        load = self._load = self._worker.slots.load(self._slot)
-        head = protocol.FLOW.pack(load.number, load.size_bytes or protocol.OPEN_ENDED)
-        self._head = head[taken:]
-        self._sent = max(0, taken - _HEAD_BYTES)
-        self._left = (load.size_bytes or _ENDLESS) - self._sent
-        self._first_byte_ns = load.start_ns if taken else 0
-        self._moved_ns = load.start_ns
+    def carry_on(self, count: int) -> None:
+        """Send the rest of a flow; the launcher has sent the first ``count`` bytes of header and payload."""
+        flow = self._flow = self._worker.slots.load(self._slot)
+        head = protocol.FLOW.pack(flow.number, flow.size_bytes or protocol.OPEN_ENDED)
+        self._head = head[count:]
+        self._sent = max(0, count - _HEAD_BYTES)
+        self._left = (flow.size_bytes or _ENDLESS) - self._sent
+        self._first_byte_ns = flow.start_ns if count else 0
+        self._last_sent_ns = flow.start_ns
         if not self._broken:
             self._push()
 
@@ -113,23 +113,23 @@ class SenderConnection:
 
     def finish(self) -> None:
         """End an open-ended flow, at the plan's end."""
-        if self._load is not None and not self._load.size_bytes and self._left and self._is_established:
+        if self._flow is not None and not self._flow.size_bytes and self._left and self._is_established:
             self._left = 0
             self._stop_writing()
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError as error:
-                self._lose(error.errno or errno.EPIPE)
+                self._break(error.errno or errno.EPIPE)
 
     def gone(self, sent: int, silent_ns: int) -> None:
         """Handle the launcher's notice that it has dropped the connection.
 
         Args:
-            sent: bytes of a flow and its header that the launcher had sent, or -1: no flow.
-            silent_ns: CLOCK_MONOTONIC since when a receiver must have answered; otherwise it counts as failed.
+            sent: bytes of a flow and its header that the launcher had sent; -1: no flow.
+            silent_ns: the flow counts as failed if the receiver has been silent since this CLOCK_MONOTONIC time.
         """
         if sent != _NO_FLOW:
-            self._account(sent, silent_ns)
+            self._record_unfinished(sent, silent_ns)
         self._dropped = True
         if self._broken or sent != _NO_FLOW or self._finished == _NO_FLOW or not self._worker.new:
             self.close()
@@ -151,7 +151,7 @@ class SenderConnection:
     def _connected(self) -> None:
         code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._lose(code)
+            self._break(code)
             return
         self._is_established = True
         self._push()
@@ -161,21 +161,21 @@ class SenderConnection:
         head, left, now_ns = self._head, self._left, time.monotonic_ns()
         try:
             if head:
-                taken = self._sock.sendmsg((head, PAYLOAD[: min(left, PAYLOAD_BYTES)]))
+                count = self._sock.sendmsg((head, PAYLOAD[: min(left, PAYLOAD_BYTES)]))
             elif self._worker.payload_file >= 0:
-                taken = os.sendfile(self._file, self._worker.payload_file, 0, min(left, PAYLOAD_BYTES))
+                count = os.sendfile(self._file, self._worker.payload_file, 0, min(left, PAYLOAD_BYTES))
             else:
-                taken = self._sock.send(PAYLOAD[: min(left, PAYLOAD_BYTES)])
+                count = self._sock.send(PAYLOAD[: min(left, PAYLOAD_BYTES)])
         except OSError as error:
             if error.errno not in _BACK_PRESSURE:
-                self._lose(error.errno or errno.EPIPE)
+                self._break(error.errno or errno.EPIPE)
                 return
-            taken = 0
-        of_head = min(taken, len(head))
+            count = 0
+        of_head = min(count, len(head))
         if of_head:
             self._head = head[of_head:]
-        if taken > of_head:
-            self._moved(now_ns, taken - of_head)
+        if count > of_head:
+            self._moved(now_ns, count - of_head)
         if self._head or self._left:
             self._start_writing()
         else:
@@ -183,7 +183,7 @@ class SenderConnection:
 
     def _moved(self, now_ns: int, size_bytes: int) -> None:
         self._first_byte_ns = self._first_byte_ns or now_ns
-        self._moved_ns = now_ns
+        self._last_sent_ns = now_ns
         self._sent += size_bytes
         self._left -= size_bytes
         self._worker.outcome.moved(now_ns, size_bytes)
@@ -194,7 +194,7 @@ class SenderConnection:
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(error.errno or errno.ECONNRESET)
+            self._break(error.errno or errno.ECONNRESET)
             return
         if not data:
             self._hung_up()
@@ -212,64 +212,64 @@ class SenderConnection:
         if self._dropped:
             self.close()
         elif self._finished != _NO_FLOW and self._worker.new:
-            # The flow is finished and the launcher's GONE is on its way: that will close this connection at once
+            # The flow is finished, and the launcher's GONE, which is on its way, will close this connection
             self._worker.unregister(self._file)
             self._broken = protocol.CLOSED
         else:
-            self._lose(protocol.CLOSED)
+            self._break(protocol.CLOSED)
 
     def _handle_notice(self, number: int, value: int) -> None:
         """Handle a notice of the receiver."""
         if number == protocol.HELLO_NUMBER and not self._welcome:
             if value != protocol.WELCOME:
-                self._lose(-value if value < -protocol.CLOSED else protocol.NO_RECEIVER)
+                self._break(-value if value < -protocol.CLOSED else protocol.NO_RECEIVER)
                 return
             if not self._worker.new:
                 try:
                     self._worker.line.put_file(self._slot, self._route, self._file)
                 except OSError as error:
-                    self._lose(error.errno or errno.EMFILE)
+                    self._break(error.errno or errno.EMFILE)
                     return
             self._welcome = True
             self._worker.heard_ns[self._route] = time.monotonic_ns()
             return
-        load = self._load or self._worker.slots.load(self._slot)
-        if not self._welcome or number != load.number or number == self._finished or self._left:
-            self._lose(protocol.NO_RECEIVER)
+        flow = self._flow or self._worker.slots.load(self._slot)
+        if not self._welcome or number != flow.number or number == self._finished or self._left:
+            self._break(protocol.NO_RECEIVER)
             return
-        self._complete(load, value)
+        self._complete(flow, value)
 
-    def _complete(self, load: FlowState, received_ns: int) -> None:
-        """Account for a flow that the receiver has received completely."""
+    def _complete(self, flow: FlowState, received_ns: int) -> None:
+        """Record a flow that the receiver has received completely."""
         now_ns = time.monotonic_ns()
-        self._finished = load.number
+        self._finished = flow.number
         self._worker.heard_ns[self._route] = now_ns
-        sent = load.size_bytes or self._sent
-        first_byte_ns = self._first_byte_ns or load.start_ns
-        place = self._worker.places[self._route]
+        sent = flow.size_bytes or self._sent
+        first_byte_ns = self._first_byte_ns or flow.start_ns
+        endpoints = self._worker.places[self._route]
         end = Ending("finished", first_byte_ns, now_ns, received_ns, sent, sent)
-        self._worker.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
-        self._worker.line.put(ipc.FREE, self._slot, load.number, now_ns)
-        self._load = None
-        self._sent = self._first_byte_ns = self._moved_ns = 0
+        self._worker.outcome.ended(flow, end, self._tcp(), endpoints.source_index, endpoints.destination_index)
+        self._worker.line.put(ipc.FREE, self._slot, flow.number, now_ns)
+        self._flow = None
+        self._sent = self._first_byte_ns = self._last_sent_ns = 0
 
-    def _account(self, sent: int, silent_ns: int) -> None:
-        """Account for a flow that did not finish."""
-        load = self._load or self._worker.slots.load(self._slot)
-        if load.number == self._finished:
-            return  # it did finish: the launcher's message crossed ours
+    def _record_unfinished(self, sent: int, silent_ns: int) -> None:
+        """Record a flow that did not finish."""
+        flow = self._flow or self._worker.slots.load(self._slot)
+        if flow.number == self._finished:
+            return  # it has finished: the launcher's message crossed this worker's
         payload = max(self._sent, sent - _HEAD_BYTES, 0)
         acked = 0
         if payload:
             acked = min(payload, max(0, payload - unacked_bytes(self._sock)))
-        heard_ns = max(self._worker.heard_ns[self._route], self._moved_ns, load.start_ns)
+        heard_ns = max(self._worker.heard_ns[self._route], self._last_sent_ns, flow.start_ns)
         failed = self._broken or heard_ns <= silent_ns
         if failed:
             self._worker.failed(self._route, self._broken)
-        first_byte_ns = self._first_byte_ns or (load.start_ns if sent > 0 else 0)
+        first_byte_ns = self._first_byte_ns or (flow.start_ns if sent > 0 else 0)
         end = Ending("failed" if failed else "unfinished", first_byte_ns, 0, 0, payload, acked)
-        place = self._worker.places[self._route]
-        self._worker.outcome.ended(load, end, self._tcp(), place.source_index, place.destination_index)
+        endpoints = self._worker.places[self._route]
+        self._worker.outcome.ended(flow, end, self._tcp(), endpoints.source_index, endpoints.destination_index)
 
     def _tcp(self) -> TcpState:
         """Return the connection's state, with the retransmissions since the last flow."""
@@ -277,7 +277,7 @@ class SenderConnection:
         before, self._retransmits = self._retransmits, max(self._retransmits, tcp.retransmits)
         return tcp._replace(retransmits=max(0, tcp.retransmits - before))
 
-    def _lose(self, why: int) -> None:
+    def _break(self, why: int) -> None:
         """Handle a broken connection: notify the launcher once."""
         if self._broken:
             return

@@ -1,6 +1,6 @@
 """Communication of launcher and sender workers: messages and open sockets over a Unix socket pair, and shared slots.
 
-Neither side ever waits for the other: data that does not fit is kept for the next flush.
+Neither side ever waits for the other: data that does not fit stays queued for the next flush.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _MESSAGE = struct.Struct("=IIqq")
-_READ_BYTES = 64 * _MESSAGE.size  # a launch may be due: at most as many messages as can be handled in 100 µs
-_MOST_FILES = 64  # passed at once: few, since each is open twice until it is sent; the kernel takes 253
+_READ_BYTES = 64 * _MESSAGE.size  # handling more messages at once takes over 100 µs, and a launch may be due
+_MOST_FILES = 64  # passed at once: few, since each is open twice until it is sent; the kernel's limit is 253
 _BUFFER_BYTES = 1 << 20
 
 # Launcher to sender worker; "route" is the number of a connection pool
 OPEN = 1  # place: route; first: how many connections to open, or to prepare if each flow has its own
 REST = 2  # place: slot; first: bytes of its flow that the launcher has sent; the worker sends the rest
 START = 3  # place: slot; first: errno of connecting, 0 if in progress: a flow with a connection of its own begins
-# Close a connection. place: slot; first: bytes sent of its flow, -1 without one; second: CLOCK_MONOTONIC since when
-# silence is failure
+# Close a connection. place: slot; first: bytes sent of its flow, -1 without one; second: CLOCK_MONOTONIC, the flow
+# has failed if the receiver has been silent since then
 GONE = 4
 BEGIN = 5  # first and second: CLOCK_MONOTONIC and CLOCK_REALTIME of the launch
 FINISH = 6  # end open-ended flows: the plan has ended
@@ -63,7 +63,7 @@ class Channel:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._sock = sock
         self._out = bytearray()
-        self._behind: deque[tuple[bytes, list[int]]] = deque()
+        self._queue: deque[tuple[bytes, list[int]]] = deque()
         self._in = b""
         self.files: deque[int] = deque()
         self.ended = False
@@ -84,35 +84,35 @@ class Channel:
         """
         data, copy = _MESSAGE.pack(SOCKET, place, first, 0), os.dup(file)
         if self._out:
-            self._behind.append((bytes(self._out), []))
+            self._queue.append((bytes(self._out), []))
             self._out.clear()
-        if self._behind and 0 < len(self._behind[-1][1]) < _MOST_FILES:
-            before, files = self._behind.pop()
-            self._behind.append((before + data, [*files, copy]))
+        if self._queue and 0 < len(self._queue[-1][1]) < _MOST_FILES:
+            before, files = self._queue.pop()
+            self._queue.append((before + data, [*files, copy]))
         else:
-            if self._behind:
+            if self._queue:
                 self.flush()
-            self._behind.append((data, [copy]))
+            self._queue.append((data, [copy]))
 
     def flush(self) -> bool:
         """Send the queued messages; return False if some have to wait."""
-        if self._out and not self._behind:
-            taken = self._send(self._out, [])
-            del self._out[:taken]
+        if self._out and not self._queue:
+            count = self._send(self._out, [])
+            del self._out[:count]
             return not self._out
         if self._out:
-            self._behind.append((bytes(self._out), []))
+            self._queue.append((bytes(self._out), []))
             self._out.clear()
-        while self._behind:
-            data, files = self._behind[0]
-            taken = self._send(data, files)
-            if not taken:
+        while self._queue:
+            data, files = self._queue[0]
+            count = self._send(data, files)
+            if not count:
                 return False
-            for file in files:  # they are sent with the first byte
+            for file in files:  # sent with the first byte
                 os.close(file)
-            self._behind[0] = (data[taken:], [])
-            if taken == len(data):
-                self._behind.popleft()
+            self._queue[0] = (data[count:], [])
+            if count == len(data):
+                self._queue.popleft()
         return True
 
     def messages(self) -> Iterator[Message]:
@@ -125,15 +125,15 @@ class Channel:
         self._sock.close()
 
     def _send(self, data: bytes | bytearray, files: list[int]) -> int:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         try:
-            return self._sock.sendmsg([data], rights)
+            return self._sock.sendmsg([data], ancillary)
         except BlockingIOError:
             return 0
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:  # the kernel has too many files in flight
                 return 0
-            # The other side is gone, so the data is discarded; what it sent before is still to be read
+            # The other side is gone, so the data is discarded; its last messages can still be read
             return len(data)
 
     def _read(self) -> bytes:
@@ -181,9 +181,9 @@ class SharedSlots:
         self._memory = mmap.mmap(-1, max(1, count) * SLOT_BYTES)
 
     def fill(self, slot: int, number: int, size_bytes: int, due_ns: int, start_ns: int) -> None:
-        """Set the flow that a connection carries from now on."""
+        """Set the current flow of a connection."""
         _SLOT.pack_into(self._memory, slot * SLOT_BYTES, number, size_bytes, due_ns, start_ns)
 
     def load(self, slot: int) -> FlowState:
-        """Return the flow that a connection carries, or carried last."""
+        """Return the current or last flow of a connection."""
         return FlowState._make(_SLOT.unpack_from(self._memory, slot * SLOT_BYTES))

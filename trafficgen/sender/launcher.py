@@ -39,9 +39,9 @@ class Schedule:
     """A plan as a queue ordered by time; times are CLOCK_MONOTONIC.
 
     Args:
-        plan: the plan file, read one line ahead of the launches.
-        needs: requirements that the plan's check found.
-        only_source: leave out flows of other sources; empty: none.
+        plan: the plan file, which is read one line ahead of the launches.
+        needs: the plan's requirements, from its check.
+        only_source: leave out flows of other sources; empty: leave out none.
 
     Attributes:
         next_ns: time at which the next flow is due, NEVER if there is none.
@@ -56,12 +56,12 @@ class Schedule:
         self._line_ns = NEVER
         self._origin_ns = self._until_ns = 0
         self._ready: list[tuple[int, int, Flow]] = []
-        self._parked: dict[int, list[tuple[int, Flow]]] = {}
-        # Completion time of each flow: eight bytes per flow, only for plans in which some flow waits for another
-        self._arrived_ns = array("q", bytes(8 * needs.flows)) if needs.dependent else None
+        self._dependents: dict[int, list[tuple[int, Flow]]] = {}
+        # Completion time of each flow, 8 bytes each; only for plans with flows that wait for others
+        self._completed_ns = array("q", bytes(8 * needs.flows)) if needs.dependent else None
 
     def begin(self, origin_ns: int, until_ns: int) -> None:
-        """Set the origin of times and the end; flows due at ``until_ns`` or later are left out."""
+        """Set the origin of times and the end; leave out flows due at ``until_ns`` or later."""
         self._origin_ns, self._until_ns = origin_ns, until_ns
         self._advance()
 
@@ -69,11 +69,11 @@ class Schedule:
         """Take the flow that is due at ``next_ns``; return its number, the flow and its due time.
 
         Raises:
-            UsageError: the line after it is wrong, because the plan was changed after it was checked.
+            UsageError: the next line is wrong, because the plan was changed after its check.
         """
         if self._ready and self._ready[0][0] <= self._line_ns:
             due_ns, number, flow = heappop(self._ready)
-            self._renew()
+            self._update_next()
             return number, flow, due_ns
         assert self._line is not None
         number, flow = self._line
@@ -83,52 +83,52 @@ class Schedule:
 
     def arrived(self, number: int, at_ns: int) -> None:
         """Record the completion of a flow; flows that waited for it become ready."""
-        if self._arrived_ns is None or number >= len(self._arrived_ns):
+        if self._completed_ns is None or number >= len(self._completed_ns):
             return
-        self._arrived_ns[number] = at_ns
-        for waiting, flow in self._parked.pop(number, ()):
+        self._completed_ns[number] = at_ns
+        for waiting, flow in self._dependents.pop(number, ()):
             self._make_ready(waiting, flow, at_ns)
-        self._renew()
+        self._update_next()
 
     def _advance(self) -> None:
-        """Go to the next line whose flow waits for no other; put aside the flows that do."""
+        """Go to the next line with a flow that waits for no other; put aside those that wait."""
         self._line, self._line_ns = None, NEVER
         for number, flow in self._lines:
-            self._recognize(number, flow)
+            self._check_known(number, flow)
             due_ns = self._origin_ns + flow.start_ns
             if due_ns >= self._until_ns:
                 break
             if self._only_source and flow.source != self._only_source:
                 continue
-            if flow.after < 0 or self._arrived_ns is None:
+            if flow.after < 0 or self._completed_ns is None:
                 self._line, self._line_ns = (number, flow), due_ns
                 break
-            arrived_ns = self._arrived_ns[flow.after]
-            if arrived_ns:
-                self._make_ready(number, flow, arrived_ns)
+            completed_ns = self._completed_ns[flow.after]
+            if completed_ns:
+                self._make_ready(number, flow, completed_ns)
             else:
-                self._parked.setdefault(flow.after, []).append((number, flow))
-        self._renew()
+                self._dependents.setdefault(flow.after, []).append((number, flow))
+        self._update_next()
 
-    def _recognize(self, number: int, flow: Flow) -> None:
-        """Check that the flow was in the plan when it was checked; nothing is prepared for others."""
+    def _check_known(self, number: int, flow: Flow) -> None:
+        """Check that the plan has not changed since its check: nothing is prepared for other flows."""
         needs = self._needs
         known = number < needs.flows and (flow.source, flow.destination) in needs.most_at_once
         if not known or (flow.after >= 0 and not needs.dependent):
             raise UsageError(f"{self._path} was changed after it was checked, at flow {number}: send it again")
 
-    def _make_ready(self, number: int, flow: Flow, arrived_ns: int) -> None:
-        due_ns = max(self._origin_ns + flow.start_ns, arrived_ns + flow.delay_ns)
+    def _make_ready(self, number: int, flow: Flow, completed_ns: int) -> None:
+        due_ns = max(self._origin_ns + flow.start_ns, completed_ns + flow.delay_ns)
         if due_ns < self._until_ns:
             heappush(self._ready, (due_ns, number, flow))
 
-    def _renew(self) -> None:
+    def _update_next(self) -> None:
         self.next_ns = min(self._line_ns, self._ready[0][0]) if self._ready else self._line_ns
 
 
 _CONNECT_PATIENCE_NS = 3_000_000_000  # since the last connection was made
 _LEAST_SILENCE_NS = 500_000_000  # a congested link may be silent for a round trip or two without a failure
-_HANDLE_EVERY = 32  # launches, while there is no time to wait
+_HANDLE_EVERY = 32  # launches without a pause between two rounds of message handling
 _HEAD_BYTES = protocol.FLOW.size
 _PAUSE_S = 0.05
 _NO_TCP = TcpState(0, 0, 0)
@@ -158,7 +158,7 @@ class Done(NamedTuple):
     """The launcher's final message.
 
     Attributes:
-        ended_ns: CLOCK_MONOTONIC of the end of launching, 0: it launched nothing.
+        ended_ns: CLOCK_MONOTONIC of the end of launching, 0 if nothing was launched.
         error: the error, empty if there was none.
         real_time: True if it ran with real-time priority on its processor.
         outcome: its flow statistics.
@@ -212,8 +212,8 @@ class Launcher:
         self._error = ""
 
     def run(self) -> None:
-        """Connect, wait for the command, launch, wait for outstanding flows, account for the rest."""
-        with suppress(OSError):  # sleeps then end on time, not up to 50 µs later
+        """Connect, wait for the command, launch, wait for outstanding flows, record the others as not finished."""
+        with suppress(OSError):  # otherwise sleeps end up to 50 µs late
             Path("/proc/self/timerslack_ns").write_text("1")
         self._real_time = self._take_processor()
         gc.freeze()
@@ -225,7 +225,7 @@ class Launcher:
             if self._go is not None:
                 self._launch_all(self._go)
                 launched_ns = min(time.monotonic_ns(), self._go.until_ns)
-                self._settle()
+                self._await_outstanding()
         except RingtapError as error:
             self._error = str(error)
         self._end()
@@ -247,14 +247,14 @@ class Launcher:
         return True
 
     def _connect(self) -> None:
-        for pair, route in self._routes.items():
-            route.open_ahead(self._ahead[pair])
-        limit_ns = time.monotonic_ns() + _CONNECT_PATIENCE_NS
+        for endpoints, route in self._routes.items():
+            route.open_ahead(self._ahead[endpoints])
+        deadline_ns = time.monotonic_ns() + _CONNECT_PATIENCE_NS
         pending = -1
-        while not self._stopped and (now := sum(route.pending for route in self._by_index)):
-            if now != pending:
-                pending, limit_ns = now, time.monotonic_ns() + _CONNECT_PATIENCE_NS
-            if time.monotonic_ns() > limit_ns:
+        while not self._stopped and (still_pending := sum(route.pending for route in self._by_index)):
+            if still_pending != pending:
+                pending, deadline_ns = still_pending, time.monotonic_ns() + _CONNECT_PATIENCE_NS
+            if time.monotonic_ns() > deadline_ns:
                 break
             self._handle_messages(_PAUSE_S)
         unreachable = {
@@ -318,13 +318,13 @@ class Launcher:
     def _start(self, link: Link, flow: Waiting) -> bool:
         """Start a flow on a connection; return False if the connection turns out to be broken."""
         number, size_bytes, due_ns = flow
-        line = link.worker.channel
+        channel = link.worker.channel
         now_ns = time.monotonic_ns()
         link.worker.slots.fill(link.slot, number, size_bytes, due_ns, now_ns)
         if self._new:
             code = link.sock.connect_ex(link.route.address)
-            line.put(ipc.START, link.slot, 0 if code == errno.EINPROGRESS else code)
-            line.flush()
+            channel.put(ipc.START, link.slot, 0 if code == errno.EINPROGRESS else code)
+            channel.flush()
             taken = 0
         else:
             link.once = not size_bytes
@@ -334,10 +334,10 @@ class Launcher:
             except BlockingIOError:
                 taken = 0
             except OSError:
-                return False  # its sender worker will report it
+                return False  # the sender worker will report it
             if taken < _HEAD_BYTES + size_bytes or not size_bytes:
-                line.put(ipc.REST, link.slot, taken)
-                line.flush()
+                channel.put(ipc.REST, link.slot, taken)
+                channel.flush()
             self._outcome.moved(now_ns, max(0, taken - _HEAD_BYTES))
         link.busy, link.sent = True, taken
         self._busy += 1
@@ -359,17 +359,17 @@ class Launcher:
             for what, place, first, second in worker.channel.messages():
                 self._handle_message(worker, what, place, first, second)
             if worker.channel.ended:
-                self._inputs.remove(file)  # the sender notices that the process has ended, and acts on it
+                self._inputs.remove(file)  # the sender notices the end of the process and handles it
             else:
                 worker.channel.flush()
 
     def _handle_command(self) -> None:
         try:
-            word = self._control.recv()
+            command = self._control.recv()
         except (EOFError, OSError):
-            word = None
-        if isinstance(word, Go):
-            self._go = word
+            command = None
+        if isinstance(command, Go):
+            self._go = command
         else:
             self._stopped = True
             self._inputs.remove(self._control.fileno())
@@ -382,13 +382,13 @@ class Launcher:
             link = Link(route, worker, place, worker.channel.files.popleft(), self._new)
             worker.links[place] = link
             route.joined()
-            if not self._new:  # in ``new`` mode, nothing has been sent yet
+            if not self._new:  # with new connections, nothing has been sent yet
                 route.heard_ns = time.monotonic_ns()
             self._idle(link)
         elif what == ipc.LOST:
-            link_lost = worker.links.get(place)
-            if link_lost is not None:  # otherwise it was dropped while this message was on its way
-                self._lost(link_lost, first)
+            broken = worker.links.get(place)
+            if broken is not None:  # otherwise it was dropped while this message was on its way
+                self._lost(broken, first)
         elif what == ipc.REFUSED:
             self._refused(self._by_index[place], first)
 
@@ -417,7 +417,7 @@ class Launcher:
         self._drop(link, sent)
         if link.busy:
             self._busy -= 1
-        link.route.open_more(spares=False)  # do not open ever more to a receiver that breaks every connection
+        link.route.open_more(spares=False)  # avoid endless reopening to a receiver that breaks every connection
 
     def _drop(self, link: Link, sent: int) -> None:
         """Close the launcher's copy of a connection and tell its sender worker to close it."""
@@ -433,13 +433,13 @@ class Launcher:
             self._waiting -= 1
             self._give_up(route, route.waiting.popleft(), "failed")
 
-    def _settle(self) -> None:
+    def _await_outstanding(self) -> None:
         """End the open-ended flows, and wait for outstanding flows for at most ``patience_s``."""
-        limit_ns = time.monotonic_ns() + int(self._options.patience_s * 1e9)
+        deadline_ns = time.monotonic_ns() + int(self._options.patience_s * 1e9)
         for worker in self._workers:
             worker.channel.put(ipc.FINISH, 0)
             worker.channel.flush()
-        while (self._busy or self._waiting) and not self._stopped and time.monotonic_ns() < limit_ns:
+        while (self._busy or self._waiting) and not self._stopped and time.monotonic_ns() < deadline_ns:
             self._handle_messages(_PAUSE_S)
 
     def _end(self) -> None:
@@ -464,5 +464,5 @@ class Launcher:
     def _give_up(self, route: Route, flow: Waiting, state: str) -> None:
         if state == "failed" and not self._outcome.first_failure:
             self._outcome.first_failure = f"{route.name}: {protocol.failure_words(route.why)}"
-        load = FlowState(flow.number, flow.size_bytes, flow.due_ns, 0)
-        self._outcome.ended(load, Ending(state), _NO_TCP, route.source, route.destination)
+        never_started = FlowState(flow.number, flow.size_bytes, flow.due_ns, 0)
+        self._outcome.ended(never_started, Ending(state), _NO_TCP, route.source, route.destination)

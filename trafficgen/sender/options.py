@@ -9,10 +9,10 @@ from typing import Literal
 
 from ringtap.trafficgen.socket_options import Transport
 
-# Noise, so that no link or tunnel can compress it; the most that one send call gets
+# The payload is random, so that no link or tunnel can compress it; a send call gets at most this much
 PAYLOAD_BYTES = 1 << 19
 PAYLOAD = memoryview(random.Random(0).randbytes(PAYLOAD_BYTES))
-# The most payload of a flow that the launcher sends itself: more would make the next flow late
+# Payload of a flow that the launcher sends itself: more would make the next flow late
 FIRST_BYTES = 1 << 16
 
 
@@ -29,10 +29,10 @@ class SendOptions:
         only_source: send only the plan's flows from this source; empty: all.
         connections: ``kept`` and reused, or a ``new`` one for each flow.
         start_at_ns: CLOCK_REALTIME of the launch; None: as soon as connected.
-        patience_s: time to wait for outstanding flows after the last launch, and for which a destination with
-            outstanding flows may be silent before they count as failed.
+        patience_s: time to wait for outstanding flows after the last launch; those of a destination that is silent
+            for this long count as failed.
         most_connections: most connections from a source to a destination; None: as many as the plan starts at once,
-            and 1024 at least.
+            but at least 1024.
         workers: sender worker processes.
         threads: threads in each process, each with a loop.
         spin_ns: time before a flow is due at which the launcher stops sleeping and polls the clock.

@@ -28,12 +28,12 @@ class WorkerHandle:
 
     Attributes:
         channel: channel to the worker.
-        slots: the flows that the launcher has started on its connections.
-        links: its connections by slot.
+        slots: the flows that the launcher has started on the worker's connections.
+        links: the worker's connections by slot.
     """
 
-    def __init__(self, channel_: Channel, slots: SharedSlots) -> None:
-        self.channel = channel_
+    def __init__(self, channel: Channel, slots: SharedSlots) -> None:
+        self.channel = channel
         self.slots = slots
         self.links: dict[int, Link] = {}
 
@@ -61,10 +61,10 @@ class Route:
 
     Args:
         index: its number, which the sender workers use too.
-        source: index of the source among the plan's, -1: none.
+        source: index of the source in the plan, -1: none.
         destination: index of the destination.
         name: ``host:port`` for messages.
-        workers: the sender workers, which take turns.
+        workers: the sender workers, which open the connections in turn.
         most: most connections at a time.
         new: True if each flow has a connection of its own.
 
@@ -94,16 +94,16 @@ class Route:
         self.pending = 0
         self._workers = workers
         self._idle: list[list[Link]] = [[] for _ in workers]
-        self._places = {id(worker): at for at, worker in enumerate(workers)}
+        self._worker_index = {id(worker): at for at, worker in enumerate(workers)}
         self._turn = index
         self._opened_by = index
         self._idle_count = 0
-        self._all = 0
+        self._count = 0
         self._most = most
         self._new = new
 
     def take(self) -> Link | None:
-        """Take an idle connection, from each sender worker in turn: the one used last, which is the warmest."""
+        """Take the most recently used idle connection of the next sender worker that has one; None if there is none."""
         for _ in self._idle:
             self._turn = (self._turn + 1) % len(self._idle)
             if self._idle[self._turn]:
@@ -114,13 +114,13 @@ class Route:
     def give(self, link: Link) -> None:
         """Add an idle connection."""
         self._idle_count += 1
-        self._idle[self._places[id(link.worker)]].append(link)
+        self._idle[self._worker_index[id(link.worker)]].append(link)
 
     def joined(self) -> None:
         """Count a requested connection that has been established."""
         self.pending -= 1
         self.joined_any = True
-        self._all += 1
+        self._count += 1
 
     def refused(self, why: int) -> None:
         """Count a requested connection that could not be made."""
@@ -129,16 +129,16 @@ class Route:
 
     def left(self, link: Link) -> None:
         """Remove a connection that is gone."""
-        self._all -= 1
+        self._count -= 1
         if not link.busy:
-            with_it = self._idle[self._places[id(link.worker)]]
-            if link in with_it:
-                with_it.remove(link)
+            idle = self._idle[self._worker_index[id(link.worker)]]
+            if link in idle:
+                idle.remove(link)
                 self._idle_count -= 1
 
     def open_ahead(self, count: int) -> None:
-        """Request more connections from the sender workers in turn, within the limit."""
-        count = min(count, self._most - self._all - self.pending)
+        """Request up to ``count`` connections, within the limit, from the sender workers in turn."""
+        count = min(count, self._most - self._count - self.pending)
         if count <= 0:
             return
         self.pending += count
@@ -147,12 +147,12 @@ class Route:
             self._opened_by = (self._opened_by + 1) % len(self._workers)
             wanted = share + (at < more)
             if wanted:
-                line = self._workers[self._opened_by].channel
-                line.put(ipc.OPEN, self.index, wanted)
-                line.flush()
+                channel = self._workers[self._opened_by].channel
+                channel.put(ipc.OPEN, self.index, wanted)
+                channel.flush()
 
     def open_more(self, spares: bool = True) -> None:
-        """Request one connection per waiting flow, and spare ones: behind a long queue a handshake takes long."""
+        """Request a connection per waiting flow, and spare ones, because a handshake behind a long queue takes long."""
         wanted = len(self.waiting) - self.pending
         if not spares:
             self.open_ahead(min(wanted, _MOST_AT_ONCE))
@@ -164,4 +164,4 @@ class Route:
 
     def busy(self) -> int:
         """Return the number of connections that carry a flow."""
-        return self._all - self._idle_count
+        return self._count - self._idle_count

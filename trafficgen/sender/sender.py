@@ -1,4 +1,4 @@
-"""The sender: starts launcher and workers, gives the command to launch, and adds up the flow statistics."""
+"""The sender: starts launcher and workers, commands the launch, and merges the flow statistics."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from ringtap.trafficgen.socket_options import Transport, outgoing_socket
 from ringtap.trafficgen.statistics import FlowStatistics
 from ringtap.trafficgen.worker_processes import WorkerProcesses, raise_file_limit
 
-_LEAD_NS = 5_000_000  # from the command to the launch, so that the launcher has it by then
+_LEAD_NS = 5_000_000  # from the command to the launch, so that the launcher receives it in time
 _START_AHEAD_NS = 1_000_000_000  # from the command to an absolute start: short, because the clock may step before it
-_LAST_WORDS_S = 10.0
+_END_PATIENCE_S = 10.0
 _PROGRESS_S = 1.0
 
 
@@ -62,10 +62,10 @@ class Sender:
     def __init__(self, plan: PlanFile, options: SendOptions) -> None:
         self.first_failure = ""
         self._plan, self._options = plan, options
-        self._what = SendPlan(plan, options)
+        self._setup = SendPlan(plan, options)
         length_s = plan.duration_ns / 1e9
-        self.load_bps = self._what.needs.bytes * 8 / length_s if length_s else 0.0
-        self.flows_per_s = self._what.needs.flows / length_s if length_s else 0.0
+        self.load_bps = self._setup.needs.bytes * 8 / length_s if length_s else 0.0
+        self.flows_per_s = self._setup.needs.flows / length_s if length_s else 0.0
         self._processes = WorkerProcesses()
         self._arrivals: Listener | None = None
         self._launcher: Connection | None = None
@@ -84,9 +84,9 @@ class Sender:
             self._arrivals = Listener(self._options.arrivals)
         try:
             with self._processes:
-                self._what.probe()
+                self._setup.probe()
                 self._fork()
-                go = self._give_word()
+                go = self._command_launch()
                 done, outcome = self._await_end(go)
         finally:
             if self._arrivals is not None:
@@ -94,59 +94,60 @@ class Sender:
         error = self._error or done.error
         if error:
             raise MeasurementError(error)
-        return self._sum_up(go, done, outcome)
+        return self._summarize(go, done, outcome)
 
     def _fork(self) -> None:
-        options, what = self._options, self._what
-        lines = [
-            WorkerLink(*ipc.pair(), SharedSlots(what.most_per_worker)) for _ in range(options.workers * options.threads)
+        options, setup = self._options, self._setup
+        links = [
+            WorkerLink(*ipc.pair(), SharedSlots(setup.most_per_worker))
+            for _ in range(options.workers * options.threads)
         ]
-        ends = [end for line in lines for end in line[:2]]
-        for first in range(0, len(lines), options.threads):
-            mine = lines[first : first + options.threads]
-            kept = [line.workers for line in mine]
+        ends = [end for link in links for end in link[:2]]
+        for first in range(0, len(links), options.threads):
+            mine = links[first : first + options.threads]
+            kept = [link.workers for link in mine]
             foreign = [end for end in ends if end not in kept]
-            self._processes.start(partial(_carry, what, mine), foreign)
-        kept = [line.launchers for line in lines]
+            self._processes.start(partial(_run_workers, setup, mine), foreign)
+        kept = [link.launchers for link in links]
         foreign = [end for end in ends if end not in kept]
-        self._launcher = self._processes.start(partial(_launch, what, lines, self._arrivals), foreign)
+        self._launcher = self._processes.start(partial(_run_launcher, setup, links, self._arrivals), foreign)
         for end in ends:
             end.close()
 
-    def _give_word(self) -> Go | None:
-        """Wait for connections, set the origin of all times, create the log and give the command to the launcher."""
-        ready = self._hear(None)
+    def _command_launch(self) -> Go | None:
+        """Wait for connections, set the origin of all times, create the log and command the launch."""
+        ready = self._next_message(None)
         if not isinstance(ready, Ready):
             return None
         self._in_force = ready.in_force
-        self._check_unreachable(self._what.unreachable | ready.unreachable)
+        self._check_unreachable(self._setup.unreachable | ready.unreachable)
         start_at_ns = self._options.start_at_ns
         if start_at_ns is not None:
             while (left_ns := start_at_ns - time.time_ns()) > _START_AHEAD_NS:
-                self._hear(min(1.0, (left_ns - _START_AHEAD_NS) / 1e9))
+                self._next_message(min(1.0, (left_ns - _START_AHEAD_NS) / 1e9))
                 if self._stopped:
                     return None
             if left_ns < 0:
                 raise UsageError(f"--start-at passed {-left_ns / 1e9:.3f} s before all was ready: name a later time")
         now_ns, real_ns = _clocks()
         lead_ns = _LEAD_NS if start_at_ns is None else start_at_ns - real_ns
-        go = Go(now_ns + lead_ns, real_ns + lead_ns, now_ns + lead_ns + self._what.duration_ns)
+        go = Go(now_ns + lead_ns, real_ns + lead_ns, now_ns + lead_ns + self._setup.duration_ns)
         FlowLog(self._options.log_path, SENT_FIELDS, self._about(go)).close()
-        self._tell(go)
+        self._send_command(go)
         return go
 
     def _check_unreachable(self, unreachable: dict[str, str]) -> None:
-        words = [f"{name} ({why})" for name, why in unreachable.items()]
-        if len(unreachable) == len({place.name for place in self._what.places}):
+        texts = [f"{name} ({why})" for name, why in unreachable.items()]
+        if len(unreachable) == len({endpoints.name for endpoints in self._setup.places}):
             raise MeasurementError(
-                f"no receiver answers at {', '.join(words)}: start 'ringtap traffic serve --bind HOST:PORT' there first"
+                f"no receiver answers at {', '.join(texts)}: start 'ringtap traffic serve --bind HOST:PORT' there first"
             )
-        for word in words:
-            print(f"warning: no receiver answers at {word}; its flows will fail", file=sys.stderr)
+        for text in texts:
+            print(f"warning: no receiver answers at {text}; its flows will fail", file=sys.stderr)
 
     def _about(self, go: Go) -> dict[str, Any]:
         plan = self._plan
-        about = {"source": "sender", "sender": self._what.sender, "plan": plan.header, "sources": list(plan.sources)}
+        about = {"source": "sender", "sender": self._setup.sender, "plan": plan.header, "sources": list(plan.sources)}
         about |= {"destinations": list(plan.destinations), "transport": self._in_force}
         return about | {"origin_ns": go.origin_real_ns, "origin_monotonic_ns": go.origin_ns}
 
@@ -156,16 +157,16 @@ class Sender:
         workers = self._options.workers * self._options.threads
         silent_s = 0.0
         while done is None or len(reports) < workers:
-            word = self._hear(_PROGRESS_S)
-            silent_s = 0.0 if word is not None else silent_s + _PROGRESS_S
-            if isinstance(word, Done):
-                done = word
-            elif isinstance(word, Report):
-                reports.append(word)
-                if word.error:
-                    self._error = self._error or word.error
+            message = self._next_message(_PROGRESS_S)
+            silent_s = 0.0 if message is not None else silent_s + _PROGRESS_S
+            if isinstance(message, Done):
+                done = message
+            elif isinstance(message, Report):
+                reports.append(message)
+                if message.error:
+                    self._error = self._error or message.error
                     self._stop()
-            elif (self._stopped or done is not None) and silent_s > _LAST_WORDS_S:
+            elif (self._stopped or done is not None) and silent_s > _END_PATIENCE_S:
                 raise MeasurementError("the sender's processes do not end; its log may lack the last flows")
             elif go is not None and done is None:
                 self._show_progress(go)
@@ -174,22 +175,22 @@ class Sender:
             outcome.merge(report.outcome)
         return done, outcome
 
-    def _hear(self, longest_s: float | None) -> Any:
-        word = self._processes.listen(longest_s)
-        if word is None and self._processes.signalled:
+    def _next_message(self, longest_s: float | None) -> Any:
+        message = self._processes.listen(longest_s)
+        if message is None and self._processes.signalled:
             self._stop()
-        return word
+        return message
 
     def _stop(self) -> None:
         """Tell the launcher to launch nothing more and to end at once."""
         if not self._stopped:
             self._stopped = True
-            self._tell(None)
+            self._send_command(None)
 
-    def _tell(self, word: Go | None) -> None:
+    def _send_command(self, command: Go | None) -> None:
         assert self._launcher is not None
         try:
-            self._launcher.send(word)
+            self._launcher.send(command)
         except OSError:
             self._error = self._error or "the launcher is gone; its log may lack the last flows"
 
@@ -197,21 +198,21 @@ class Sender:
         if sys.stderr.isatty():
             passed_s = max(0.0, (time.monotonic_ns() - go.origin_ns) / 1e9)
             print(
-                f"\r{passed_s:.0f} of {self._what.duration_ns / 1e9:.0f} s ",
+                f"\r{passed_s:.0f} of {self._setup.duration_ns / 1e9:.0f} s ",
                 end="",
                 file=unguarded(sys.stderr),
                 flush=True,
             )
 
-    def _sum_up(self, go: Go | None, done: Done, outcome: FlowStatistics) -> dict[str, Any]:
+    def _summarize(self, go: Go | None, done: Done, outcome: FlowStatistics) -> dict[str, Any]:
         self.first_failure = outcome.first_failure
         origin_ns = 0 if go is None else go.origin_ns
         launched_s = 0.0 if go is None else max(0.0, (done.ended_ns - origin_ns) / 1e9)
-        # Step of CLOCK_REALTIME relative to CLOCK_MONOTONIC, which times everything here
+        # Step of CLOCK_REALTIME during the run, against CLOCK_MONOTONIC
         now_ns, real_ns = _clocks()
         step_ns = 0 if go is None else real_ns - now_ns - go.origin_real_ns + go.origin_ns
         stopped_by = self._processes.signalled or (
-            "duration" if self._what.duration_ns < self._plan.duration_ns else "plan"
+            "duration" if self._setup.duration_ns < self._plan.duration_ns else "plan"
         )
         options = self._options
         summary = outcome.summary(origin_ns, launched_s) | {"stopped_by": stopped_by, "clock_step_s": step_ns / 1e9}
@@ -223,15 +224,15 @@ class Sender:
         }
 
 
-def _leave_alone(cpu: int | None) -> None:
-    """Run on other processors than the launcher's, if there are any."""
+def _avoid_processor(cpu: int | None) -> None:
+    """Run on other processors than that of the launcher, if there are any."""
     others = os.sched_getaffinity(0) - {cpu}
     if cpu is not None and others:
         os.sched_setaffinity(0, others)
 
 
 def _clocks() -> tuple[int, int]:
-    """Read CLOCK_MONOTONIC and CLOCK_REALTIME of the same moment: the closest of several readings."""
+    """Read CLOCK_MONOTONIC and CLOCK_REALTIME of the same moment: the fastest of several readings."""
     readings = []
     for _ in range(16):
         before_ns, real_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -239,43 +240,44 @@ def _clocks() -> tuple[int, int]:
     return min(readings)[1:]
 
 
-def _launch(what: SendPlan, lines: Sequence[WorkerLink], arrivals: Listener | None, control: Connection) -> None:
-    workers = [WorkerHandle(Channel(line.launchers), line.slots) for line in lines]
+def _run_launcher(setup: SendPlan, links: Sequence[WorkerLink], arrivals: Listener | None, control: Connection) -> None:
+    workers = [WorkerHandle(Channel(link.launchers), link.slots) for link in links]
     routes = {}
-    new = what.options.connections == "new"
-    for index, (pair, place) in enumerate(zip(what.pairs, what.places, strict=True)):
-        route = Route(index, place.source_index, place.destination_index, place.name, workers, what.most[index], new)
-        route.address = place.address
+    new = setup.options.connections == "new"
+    for index, (pair, endpoints) in enumerate(zip(setup.pairs, setup.places, strict=True)):
+        _, _, address, name, source, destination = endpoints
+        route = Route(index, source, destination, name, workers, setup.most[index], new)
+        route.address = address
         routes[pair] = route
-    schedule = Schedule(what.plan, what.needs, what.options.only_source)
-    outcome = FlowStatistics(what.options.line_rate_bps)
-    ahead = dict(zip(what.pairs, what.ahead, strict=True))
-    Launcher(schedule, routes, workers, what.options, control, outcome, ahead, arrivals).run()
+    schedule = Schedule(setup.plan, setup.needs, setup.options.only_source)
+    outcome = FlowStatistics(setup.options.line_rate_bps)
+    ahead = dict(zip(setup.pairs, setup.ahead, strict=True))
+    Launcher(schedule, routes, workers, setup.options, control, outcome, ahead, arrivals).run()
 
 
-def _carry(what: SendPlan, lines: Sequence[WorkerLink], control: Connection) -> None:
+def _run_workers(setup: SendPlan, links: Sequence[WorkerLink], control: Connection) -> None:
     """Run the sender workers of one process, one per thread."""
     lock = threading.Lock()
 
-    def work(line: WorkerLink) -> None:
+    def work(link: WorkerLink) -> None:
         worker = SenderWorker(
-            Channel(line.workers),
-            line.slots,
-            what.places,
-            what.options,
-            what.transport,
-            what.hello,
-            FlowStatistics(what.options.line_rate_bps),
-            what.most_per_worker,
+            Channel(link.workers),
+            link.slots,
+            setup.places,
+            setup.options,
+            setup.transport,
+            setup.hello,
+            FlowStatistics(setup.options.line_rate_bps),
+            setup.most_per_worker,
         )
         asyncio.run(worker.run(control, lock))
 
-    _leave_alone(what.options.launcher_cpu)
+    _avoid_processor(setup.options.launcher_cpu)
     gc.freeze()
-    threads = [threading.Thread(target=work, args=(line,)) for line in lines[1:]]
+    threads = [threading.Thread(target=work, args=(link,)) for link in links[1:]]
     for thread in threads:
         thread.start()
-    work(lines[0])
+    work(links[0])
     for thread in threads:
         thread.join()
 
@@ -287,7 +289,7 @@ _PROBE_S = 3.0
 
 
 class SendPlan:
-    """A checked plan and the options with which it is sent.
+    """A checked plan and the options for sending it.
 
     Attributes:
         needs: requirements of the plan.
@@ -296,7 +298,7 @@ class SendPlan:
         ahead: connections to open in each pool before the launch.
         most: most connections in each pool at a time.
         transport: options of every connection.
-        duration_ns: length that is sent.
+        duration_ns: length of the part that is sent.
         sender: the sender's number in the receivers' logs.
         unreachable: destinations that ``probe`` found without a receiver, with reasons.
 
@@ -314,11 +316,11 @@ class SendPlan:
             raise UsageError(f"{plan.path} has no flow from {options.only_source!r}: see its header's sources")
         if options.only_source and self.needs.dependent and options.arrivals is None:
             raise UsageError(
-                f"flows of {plan.path} wait for flows of other sources: name the socket on which this host's receiver "
-                "tells of them, with --arrivals on both, or send the whole plan from one host"
+                f"flows of {plan.path} wait for flows of other sources: give sender and receiver of this host the same "
+                "--arrivals SOCKET, or send the whole plan from one host"
             )
         self.transport = _transport(plan, options.transport)
-        self.places = [self._place(*pair) for pair in self.pairs]
+        self.places = [self._destination(*pair) for pair in self.pairs]
         usual = max(1, options.most_connections or _USUAL_MOST)
         at_once = [self.needs.most_at_once[pair] for pair in self.pairs]
         self.most = [usual if options.most_connections else max(usual, count) for count in at_once]
@@ -336,16 +338,16 @@ class SendPlan:
         """Ask each receiver whether it accepts this sender, if each flow opens its own connection."""
         if self.options.connections != "new":
             return
-        for place in {place.name: place for place in self.places}.values():
-            why = self._ask(place)
+        for endpoints in {endpoints.name: endpoints for endpoints in self.places}.values():
+            why = self._probe_destination(endpoints)
             if why:
-                self.unreachable[place.name] = why
+                self.unreachable[endpoints.name] = why
 
-    def _ask(self, place: Destination) -> str:
+    def _probe_destination(self, endpoints: Destination) -> str:
         try:
-            with outgoing_socket(place.family, self.transport, place.source) as sock:
+            with outgoing_socket(endpoints.family, self.transport, endpoints.source) as sock:
                 sock.settimeout(_PROBE_S)
-                sock.connect(place.address)
+                sock.connect(endpoints.address)
                 sock.sendall(self.hello)
                 number, verdict = protocol.NOTICE.unpack(sock.recv(protocol.NOTICE.size, socket.MSG_WAITALL))
         except TimeoutError:
@@ -358,16 +360,16 @@ class SendPlan:
             return "" if number == protocol.HELLO_NUMBER else protocol.failure_words(protocol.NO_RECEIVER)
         return protocol.failure_words(-verdict)
 
-    def _place(self, source: str, destination: str) -> Destination:
+    def _destination(self, source: str, destination: str) -> Destination:
         family, address = protocol.resolve(destination)
-        bound = source or self.options.source
-        outgoing_socket(family, self.transport, bound).close()
+        local = source or self.options.source
+        outgoing_socket(family, self.transport, local).close()
         sources = list(self.plan.sources)
         index = sources.index(source) if source else -1
-        return Destination(bound, family, address, destination, index, self.plan.destinations.index(destination))
+        return Destination(local, family, address, destination, index, self.plan.destinations.index(destination))
 
     def _check_limits(self, at_once: list[int]) -> None:
-        """Check that open files and local ports suffice for the connections that the plan is sure to need."""
+        """Check that open files and local ports suffice for the connections that the plan certainly needs."""
         workers = self.options.workers * self.options.threads
         wanted = sum(self.ahead)
         limit = raise_file_limit(sum(self.most) + _OTHER_FILES)
@@ -378,9 +380,9 @@ class SendPlan:
             )
         more = (limit - _OTHER_FILES - wanted) // len(self.pairs)
         self.most = [min(most, ahead + more) for ahead, most in zip(self.ahead, self.most, strict=True)]
-        # Twice as many: a closed connection may still hold its slot when the next one is opened
+        # Twice as many, because a closed connection may still hold its slot when the next one is opened
         self.most_per_worker = 2 * -(-sum(self.most) // workers) + 2 * len(self.pairs) + _LEAST_AHEAD
-        first, last = _ports()
+        first, last = _local_ports()
         for pair, count in zip(self.pairs, at_once, strict=True):
             if count > last - first + 1:
                 raise UsageError(
@@ -397,15 +399,15 @@ class SendPlan:
             raise UsageError(f"{path} exists: a log is never overwritten, name another file")
 
 
-def _transport(plan: PlanFile, asked: Transport) -> Transport:
+def _transport(plan: PlanFile, requested: Transport) -> Transport:
     """Return the requested options, completed with those of the plan."""
     of_plan: dict[str, Any] = plan.header.get("transport") or {}
     known = {field.name for field in fields(Transport)}
-    chosen = {name: value for name, value in of_plan.items() if name in known and getattr(asked, name) is None}
-    return replace(asked, **chosen)
+    chosen = {name: value for name, value in of_plan.items() if name in known and getattr(requested, name) is None}
+    return replace(requested, **chosen)
 
 
-def _ports() -> tuple[int, int]:
+def _local_ports() -> tuple[int, int]:
     try:
         first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """A sender worker: opens connections, sends the rest of the flows that the launcher starts, reads receivers' notices.
 
-Each thread runs one asyncio loop. The connections have an epoll of their own inside the loop, so that a busy worker
-handles them in batches, at a fraction of the cost of one callback per connection.
+Each thread runs one asyncio loop. The connections have an epoll object of their own inside the loop, so that a busy
+worker handles them in batches, at a fraction of the cost of one callback per connection.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class SenderWorker:
         self.payload_file = _payload_file() if options.method == "sendfile" else -1
         self._log_path, self._transport = options.log_path, transport
         self._free = list(range(most - 1, -1, -1))
-        self._all: dict[int, SenderConnection] = {}
-        self._files: dict[int, SenderConnection] = {}
+        self._connections: dict[int, SenderConnection] = {}
+        self._by_file: dict[int, SenderConnection] = {}
         self._ended = asyncio.Event()
         self._begun = False
         self._error = ""
@@ -96,7 +96,7 @@ class SenderWorker:
         loop.add_reader(self.line.fileno(), self._handle_messages)
         loop.add_reader(self.epoll.fileno(), self._events)
         await self._ended.wait()
-        for connection in list(self._all.values()):
+        for connection in list(self._connections.values()):
             connection.close()
         self._flush()
         with lock, suppress(OSError):
@@ -104,21 +104,21 @@ class SenderWorker:
 
     def register(self, connection: SenderConnection, file: int, events: int) -> None:
         """Start watching a connection."""
-        self._files[file] = connection
+        self._by_file[file] = connection
         self.epoll.register(file, events)
 
     def unregister(self, file: int) -> None:
         """Stop watching a connection."""
-        if self._files.pop(file, None) is not None:
+        if self._by_file.pop(file, None) is not None:
             self.epoll.unregister(file)
 
     def release(self, slot: int) -> None:
         """Free a slot for reuse."""
-        del self._all[slot]
+        del self._connections[slot]
         self._free.append(slot)
 
     def failed(self, route: int, why: int) -> None:
-        """Record the reason of a failed flow; only the first one's is kept."""
+        """Record the reason of a failed flow, if it is the first one."""
         if not self.outcome.first_failure:
             self.outcome.first_failure = f"{self.places[route].name}: {protocol.failure_words(why)}"
 
@@ -126,41 +126,41 @@ class SenderWorker:
         """Handle the launcher's messages."""
         for what, place, first, second in self.line.messages():
             if what == ipc.REST:
-                self._all[place].carry_on(first)
+                self._connections[place].carry_on(first)
             elif what == ipc.START:
-                self._all[place].start(first)
+                self._connections[place].start(first)
             elif what == ipc.GONE:
-                self._all[place].gone(first, second)
+                self._connections[place].gone(first, second)
             elif what == ipc.OPEN:
                 for _ in range(first):
                     self._open(place)
             elif what == ipc.BEGIN:
                 self._begin(first, second)
             elif what == ipc.FINISH:
-                for connection in list(self._all.values()):
+                for connection in list(self._connections.values()):
                     connection.finish()
             elif what == ipc.END:
-                for connection in list(self._all.values()):
+                for connection in list(self._connections.values()):
                     connection.end()
                 self._ended.set()
         if self.line.ended:
             self._ended.set()
-        self._say()
+        self._send_messages()
 
     def _events(self) -> None:
-        if not self._begun:  # BEGIN was sent before the first flow, but on a busy machine both may be waiting here
+        if not self._begun:  # on a busy machine, BEGIN may still be unread when the first connection has events
             self._handle_messages()
-        files = self._files
+        files = self._by_file
         for file, events in self.epoll.poll(0, _MOST_EVENTS):
             connection = files.get(file)
             if connection is not None:
                 connection.event(events)
-        self._say()
+        self._send_messages()
 
-    def _say(self) -> None:
-        """Send the queued messages; those that do not fit are sent a little later."""
+    def _send_messages(self) -> None:
+        """Send the queued messages; retry a little later with those that do not fit."""
         if not self.line.flush() and not self._ended.is_set():
-            asyncio.get_running_loop().call_later(0.001, self._say)
+            asyncio.get_running_loop().call_later(0.001, self._send_messages)
 
     def _open(self, route: int) -> None:
         place = self.places[route]
@@ -182,7 +182,7 @@ class SenderWorker:
                 self.line.put(ipc.REFUSED, route, error.errno or errno.EMFILE)
                 return
         self._free.pop()
-        connection = self._all[slot] = SenderConnection(self, sock, slot, route)
+        connection = self._connections[slot] = SenderConnection(self, sock, slot, route)
         self.outcome.connections += 1
         if not self.new:
             connection.connect(place.address)

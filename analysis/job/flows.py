@@ -202,11 +202,11 @@ def _ends(parts: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     table = pd.concat(parts.values(), ignore_index=True) if parts else pd.DataFrame(columns=columns)
     table["rank"] = table["rank"].astype("Int64")
     table["scope"] = table["node"].where(_is_loopback(table["local"]), "")
-    mine, theirs = ["local", "local_port", "remote", "remote_port"], ["remote", "remote_port", "local", "local_port"]
+    own, peer = ["local", "local_port", "remote", "remote_port"], ["remote", "remote_port", "local", "local_port"]
     # of successive connections with the same ports, the latest
-    latest = table.sort_values("last_ns").drop_duplicates([*mine, "scope"], keep="last")
-    found = latest[[*theirs, "scope"]].set_axis([*mine, "scope"], axis=1).assign(peer=latest.index)
-    table["peer"] = table.merge(found, how="left", on=[*mine, "scope"])["peer"].astype("Int64").to_numpy()
+    latest = table.sort_values("last_ns").drop_duplicates([*own, "scope"], keep="last")
+    found = latest[[*peer, "scope"]].set_axis([*own, "scope"], axis=1).assign(peer=latest.index)
+    table["peer"] = table.merge(found, how="left", on=[*own, "scope"])["peer"].astype("Int64").to_numpy()
     return table
 
 

@@ -215,10 +215,10 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
     parts = []
     for process, rows in marks.groupby("process"):
         edges = np.concatenate(([rows["start_ns"].iloc[0] - 1], rows["end_ns"].to_numpy(np.int64)))
-        whole = _covered_s(begin, end, edges)
+        total_s = _covered_s(begin, end, edges)
         steps = np.column_stack((rows["start_ns"], rows["end_ns"])).ravel()
-        within = _covered_s(begin, end, np.maximum.accumulate(steps))[::2]
-        table = pd.DataFrame({"index": rows["index"].to_numpy(), "communication_s": whole, "exposed_s": within})
+        optimizer_s = _covered_s(begin, end, np.maximum.accumulate(steps))[::2]
+        table = pd.DataFrame({"index": rows["index"].to_numpy(), "communication_s": total_s, "exposed_s": optimizer_s})
         parts.append(table.iloc[1:].assign(process=process))
     table = pd.concat(parts, ignore_index=True)
     table["overlap_s"] = table["communication_s"] - table["exposed_s"]
@@ -346,8 +346,8 @@ def _with_beginnings(marks: pd.DataFrame, phases: Phases) -> pd.DataFrame:
     begins = first.set_index("process")["forward_start_ns"]
     processes = marks.drop_duplicates("process")
     known = processes["process"].isin(begins.index)
-    whole = known.groupby(processes["generation"]).transform("all")
-    heads = processes[whole].assign(index=-1)
+    complete = known.groupby(processes["generation"]).transform("all")
+    heads = processes[complete].assign(index=-1)
     heads["end_ns"] = heads["process"].map(begins).astype("int64")
     return pd.concat([marks, heads], ignore_index=True).sort_values(["process", "index"], ignore_index=True)
 

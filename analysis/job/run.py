@@ -197,8 +197,8 @@ class Job:
                 mine = np.asarray(flows_of.get(rank, ()), np.int64)
                 covered = self.traffic.covered[str(node)]
                 for name, source in (("sent_bytes", "payload_bytes"), ("retransmissions", "retransmissions")):
-                    moved = np.where(covered, amounts[source][mine].sum(axis=0), np.nan)
-                    table.loc[rows, name] = np.nan if self.is_too_short else moved[bins]
+                    sums = np.where(covered, amounts[source][mine].sum(axis=0), np.nan)
+                    table.loc[rows, name] = np.nan if self.is_too_short else sums[bins]
             busy = self._seen[str(node)].cores.get(int(rank))
             if busy is not None:
                 table.loc[rows, "cpu_cores"] = busy[bins]
@@ -220,8 +220,8 @@ class Job:
         table = self.traffic.flows
         measured = self.measured
         if len(measured) and len(table) == len(self.traffic.groups):
-            moved = self._pick(self.traffic.amounts["payload_bytes"])[:, measured]
-            table = table.assign(bytes_per_iteration=moved.mean(axis=1))
+            payload = self._pick(self.traffic.amounts["payload_bytes"])[:, measured]
+            table = table.assign(bytes_per_iteration=payload.mean(axis=1))
         else:
             table = table.assign(bytes_per_iteration=np.nan)
         table = table.drop(columns=["end", "group"]).sort_values("payload_bytes", ascending=False, ignore_index=True)

@@ -152,7 +152,7 @@ def _class_means(job: Job, kind: str, has_iterations: bool) -> tuple[float | Non
     by_sockets = None
     if kind in flows.CLASSES and job.traffic.nodes:
         by_sockets = float(flow_table.loc[flow_table["class"] == kind, "payload_bytes"].sum())
-    # packets are counted within the iterations
+    # captured packets are counted only within the iterations
     of_all = by_packets is not None and not len(job.work.iterations)
     return by_sockets, float(by_packets.sum()) if by_packets is not None and of_all else None
 

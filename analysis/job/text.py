@@ -250,30 +250,30 @@ def _slow(data: dict[str, Any]) -> list[str]:
 
 
 def _network(data: dict[str, Any]) -> list[str | Table]:
-    moved, per = data["bytes"], f"Payload per {data['bytes']['per']}, all nodes together"
-    if moved["per"] == "run":
+    totals, per = data["bytes"], f"Payload per {data['bytes']['per']}, all nodes together"
+    if totals["per"] == "run":
         per = "Payload of the whole recording, all nodes together"
     rows = [
         [_PLAIN[name], *(_size(item[side]) for side in ("sockets", "packets")), _share(item["difference"])]
-        for name, item in moved["classes"].items()
+        for name, item in totals["classes"].items()
         if item["sockets"] is not None or item["packets"] is not None
     ]
     lines: list[str | Table] = [*_demand(data)]
     if rows:
         lines.append(Table([per, "by sockets", "by packets", "difference"], rows))
-    if moved["resolution_share"] is not None:
-        period, share = format_duration(moved["sampled_every_s"]), moved["resolution_share"]
+    if totals["resolution_share"] is not None:
+        period, share = format_duration(totals["sampled_every_s"]), totals["resolution_share"]
         spread = f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly"
-        uncertain = moved["uncertain_share"]
+        uncertain = totals["uncertain_share"]
         lines.append(f"{spread}." if uncertain <= _SURE else f"{spread}, so these means are good to ± {uncertain:.1%}.")
-    return lines + ([] if moved["too_short"] else _wires(data["wires"], moved["per"]))
+    return lines + ([] if totals["too_short"] else _wires(data["wires"], totals["per"]))
 
 
 def _demand(data: dict[str, Any]) -> list[str]:
-    item, moved = data["demand"], data["bytes"]
-    if moved["too_short"]:
+    item, totals = data["demand"], data["bytes"]
+    if totals["too_short"]:
         count, each = _count(data["iterations"]["measured"], "iteration"), format_duration(data["iterations"]["mean_s"])
-        every = format_duration(moved["sampled_every_s"])
+        every = format_duration(totals["sampled_every_s"])
         short = f"it has {count} of {each}, and sockets are sampled every {every}"
         return [f"The job is too short to say what it moves in an iteration: {short}."]
     if item["sent_bytes"] is None:

@@ -71,8 +71,8 @@ def headline(run: Snapshot, paused: bool) -> Text:
     silent = [node.age_s for node in run.nodes if node.age_s is not None and node.age_s > _SILENT_S]
     if silent and not run.ended:
         parts.append((f"no sample for {max(silent):.0f} s", BAD))
-    whole = int(run.elapsed_s)
-    parts.append((f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}", ""))
+    seconds = int(run.elapsed_s)
+    parts.append((f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}", ""))
     iterations = run.iterations
     if iterations.history:
         last = iterations.history[-1]

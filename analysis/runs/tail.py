@@ -159,18 +159,18 @@ class LinesTail:
                     data = file.read(min(_BATCH_BYTES, self._state.size - self._next))
             except OSError:
                 return
-            whole, newline, _ = data.rpartition(b"\n")
+            lines, newline, _ = data.rpartition(b"\n")
             if not newline:
                 if len(data) < _BATCH_BYTES:
                     return
                 self._next += len(data)  # skip an overlong line
                 self._overlong = True
                 continue
-            self._next += len(whole) + 1
-            yield from self._objects(whole)
+            self._next += len(lines) + 1
+            yield from self._objects(lines)
 
-    def _objects(self, whole: bytes) -> Iterator[dict[str, Any]]:
-        for line in whole.split(b"\n"):
+    def _objects(self, lines: bytes) -> Iterator[dict[str, Any]]:
+        for line in lines.split(b"\n"):
             damaged, self._overlong = self._overlong, False
             if not line and not damaged:
                 continue

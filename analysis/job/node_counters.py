@@ -118,13 +118,7 @@ def _where(covered: npt.NDArray[np.bool_], amounts: Numbers) -> Numbers:
 
 
 def long_growth(
-    file: RecordFile,
-    records: Records,
-    key: Integers,
-    column: str,
-    group: Integers,
-    groups: int,
-    borders: Borders,
+    file: RecordFile, records: Records, key: Integers, column: str, group: Integers, groups: int, borders: Borders
 ) -> Numbers:
     """Return the growth of a counter in a log with one record per object and sample, shape (groups, bins).
 

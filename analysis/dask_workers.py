@@ -1,6 +1,6 @@
 """Dask workers for the analysis: on this machine, at an address, or in Slurm jobs.
 
-Queues, tasks of workers that died, spilling and Dask's own configuration are left to Dask.
+Dask itself handles queues, tasks of workers that died, spilling and its own configuration.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ T = TypeVar("T")
 _COUNTED = re.compile(r"(local|slurm)(?::([1-9]\d*))?")
 _ADDRESS = re.compile(r"\w+://\S+")
 _LOGGERS = ("distributed", "distributed.client", "tornado.application", "asyncio")
-_ANSWER_S = 10.0  # for a scheduler to answer, and for its first worker
-_TASKS_A_THREAD = 32  # more tasks cost more than they balance
+_ANSWER_S = 10.0  # time limit for a scheduler's answer, and for its first worker
+_TASKS_A_THREAD = 32  # the overhead of more tasks exceeds what better balance saves
 _LOOK_S = 5.0  # interval of the check for remaining workers
 
 
@@ -80,15 +80,15 @@ def workers(scheduler: str | None) -> Iterator[Executor | None]:
         "distributed.comm.timeouts.connect": f"{_ANSWER_S}s",
         "distributed.admin.large-graph-warning-threshold": "1TB",
     }
-    if counted and counted[1] == "local":  # without workers no result would come
+    if counted and counted[1] == "local":  # if no worker starts, fail instead of waiting forever
         settings["distributed.scheduler.no-workers-timeout"] = f"{_ANSWER_S}s"
     with contextlib.ExitStack() as stack:
-        if counted:  # our own scheduler, perhaps workers: remove their files
+        if counted:  # remove the files of the scheduler and workers started here
             settings["temporary-directory"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtap-dask-"))
         stack.enter_context(dask.config.set(settings))
         stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
         stack.enter_context(warnings.catch_warnings())
-        # without internet the host name will do
+        # without internet access Dask uses the host name, which is sufficient
         warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address", RuntimeWarning)
         if counted is None:
             client = _existing(scheduler, stack)
@@ -100,7 +100,7 @@ def workers(scheduler: str | None) -> Iterator[Executor | None]:
 
 
 def _local(count: int, stack: contextlib.ExitStack) -> Client:
-    """Start processes on this machine, one thread each: their work holds the GIL or uses every core."""
+    """Start workers on this machine with one thread each, because a task holds the GIL or uses every core itself."""
     from distributed import Client, LocalCluster
 
     with _uninterrupted():
@@ -119,15 +119,15 @@ def _local(count: int, stack: contextlib.ExitStack) -> Client:
 def _uninterrupted() -> Iterator[None]:
     """Block SIGINT: half a cluster does not shut down cleanly, and processes started here inherit the mask."""
     resource_tracker.ensure_running()  # its start unblocks signals
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def _security() -> Any:
-    """TLS keys of this run: anyone who reaches a Dask scheduler runs code as its user, also from this machine."""
+    """Return new TLS keys: anyone who reaches a scheduler that needs none, also locally, can run code as its user."""
     from distributed import Security
 
     try:
@@ -141,9 +141,9 @@ def _security() -> Any:
 def _existing(scheduler: str, stack: contextlib.ExitStack) -> Client:
     from distributed import Client
 
-    where = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
+    options = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
     try:
-        client = stack.enter_context(Client(**where, timeout=_ANSWER_S, set_as_default=False))
+        client = stack.enter_context(Client(**options, timeout=_ANSWER_S, set_as_default=False))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(f"no scheduler of Dask answers at {scheduler}: start one with dask scheduler") from error
     try:
@@ -162,14 +162,14 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
     cluster = slurm_cluster(stack)
     try:
         # Dask itself would retry a refused submission and print tracebacks
-        asked = subprocess.run(
+        test = subprocess.run(
             ["sbatch", "--test-only"], input=cluster.job_script(), capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
         raise UsageError("--scheduler slurm needs sbatch, which is not on this machine: use a login node") from error
-    if asked.returncode:
-        said = [line.removeprefix("sbatch: error: ") for line in asked.stderr.splitlines() if "error:" in line]
-        raise MeasurementError(f"Slurm takes no job of Dask: {said[0] if said else 'it gives no reason'}")
+    if test.returncode:
+        errors = [line.removeprefix("sbatch: error: ") for line in test.stderr.splitlines() if "error:" in line]
+        raise MeasurementError(f"Slurm takes no job of Dask: {errors[0] if errors else 'it gives no reason'}")
     cluster.scale(jobs=count)
     client = stack.enter_context(Client(cluster))
     print("ringtap: waiting for a worker in a job of Slurm (squeue --me)", file=sys.stderr, flush=True)
@@ -181,7 +181,7 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
     """Create a dask-jobqueue cluster that has no jobs yet.
 
     Args:
-        stack: closes the cluster.
+        stack: exit stack that closes the cluster.
 
     Raises:
         UsageError: dask-jobqueue is not installed, or Dask's configuration lacks a value that a job needs.
@@ -203,7 +203,8 @@ def slurm_cluster(stack: contextlib.ExitStack) -> Any:
             f"Dask's configuration does not say how much a job of Slurm gets: set jobqueue.slurm.{missing[0]} in "
             f"~/.config/dask/jobqueue.yaml, or DASK_JOBQUEUE__SLURM__{missing[0].upper()}"
         )
-    shared = Path(found.get("shared-temp-directory") or cache_folder()).expanduser()  # a home is on every node
+    # home directories are on every node
+    shared = Path(found.get("shared-temp-directory") or cache_folder()).expanduser()
     shared.mkdir(parents=True, exist_ok=True)
     keys = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".dask-", dir=shared)))  # owner-only
     python = found.get("python") or shlex.quote(sys.executable)
@@ -233,24 +234,24 @@ def _version() -> str:
     return ringtap.__version__
 
 
-def _several(work: Callable[..., T], rows: Iterable[tuple[Any, ...]]) -> list[T]:
+def _call_each(work: Callable[..., T], rows: Iterable[tuple[Any, ...]]) -> list[T]:
     return [work(*row) for row in rows]
 
 
 class DaskExecutor(Executor):
-    """The workers of a scheduler of Dask.
+    """Executor that makes calls on the workers of a Dask scheduler.
 
-    In three ways `map` does what that of ``Client.get_executor()`` does not: a result stays on its worker until it is
-    asked for and is released afterwards, many short calls are one task, and an error is raised when no worker is left.
+    Unlike that of ``Client.get_executor()``, `map` keeps each result on its worker until it is requested and then
+    releases it, combines many short calls into one task, and raises an error when no worker is left.
 
     Args:
-        client: connected to the scheduler.
-        scheduler: its name in messages.
+        client: client that is connected to the scheduler.
+        scheduler: name of the scheduler in messages.
     """
 
     def __init__(self, client: Client, scheduler: str) -> None:
         self._client, self._scheduler = client, scheduler
-        others = set(self._ask(client.run, _version).values()) - {ringtap.__version__}
+        others = set(self._query(client.run, _version).values()) - {ringtap.__version__}
         if others:
             raise UsageError(
                 f"the workers of {scheduler} have ringtap {', '.join(sorted(others))}, this is {ringtap.__version__}: "
@@ -263,25 +264,25 @@ class DaskExecutor(Executor):
         return future
 
     def map(self, work: Callable[..., T], *columns: Iterable[Any]) -> Iterator[T]:  # type: ignore[override]
-        """Call a function for each row of the columns, as `map` does.
+        """Call a function for each row of the columns, as the built-in `map` does.
 
         Args:
             work: a module-level function; its arguments and results must be picklable.
-            *columns: its arguments.
+            *columns: the values of each argument.
 
         Returns:
-            The results, in order. The calls begin when the first is asked for; those whose results are no longer
-            wanted are cancelled.
+            The results, in order. The calls start when the first result is requested; closing the iterator cancels
+            the calls whose results were not requested.
 
         Raises:
-            MeasurementError: the workers died, or are gone.
-            Exception: that of a call.
+            MeasurementError: workers died repeatedly over the same task, or none is left.
+            Exception: any exception that a call raises.
         """
-        rows = list(zip(*columns, strict=False))  # as map: up to the end of the shortest
-        threads = sum(self._ask(self._client.nthreads).values())
+        rows = list(zip(*columns, strict=False))  # as in map, the shortest column ends the rows
+        threads = sum(self._query(self._client.nthreads).values())
         size = max(1, len(rows) // (_TASKS_A_THREAD * max(1, threads)))
-        parts = [rows[at : at + size] for at in range(0, len(rows), size)]
-        futures = deque(self._client.map(partial(_several, work), parts, pure=False))
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        futures = deque(self._client.map(partial(_call_each, work), parts, pure=False))
         try:
             while futures:
                 results = self._call(self._result, futures[0])
@@ -295,12 +296,12 @@ class DaskExecutor(Executor):
         while not future.done():
             with contextlib.suppress(TimeoutError):
                 return future.result(timeout=_LOOK_S)
-            if self._client.status == "running" and not self._ask(self._client.scheduler_info)["workers"]:
+            if self._client.status == "running" and not self._query(self._client.scheduler_info)["workers"]:
                 raise MeasurementError(self._gone())
         return future.result()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of Dask; its errors become errors of one sentence."""
+        """Call a function of Dask and convert Dask's errors to errors of one sentence."""
         from concurrent.futures import CancelledError
 
         from distributed.comm import CommClosedError
@@ -319,10 +320,10 @@ class DaskExecutor(Executor):
                 f"the workers of {self._scheduler} have no {error.name}: install the same ringtap where they run"
             ) from error
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Query the scheduler itself; here an OSError is an error of the connection, not of the work."""
+    def _query(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Query the scheduler itself; an OSError is then an error of the connection, not of a task."""
         try:
-            return self._call(question, *arguments)
+            return self._call(function, *arguments)
         except OSError as error:
             raise MeasurementError(self._gone()) from error
 

@@ -17,7 +17,7 @@ DIFFERENCE_TABLE = "Table 3.8"
 
 # Mean iteration time without cross traffic, over RDMA, in s (Table 3.1)
 NO_LOAD_S = {"bert-large": 0.84, "vgg16": 0.37, "densenet161": 0.38, "resnet50": 0.16}
-# The same over TCP where it is given (section 3.4.2)
+# The same over TCP, for the only model with a published time (section 3.4.2)
 NO_LOAD_TCP_S = {"bert-large": 1.45}
 
 
@@ -124,8 +124,8 @@ FITS = {
 def fits_for(model: str, traffic: str, transport: str = "") -> tuple[PublishedFit, ...]:
     """Return the published fits of a series: those over its own transport if there are any, else all, TCP first."""
     found = FITS.get((model, traffic), ())
-    alike = tuple(fit for fit in found if fit.transport == carrier(transport))
-    return alike or found
+    matching = tuple(fit for fit in found if fit.transport == carrier(transport))
+    return matching or found
 
 
 def carrier(transport: str) -> str:
@@ -134,8 +134,8 @@ def carrier(transport: str) -> str:
     return {"ROCE": "RDMA", "ROCEV2": "RDMA", "INFINIBAND": "RDMA", "IB": "RDMA"}.get(known, known)
 
 
-# Web-search traffic in words (section 3.3.2): standard deviation over mean at low loads and at high ones by kind, and
-# how many times as long an iteration takes at 80 % load
+# Statements on web-search traffic (section 3.3.2): standard deviation over mean at low loads, and at high loads by kind
+# of traffic; factor by which 80 % load lengthens an iteration
 SPREAD_LOW = 0.0005
 SPREAD_HIGH = {"consistent": 0.078, "burst": 0.393}
 GROWTH_AT_HEAVY = {"resnet50": 4.0, "bert-large": 8.0}

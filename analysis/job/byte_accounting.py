@@ -17,11 +17,10 @@ from ringtap.ethernet import HEADER_BYTES
 from ringtap.schema import NIC_REC
 
 LOOPBACK, NETWORK = "loopback", "network"
-# an IPv6 header has 20 bytes more
-_IPV6_MORE_BYTES = 20
-# interfaces that count bytes of other interfaces again, or carry none of a job's
+_IPV6_MORE_BYTES = 20  # of an IPv6 header, compared with IPv4
+# interfaces that count the bytes of other interfaces again, or carry no bytes of a job
 _NOT_WIRES = re.compile(r"(docker|br-|virbr|veth|ifb|dummy|bonding_masters)")
-_WAYS = ((LOOPBACK, "tx"), (NETWORK, "tx"), (NETWORK, "rx"))
+_DIRECTIONS = ((LOOPBACK, "tx"), (NETWORK, "tx"), (NETWORK, "rx"))
 COLUMNS = ("nic_bytes", "nic_packets", "nic_payload_bytes", "socket_bytes", "packet_payload_bytes", "packet_bytes")
 
 
@@ -51,7 +50,7 @@ class ByteAccounts:
     Attributes:
         wires: the directions of each node.
         by_class: payload of each class of flows by the captures, one number per bin; a class that cannot be
-            distinguished is missing; empty where nothing was captured.
+            distinguished is missing; empty if nothing was captured.
         packets: the captures by node.
     """
 
@@ -74,13 +73,13 @@ class Counted:
 
 
 def count(node: NodeLogs, borders: Borders) -> Counted | None:
-    """Read a node's interface counters; None where it has none."""
+    """Read a node's interface counters; return None if it has none."""
     counters = node.wide(NIC_REC)
     if counters is None:
         return None
     found: Counted = Counted({}, {})
     known = _interfaces(counters, node)
-    for path, direction in _WAYS:
+    for path, direction in _DIRECTIONS:
         names = tuple(name for name in known if (name == "lo") == (path == LOOPBACK))
         found.interfaces[path] = names
         for what in ("bytes", "packets"):
@@ -101,17 +100,17 @@ def measure(
     Args:
         nodes: the nodes' logs.
         counted: interface counts of each node.
-        captured: captures by node, for nodes that have some.
+        captured: captures by node, without nodes that have none.
         traffic: bytes of the sockets.
         bins: number of bins.
     """
-    ways, headers = _Ways(traffic), _header_bytes(traffic)
+    flow_rows, headers = _FlowRows(traffic), _header_bytes(traffic)
     wires = []
     for name in nodes:
-        for path, direction in _WAYS:
+        for path, direction in _DIRECTIONS:
             amounts: dict[str, Numbers | None] = dict.fromkeys(COLUMNS)
             if name in traffic.covered:
-                amounts["socket_bytes"] = ways.socket_bytes(name, path, direction)
+                amounts["socket_bytes"] = flow_rows.socket_bytes(name, path, direction)
             counters = counted[name]
             if counters is not None:
                 grown = [counters.grown[path, direction, what] for what in ("bytes", "packets")]
@@ -142,7 +141,7 @@ def stacked(node: NodeLogs) -> set[str]:
     return {name for name, link in links.items() if isinstance(link, dict) and link.get("below")}
 
 
-class _Ways:
+class _FlowRows:
     """Rows of a run's flow groups by path, direction and node."""
 
     def __init__(self, traffic: SocketTraffic) -> None:
@@ -155,24 +154,25 @@ class _Ways:
             (NETWORK, "rx"): groups["to_node"][~local],
         }
         # labels of the groups are their rows
-        self._rows = {way: nodes.groupby(nodes).groups for way, nodes in rows.items()}
+        self._rows = {key: nodes.groupby(nodes).groups for key, nodes in rows.items()}
 
     def socket_bytes(self, node: str, path: str, direction: str) -> Numbers:
         """Return the payload bytes that sockets sent or received, for ``tx`` with retransmitted bytes."""
-        mine = np.asarray(self._rows[path, direction].get(node, ()), np.int64)
-        total: Numbers = self._traffic.amounts["payload_bytes"][mine].sum(axis=0)
+        rows = np.asarray(self._rows[path, direction].get(node, ()), np.int64)
+        total: Numbers = self._traffic.amounts["payload_bytes"][rows].sum(axis=0)
         if direction == "tx":
-            total = total + self._traffic.amounts["retransmitted_bytes"][mine].sum(axis=0)
+            total = total + self._traffic.amounts["retransmitted_bytes"][rows].sum(axis=0)
         return np.where(self._traffic.covered[node], total, np.nan)
 
 
 def _header_bytes(traffic: SocketTraffic) -> dict[str, int]:
     """Return the header bytes of a packet on each node, for the address family with most payload."""
     flows = traffic.flows
-    six, moved = flows["from"].str.contains(":").to_numpy(bool), flows["payload_bytes"].fillna(0).to_numpy(np.float64)
-    more = pd.Series(np.where(six, moved, -moved))
-    within = (flows["from_node"] == flows["to_node"]).fillna(False).to_numpy(bool)  # counts once
-    sums = [more.groupby(flows["from_node"]).sum(), more[~within].groupby(flows["to_node"][~within]).sum()]
+    is_ipv6 = flows["from"].str.contains(":").to_numpy(bool)
+    payload = flows["payload_bytes"].fillna(0).to_numpy(np.float64)
+    signed = pd.Series(np.where(is_ipv6, payload, -payload))
+    local = (flows["from_node"] == flows["to_node"]).fillna(False).to_numpy(bool)  # counted once
+    sums = [signed.groupby(flows["from_node"]).sum(), signed[~local].groupby(flows["to_node"][~local]).sum()]
     by_node = pd.concat(sums).groupby(level=0).sum()
     return {str(node): HEADER_BYTES + (_IPV6_MORE_BYTES if total > 0 else 0) for node, total in by_node.items()}
 
@@ -197,20 +197,20 @@ def _by_class(
     known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "class", "from_node"]]
     parts = []
     for name, packets in captured.items():
-        lone = OTHER if name in traffic.nodes and traffic.covered[name].any() else UNCLASSIFIED
-        table = packets.flows[["interface", *ends]].assign(node=name, row=np.arange(len(packets.flows)), lone=lone)
+        rest = OTHER if name in traffic.nodes and traffic.covered[name].any() else UNCLASSIFIED
+        table = packets.flows[["interface", *ends]].assign(node=name, row=np.arange(len(packets.flows)), rest=rest)
         parts.append(table.merge(known, how="left", on=ends))
     table = pd.concat(parts, ignore_index=True)
     ports = table["from_port"].isin(cross.ports) | table["to_port"].isin(cross.ports)
-    by_port = pd.Series(np.where(cross.has(table) | ports, CROSS, table["lone"]), index=table.index)
+    by_port = pd.Series(np.where(cross.has(table) | ports, CROSS, table["rest"]), index=table.index)
     table["class"] = table["class"].where(table["class"].notna(), by_port)
-    table["apart"] = (table["node"] != table["from_node"]).astype(int)
+    table["not_sender"] = (table["node"] != table["from_node"]).astype(int)
     # loopback addresses of two nodes are two flows
     table["scope"] = table["node"].where(table["interface"] == "lo", "")
-    table = table.sort_values("apart", kind="stable").drop_duplicates([*ends, "scope"])
+    table = table.sort_values("not_sender", kind="stable").drop_duplicates([*ends, "scope"])
     # without sockets, training and other traffic are not known: missing, not 0
     kinds = CLASSES if any(covered.any() for covered in traffic.covered.values()) else (CROSS,)
     result = {kind: np.zeros(bins) for kind in dict.fromkeys((*kinds, *table["class"]))}
-    for place, row, kind in zip(table["node"], table["row"], table["class"], strict=True):
-        result[str(kind)] += captured[str(place)].amounts["payload_bytes"][int(row)]
+    for node, row, kind in zip(table["node"], table["row"], table["class"], strict=True):
+        result[str(kind)] += captured[str(node)].amounts["payload_bytes"][int(row)]
     return result

@@ -21,9 +21,9 @@ def states(nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
     """
     rows = []
     for name, node in nodes.items():
-        said = node.collectors
-        for collector in dict.fromkeys((*ORDER, *said)):
-            item = said.get(collector)
+        entries = node.collectors
+        for collector in dict.fromkeys((*ORDER, *entries)):
+            item = entries.get(collector)
             if item is None:  # a name of ORDER; names in node.json need not be folder names
                 logged = any(node.path.glob(f"{collector}/*"))
                 why = NOT_ASKED if node.info else "the agent was ended before it had written node.json"
@@ -51,16 +51,16 @@ def _number(value: Any) -> int | None:
 
 def status(info: Mapping[str, Any], nodes: Mapping[str, NodeLogs]) -> tuple[str, str]:
     """Return the final status of the run over all nodes, and the reason as a sentence."""
-    said, why = str(info.get("status", "partial")), str(info.get("why") or "")
-    if said == "running":
+    recorded, why = str(info.get("status", "partial")), str(info.get("why") or "")
+    if recorded == "running":
         # a node that wrote everything had disk space for it
         full = "" if nodes and all(node.done for node in nodes.values()) else ", or its disk was full"
         why = "the run was still being written, or its agent was ended before it could say how it ended"
-        return said, why + full
+        return recorded, why + full
     partial = [name for name, node in nodes.items() if node.info.get("status") == "partial"]
     unfinished = [name for name, node in nodes.items() if not node.done]
-    if said == "complete" and (partial or unfinished):
+    if recorded == "complete" and (partial or unfinished):
         reasons = [f"{name}: {nodes[name].info.get('why') or 'no reason given'}" for name in partial]
         reasons += [f"{name}: its agent was ended before it had written everything" for name in unfinished]
         return "partial", "; ".join(dict.fromkeys(reasons))
-    return said, why
+    return recorded, why

@@ -34,7 +34,7 @@ class Known:
 
 
 def sockets_of(node: NodeLogs) -> Known | None:
-    """Return a node's sockets; None where none were recorded."""
+    """Return a node's sockets; None if none were recorded."""
     log = socket_log(node)
     if log is None or not len(log.sockets):
         return None
@@ -55,8 +55,8 @@ def _owners(node: NodeLogs) -> dict[int, tuple[int | None, str | None]]:
             rank = node.rank_of_pid.get(line["pid"], rank)
         other = found.get(inode, (None, None))[0]
         if inode not in found or (rank is not None and (other is None or rank < other)):
-            words = " ".join(map(str, command)) if isinstance(command, list) else str(command)
-            found[inode] = rank, words
+            text = " ".join(map(str, command)) if isinstance(command, list) else str(command)
+            found[inode] = rank, text
     return found
 
 
@@ -88,7 +88,7 @@ def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: In
     """
     groups = np.unique(np.concatenate((out_of, into)))
     groups = groups[groups >= 0]
-    sends, takes = (np.where(side < 0, -1, np.searchsorted(groups, side)) for side in (out_of, into))
+    sent_groups, received_groups = (np.where(side < 0, -1, np.searchsorted(groups, side)) for side in (out_of, into))
     bins = borders.bins
     amounts = {name: np.zeros((len(groups), bins)) for name in AMOUNTS}
     sums = {name: np.zeros(len(out_of)) for name in COUNTERS}
@@ -98,20 +98,20 @@ def socket_bytes_of(node: NodeLogs, borders: Borders, out_of: Integers, into: In
             sums[counter] += np.bincount(grown.end, grown.amounts[counter], len(out_of))
         if not bins:
             continue
-        span, place, share = shares(grown.begin_ns, grown.end_ns, borders.edges_ns)
+        span, bin_of, share = shares(grown.begin_ns, grown.end_ns, borders.edges_ns)
         part = {counter: grown.amounts[counter][span] * share for counter in COUNTERS}
-        moved = {
+        growths = {
             "payload_bytes": part["bytes_acked"],
             "retransmitted_bytes": part["bytes_retrans"],
             "retransmissions": part["total_retrans"],
             "ce_marked": part["delivered_ce"],
         }
         end = grown.end[span]
-        for amount, values in moved.items():
-            amounts[amount] += add_up(sends[end], place, values, len(groups), bins)
-        keep = takes[end] >= 0
+        for amount, values in growths.items():
+            amounts[amount] += add_up(sent_groups[end], bin_of, values, len(groups), bins)
+        keep = received_groups[end] >= 0
         values = part["bytes_received"][keep]
-        amounts["payload_bytes"] += add_up(takes[end][keep], place[keep], values, len(groups), bins)
+        amounts["payload_bytes"] += add_up(received_groups[end][keep], bin_of[keep], values, len(groups), bins)
     return SocketBytes(groups, amounts, sums, node.covers(SOCKETS_REC, borders))
 
 
@@ -139,7 +139,7 @@ class SocketTraffic:
     Attributes:
         flows: one row per flow, one direction of a connection (`ringtap.analysis.job.run.Job.flows`), with ``end``, the
             number of its socket, and ``group``, its row in ``groups``.
-        groups: the rows of ``amounts``: flows, or kinds of flows where there are too many.
+        groups: the rows of ``amounts``: flows, or kinds of flows if there are too many flows.
         amounts: by name of `AMOUNTS`, shape (groups, bins).
         every_s: the longest period of the nodes' socket samples; None without sockets.
         all_every_s: the same for connections with little traffic so far, such as new ones.
@@ -202,11 +202,11 @@ def _ends(parts: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     table = pd.concat(parts.values(), ignore_index=True) if parts else pd.DataFrame(columns=columns)
     table["rank"] = table["rank"].astype("Int64")
     table["scope"] = table["node"].where(_is_loopback(table["local"]), "")
-    mine, theirs = ["local", "local_port", "remote", "remote_port"], ["remote", "remote_port", "local", "local_port"]
+    own, peer = ["local", "local_port", "remote", "remote_port"], ["remote", "remote_port", "local", "local_port"]
     # of successive connections with the same ports, the latest
-    latest = table.sort_values("last_ns").drop_duplicates([*mine, "scope"], keep="last")
-    found = latest[[*theirs, "scope"]].set_axis([*mine, "scope"], axis=1).assign(peer=latest.index)
-    table["peer"] = table.merge(found, how="left", on=[*mine, "scope"])["peer"].astype("Int64").to_numpy()
+    latest = table.sort_values("last_ns").drop_duplicates([*own, "scope"], keep="last")
+    found = latest[[*peer, "scope"]].set_axis([*own, "scope"], axis=1).assign(peer=latest.index)
+    table["peer"] = table.merge(found, how="left", on=[*own, "scope"])["peer"].astype("Int64").to_numpy()
     return table
 
 
@@ -218,15 +218,15 @@ def _is_loopback(addresses: pd.Series[Any]) -> pd.Series[bool]:
 def _directed(ends: pd.DataFrame) -> pd.DataFrame:
     """Return both directions of every connection; bytes are measured at the sender if it was recorded."""
     peers = ends.reindex(ends["peer"].to_numpy(dtype="float64", na_value=-1).astype(np.int64))
-    here = {"node": ends["node"], "rank": ends["rank"], "command": ends["command"]}
-    there = {name: pd.Series(peers[name].to_numpy(), index=ends.index) for name in here}
+    local = {"node": ends["node"], "rank": ends["rank"], "command": ends["command"]}
+    remote = {name: pd.Series(peers[name].to_numpy(), index=ends.index) for name in local}
     names = {"local": "from", "local_port": "from_port", "remote": "to", "remote_port": "to_port"}
     out = ends.rename(columns=names).assign(measured_at="sender", end=ends.index)
     back = {"local": "to", "local_port": "to_port", "remote": "from", "remote_port": "from_port"}
     into = ends.rename(columns=back).assign(measured_at="receiver", end=ends.index)
-    for name, own in here.items():
-        out[f"from_{name}"], out[f"to_{name}"] = own, there[name]
-        into[f"to_{name}"], into[f"from_{name}"] = own, there[name]
+    for name, values in local.items():
+        out[f"from_{name}"], out[f"to_{name}"] = values, remote[name]
+        into[f"to_{name}"], into[f"from_{name}"] = values, remote[name]
     flows = pd.concat([out, into[ends["peer"].isna()]], ignore_index=True)
     flows["local"] = flows["from_node"] == flows["to_node"]
     flows["local"] |= _is_loopback(flows["from"]) | (flows["from"] == flows["to"])
@@ -280,7 +280,7 @@ def _iperf_ends(path: Path) -> set[tuple[str, int]]:
         connected = load_json(path, _IPERF)["start"]["connected"]
     except (OSError, ShapeError):
         return set()
-    return {(one["remote_host"], one["remote_port"]) for one in connected}
+    return {(item["remote_host"], item["remote_port"]) for item in connected}
 
 
 def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any], pd.Series[Any]]:
@@ -330,12 +330,12 @@ def _spread(
     out_of, into = ([side[at:to] for at, to in pairwise([*begins, len(ends)])] for side in sides)
     covered = {}
     found = each_node(workers, logged, socket_bytes_of, [borders[name] for name in logged], out_of, into)
-    for begin, (name, moved) in zip(begins, found, strict=True):
-        covered[name] = moved.covered
-        for counter, grown in moved.sums.items():
+    for begin, (name, node_bytes) in zip(begins, found, strict=True):
+        covered[name] = node_bytes.covered
+        for counter, grown in node_bytes.sums.items():
             sums[counter][begin : begin + len(grown)] = grown
-        for amount, binned in moved.amounts.items():
-            amounts[amount][moved.groups] += binned
+        for amount, binned in node_bytes.amounts.items():
+            amounts[amount][node_bytes.groups] += binned
     return amounts, _totals(flows, sums), {name: covered[name] for name in sorted(covered)}
 
 

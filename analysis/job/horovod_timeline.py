@@ -33,8 +33,6 @@ _ITEM_BYTES = {
 }  # fmt: skip
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _TIMES = ("negotiate_start_ns", "first_ready_ns", "last_ready_ns", "transport_start_ns", "transport_end_ns")
-
-
 _US = Number(0, 2**51, whole=True)
 _EVENT: Shape = {"ph": str, "name?": (str, None), "pid?": COUNT, "ts?": _US, "args?": (dict, None)}
 _LARGEST_BYTES = 2**62
@@ -53,10 +51,10 @@ class Timeline:
             ``transport_end_ns``, while data moved between ranks; ``fused``, true if sent together with other tensors;
             ``bytes`` of the result. Times are CLOCK_REALTIME of the writing rank's node; unknown values are ``<NA>``.
         cycles_ns: starts of Horovod's cycles, if HOROVOD_TIMELINE_MARK_CYCLES was set.
-        start_ns: start of the timeline; None where the file does not have it yet.
-        unfinished: collectives that began and did not end.
-        damaged: unreadable events, without one that is cut off at the end of the file.
-        torn_bytes: bytes of an event cut off at the file's end.
+        start_ns: start of the timeline; None if the file does not have it yet.
+        unfinished: number of collectives that began and did not end.
+        damaged: number of unreadable events, except one cut off at the end of the file.
+        torn_bytes: bytes of an event that is cut off at the end of the file.
     """
 
     collectives: pd.DataFrame
@@ -100,7 +98,7 @@ def load_timeline(path: Path) -> Timeline:
 
 
 def _is_beginning(text: str) -> bool:
-    """True if a text without a whole event may be the beginning of a timeline."""
+    """Return True if a text without a whole event may be the beginning of a timeline."""
     head = '[\n{"name": "process_name", "ph": "M", "pid": 0, "args": {"' + _START + '":'
     return text.startswith(head) or head.startswith(text)
 
@@ -115,22 +113,22 @@ class _Events:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         decode = DECODER.raw_decode
-        text, place = self._text, 0
+        text, position = self._text, 0
         while True:
-            while place < len(text) and text[place] in "[], \t\r\n":
-                place += 1
-            if place == len(text):
+            while position < len(text) and text[position] in "[], \t\r\n":
+                position += 1
+            if position == len(text):
                 return
             try:
-                event, place = decode(text, place)
+                event, position = decode(text, position)
             except (ValueError, RecursionError):
                 # Horovod does not escape names: a quote in a name damages that event only.
-                following = _NEXT_EVENT.search(text, place)
+                following = _NEXT_EVENT.search(text, position)
                 if not following:
-                    self.torn_bytes = len(text) - place
+                    self.torn_bytes = len(text) - position
                     return
                 self.damaged += 1
-                place = following.end()
+                position = following.end()
                 continue
             yield event
 
@@ -217,7 +215,7 @@ class _Reader:
         start_ns = None if self.start_us is None else self.start_us * 1000
         zero_ns = start_ns or 0
 
-        def whole(name: str, scale: int = 1, offset: int = 0) -> Any:
+        def integers(name: str, scale: int = 1, offset: int = 0) -> Any:
             values = [None if row.get(name) is None else row[name] * scale + offset for row in self._rows]
             return pd.array(values, dtype=pd.Int64Dtype())
 
@@ -225,10 +223,10 @@ class _Reader:
             return pd.array([row.get(name) for row in self._rows], dtype=pd.StringDtype())
 
         columns = {name: text(name) for name in ("tensor", "operation")}
-        columns |= {name: whole(name, 1000, zero_ns).astype("int64") for name in ("start_ns", "end_ns")}
-        columns |= {name: whole(name, 1000, zero_ns) for name in _TIMES}
-        columns |= {"last_rank": whole("last_rank"), "transport": text("transport")}
-        columns |= {"fused": np.array([row["fused"] for row in self._rows], bool), "bytes": whole("bytes")}
+        columns |= {name: integers(name, 1000, zero_ns).astype("int64") for name in ("start_ns", "end_ns")}
+        columns |= {name: integers(name, 1000, zero_ns) for name in _TIMES}
+        columns |= {"last_rank": integers("last_rank"), "transport": text("transport")}
+        columns |= {"fused": np.array([row["fused"] for row in self._rows], bool), "bytes": integers("bytes")}
         return Timeline(
             collectives=pd.DataFrame(columns),
             cycles_ns=np.array(self._cycles_us, np.int64) * 1000 + zero_ns,
@@ -240,7 +238,7 @@ class _Reader:
 
 
 def _bytes(arguments: dict[str, Any] | None) -> int | None:
-    """Return the size of a result by its dtype and shape; None where the event has none or the size is implausible."""
+    """Return the size of a result by its dtype and shape; None if the event has none or the size is implausible."""
     item_bytes = _ITEM_BYTES.get((arguments or {}).get("dtype", ""))
     if arguments is None or item_bytes is None:
         return None

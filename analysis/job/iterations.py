@@ -24,8 +24,6 @@ _NUMBERS = [*PHASES, "synced_bytes"]
 _NONE = "neither DDP's own times (--collect ddp) nor Horovod's timeline (--collect horovod) were recorded"
 _TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_start_ns", "comm_end_ns")
 _PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
-
-
 # A change between CLOCK_REALTIME and CLOCK_MONOTONIC beyond this, and beyond slewing, is a step
 # (docs/reference/clocks.md)
 _STEP_NS, _MOST_SLEW = 1_000_000, 500e-6
@@ -40,7 +38,7 @@ class Phases:
             gradient was ready) on the reference clock, 0: not known; ``syncs``, the number of synchronised passes;
             ``synced_bytes``, the gradient bytes handed over in them; and the `PHASES` in seconds.
         source: ``ddp``, ``horovod`` or ``none``.
-        why: a sentence where ``source`` is ``none``, or where some ranks are not covered.
+        why: a sentence if ``source`` is ``none`` or some ranks are not covered.
         gradient_bytes: bytes that a rank hands over in one synchronisation of every module; None: not known.
         rebuilt_at: the last early iteration (up to the tenth) in which DDP changed its buckets; 0 without changes.
     """
@@ -67,7 +65,7 @@ def phases_of(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -
 
 
 def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases:
-    parts, sizes, rebuilt_at, without = [], [], 0, 0
+    parts, sizes, rebuilt_at, missing = [], [], 0, 0
     ends_ns = marks["end_ns"].to_numpy(np.int64)
     for process, rows in marks.groupby("process").indices.items():
         path = run.step_files[int(str(process))]
@@ -75,7 +73,7 @@ def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Pha
         stem = f"steps/{path.name.removesuffix('.rec')}"
         found = logs.records(f"{stem}.ddp.rec")
         if found is None or not len(found[1]):
-            without += 1
+            missing += 1
             continue
         ends = ends_ns[rows]
         changes = logs.lines(f"{stem}.buckets.jsonl", BUCKETS)
@@ -88,21 +86,21 @@ def _ddp(run: JobRun, marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Pha
         return Phases(_empty(), "none", _NONE)
     table = _by_iteration({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     why = (
-        f"no DDP times of {without} of {counted(marks['process'].nunique(), 'rank process', 'rank processes')}"
-        if without
+        f"no DDP times of {missing} of {counted(marks['process'].nunique(), 'rank process', 'rank processes')}"
+        if missing
         else ""
     )
     known = [size for size in sizes if size]
     return Phases(table[_COLUMNS], "ddp", why, float(np.median(known)) if known else None, rebuilt_at)
 
 
-def _early(places: Integers) -> list[int]:
-    """Return the bucket changes that belong to the start of a job: up to the iteration with index 10."""
-    return [int(place) for place in places if place <= 10]
+def _early(indices: Integers) -> list[int]:
+    """Return the indices of iterations at the start of a job, up to 10."""
+    return [int(index) for index in indices if index <= 10]
 
 
 def _gradient_bytes(changes: list[dict[str, object]]) -> dict[object, float]:
-    """Return the bytes of the buckets of each module after its last change."""
+    """Return the bytes of each module's buckets after their last change."""
     last: dict[object, float] = {}
     for line in changes:
         buckets = line.get("bucket_bytes")
@@ -116,19 +114,19 @@ def _passes(
     """Return DDP's records of a process, each once, on the reference clock, with its iteration (``index``)."""
     table: dict[str, npt.NDArray[Any]] = {name: np.asarray(records[name], np.int64) for name in _PASS}
     ends_ns = marks["end_ns"].to_numpy(np.int64)
-    ahead_ns, whole = _ahead(records, marks)
+    ahead_ns, unset = _ahead(records, marks)
     # where DDP samples rarely, its log repeats the last sample
-    told = np.column_stack([table["module"], *(table[name] for name in _TIMES)])
-    once = np.sort(np.unique(told, axis=0, return_index=True)[1])
-    table = {name: values[once] for name, values in table.items()}
+    samples = np.column_stack([table["module"], *(table[name] for name in _TIMES)])
+    first = np.sort(np.unique(samples, axis=0, return_index=True)[1])
+    table = {name: values[first] for name, values in table.items()}
     for name in _TIMES:
         if ahead_ns is None:
             table[name] = logs.clock.on_reference(table[name])
         else:
-            table[name] = np.where(table[name] == 0, 0, table[name] - ahead_ns[once])
+            table[name] = np.where(table[name] == 0, 0, table[name] - ahead_ns[first])
     seen_ns = np.max([table[name] for name in _TIMES], axis=0)
     index = np.searchsorted(ends_ns, seen_ns)
-    kept = (seen_ns > 0) & (index < len(ends_ns)) & whole[once]
+    kept = (seen_ns > 0) & (index < len(ends_ns)) & unset[first]
     table = {name: values[kept] for name, values in table.items()}
     table["bytes"] = np.array([gradients.get(module) or np.nan for module in table["module"].tolist()], np.float64)
     return table | {"index": index[kept], "process": np.full(int(kept.sum()), process)}
@@ -140,17 +138,17 @@ def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.
     Each record also has its CLOCK_MONOTONIC time, and so do the process's steps, whose times on the reference clock are
     known. The offset is None for logs without these times, of versions before 0.2.
     """
-    whole = np.ones(len(records), bool)
+    unset = np.ones(len(records), bool)
     if not {"t_ns", "mono_ns"} <= set(records.dtype.names or ()):
-        return None, whole
+        return None, unset
     t_ns, mono_ns = (np.asarray(records[name], np.int64) for name in ("t_ns", "mono_ns"))
     end_mono_ns = marks["end_mono_ns"].to_numpy(np.int64)
     mark = np.minimum(np.searchsorted(end_mono_ns, mono_ns), len(end_mono_ns) - 1)
     on_reference = marks["end_ns"].to_numpy(np.int64)[mark] - end_mono_ns[mark] + mono_ns
-    set_by = np.abs(np.diff(t_ns - mono_ns)) > _STEP_NS + np.diff(mono_ns) * _MOST_SLEW
-    whole[1:] &= ~set_by
-    whole[2:] &= ~set_by[:-1]  # DDP may report an iteration in the next one
-    return t_ns - on_reference, whole
+    was_set = np.abs(np.diff(t_ns - mono_ns)) > _STEP_NS + np.diff(mono_ns) * _MOST_SLEW
+    unset[1:] &= ~was_set
+    unset[2:] &= ~was_set[:-1]  # DDP may report an iteration in the next one
+    return t_ns - on_reference, unset
 
 
 def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
@@ -158,9 +156,9 @@ def _by_iteration(passes: dict[str, npt.NDArray[Any]]) -> pd.DataFrame:
     table = pd.DataFrame(passes)
     synced = (table["comm_start_ns"] > 0) & (table["comm_end_ns"] >= table["comm_start_ns"])
     synced &= table["comm_start_ns"] >= table["backward_start_ns"]  # else the times are those of an earlier pass
-    hidden_ns = np.maximum(table["backward_end_ns"], table["comm_start_ns"])
+    begin_ns = np.maximum(table["backward_end_ns"], table["comm_start_ns"])
     known = synced & (table["backward_end_ns"] > 0)
-    exposed = (table["comm_end_ns"] - hidden_ns).clip(lower=0).where(known, table["comm_ns"] - table["overlap_ns"])
+    exposed = (table["comm_end_ns"] - begin_ns).clip(lower=0).where(known, table["comm_ns"] - table["overlap_ns"])
     seconds = {
         "forward_s": table["forward_ns"],
         "backward_s": table["backward_ns"],
@@ -217,17 +215,17 @@ def _by_timeline(timeline: pd.DataFrame, marks: pd.DataFrame, logs: NodeLogs) ->
     parts = []
     for process, rows in marks.groupby("process"):
         edges = np.concatenate(([rows["start_ns"].iloc[0] - 1], rows["end_ns"].to_numpy(np.int64)))
-        whole = _covered_s(begin, end, edges)
+        total_s = _covered_s(begin, end, edges)
         steps = np.column_stack((rows["start_ns"], rows["end_ns"])).ravel()
-        within = _covered_s(begin, end, np.maximum.accumulate(steps))[::2]
-        table = pd.DataFrame({"index": rows["index"].to_numpy(), "communication_s": whole, "exposed_s": within})
+        optimizer_s = _covered_s(begin, end, np.maximum.accumulate(steps))[::2]
+        table = pd.DataFrame({"index": rows["index"].to_numpy(), "communication_s": total_s, "exposed_s": optimizer_s})
         parts.append(table.iloc[1:].assign(process=process))
     table = pd.concat(parts, ignore_index=True)
     table["overlap_s"] = table["communication_s"] - table["exposed_s"]
     table = table.assign(compute_s=np.nan, forward_s=np.nan, backward_s=np.nan, ready_ns=0, forward_start_ns=0)
     table["syncs"] = (table["communication_s"] > 0).astype(np.int64)
     table["synced_bytes"] = np.nan
-    why = "Horovod's timeline is of rank 0 alone; it says nothing of compute"
+    why = "Horovod's timeline is of rank 0 alone; it does not time compute"
     found = Phases(table[_COLUMNS], "horovod", why)
     reduced = timeline[timeline["operation"].str.upper().str.contains("ALLREDUCE")]
     steps_seen = len(marks)
@@ -259,15 +257,15 @@ def _covered_s(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> Numb
     if not len(begin_ns):
         return np.zeros(max(len(edges_ns) - 1, 0))
     bins = max(len(edges_ns) - 1, 0)
-    span, place, share = shares(begin_ns, end_ns, edges_ns)
+    span, bin_of, share = shares(begin_ns, end_ns, edges_ns)
     seconds: Numbers = share * (end_ns - begin_ns)[span] / 1e9
-    total: Numbers = add_up(np.zeros(len(span), np.int64), place, seconds, 1, bins).sum(axis=0)
+    total: Numbers = add_up(np.zeros(len(span), np.int64), bin_of, seconds, 1, bins).sum(axis=0)
     return total
 
 
 # The first iteration allocates and finds the order of gradients; DDP rebuilds its buckets in the second.
 WARM_UP_ITERATIONS = 2
-# smallest change that counts as a clock step without a log of steps; less may be a pause between two readings
+# smallest change that counts as a clock step without a log of steps; a smaller one may be a pause between two readings
 _LEAST_SET_NS = 100_000_000
 
 
@@ -279,8 +277,8 @@ class Work:
         iterations: one row per iteration, in order of time (`ringtap.analysis.job.run.Job.iterations`).
         rank_iterations: one row per iteration and rank.
         source: source of compute and communication times: ``ddp``, ``horovod`` or ``none``.
-        why: a sentence where ``source`` is ``none``, or where a part is missing.
-        gradient_bytes: bytes that a rank hands to all-reduce at each synchronisation of every module; None: not known.
+        why: a sentence if ``source`` is ``none`` or a part is missing.
+        gradient_bytes: as `Phases.gradient_bytes`.
         processes: the processes that stepped (`ringtap.analysis.runs.run.marks_and_processes`).
         world_size: number of ranks by the step logs, at least the number of ranks that stepped.
     """
@@ -307,7 +305,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs]) -> Work:
 
 
 def _world_size(node: NodeLogs) -> int:
-    """Return the number of ranks by the step logs of a node; 0 where they do not have it."""
+    """Return the number of ranks by the step logs of a node; 0 if they do not have it."""
     logs = [found[0].about for name in node.names("steps/rank*.rec") if (found := node.records(name))]
     return max((size for about in logs if isinstance(size := about.get("world_size"), int)), default=0)
 
@@ -324,7 +322,7 @@ def _aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
         if unknown:
             logs.problems.append(
                 f"the clock of {node} was set during the run and clock/clock.json does not say when: its steps are "
-                "timed by CLOCK_MONOTONIC, all else that it recorded is as the clock showed it"
+                "timed by CLOCK_MONOTONIC, all its other times are as the clock showed them"
             )
         for name, values in columns.items():
             mono_ns = mine[name.replace("_ns", "_mono_ns")].to_numpy(np.int64)
@@ -336,7 +334,7 @@ def _aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
 
 
 def _was_set(steps: pd.DataFrame) -> bool:
-    """True if a node's clock was set between its steps, by more than slewing or a pause between two readings."""
+    """Return True if a node's clock was set between steps, by more than slewing or a pause between two readings."""
     steps = steps.sort_values("end_mono_ns")
     gap_ns, mono_ns = (steps["end_ns"] - steps["end_mono_ns"]).to_numpy(), steps["end_mono_ns"].to_numpy()
     return bool((np.abs(np.diff(gap_ns)) > _LEAST_SET_NS + np.diff(mono_ns) * _MOST_SLEW).any())
@@ -348,8 +346,8 @@ def _with_beginnings(marks: pd.DataFrame, phases: Phases) -> pd.DataFrame:
     begins = first.set_index("process")["forward_start_ns"]
     processes = marks.drop_duplicates("process")
     known = processes["process"].isin(begins.index)
-    whole = known.groupby(processes["generation"]).transform("all")
-    heads = processes[whole].assign(index=-1)
+    complete = known.groupby(processes["generation"]).transform("all")
+    heads = processes[complete].assign(index=-1)
     heads["end_ns"] = heads["process"].map(begins).astype("int64")
     return pd.concat([marks, heads], ignore_index=True).sort_values(["process", "index"], ignore_index=True)
 
@@ -390,7 +388,7 @@ def _with_ranks(
 
 
 def _slowest(ranks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame:
-    """Find the slowest rank of each iteration: last gradient ready last, or without such times step ended last."""
+    """Find the slowest rank of each iteration: the last with all gradients ready or, if not known, to end its step."""
     counts = ranks.groupby("iteration")["rank"].transform("count")
     ranks = ranks[counts > 1]
     known = ranks["ready_ns"].notna().groupby(ranks["iteration"]).transform("all")
@@ -399,7 +397,7 @@ def _slowest(ranks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
     rows = rows.sort_values(["iteration", "at_ns"], kind="stable")
     last = rows.groupby("iteration").tail(1).set_index("iteration")
     others = rows[rows.duplicated("iteration", keep="last")]
-    # relative to the first one, so that a float is exact
+    # relative to the first rank, so that a float is exact
     earliest = rows.groupby("iteration")["at_ns"].first()
     behind = (others["at_ns"] - others["iteration"].map(earliest)).groupby(others["iteration"]).median()
     ended = ranks.loc[ranks.groupby("iteration")["end_ns"].idxmax()].set_index("iteration")["rank"]

@@ -43,12 +43,12 @@ def read_nccl(path: Path) -> dict[str, Any]:
         match = _LINE.search(line)
         if match:
             found["host"] = match["host"]
-            _take(match["level"], match["text"].strip(), found)
+            _parse(match["level"], match["text"].strip(), found)
     found["rings"] = [ranks for _, ranks in sorted(found["rings"].items())]
     return found
 
 
-def _take(level: str, text: str, found: dict[str, Any]) -> None:
+def _parse(level: str, text: str, found: dict[str, Any]) -> None:
     if level == "WARN":
         found["warnings"].append(text)
     network, net, rank = _NETWORK.search(text), _NET.match(text), _RANK.search(text)
@@ -63,6 +63,6 @@ def _take(level: str, text: str, found: dict[str, Any]) -> None:
         found["rank"], found["ranks"] = int(rank[1]), int(rank[2])
     ring, link = _RING.match(text), _LINK.match(text)
     if ring:
-        found["rings"][int(ring[1])] = [int(one) for one in ring[2].split()]
+        found["rings"][int(ring[1])] = [int(number) for number in ring[2].split()]
     if link:
         found["links"][f"{link[2]} -> {link[3]}"] = link[5]

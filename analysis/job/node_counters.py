@@ -18,27 +18,26 @@ from ringtap.analysis.runs.run import Records
 from ringtap.records import RecordFile
 from ringtap.schema import HOST_REC, NIC_REC, PROCESSES_REC, QDISC_REC
 
-_PROCESSES = PROCESSES_REC
 _ROOT = 0xFFFFFFFF  # TC_H_ROOT
 _OCTETS = re.compile(r"(\d+) octets?")
 COLUMNS = {
     "nic_drops": "packets that interfaces dropped, both directions",
     "queue_backlog_bytes": "largest backlog of a queueing discipline seen",
     "queue_drops": "packets that queueing disciplines dropped",
-    "segments_retransmitted": "TCP segments that the node sent again, all its programs together",
+    "segments_retransmitted": "TCP segments that all programs of the node sent again",
     "pause_frames": "pause frames sent and received, of all priorities",
     "ecn_marks": "packets that the NIC marked or saw marked, by ethtool",
     "cnp_sent": "congestion notifications sent (RoCE): the peer is asked to slow down",
     "cnp_handled": "congestion notifications handled (RoCE): this node slowed down",
     "infiniband_tx_bytes": "InfiniBand or RDMA bytes sent by all ports",
-    "infiniband_rx_bytes": "received",
-    "infiniband_wait": "ticks in which a port had data to send and might not; length of a tick depends on the device",
+    "infiniband_rx_bytes": "InfiniBand or RDMA bytes received by all ports",
+    "infiniband_wait": "ticks in which a port had data to send but could not; length of a tick depends on the device",
     "cpu_busy_cores": "processors busy, mean",
-    "cpu_job_cores": "of these, busy for the job's processes",
-    "cpu_other_cores": "of these, busy for others",
+    "cpu_job_cores": "processors busy for the job's processes",
+    "cpu_other_cores": "processors busy for other programs",
     "cpu_steal_cores": "processors' time taken by the hypervisor",
     "memory_available_bytes": "least memory available",
-    "gpu_utilization_pct": "mean over the GPUs",
+    "gpu_utilization_pct": "utilisation, mean over the GPUs",
 }
 
 
@@ -78,21 +77,21 @@ def node_table(node: NodeLogs, borders: Borders) -> pd.DataFrame:
     return pd.DataFrame({name: table.get(name, missing) for name in COLUMNS})
 
 
-def _grown(log: WideLog, borders: Borders, chosen: Callable[[str], bool]) -> Numbers | None:
-    """Return the summed growth of the chosen counters; None where the log has none of them."""
-    columns = [name for name in log.columns if chosen(name)]
+def _grown(log: WideLog, borders: Borders, is_wanted: Callable[[str], bool]) -> Numbers | None:
+    """Return the summed growth of the wanted counters; None if the log has none of them."""
+    columns = [name for name in log.columns if is_wanted(name)]
     if not columns:
         return None
     return np.asarray(sum((log.growth(name, borders) for name in columns), np.zeros(borders.bins)))
 
 
-def _kept(**amounts: Numbers | None) -> dict[str, Numbers]:
+def _recorded(**amounts: Numbers | None) -> dict[str, Numbers]:
     return {name: amount for name, amount in amounts.items() if amount is not None}
 
 
 def _nic(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
     log = node.wide(NIC_REC)
-    return {} if log is None else _kept(nic_drops=_grown(log, borders, lambda name: name.endswith("_drops")))
+    return {} if log is None else _recorded(nic_drops=_grown(log, borders, lambda name: name.endswith("_drops")))
 
 
 def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
@@ -105,8 +104,8 @@ def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
     key = np.asarray(records["interface"]).astype(np.int64) << 32 | np.asarray(records["handle"]).astype(np.int64)
     t_ns = np.asarray(records["t_ns"], np.int64)
     largest = np.full(borders.bins, np.nan)
-    for one in np.unique(key):
-        mine = key == one
+    for number in np.unique(key):
+        mine = key == number
         largest = np.fmax(largest, largest_in(t_ns[mine], np.asarray(records["backlog_bytes"])[mine], borders))
     drops = long_growth(file, records, key, "drops", np.zeros(len(key), np.int64), 1, borders)[0]
     covered = node.covers(QDISC_REC, borders)
@@ -114,18 +113,12 @@ def _qdisc(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
 
 
 def _where(covered: npt.NDArray[np.bool_], amounts: Numbers) -> Numbers:
-    """Mask amounts from a log of changes: NaN in bins in which its collector was not at work."""
+    """Mask amounts from a log of changes: NaN in bins that the log does not cover."""
     return np.where(covered, amounts, np.nan)
 
 
 def long_growth(
-    file: RecordFile,
-    records: Records,
-    key: Integers,
-    column: str,
-    group: Integers,
-    groups: int,
-    borders: Borders,
+    file: RecordFile, records: Records, key: Integers, column: str, group: Integers, groups: int, borders: Borders
 ) -> Numbers:
     """Return the growth of a counter in a log with one record per object and sample, shape (groups, bins).
 
@@ -146,8 +139,8 @@ def long_growth(
     t_ns, values = np.asarray(records["t_ns"], np.int64)[order], np.asarray(records[column])[order]
     follows = (key[1:] == key[:-1]) & (t_ns[1:] > t_ns[:-1]) & (group[1:] >= 0)
     steps = counter_steps(values[:-1][follows], values[1:][follows], width)
-    span, place, share = shares(t_ns[:-1][follows], t_ns[1:][follows], borders.edges_ns)
-    return add_up(group[1:][follows][span], place, steps[span] * share, groups, borders.bins)
+    span, bin_of, share = shares(t_ns[:-1][follows], t_ns[1:][follows], borders.edges_ns)
+    return add_up(group[1:][follows][span], bin_of, steps[span] * share, groups, borders.bins)
 
 
 def _host(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
@@ -157,32 +150,32 @@ def _host(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
     if log is not None:
         for name, suffix in (("cpu_busy_cores", ".busy_s"), ("cpu_steal_cores", ".steal_s")):
             busy = _grown(log, borders, lambda column, suffix=suffix: column.endswith(suffix))  # type: ignore[misc]
-            table |= _kept(**{name: None if busy is None else busy / length_s})
-        again = _grown(log, borders, lambda column: column == "tcp.segments_retransmitted")
-        table |= _kept(segments_retransmitted=again)
+            table |= _recorded(**{name: None if busy is None else busy / length_s})
+        retransmitted = _grown(log, borders, lambda column: column == "tcp.segments_retransmitted")
+        table |= _recorded(segments_retransmitted=retransmitted)
         if "memory.available_bytes" in log.columns:
             table["memory_available_bytes"] = -largest_in(
                 log.t_ns, -log.values("memory.available_bytes").astype(np.float64), borders
             )
-    found = node.records(_PROCESSES)
+    found = node.records(PROCESSES_REC)
     if found is not None and len(found[1]):
         pid = np.asarray(found[1]["pid"]).astype(np.int64)
         grown = long_growth(*found, pid, "cpu_s", np.zeros(len(pid), np.int64), 1, borders)[0]
-        table["cpu_job_cores"] = _where(node.covers(_PROCESSES, borders), grown / length_s)
+        table["cpu_job_cores"] = _where(node.covers(PROCESSES_REC, borders), grown / length_s)
     return table
 
 
 def rank_cores(node: NodeLogs, borders: Borders) -> dict[int, Numbers]:
     """Return the mean number of processors that each rank's processes kept busy in each bin, by rank."""
-    found = node.records(_PROCESSES)
+    found = node.records(PROCESSES_REC)
     ranks = {pid: rank for pid, rank in node.rank_of_pid.items() if rank is not None}
     if found is None or not len(found[1]) or not ranks:
         return {}
     names = sorted(set(ranks.values()))
     pid = np.asarray(found[1]["pid"]).astype(np.int64)
-    group = pd.Series(pid).map({one: names.index(rank) for one, rank in ranks.items()}).fillna(-1)
+    group = pd.Series(pid).map({number: names.index(rank) for number, rank in ranks.items()}).fillna(-1)
     grown = long_growth(*found, pid, "cpu_s", group.to_numpy(np.int64).astype(np.int64), len(names), borders)
-    cores = _where(node.covers(_PROCESSES, borders), grown / (np.diff(borders.edges_ns) / 1e9))
+    cores = _where(node.covers(PROCESSES_REC, borders), grown / (np.diff(borders.edges_ns) / 1e9))
     return dict(zip(names, cores, strict=True))
 
 
@@ -194,15 +187,15 @@ def _ethtool(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
             continue
         pauses.append(_grown(log, borders, _is_pause))
         marks.append(_grown(log, borders, lambda column: "ecn_mark" in column))
-    return _kept(pause_frames=_together(pauses), ecn_marks=_together(marks))
+    return _recorded(pause_frames=_sum(pauses), ecn_marks=_sum(marks))
 
 
 def _is_pause(column: str) -> bool:
-    """True if a column counts pause frames: not their duration, nor the same frames a second time."""
+    """Return True if a column counts pause frames, and not their duration or the same frames a second time."""
     return "pause" in column and not any(word in column for word in ("duration", "transition", "storm", "_ctrl"))
 
 
-def _together(parts: list[Numbers | None]) -> Numbers | None:
+def _sum(parts: list[Numbers | None]) -> Numbers | None:
     known = [part for part in parts if part is not None]
     return np.asarray(sum(known)) if known else None
 
@@ -219,9 +212,9 @@ def _infiniband(node: NodeLogs, borders: Borders) -> dict[str, Numbers]:
     for name in node.names("infiniband/*.rec"):
         log = node.wide(name)
         for what, column in sources.items() if log is not None else ():
-            grown = _grown(log, borders, lambda one, column=column: one == column)  # type: ignore[misc,arg-type]
+            grown = _grown(log, borders, lambda name, column=column: name == column)  # type: ignore[misc,arg-type]
             parts[what].append(None if log is None or grown is None else grown * _octets(log, column))
-    return _kept(**{name: _together(found) for name, found in parts.items()})
+    return _recorded(**{name: _sum(found) for name, found in parts.items()})
 
 
 def _octets(log: WideLog, column: str) -> int:

@@ -37,7 +37,7 @@ class Packets:
         first_ns: time of the first packet by the node's clock; 0 without packets.
         last_ns: time of the last packet; 0 without packets.
         dropped: packets that the kernel or the interface dropped; None: not known.
-        others: packets without TCP.
+        others: number of packets without TCP.
     """
 
     flows: pd.DataFrame
@@ -75,20 +75,20 @@ class _Sums:
         for what, name in enumerate(("payload", "bytes", "packets")):
             for flow, amount in zip(flows, table[name], strict=True):
                 self.total[row[flow]][what] += amount
-        # all at once if the clock was set: only the order shows which packets came after the step
+        # not in batches if the clock was set: only the order of all packets shows which came after the step
         times_ns = clock.unstepped(scanned.packets["time_ns"]) if clock.steps else scanned.packets["time_ns"]
-        for at in range(0, len(scanned.packets), _BATCH):
-            packets = scanned.packets[at : at + _BATCH]
-            self._bin(packets, times_ns[at : at + _BATCH], row[packets["flow"]])
+        for start in range(0, len(scanned.packets), _BATCH):
+            packets = scanned.packets[start : start + _BATCH]
+            self._bin(packets, times_ns[start : start + _BATCH], row[packets["flow"]])
 
     def _bin(self, packets: npt.NDArray[Any], times_ns: Integers, row: Integers) -> None:
-        place = np.searchsorted(self.edges_ns, times_ns, side="right") - 1
-        inside = (row >= 0) & (place >= 0) & (place < self.bins)
+        bin_of = np.searchsorted(self.edges_ns, times_ns, side="right") - 1
+        inside = (row >= 0) & (bin_of >= 0) & (bin_of < self.bins)
         known, number = np.unique(row[inside], return_inverse=True)
         amounts = (packets["payload"][inside], packets["bytes"][inside], None)
         for what, amount in enumerate(amounts):
-            mark = number * self.bins + place[inside]
-            found = np.bincount(mark, amount, len(known) * self.bins).reshape(len(known), self.bins)
+            cell = number * self.bins + bin_of[inside]
+            found = np.bincount(cell, amount, len(known) * self.bins).reshape(len(known), self.bins)
             for flow, sums in zip(known.tolist(), found, strict=True):
                 self.binned[flow][what] += sums
 
@@ -135,7 +135,7 @@ def _dropped(logs: NodeLogs) -> int | None:
 
 
 def own_addresses(packets: Packets, known: set[str]) -> set[str]:
-    """Return the addresses of the capturing node: ``known`` ones of its sockets, else the one in most packets."""
+    """Return the addresses of the capturing node: those ``known`` from its sockets, else the one in most packets."""
     if known:
         return known
     seen: Counter[str] = Counter()

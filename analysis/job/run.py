@@ -20,7 +20,7 @@ from ringtap.json_validation import whole
 
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
 _ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
-# largest uncertain share of a mean over the iterations; above it no mean is given
+# largest uncertain share of a mean over the iterations; above it, means are not reported
 _MOST_UNCERTAIN = 0.25
 
 
@@ -50,7 +50,7 @@ class Job:
 
     @cached_property
     def window_ns(self) -> tuple[int, int]:
-        """Begin and end of the analysed time: that of the iterations, or without iterations of the recording."""
+        """Start and end of the analysed time: of the iterations, or of the recording if there are no iterations."""
         table = self.work.iterations
         if len(table):
             return int(table["start_ns"].min()), int(table["end_ns"].max())
@@ -159,12 +159,12 @@ class Job:
         table["nic_tx_bytes"] = self._column(np.sum(known, axis=0) if known else None)
         for name in _ALL_SUMS:
             table[name] = self._column(_sum_of(self._node_tables, name))
-        found = [each["queue_backlog_bytes"].to_numpy() for each in self._node_tables.values()]
+        found = [node["queue_backlog_bytes"].to_numpy() for node in self._node_tables.values()]
         table["queue_backlog_bytes"] = self._column(np.fmax.reduce(found) if found else None)
         return table
 
     def _column(self, amounts: Numbers | None, sampled: bool = True) -> pd.Series[Any]:
-        """Return amounts per bin as a column of the iterations; NA where there are none."""
+        """Return amounts per bin as a column of the iterations; NA without amounts."""
         count = len(self.work.iterations)
         values = np.full(count, np.nan) if amounts is None or not count else self._pick(amounts, sampled)
         return pd.Series(values).astype("Float64")
@@ -197,8 +197,8 @@ class Job:
                 mine = np.asarray(flows_of.get(rank, ()), np.int64)
                 covered = self.traffic.covered[str(node)]
                 for name, source in (("sent_bytes", "payload_bytes"), ("retransmissions", "retransmissions")):
-                    moved = np.where(covered, amounts[source][mine].sum(axis=0), np.nan)
-                    table.loc[rows, name] = np.nan if self.is_too_short else moved[bins]
+                    sums = np.where(covered, amounts[source][mine].sum(axis=0), np.nan)
+                    table.loc[rows, name] = np.nan if self.is_too_short else sums[bins]
             busy = self._seen[str(node)].cores.get(int(rank))
             if busy is not None:
                 table.loc[rows, "cpu_cores"] = busy[bins]
@@ -220,8 +220,8 @@ class Job:
         table = self.traffic.flows
         measured = self.measured
         if len(measured) and len(table) == len(self.traffic.groups):
-            moved = self._pick(self.traffic.amounts["payload_bytes"])[:, measured]
-            table = table.assign(bytes_per_iteration=moved.mean(axis=1))
+            payload = self._pick(self.traffic.amounts["payload_bytes"])[:, measured]
+            table = table.assign(bytes_per_iteration=payload.mean(axis=1))
         else:
             table = table.assign(bytes_per_iteration=np.nan)
         table = table.drop(columns=["end", "group"]).sort_values("payload_bytes", ascending=False, ignore_index=True)
@@ -246,19 +246,19 @@ class Job:
         """
         count, found = len(self.work.iterations), self.counted.wires
         numbers = np.arange(count) if count else np.array([-1])[: self.borders.bins]
-        said = {
+        keys = {
             "iteration": np.tile(numbers, len(found)),
             **{name: [getattr(wire, name) for wire in found] for name in ("node", "path", "direction")},
             "interfaces": [",".join(wire.interfaces) for wire in found],
         }
         columns: dict[str, Any] = {
             name: np.repeat(np.array(values, object), len(numbers)) if isinstance(values, list) else values
-            for name, values in said.items()
+            for name, values in keys.items()
         }
         missing = np.full(len(numbers), np.nan)
         for name in byte_accounting.COLUMNS:
             sampled = not name.startswith("packet_")
-            parts = [missing if (made := wire.amounts[name]) is None else self._pick(made, sampled) for wire in found]
+            parts = [missing if (part := wire.amounts[name]) is None else self._pick(part, sampled) for wire in found]
             columns[name] = np.concatenate([np.empty(0), *parts])
         table = pd.DataFrame(columns)
         return table.astype(dict.fromkeys(byte_accounting.COLUMNS, "Float64"))
@@ -268,8 +268,8 @@ class Job:
         """Counters of each node in each iteration: ``iteration``, ``node`` and `node_counters.COLUMNS`."""
         count = len(self.work.iterations)
         parts = [
-            each.iloc[self.borders.bin_of].assign(iteration=np.arange(count) if count else -1, node=name)
-            for name, each in self._node_tables.items()
+            counters.iloc[self.borders.bin_of].assign(iteration=np.arange(count) if count else -1, node=name)
+            for name, counters in self._node_tables.items()
         ]
         names = ["iteration", "node", *node_counters.COLUMNS]
         table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
@@ -295,7 +295,7 @@ class Job:
 
 
 def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
-    """Add up a column over the nodes that recorded it; None where none did."""
+    """Add up a column over the nodes that recorded it; return None if none did."""
     known = [table[name].to_numpy() for table in tables.values() if not table[name].isna().all()]
     return np.sum(known, axis=0) if known else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,6 @@ import pandas as pd
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import plain
 from ringtap.units import counted
-
-if TYPE_CHECKING:
-    from ringtap.analysis.job.run import Job
-
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
 MEANS = (*PHASES, "unattributed_s", "sent_bytes", "retransmissions", "cpu_cores")
@@ -75,17 +71,18 @@ def expected_share_limit(ranks: int, iterations: int) -> float:
 # smallest difference that is reported: as a share of the larger side, and for times as a share of an iteration
 _LEAST_SHARE = 0.05
 _LEAST_SECONDS_SHARE = 0.01
-# column of the ranks -> (words, unit, least difference)
-_MEASURES = {
+# column of the ranks -> (description, unit, smallest reported difference)
+_RANK_MEASURES = {
     "compute_s": ("compute (forward and backward pass)", "s", None),
     "optimizer_s": ("optimizer step", "s", None),
-    "retransmissions": ("segments sent again an iteration", "", 0.5),
+    "retransmissions": ("segments sent again per iteration", "", 0.5),
     "cpu_cores": ("processors busy for the rank", "", 0.1),
     "node_other_cores": ("processors of its node busy for other programs than the job", "", 0.1),
-    "node_queue_drops": ("packets an iteration dropped in its node's queues", "", 0.5),
+    "node_queue_drops": ("packets dropped per iteration in its node's queues", "", 0.5),
     "gpu_utilization_pct": ("GPU utilisation of its node in %", "", 5.0),
 }
-_OF_ITERATIONS = {
+# the same by column of the iterations
+_ITERATION_MEASURES = {
     "compute_s": ("compute", "s", None),
     "exposed_s": ("exposed communication", "s", None),
     "cross_bytes": ("cross traffic", "bytes", 10_000.0),
@@ -99,16 +96,16 @@ _OF_ITERATIONS = {
     "cpu_other_cores": ("processors busy for other programs than the job", "", 0.1),
 }
 # a lower value of these on the slowest rank explains nothing
-_BAD_WHEN_HIGH = {*_MEASURES, *_OF_ITERATIONS} - {"cpu_cores", "gpu_utilization_pct"}
+_BAD_WHEN_HIGH = {*_RANK_MEASURES, *_ITERATION_MEASURES} - {"cpu_cores", "gpu_utilization_pct"}
 SLOW_SHARE = 0.05
-SLOWER = 1.05  # times the faster half: what is less slow is not reported
+SLOWER = 1.05  # smallest reported ratio of slow iterations to the mean of the faster half
 LEAST_ITERATIONS = 40
 
 
 def slowest(job: Job) -> dict[str, Any] | None:
     """Return the rank that is slowest most often, and the measures that differ on it; None without several ranks.
 
-    Also None where even a rank that is slowest in every iteration is within chance (for 2 ranks up to 9 iterations).
+    Also None if even a rank that is slowest in every iteration is within chance (for 2 ranks up to 9 iterations).
 
     ``stands_out`` is true if the rank is slowest more often than chance gives (three standard deviations), and its
     median lateness exceeds the median clock error, if known, and 1 % of the median iteration.
@@ -141,30 +138,30 @@ def slowest(job: Job) -> dict[str, Any] | None:
 def _differences(ranks: pd.DataFrame, rank: int, iteration_s: float) -> list[dict[str, Any]]:
     here, others = ranks[ranks["rank"] == rank].iloc[0], ranks[ranks["rank"] != rank]
     result = []
-    for name, (words, unit, least) in _MEASURES.items():
+    for name, (description, unit, least) in _RANK_MEASURES.items():
         mine, rest = plain(here[name]), plain(others[name].astype("Float64").mean())
-        found = _difference(name, words, unit, least, mine, rest, iteration_s)
+        found = _difference(name, description, unit, least, mine, rest, iteration_s)
         result += [found] if found else []
     return result
 
 
 def _difference(
-    name: str, words: str, unit: str, least: float | None, mine: Any, rest: Any, iteration_s: float
+    name: str, description: str, unit: str, least: float | None, mine: Any, rest: Any, iteration_s: float
 ) -> dict[str, Any] | None:
     if mine is None or rest is None:
         return None
-    apart = abs(mine - rest)
+    difference = abs(mine - rest)
     enough = _LEAST_SECONDS_SHARE * iteration_s if least is None else least
     if mine < rest and name in _BAD_WHEN_HIGH:
         return None
-    if apart < enough or apart < _LEAST_SHARE * max(abs(mine), abs(rest)):
+    if difference < enough or difference < _LEAST_SHARE * max(abs(mine), abs(rest)):
         return None
-    return {"measure": name, "what": words, "unit": unit, "here": mine, "others": rest}
+    return {"measure": name, "what": description, "unit": unit, "here": mine, "others": rest}
 
 
 # links with less than this share of the payload of the largest one are not compared: round trips decide their rates
 _LEAST_PAYLOAD_SHARE = 0.1
-# of the median rate of the other links: a slower link stands out
+# a link that is slower than this share of the other links' median rate stands out
 _SLOW_LINK_SHARE = 0.9
 
 
@@ -172,7 +169,7 @@ def links(job: Job) -> dict[str, Any]:
     """Return the training traffic between each two nodes, and the link with the lowest rate.
 
     The rate of a link is its payload over the time in which its busiest connection had data to send. ``slowest`` is the
-    place in ``rows`` of the link with the lowest rate, None with ``why`` where there are not two rates to compare.
+    index in ``rows`` of the link with the lowest rate, None with ``why`` if there are not two rates to compare.
     """
     table = job.flows
     table = table[(table["class"] == "training") & ~table["local"].astype(bool)]
@@ -200,14 +197,14 @@ def links(job: Job) -> dict[str, Any]:
                 f"the rate of {len(known)} of {counted(len(rows), 'link')} between nodes is known, and two are compared"
             )
         return found | {"why": why}
-    place = min(known, key=lambda number: rows[number]["rate_bps"])
-    others = float(np.median([rows[number]["rate_bps"] for number in known if number != place]))
-    stands_out = rows[place]["rate_bps"] < _SLOW_LINK_SHARE * others
-    return found | {"slowest": place, "others_bps": others, "stands_out": bool(stands_out)}
+    lowest = min(known, key=lambda number: rows[number]["rate_bps"])
+    others = float(np.median([rows[number]["rate_bps"] for number in known if number != lowest]))
+    stands_out = rows[lowest]["rate_bps"] < _SLOW_LINK_SHARE * others
+    return found | {"slowest": lowest, "others_bps": others, "stands_out": bool(stands_out)}
 
 
 def slow_places(job: Job) -> npt.NDArray[np.int64]:
-    """Places of the slowest twentieth of the iterations after warm-up; none where they are too few or hardly slower."""
+    """Return the rows of the slowest twentieth of the iterations after warm-up; none if too few or hardly slower."""
     seconds = job.iterations["iteration_s"].to_numpy(np.float64)[job.measured]
     if len(seconds) < LEAST_ITERATIONS:
         return np.zeros(0, np.int64)
@@ -231,9 +228,9 @@ def slow_iterations(job: Job) -> dict[str, Any] | None:
     other_cores = job.node_iterations.groupby("iteration")["cpu_other_cores"].sum(min_count=1)
     table = table.assign(cpu_other_cores=other_cores.reindex(table.index))
     result = []
-    for name, (words, unit, least) in _OF_ITERATIONS.items():
+    for name, (description, unit, least) in _ITERATION_MEASURES.items():
         mine, rest = (plain(table.loc[rows, name].mean()) for rows in (slow, usual))
-        found = _difference(name, words, unit, least, mine, rest, float(np.median(seconds)))
+        found = _difference(name, description, unit, least, mine, rest, float(np.median(seconds)))
         result += [found] if found else []
     return {
         "iterations": int(slow.sum()),

@@ -33,7 +33,7 @@ _FEW_BYTES = 10_000
 
 
 def summarize(job: Job) -> dict[str, Any]:
-    """Return all numbers of a run as plain values, None where there is none."""
+    """Return all numbers of a run as plain values; None if not known."""
     data: dict[str, Any] = {"schema": SCHEMA, "ringtap": ringtap.__version__, "run": _run(job)}
     data["iterations"] = _times(job)
     data["phases"] = _phases(job)
@@ -65,7 +65,7 @@ def mean_of(table: pd.DataFrame, name: str, rows: Any = None) -> float | None:
 
 def _run(job: Job) -> dict[str, Any]:
     info = job.run.info
-    said, why = status(info, job.nodes)
+    run_status, why = status(info, job.nodes)
     created = info.get("created_ns")
     begin, end = job.window_ns
     seconds = created // 10**9 if isinstance(created, int) else None
@@ -73,7 +73,7 @@ def _run(job: Job) -> dict[str, Any]:
     found = job.work.processes
     return {
         "directory": str(job.path),
-        "status": said,
+        "status": run_status,
         "why": why,
         "argv": [str(word) for word in info.get("argv") or []],
         "created_utc": stamp.strftime("%Y-%m-%d %H:%M:%S UTC") if stamp else "",
@@ -119,7 +119,7 @@ def _phases(job: Job) -> dict[str, Any]:
 
 
 def _parts(job: Job) -> dict[str, float | None]:
-    """Return what an iteration consists of, means over the ranks; with Horovod the optimizer's step is not apart."""
+    """Return the parts of an iteration, means over the ranks; with Horovod the optimizer step is not separable."""
     parts = {name: mean_of(job.ranks, name) for name in ("compute_s", "exposed_s", "optimizer_s", "unattributed_s")}
     return parts if parts["unattributed_s"] is not None else parts | {"optimizer_s": None}
 
@@ -148,11 +148,11 @@ def _class_means(job: Job, kind: str, has_iterations: bool) -> tuple[float | Non
     if has_iterations:
         table = job.iterations
         return mean_of(table, f"{kind}_bytes", job.measured), mean_of(table, f"packet_{kind}_bytes", job.measured)
-    moved, by_packets = job.traffic.flows, job.counted.by_class.get(kind)
+    flow_table, by_packets = job.traffic.flows, job.counted.by_class.get(kind)
     by_sockets = None
     if kind in flows.CLASSES and job.traffic.nodes:
-        by_sockets = float(moved.loc[moved["class"] == kind, "payload_bytes"].sum())
-    # packets are counted within the iterations
+        by_sockets = float(flow_table.loc[flow_table["class"] == kind, "payload_bytes"].sum())
+    # captured packets are counted only within the iterations
     of_all = by_packets is not None and not len(job.work.iterations)
     return by_sockets, float(by_packets.sum()) if by_packets is not None and of_all else None
 
@@ -178,7 +178,7 @@ def _demand(job: Job) -> dict[str, Any]:
         "expected_bytes": expected,
         "sent_bytes": sent,
         "difference": _difference(sent, expected),
-        "equation": "thesis, equation 3.1: 2(N-1)/N times the gradients' bytes, a rank and synchronisation",
+        "equation": "thesis, equation 3.1: 2(N-1)/N times the gradients' bytes, per rank and synchronisation",
     }
 
 
@@ -203,7 +203,7 @@ def _congestion(job: Job) -> dict[str, Any]:
         part = table.iloc[job.measured]
         item: dict[str, Any] = {name: mean_of(part, name) for name in (*_FROM_SOCKETS, *_FROM_COUNTERS)}
         return item | {"per": "iteration", "queue_backlog_bytes": plain(part["queue_backlog_bytes"].max())}
-    item = {name: plain(nodes[name].sum(min_count=1)) for name in (*_FROM_COUNTERS,)}
+    item = {name: plain(nodes[name].sum(min_count=1)) for name in _FROM_COUNTERS}
     for name in _FROM_SOCKETS:
         item[name] = float(job.traffic.flows[name].sum()) if job.traffic.nodes else None
     backlog = plain(nodes["queue_backlog_bytes"].max()) if len(nodes) else None
@@ -213,9 +213,9 @@ def _congestion(job: Job) -> dict[str, Any]:
 def _nodes(job: Job) -> list[dict[str, Any]]:
     table = job.node_iterations
     rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
-    result, places = [], rows.groupby("node").indices
+    result, indices = [], rows.groupby("node").indices
     for name, node in job.nodes.items():
-        part = rows.iloc[places.get(name, [])]
+        part = rows.iloc[indices.get(name, [])]
         item = {"node": name, "cpus": plain((node.info.get("before") or {}).get("cpus"))}
         item |= {column: mean_of(part, column) for column in (*_NODE_MEANS, *_INFINIBAND)}
         item["memory_available_bytes"] = plain(part["memory_available_bytes"].min()) if len(part) else None
@@ -272,10 +272,11 @@ def _not_collected(job: Job) -> list[dict[str, Any]]:
 
 def _warnings(job: Job, data: dict[str, Any]) -> list[str]:
     """Return the warnings that belong to the numbers."""
-    return [*_of_logs(job), *_of_sides(data), *_of_captures(job), *_of_clocks(job, data), *_of_samples(job)]
+    warnings = [*_log_warnings(job), *_byte_warnings(data), *_capture_warnings(job)]
+    return [*warnings, *_clock_warnings(job, data), *_sample_warnings(job)]
 
 
-def _of_logs(job: Job) -> Iterable[str]:
+def _log_warnings(job: Job) -> Iterable[str]:
     torn = sorted({*job.run.torn, *(f"nodes/{name}" for node in job.nodes.values() for name in node.torn)})
     if torn:
         more = f" and {len(torn) - 2} more" if len(torn) > 2 else ""
@@ -283,23 +284,23 @@ def _of_logs(job: Job) -> Iterable[str]:
     for node in job.nodes.values():
         yield from dict.fromkeys(node.problems)
         if node.clock.steps:
-            yield _of_steps(node)
+            yield _clock_step_warning(node)
     if job.work.why and job.work.source != "none":
         yield job.work.why
 
 
-def _of_steps(node: NodeLogs) -> str:
+def _clock_step_warning(node: NodeLogs) -> str:
     """Describe the clock steps of a node during the run and the figures that they leave uncertain."""
     steps = node.clock.steps
     by = ", ".join(format_change(step.step_ns / 1e9) for step in steps[:3]) + (", …" if len(steps) > 3 else "")
-    said = f"the clock of {node.name} was set during the run ({by}): times are those of a clock that was not"
-    said += "; DDP's times of the iterations in which it was set are left out"
+    text = f"the clock of {node.name} was set during the run ({by}): times are those that it would have shown otherwise"
+    text += "; DDP's times of the iterations in which it was set are left out"
     if node.names("packets/*.pcap*"):
-        said += ", and packets of the seconds in which it was set may be counted in a wrong iteration"
-    return said
+        text += ", and packets of the seconds in which it was set may be counted in a wrong iteration"
+    return text
 
 
-def _of_sides(data: dict[str, Any]) -> Iterable[str]:
+def _byte_warnings(data: dict[str, Any]) -> Iterable[str]:
     covered, measured = data["bytes"]["iterations"], data["iterations"]["measured"]
     if covered is not None and covered < measured:
         yield f"socket logs cover {covered} of {measured} iterations: bytes and retransmissions are means of these"
@@ -315,7 +316,7 @@ def _of_sides(data: dict[str, Any]) -> Iterable[str]:
             yield f"the capture on {capture['node']} does not say how many packets it dropped"
 
 
-def _of_captures(job: Job) -> Iterable[str]:
+def _capture_warnings(job: Job) -> Iterable[str]:
     for name, found in job.counted.packets.items():
         above = sorted(byte_accounting.stacked(job.nodes[name]))
         if above and (found.flows["interface"] == "any").any():
@@ -325,7 +326,7 @@ def _of_captures(job: Job) -> Iterable[str]:
             )
 
 
-def _of_clocks(job: Job, data: dict[str, Any]) -> Iterable[str]:
+def _clock_warnings(job: Job, data: dict[str, Any]) -> Iterable[str]:
     with_ranks = set(job.work.rank_iterations["node"]) if len(job.work.rank_iterations) else set()
     unknown = sorted(name for name in with_ranks if job.nodes[name].clock.error_ns is None)
     if len(with_ranks) > 1 and unknown:
@@ -345,7 +346,7 @@ def _of_clocks(job: Job, data: dict[str, Any]) -> Iterable[str]:
             yield f"the clocks' error ({format_duration(error_s)}) exceeds the least exposed communication of a rank"
 
 
-def _of_samples(job: Job) -> Iterable[str]:
+def _sample_warnings(job: Job) -> Iterable[str]:
     table = job.collectors
     missed = table[table["missed_samples"].fillna(0) > 0]
     if len(missed):

@@ -23,7 +23,7 @@ PARTS = {
     "optimizer_s": "optimizer step",
     "unattributed_s": "not attributed",
 }
-_PLAIN = {"training": "training", "cross": "cross traffic", "other": "other", "unclassified": "whose, is not known"}
+_PLAIN = {"training": "training", "cross": "cross traffic", "other": "other", "unclassified": "owner not known"}
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ def answer(data: dict[str, Any]) -> list[str]:
     """Return the answer in one to three lines: the parts of an iteration, the slowest rank, the slowest link."""
     if data["iterations"]["mean_s"] is None:
         return ["Where the time goes is not known: no whole iteration was recorded."]
-    return [_parts(data), _who(data), _which_link(data["links"])]
+    return [_parts(data), _slowest_rank_line(data), _slowest_link_line(data["links"])]
 
 
 def _parts(data: dict[str, Any]) -> str:
     mean_s = data["iterations"]["mean_s"]
-    takes = f"An iteration takes {format_duration(mean_s)} (mean)"
+    begin = f"An iteration takes {format_duration(mean_s)} (mean)"
     known = [(words, data["parts"][name]) for name, words in PARTS.items() if data["parts"][name] is not None]
     if not known:
-        return f"{takes}; where its time goes is not known, for {data['phases']['why'] or 'no rank timed its phases'}."
+        return f"{begin}; where its time goes is not known, for {data['phases']['why'] or 'no rank timed its phases'}."
     shares = [f"{value / mean_s:.1%} {words}" for words, value in known if value > _SURE * mean_s]
-    return f"{takes}: {', '.join(shares)} (means over the ranks)."
+    return f"{begin}: {', '.join(shares)} (means over the ranks)."
 
 
 def parts_table(data: dict[str, Any]) -> Table | None:
-    """Return a table of the parts of an iteration; None where none is known."""
+    """Return a table of the parts of an iteration; None if none is known."""
     mean_s, parts = data["iterations"]["mean_s"], data["parts"]
     known = [(words, parts[name]) for name, words in PARTS.items() if parts[name] is not None]
     if mean_s is None or not known:
@@ -61,7 +61,7 @@ def parts_table(data: dict[str, Any]) -> Table | None:
     return Table(["part", "mean over the ranks", "of the iteration"], rows)
 
 
-def _who(data: dict[str, Any]) -> str:
+def _slowest_rank_line(data: dict[str, Any]) -> str:
     if data["slowest"] is not None:
         return _slowest(data)[0]
     ranks, measured = data["run"]["ranks"], data["iterations"]["measured"]
@@ -71,7 +71,7 @@ def _who(data: dict[str, Any]) -> str:
     return f"Which rank is slowest is not known: {few} of {ranks} ranks are too few to tell it from chance."
 
 
-def _which_link(found: dict[str, Any]) -> str:
+def _slowest_link_line(found: dict[str, Any]) -> str:
     if found["slowest"] is None:
         return f"Which link is slowest is not known: {found['why']}."
     row = found["rows"][found["slowest"]]
@@ -83,7 +83,7 @@ def _which_link(found: dict[str, Any]) -> str:
 
 
 def sections(data: dict[str, Any]) -> list[tuple[str, list[str | Table]]]:
-    """Return the titles and contents of the sections after the answer that have any, for the terminal and the page."""
+    """Return titles and contents of the non-empty sections after the answer, for the terminal and the report."""
     found: tuple[tuple[str, Sequence[str | Table]], ...] = (
         ("", _run(data)),
         ("Time", _time(data)),
@@ -105,11 +105,11 @@ def describe(data: dict[str, Any]) -> list[str]:
     lines = [*map(one_line, answer(data)), ""]
     for title, items in sections(data):
         lines += ["", title] if title else []
-        for place, item in enumerate(items):
+        for number, item in enumerate(items):
             if isinstance(item, Table):
-                # a second table is set apart from the first
-                again = any(isinstance(one, Table) for one in items[:place])
-                text = [*[""] * again, *text_table([item.heads, *item.rows])]
+                # an empty line separates a second table from the first
+                repeated = any(isinstance(other, Table) for other in items[:number])
+                text = [*[""] * repeated, *text_table([item.heads, *item.rows])]
             else:
                 text = [item]
             lines += [f"  {one_line(line)}" if title else one_line(line) for line in text]
@@ -141,8 +141,8 @@ def _processes(found: list[dict[str, Any]]) -> list[str]:
     """Describe processes that trained at the same time without a process group."""
     if not found:
         return []
-    shown = " and ".join(f"pid {one['pid']}" for one in found if one["shown"])
-    each = [f"pid {one['pid']} {format_duration(one['median_s'])}" for one in found if one["median_s"] is not None]
+    shown = " and ".join(f"pid {row['pid']}" for row in found if row["shown"])
+    each = [f"pid {row['pid']} {format_duration(row['median_s'])}" for row in found if row["median_s"] is not None]
     more = f", and {len(each) - _MOST_PROCESSES} more" if len(each) > _MOST_PROCESSES else ""
     who = f"{len(found)} processes trained at the same time and are not the ranks of one process group"
     return [
@@ -250,30 +250,30 @@ def _slow(data: dict[str, Any]) -> list[str]:
 
 
 def _network(data: dict[str, Any]) -> list[str | Table]:
-    moved, per = data["bytes"], f"Payload per {data['bytes']['per']}, all nodes together"
-    if moved["per"] == "run":
+    totals, per = data["bytes"], f"Payload per {data['bytes']['per']}, all nodes together"
+    if totals["per"] == "run":
         per = "Payload of the whole recording, all nodes together"
     rows = [
         [_PLAIN[name], *(_size(item[side]) for side in ("sockets", "packets")), _share(item["difference"])]
-        for name, item in moved["classes"].items()
+        for name, item in totals["classes"].items()
         if item["sockets"] is not None or item["packets"] is not None
     ]
     lines: list[str | Table] = [*_demand(data)]
     if rows:
         lines.append(Table([per, "by sockets", "by packets", "difference"], rows))
-    if moved["resolution_share"] is not None:
-        period, share = format_duration(moved["sampled_every_s"]), moved["resolution_share"]
+    if totals["resolution_share"] is not None:
+        period, share = format_duration(totals["sampled_every_s"]), totals["resolution_share"]
         spread = f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly"
-        uncertain = moved["uncertain_share"]
+        uncertain = totals["uncertain_share"]
         lines.append(f"{spread}." if uncertain <= _SURE else f"{spread}, so these means are good to ± {uncertain:.1%}.")
-    return lines + ([] if moved["too_short"] else _wires(data["wires"], moved["per"]))
+    return lines + ([] if totals["too_short"] else _wires(data["wires"], totals["per"]))
 
 
 def _demand(data: dict[str, Any]) -> list[str]:
-    item, moved = data["demand"], data["bytes"]
-    if moved["too_short"]:
+    item, totals = data["demand"], data["bytes"]
+    if totals["too_short"]:
         count, each = _count(data["iterations"]["measured"], "iteration"), format_duration(data["iterations"]["mean_s"])
-        every = format_duration(moved["sampled_every_s"])
+        every = format_duration(totals["sampled_every_s"])
         short = f"it has {count} of {each}, and sockets are sampled every {every}"
         return [f"The job is too short to say what it moves in an iteration: {short}."]
     if item["sent_bytes"] is None:
@@ -313,11 +313,11 @@ def _share(value: float | None) -> str:
 
 def _congestion(data: dict[str, Any]) -> list[str]:
     item = data["congestion"]
-    per = "an iteration" if item["per"] == "iteration" else "in all"
+    per = "per iteration" if item["per"] == "iteration" else "in all"
     lines = []
     if item["retransmissions"] is not None:
-        again = item["retransmitted_bytes"]
-        lines.append(f"Sent again {per}: {item['retransmissions']:.3g} segments, {format_size(again)}.")
+        size = format_size(item["retransmitted_bytes"])
+        lines.append(f"Sent again {per}: {item['retransmissions']:.3g} segments, {size}.")
     elif item["segments_retransmitted"] is not None:
         lines.append(f"Sent again {per}, by all programs of the nodes: {item['segments_retransmitted']:.3g} segments.")
     counts = {
@@ -357,9 +357,9 @@ def _nodes(data: dict[str, Any]) -> list[Table]:
 def _nccl(data: dict[str, Any]) -> list[str]:
     lines = []
     for item in data["nccl"]:
-        via = ", ".join(f"{one['name']} ({one['network']})" for one in item["interfaces"]) or "no interface named"
+        via = ", ".join(f"{nic['name']} ({nic['network']})" for nic in item["interfaces"]) or "no interface named"
         rank = "" if item["rank"] is None else f"rank {item['rank']} of {item['ranks']}, "
-        version = item["version"] or "version not said"
+        version = item["version"] or "version not logged"
         lines.append(f"{item['host']}: {rank}{version}, network {item['network'] or '-'}, {via}")
         lines += [f"  ring {number}: {' '.join(map(str, ring))}" for number, ring in enumerate(item["rings"][:2])]
         lines += [f"  NCCL warns: {text}" for text in item["warnings"][:3]]

@@ -1,1 +1,1 @@
-"""The live view of a run directory that is being written."""
+"""Live view of a run directory that is being written."""

@@ -1,4 +1,4 @@
-"""The live view in a terminal. The only module that needs textual (0.80 to 8; before 7.3, the bars have one line)."""
+"""Live view in a terminal. Only this module needs textual (0.80 to 8; before 7.3, bars are one line high)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ringtap.schema import MARKS_JSONL, RUN_JSON
 from ringtap.terminal import masked
 
 _EVERY_S = 1.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _MESSAGE_S = 6.0
 _ALWAYS = (tables.NICS, tables.FLOWS)
 _TWO_PLOTS = 110
@@ -39,13 +39,13 @@ _HELP = """\
 s  r               sort by the next column; reverse the order
 /                  show only rows with these words (Enter keeps, Escape clears)
 n                  one node after the other, then all
-p                  hold the picture, go on (the recording goes on meanwhile)
+p                  pause or resume the view (the recording continues)
 m                  mark this moment: the text goes into the run's marks.jsonl
-q                  leave; the recording and the job go on
+q                  leave; the recording and the job continue
 
-Iterations  • over 1.5 times the median; ▲ over 3 times, drawn cut; × optimizer
+Iterations  • over 1.5 times the median; ▲ over 3 times, bar cut; × optimizer
             step skipped; ▾ a mark. Slowest rank: most often the last to end.
-Flows       yellow: segments were sent again. A flow is told by its sender; if
+Flows       yellow: segments were sent again. The sender describes a flow; if
             only the receiver's node records, RTT, cwnd, delivery are not known.
 backlog     the largest of the last second
 behind      how much later than the first rank a rank ended the last iteration
@@ -87,9 +87,9 @@ class Lines(Static):
     shown: tuple[Text, ...] = ()
 
     def show(self, *lines: Text) -> None:
-        """Show other lines; without any, take no room."""
+        """Replace the lines; without any, hide the widget."""
         for line in lines:
-            line.plain = masked(line.plain)  # names and output come from others
+            line.plain = masked(line.plain)  # names and output may contain control characters
         if lines != self.shown:
             self.shown = lines
             self.update(Text("\n").join(lines))
@@ -113,15 +113,15 @@ class Bars(Sparkline):
 class RunTable(DataTable[Text]):
     """Table of a page.
 
-    It holds only the rows in sight, since a run may have thousands and DataTable measures each, and it updates only the
-    cells that differ.
+    It holds only the visible rows, because a run may have thousands and DataTable measures each, and it updates only
+    the cells that differ.
 
     Args:
         page: the page.
 
     Attributes:
         items: all items, in order.
-        scrolled: number of items before the first in sight; on a page from the end, after the last.
+        scrolled: number of items before the first visible one; on a page from the end, after the last visible one.
     """
 
     def __init__(self, page: Page) -> None:
@@ -142,26 +142,26 @@ class RunTable(DataTable[Text]):
         self.on_resize()
 
     def on_resize(self) -> None:
-        """Show the rows in sight, or why there are none."""
-        room = self.size.height - 1
-        if self._run is None or room < 1:
+        """Show the visible rows, or the reason why there are none."""
+        visible = self.size.height - 1
+        if self._run is None or visible < 1:
             return
-        self.scrolled = max(0, min(self.scrolled, len(self.items) - room))
-        first = max(0, len(self.items) - room - self.scrolled) if self.page.from_end else self.scrolled
-        seen = self.items[first : first + room]
+        self.scrolled = max(0, min(self.scrolled, len(self.items) - visible))
+        first = max(0, len(self.items) - visible - self.scrolled) if self.page.from_end else self.scrolled
+        items = self.items[first : first + visible]
         heads = [column.title for column in self.page.columns]
         if self._sort is not None:
             heads[self._sort] += "▼" if self._descending else "▲"
-        texts = [heads, *([masked(column.text(item)) for column in self.page.columns] for item in seen)]
+        texts = [heads, *([masked(column.text(item)) for column in self.page.columns] for item in items)]
         texts = self.page.lay_out(texts, self.size.width, self._sort)
-        styles = ["", *(self.page.style(item, self._run) for item in seen)]
-        if not seen:
+        styles = ["", *(self.page.style(item, self._run) for item in items)]
+        if not items:
             lines = self.page.title, masked(self.page.reason(self._run, self._words))
             texts, styles = [[tables.cell(line, self.size.width)] for line in lines], ["", DIM]
         self._fill([[(text, style) for text in row] for row, style in zip(texts, styles, strict=True)])
 
     def _fill(self, rows: list[list[tuple[str, str]]]) -> None:
-        """Change the table to these rows, of which the first is the head."""
+        """Change the table to these rows; the first row is the head."""
         if rows[:1] != self._rows[:1] or len(rows) != len(self._rows):
             self.clear(columns=True)
             for number, (head, _) in enumerate(rows[0]):
@@ -180,7 +180,7 @@ class RunTable(DataTable[Text]):
         return _joined(super().render_line(y))
 
     def resort(self, reverse: bool) -> None:
-        """Reverse the order, or sort by the next column, which is then in sight."""
+        """Reverse the order, or sort by the next column, which then stays visible."""
         if reverse:
             self._descending = not self._descending
         elif len(self.page.columns) > 1:
@@ -218,8 +218,8 @@ class LiveApp(App[None]):
     FooterKey .footer-key--description { text-style: dim; }
     Input, Input:focus { height: 1; border: none; padding: 0; display: none; }
     """
-    # Each has priority, so that a key takes effect before the next one is read: text typed quickly after / or m goes to
-    # the entry. While there is an entry, check_action leaves it the keys.
+    # All have priority, so that a key takes effect before the next one is read: text typed quickly after / or m goes to
+    # the input. While the input is open, check_action disables the keys, so that they go to the input.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(keys, action, shown, show=bool(shown), priority=True)
         for keys, action, shown in (
@@ -251,7 +251,7 @@ class LiveApp(App[None]):
         self._run, self._latest = run, latest
         self._shown: Snapshot | None = None
         self._is_drawn = False
-        self._asking = ""
+        self._input_purpose = ""
         self._pressed_ns = 0
         self._message, self._message_until_s = "", 0.0
         self._page = 0
@@ -260,7 +260,7 @@ class LiveApp(App[None]):
         self.paused = False
 
     def compose(self) -> ComposeResult:
-        """Yield status, plots, pages, help, and the line of notes with the entry, which takes its place."""
+        """Yield the status, plots, pages, help, line of notes, and the input that replaces that line."""
         yield Lines(id="headline")
         with Horizontal(id="plots"):
             for name in ("iterations", "throughput"):
@@ -281,19 +281,19 @@ class LiveApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Start to look for snapshots."""
+        """Start to poll for snapshots."""
         self.query_one("#headline", Lines).show(Text("Looking …"))
-        self.set_interval(_LOOK_S, self._look)
-        self._look()
+        self.set_interval(_POLL_S, self._poll_snapshot)
+        self._poll_snapshot()
 
     def on_resize(self, event: Resize) -> None:
-        """Give the plots more room on a larger terminal."""
+        """Give the plots more lines on a larger terminal."""
         height = event.size.height
         lines = 0 if height < 10 else 2 if height < 20 else 4 if height < 32 else 6 if height < 44 else 9
         self.query_one("#plots").styles.height = lines
-        self.call_after_refresh(self.draw)  # the app itself learns the size later
+        self.call_after_refresh(self.draw)  # the app's own size changes after this event
 
-    def _look(self) -> None:
+    def _poll_snapshot(self) -> None:
         """Show the newest snapshot, unless the view is paused."""
         if self._message and time.monotonic() > self._message_until_s:
             self.say("")
@@ -303,17 +303,17 @@ class LiveApp(App[None]):
             self.draw()
 
     def draw(self) -> None:
-        """Show the current snapshot with the current settings of the view; only the page in sight is updated."""
-        if not self._is_whole:
+        """Show the current snapshot with the current settings of the view; only the visible page is updated."""
+        if not self._is_complete:
             return
-        if not self._is_drawn:  # the footer learns that the keys take effect
+        if not self._is_drawn:  # the footer shows keys only once they take effect
             self._is_drawn = True
             self.refresh_bindings()
         run = self._shown
         notes = [f"filter: {self.words}"] if self.words else []
         notes += [summary.ending(run)] if run is not None and run.ended else []
         note = self._message or "  ".join(notes)
-        self.query_one("#note", Lines).show(*([Text(note)] if note and not self._asking else []))
+        self.query_one("#note", Lines).show(*([Text(note)] if note and not self._input_purpose else []))
         if run is None:
             return
         run = tables.of_node(run, self.node)
@@ -336,8 +336,8 @@ class LiveApp(App[None]):
             table.display = bool(table.items) or self._page > 0 or table.page in _ALWAYS
 
     @property
-    def _is_whole(self) -> bool:
-        """False before the first and after the last moment, when tabs or tables are missing."""
+    def _is_complete(self) -> bool:
+        """True if all tabs and tables exist, which they do not while the application starts or ends."""
         return len(self.query("Tab, RunTable")) == len(tables.OVERVIEW) + 2 * len(tables.TABLES) + 1
 
     @property
@@ -350,15 +350,15 @@ class LiveApp(App[None]):
         self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """True if a key takes effect: within the entry, only those that leave it."""
-        return action == "leave" or (self._is_whole and (not self._asking or action == "cancel"))
+        """Return True if a key takes effect; while the input is open, only keys that close it do."""
+        return action == "leave" or (self._is_complete and (not self._input_purpose or action == "cancel"))
 
     def action_leave(self) -> None:
-        """End the view, whatever is being typed."""
+        """End the view, even while text is being typed."""
         self.exit()
 
     def action_sort(self, reverse: bool) -> None:
-        """Sort by the next column, or reverse the order; the overview has its own."""
+        """Sort by the next column, or reverse the order; the overview has a fixed order."""
         for table in self._tables if self._page else []:
             table.resort(reverse)
         self.draw()
@@ -370,9 +370,9 @@ class LiveApp(App[None]):
         self.draw()
 
     def action_pause(self) -> None:
-        """Hold the picture, or update it again; the recording is not affected."""
+        """Pause or resume the view; the recording is not affected."""
         self.paused = not self.paused
-        self._look()
+        self._poll_snapshot()
         self.draw()
 
     def action_node(self) -> None:
@@ -390,7 +390,7 @@ class LiveApp(App[None]):
         self.draw()
 
     def action_turn(self, by: int) -> None:
-        """Show the next page or the one before."""
+        """Show the next or the previous page."""
         self.action_page((self._page + by) % (len(tables.TABLES) + 1))
 
     def action_help(self) -> None:
@@ -402,9 +402,9 @@ class LiveApp(App[None]):
         self.query_one(TabbedContent).display = not shown
 
     def action_cancel(self) -> None:
-        """Leave the entry or the help, or clear the filter."""
-        if self._asking:
-            self._close_entry()
+        """Close the input or the help, or clear the filter."""
+        if self._input_purpose:
+            self._close_input()
         elif self.query_one("#help").display:
             self._show_help(False)
         else:
@@ -416,42 +416,42 @@ class LiveApp(App[None]):
         self._ask("filter", self.words, "words that a row must have; Enter keeps them, Escape leaves")
 
     def action_mark(self) -> None:
-        """Ask for a text to put into the run; the time is that of the key press."""
+        """Ask for the text of a mark; its time is that of the key press."""
         self._pressed_ns = time.time_ns()
         self._ask("mark", "", "text of the mark, for this moment; Enter writes it, Escape leaves")
 
     def _ask(self, what: str, text: str, hint: str) -> None:
-        self._asking = what
-        entry = self.query_one(Input)
-        entry.placeholder, entry.value = f"{what}: {hint}"[: max(10, self.size.width - 2)], text
-        entry.display = True
-        self.screen.set_focus(entry)  # at once: the next key is its first letter already
+        self._input_purpose = what
+        field = self.query_one(Input)
+        field.placeholder, field.value = f"{what}: {hint}"[: max(10, self.size.width - 2)], text
+        field.display = True
+        self.screen.set_focus(field)  # immediately: the next key may be the first letter of the text
         self.draw()
 
-    def _close_entry(self) -> None:
-        self._asking = ""
+    def _close_input(self) -> None:
+        self._input_purpose = ""
         self.set_focus(None)
         self.query_one(Input).display = False
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while typing."""
-        if self._asking == "filter":
+        if self._input_purpose == "filter":
             self.words = event.value
             self.draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Apply what was typed."""
-        asked = self._asking
-        self._close_entry()
-        if asked == "mark":
+        purpose = self._input_purpose
+        self._close_input()
+        if purpose == "mark":
             self._write_mark(event.value.strip())
-        elif asked == "filter":  # if typed quickly, the entry closes before its change events arrive
+        elif purpose == "filter":  # if typed quickly, the input closes before its change events arrive
             self.words = event.value
             self.draw()
 
     def _write_mark(self, text: str) -> None:
         try:
-            (self._run / RUN_JSON).stat()  # a mark must not create a run again that was removed meanwhile
+            (self._run / RUN_JSON).stat()  # a mark must not recreate a run that was removed meanwhile
             writer = JsonLinesWriter(self._run / MARKS_JSONL)
             try:
                 writer.append({"t_ns": self._pressed_ns, "text": text})

@@ -1,4 +1,4 @@
-"""Construction of a Snapshot from the state of a run that is followed."""
+"""Construction of a Snapshot from the state of a running job's directory."""
 
 from __future__ import annotations
 
@@ -38,18 +38,27 @@ _PORT_DROPS = ("port_xmit_discards", "hw.out_of_buffer")
 _PORT_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "link_downed", "hw.packet_seq_err")
 _PORT_PAUSES = ("hw.rp_cnp_handled", "hw.np_cnp_sent")
 _PORT_MARKS = ("hw.np_ecn_marked_roce_packets",)
+_MOST_FLOWS = 500
+_MOST_OUTPUT = 200
+# A collector is silent after this time, and after this many of its periods, without a sample
+_SILENT_S, _SILENT_PERIODS = 5.0, 10
+_GOOD = ("ok", "running", "no job", "")
+_ALL_DONE_S = 5.0
+_THROUGHPUTS = 300
+# Names of losses in node.json, by the agent and the collectors
+_LOSSES = ("lost", "lost_records", "lost_answers", "dropped", "dropped_by_kernel", "dropped_by_interface")
 
 
 def nics_of(node: NodeLog) -> Iterator[Nic]:
     """Yield the node's network interfaces, loopback last."""
-    home: dict[str, RecentWideLog] = {}
+    by_nic: dict[str, RecentWideLog] = {}
     files = sorted((file for (name, _), file in node.wide.items() if name == "nic"), key=lambda file: file.mono_ns)
     newest = files[-1].mono_ns if files else 0
     for file in files:
         if file.mono_ns >= newest - _STALE_NS:
-            home |= {name.removesuffix(".tx_bytes"): file for name in file.layout.names if name.endswith(".tx_bytes")}
-    for name in sorted(home, key=lambda name: (name == "lo", name)):
-        yield _nic(node, name, home[name])
+            by_nic |= {name.removesuffix(".tx_bytes"): file for name in file.layout.names if name.endswith(".tx_bytes")}
+    for name in sorted(by_nic, key=lambda name: (name == "lo", name)):
+        yield _nic(node, name, by_nic[name])
 
 
 def _nic(node: NodeLog, name: str, file: RecentWideLog) -> Nic:
@@ -149,17 +158,6 @@ def _sum(numbers: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-_MOST_FLOWS = 500
-_MOST_OUTPUT = 200
-# A silent collector: no sample for so long, or for so many of its periods
-_SILENT_S, _SILENT_PERIODS = 5.0, 10
-_GOOD = ("ok", "running", "no job", "")
-_ALL_DONE_S = 5.0
-_THROUGHPUTS = 300
-# Names of losses in node.json, by the agent and the collectors
-_LOSSES = ("lost", "lost_records", "lost_answers", "dropped", "dropped_by_kernel", "dropped_by_interface")
-
-
 class SnapshotSource:
     """Source of Snapshots of a run.
 
@@ -213,13 +211,13 @@ class SnapshotSource:
         )
 
     def _note_throughput(self, nics: tuple[Nic, ...], now_ns: int | None) -> None:
-        moving = [nic for nic in nics if nic.name != "lo" and nic.tx_bps is not None and nic.rx_bps is not None]
-        if now_ns and moving:
-            sums = sum(nic.tx_bps or 0.0 for nic in moving), sum(nic.rx_bps or 0.0 for nic in moving)
+        known = [nic for nic in nics if nic.name != "lo" and nic.tx_bps is not None and nic.rx_bps is not None]
+        if now_ns and known:
+            sums = sum(nic.tx_bps or 0.0 for nic in known), sum(nic.rx_bps or 0.0 for nic in known)
             self._throughput.append(Throughput(now_ns, *sums))
 
     def _status(self, nodes: list[NodeLog], now_ns: int) -> tuple[str, str]:
-        """Return status and reason by run.json; a run still running there ends some seconds after its last node."""
+        """Return the status and reason by run.json; a run still running there ends some seconds after its last node."""
         info = self._follower.info
         status, why = str(info.get("status", "running")), str(info.get("why") or "")
         partial = [node for node in nodes if node.node.item.get("status") == "partial"]
@@ -242,11 +240,11 @@ def _age_s(now_ns: int | None, t_ns: int) -> float | None:
 
 def _output(nodes: list[NodeLog]) -> tuple[str, ...]:
     """Return the job's last lines of output; with several nodes each line begins with its node's name."""
-    speaking = [node for node in nodes if node.output.lines]
-    if len(speaking) == 1:
-        return speaking[0].output.lines[-_MOST_OUTPUT:]
-    share = _MOST_OUTPUT // max(1, len(speaking))
-    return tuple(f"{node.name}: {line}" for node in speaking for line in node.output.lines[-share:])
+    with_output = [node for node in nodes if node.output.lines]
+    if len(with_output) == 1:
+        return with_output[0].output.lines[-_MOST_OUTPUT:]
+    share = _MOST_OUTPUT // max(1, len(with_output))
+    return tuple(f"{node.name}: {line}" for node in with_output for line in node.output.lines[-share:])
 
 
 def _node(node: NodeLog, now_ns: int | None) -> Node:
@@ -272,7 +270,7 @@ def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | Non
     ended = {rank: next((end[1] for end in file.ends if end[0] == last), 0) for rank, file in newest.items()}
     first_ns = min([end for end in ended.values() if end], default=0)
     for rank in sorted(newest):
-        file, took = newest[rank], newest[rank].compute
+        file, times = newest[rank], newest[rank].compute
         yield Rank(
             file.node,
             rank,
@@ -281,7 +279,7 @@ def _ranks(files: list[RankSteps], iterations: IterationStats, now_ns: int | Non
             _age_s(now_ns, file.last_end_ns),
             file.last_step_s,
             (ended[rank] - first_ns) / 1e9 if ended[rank] else None,
-            *(took.get(name) for name in ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")),
+            *(times.get(name) for name in ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")),
         )
 
 
@@ -342,17 +340,17 @@ def _processes(node: NodeLog) -> Iterator[Process]:
 
 def _collectors(node: NodeLog, now_ns: int | None) -> Iterator[Collector]:
     """Yield the state of each collector, by node.json and its logs."""
-    told: dict[str, dict[str, Any]] = node.node.item.get("collectors") or {}
+    entries: dict[str, dict[str, Any]] = node.node.item.get("collectors") or {}
     newest, every, missed = _from_logs(node)
-    for name in [*told, *(name for name in sorted(newest.keys() | node.failures.keys()) if name not in told)]:
-        item = told.get(name) or {}
+    for name in [*entries, *(name for name in sorted(newest.keys() | node.failures.keys()) if name not in entries)]:
+        item = entries.get(name) or {}
         state = str(item.get("state") or "running")
         # packets.json is written once a second, node.json when the collector ends
-        telling = node.packets.item if name == "packets" and node.packets.item else item
-        losses = [int(telling[key]) for key in _LOSSES if isinstance(telling.get(key), int)]
-        stated = item.get("missed_samples")
+        source = node.packets.item if name == "packets" and node.packets.item else item
+        losses = [int(source[key]) for key in _LOSSES if isinstance(source.get(key), int)]
+        reported = item.get("missed_samples")
         counted = missed.get(name)
-        known = [int(number) for number in (stated, counted) if number is not None and str(number).isdigit()]
+        known = [int(number) for number in (reported, counted) if number is not None and str(number).isdigit()]
         every_s = item.get("every_s") or every.get(name)
         age_s = None if node.done else _age_s(now_ns, newest.get(name, 0))
         health = _health(state, age_s, every_s)

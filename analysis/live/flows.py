@@ -21,7 +21,6 @@ Traffic = Literal["training", "cross", "other"]
 
 _IPV6 = 10
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
-# default ports of iperf3 and of ringtap's own receiver
 _MOST_OWNERS = 50_000
 
 End = tuple[str, int]
@@ -32,11 +31,11 @@ class Flow:
     """One direction of a TCP connection over about the last second.
 
     Attributes:
-        traffic: the job's, cross traffic, or other.
+        traffic: kind of traffic.
         source: node (or address) and port of the sender.
         destination: the same of the receiver.
         rate_bps: payload without retransmissions.
-        retransmissions_per_s: segments; None if only the receiver is recorded, as the next four.
+        retransmissions_per_s: segments; None, as the next four, if only the receiver is recorded.
         rtt_s: smoothed round trip.
         cwnd_segments: congestion window.
         delivery_bps: delivery rate as the kernel estimates it.
@@ -59,13 +58,13 @@ class Flow:
 
 
 class Owners:
-    """Owners of a node's sockets, from sockets/owners.jsonl and host/processes.jsonl; too many drop the oldest."""
+    """Owners of a node's sockets, from sockets/owners.jsonl and host/processes.jsonl; only the newest are kept."""
 
     def __init__(self) -> None:
         self._by_inode: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.processes: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.jobs: frozenset[int] = frozenset()
-        self.step_ranks: dict[int, int] = {}  # by pid, of processes in a process group: the ranks that they report
+        self.step_ranks: dict[int, int] = {}  # by pid: the ranks that processes log in their process group
 
     def add_owner(self, item: dict[str, Any]) -> None:
         """Add a line of owners.jsonl."""
@@ -96,7 +95,7 @@ class Owners:
         return "cross" if _CROSS_COMMAND.search(command) else "other"
 
     def _of_job(self, pid: Any) -> bool:
-        for _ in range(32):  # as deep as any launcher
+        for _ in range(32):  # deeper than any launcher's process tree
             if pid in self.jobs:
                 return True
             process = self.processes.get(pid)
@@ -118,12 +117,12 @@ def _put(into: OrderedDict[int, dict[str, Any]], key: Any, item: dict[str, Any])
 
 @dataclass(frozen=True)
 class _Socket:
-    """A socket of one sample, as far as a flow needs it."""
+    """Attributes of a socket that a flow needs."""
 
     node: str
     key: Any
-    here: End
-    there: End
+    local: End
+    remote: End
     inode: int
     owner: Traffic | None
 
@@ -136,22 +135,22 @@ def flows(sockets: Mapping[str, Keyed], owners: Mapping[str, Owners]) -> list[Fl
         owners: owners of the sockets, by the same nodes.
     """
     found: list[_Socket] = []
-    homes: dict[str, str] = {}
+    node_of: dict[str, str] = {}
     for node, series in sockets.items():
         for key in series.active():
             socket = _socket(node, key, series, owners[node])
             found.append(socket)
-            homes.setdefault(socket.here[0], node)
-    by_ends = {(socket.here, socket.there): socket for socket in found}
-    names = homes if len(sockets) > 1 else {}
+            node_of.setdefault(socket.local[0], node)
+    by_ends = {(socket.local, socket.remote): socket for socket in found}
+    names = node_of if len(sockets) > 1 else {}
     rows: list[Flow] = []
     for socket in found:
-        other_end = by_ends.get((socket.there, socket.here))
+        other_end = by_ends.get((socket.remote, socket.local))
         traffic = socket.owner or (other_end.owner if other_end else None) or _by_port(socket)
-        told = (traffic, sockets[socket.node], owners[socket.node].of(socket.inode), names)
-        rows += _sent(socket, *told)
+        details = (traffic, sockets[socket.node], owners[socket.node].of(socket.inode), names)
+        rows += _sent(socket, *details)
         if other_end is None:
-            rows += _received(socket, *told)
+            rows += _received(socket, *details)
     return sorted(rows, key=lambda flow: -flow.rate_bps)
 
 
@@ -169,8 +168,8 @@ def _end(node: str, record: Record, family: int, address: int, port: int) -> End
     packed: bytes = record[address]
     parsed: ipaddress.IPv4Address | ipaddress.IPv6Address
     if record[family] == _IPV6:
-        six = ipaddress.IPv6Address(packed)
-        parsed = six.ipv4_mapped or six
+        ipv6 = ipaddress.IPv6Address(packed)
+        parsed = ipv6.ipv4_mapped or ipv6
     else:
         parsed = ipaddress.IPv4Address(packed[:4])
     text = f"{node}/{parsed}" if parsed.is_loopback else str(parsed)
@@ -178,8 +177,8 @@ def _end(node: str, record: Record, family: int, address: int, port: int) -> End
 
 
 def _by_port(socket: _Socket) -> Traffic:
-    """Return the kind of traffic by the ports, if neither end's owner is known: the collector sees no listeners."""
-    return "cross" if {socket.there[1], socket.here[1]}.intersection(CROSS_PORTS) else "other"
+    """Return the kind of traffic by the ports, for connections without a known owner at either end."""
+    return "cross" if {socket.remote[1], socket.local[1]}.intersection(CROSS_PORTS) else "other"
 
 
 def _sent(
@@ -193,8 +192,8 @@ def _sent(
     delivery, queued = series.value(socket.key, "delivery_rate_bytes_per_s"), series.value(socket.key, "notsent_bytes")
     flow = Flow(
         traffic,
-        _named(socket.here, names),
-        _named(socket.there, names),
+        _named(socket.local, names),
+        _named(socket.remote, names),
         sent * 8,
         retransmissions,
         None if rtt_us is None else rtt_us / 1e6,
@@ -213,7 +212,7 @@ def _received(
     received = series.rate(socket.key, "bytes_received")
     if not received:
         return []
-    ends = _named(socket.there, names), _named(socket.here, names)
+    ends = _named(socket.remote, names), _named(socket.local, names)
     return [Flow(traffic, *ends, received * 8, rank=owner.get("rank"), command=str(owner.get("command") or ""))]
 
 

@@ -1,4 +1,4 @@
-"""Iterations of the job, from the step records of its ranks as they come in.
+"""Iterations of the job, from the step records of its ranks as they are written.
 
 Iteration i ends when the last rank has ended its i-th step of the optimizer that stepped first; ``ringtap.step()``
 marks count instead for a rank that has any (docs/reference/run-directory.md).
@@ -54,7 +54,7 @@ class IterationStats:
         last_s: time of the last one; None before the second step.
         median_s: median of ``over`` iterations.
         p99_s: 99th percentile of the same.
-        over: number of iterations the two are taken over.
+        over: number of iterations that both are taken over.
         slowest_rank: the rank that was most often last in them; None with one rank.
         slowest_share: share of them in which it was last.
         ranks: number of ranks whose steps were seen.
@@ -95,7 +95,7 @@ class RankSteps:
         self.generation = 0
         self.counts = True
         self.compute: dict[str, float | None] = {}
-        self._marks = False
+        self._has_marks = False
         self._optimizer: int | None = None
         self._to_reference = to_reference
         self.layout = Layout(file)
@@ -103,16 +103,16 @@ class RankSteps:
     def feed(self, batch: Iterable[Record]) -> None:
         """Add step records."""
         at = self.layout.index
-        step, optimizer, end, kind = at["step"], at["optimizer"], at["end_ns"], at.get("kind")
+        step, optimizer, end, kind_column = at["step"], at["optimizer"], at["end_ns"], at.get("kind")
         for record in batch:
             self.samples += 1
-            what = record[kind] if kind is not None else 0
-            if what == _MARK and not self._marks:
-                self._marks = True
+            kind = record[kind_column] if kind_column is not None else 0
+            if kind == _MARK and not self._has_marks:
+                self._has_marks = True
                 self.ends.clear()
-            if self._marks != (what == _MARK):
+            if self._has_marks != (kind == _MARK):
                 continue
-            if not self._marks:
+            if not self._has_marks:
                 if self._optimizer is None or record[optimizer] < self._optimizer:
                     self._optimizer = record[optimizer]  # numbered in the order of their first steps
                     self.ends.clear()
@@ -121,17 +121,17 @@ class RankSteps:
             if self.ends:
                 self.last_step_s = (record[end] - self.last_end_ns) / 1e9
             self.last_end_ns = record[end]
-            self.ends.append((record[step], self._to_reference(record[end]), what == _SKIPPED))
+            self.ends.append((record[step], self._to_reference(record[end]), kind == _SKIPPED))
 
 
 def ddp_times(layout: Layout, record: Record) -> dict[str, float | None]:
-    """Return DDP's own times of an iteration, in seconds; None for what DDP does not know and writes as 0."""
+    """Return DDP's own times of an iteration, in seconds; None for times that DDP does not know and writes as 0."""
     names = ("forward_ns", "backward_ns", "comm_ns", "overlap_ns")
     return {name: record[layout.index[name]] / 1e9 or None for name in names if name in layout.index}
 
 
 def number_generations(files: list[RankSteps], first_ns: dict[int, int]) -> None:
-    """Number the processes of each rank in order of their start: 0 for the first, 1 for one that came after it.
+    """Number the processes of each rank in order of their start: 0 for the first, 1 for its successor.
 
     Processes that run at the same time under one rank are not ranks of one process group, and none is a restart. Of
     these, the one with the most steps counts.
@@ -161,7 +161,7 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
 
     Args:
         files: all processes of all ranks.
-        over: iterations that the median and the 99th percentile are taken over.
+        over: number of iterations for the median and the 99th percentile.
     """
     if not files:
         return IterationStats()
@@ -197,22 +197,22 @@ def _iterations(files: list[RankSteps]) -> list[Iteration]:
         for step, end_ns, skipped in list(file.ends)[-keep:]:
             ended.setdefault(step, []).append((end_ns, file.rank, skipped))
     iterations = []
-    before: tuple[int, int] | None = None
+    previous: tuple[int, int] | None = None
     for step in sorted(ended):
         ends = ended[step]
         if len(ends) < len(files):
             continue
         end_ns, rank, _ = max(ends)
-        if before and before[0] == step - 1:
+        if previous and previous[0] == step - 1:
             lag_s = (end_ns - min(ends)[0]) / 1e9
             skipped = any(end[2] for end in ends)
-            iterations.append(Iteration(step, end_ns, (end_ns - before[1]) / 1e9, rank, lag_s, skipped))
-        before = (step, end_ns)
+            iterations.append(Iteration(step, end_ns, (end_ns - previous[1]) / 1e9, rank, lag_s, skipped))
+        previous = (step, end_ns)
     return iterations
 
 
 def quantile(ordered: list[float], share: float) -> float | None:
-    """Return the least of ordered values that at least this share does not exceed, or their median; None of none."""
+    """Return a quantile of ordered values: for 0.5 their median, else one of the values; None if there are none."""
     if not ordered:
         return None
     if share == 0.5:

@@ -1,4 +1,4 @@
-"""The view without a terminal: one line of ``key=value`` per second, for pipes, logs and small screens."""
+"""Live view without a terminal: one line of ``key=value`` per second, for pipes, logs and small screens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters of a node over the last seconds, and the rates that follow from them."""
+"""Counters of a node over the last seconds, and rates computed from them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class RecentWideLog:
         return None if grown is None or seconds <= 0 else grown / seconds
 
     def _reference(self) -> Record:
-        """Return the newest record kept that is a window older than the last, or the oldest."""
+        """Return the newest kept record that is at least a window older than the last one, else the oldest."""
         assert self.last is not None
         latest = self.last[self._mono] - RATE_WINDOW_NS
         for record in reversed(self._recent):
@@ -138,18 +138,17 @@ class Keyed:
         self.layout: Layout | None = None
         self.about: dict[str, Any] = {}
         self.latest: dict[Key, Record] = {}
-        self.samples = 0
         self.t_ns = 0
         self.mono_ns = 0
         self._history: dict[Key, deque[tuple[int, Record]]] = {}
         self._base: dict[Key, Record] = {}
         self._changed: set[Key] = set()
-        self._rising: dict[tuple[Key, str], float] = {}
+        self._next_peaks: dict[tuple[Key, str], float] = {}
         self._peaks: dict[tuple[Key, str], float] = {}
         self._ticks: deque[int] = deque(maxlen=_KEPT)
 
     def begin(self, file: RecordFile) -> None:
-        """Begin a new file; if its columns differ from those before, the records known are dropped."""
+        """Begin a new file; if its columns differ from those of the previous one, known records are dropped."""
         layout = Layout(file)
         if self.layout is None or layout.names != self.layout.names:
             self.latest.clear()
@@ -166,7 +165,7 @@ class Keyed:
         return record[self._key[0]] if len(self._key) == 1 else tuple(record[number] for number in self._key)
 
     def feed(self, batch: Iterable[Record]) -> None:
-        """Add records of the file begun last."""
+        """Add records of the newest file."""
         assert self.layout is not None
         record = None
         for record in batch:
@@ -177,8 +176,7 @@ class Keyed:
             self._changed.add(key)
             for name in self._peak_names:
                 value = record[self.layout.index[name]]
-                self._rising[key, name] = max(value, self._rising.get((key, name), value))
-            self.samples += 1
+                self._next_peaks[key, name] = max(value, self._next_peaks.get((key, name), value))
         if record is not None:
             self.t_ns, self.mono_ns = max(self.t_ns, record[self._t]), max(self.mono_ns, record[self._mono])
 
@@ -195,7 +193,7 @@ class Keyed:
             while len(history) > 2 and history[1][0] <= now_mono_ns - RATE_WINDOW_NS:
                 history.popleft()
         self._changed.clear()
-        self._peaks, self._rising = self._rising, {}
+        self._peaks, self._next_peaks = self._next_peaks, {}
         if len(self.latest) > _MOST_KEYS:
             oldest = sorted(self.latest, key=lambda key: int(self.latest[key][self._mono]))
             for key in oldest[: len(oldest) - _MOST_KEYS]:
@@ -211,7 +209,7 @@ class Keyed:
         return None if number is None else float(self.latest[key][number])
 
     def active(self) -> list[Key]:
-        """Return the keys that changed within the window that rates are taken over."""
+        """Return the keys that changed within the window of the rates."""
         since = self._since()
         return [key for key, history in self._history.items() if history[-1][0] > since]
 

@@ -32,14 +32,15 @@ from ringtap.schema import (
 )
 
 _WIDE = ("nic", "infiniband", "ethtool", "gpu", "packets")
-_BEHIND_S = 2.5
 _MOST_MARKS = 100
-# A queue or an idle socket may not have changed for long; steps are a history.
+# Reading of a log starts this long before its last record: a queue or an idle socket may not have changed for long, and
+# steps are shown as a history
 _BACK_S = {"qdisc": 60.0, "sockets": 10.0, "steps": 600.0}
+_USUAL_BACK_S = 2.5
 
 
 class NodeLog:
-    """Logs of one node, as far as they were read.
+    """Logs of one node, as far as they have been read.
 
     Attributes:
         name: the node.
@@ -173,7 +174,7 @@ class NodeLog:
         if path in self.ranks:
             self.ranks[path].feed(batch)
         elif path in self._ddp:
-            # the first of them may come before the process' first step
+            # DDP's first record may precede the first step of the process
             compute = self._compute.setdefault(path.with_name(path.name.replace(".ddp.rec", ".rec")), {})
             compute.update(ddp_times(self._ddp[path], batch[-1]))
         elif (series := self._keyed(path)) is not None:
@@ -191,11 +192,11 @@ def _folders(node: Path) -> list[Path]:
 
 
 def _begin(path: Path) -> Callable[[RecordFile], int]:
-    """Return the function for the offset to begin at in a file that has records already."""
+    """Return the function that chooses the first record to read in a file that already has records."""
     if path.name.endswith(".ddp.rec"):
         return lambda file: max(0, file.count - 1)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
-    return since(_BACK_S.get(path.parent.name, _BEHIND_S), column, MOST_KEPT * 20)
+    return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MOST_KEPT * 20)
 
 
 def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
@@ -205,7 +206,7 @@ def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
 
 
 def _wanted(path: Path) -> bool:
-    """True if the view shows what this record file holds."""
+    """Return True if the view shows data of this record file."""
     folder = path.parent.name
     if folder == "steps":
         return STEP_FILE.fullmatch(path.name) is not None
@@ -219,7 +220,7 @@ class RunFollower:
         path: the run directory.
 
     Attributes:
-        info: run.json as it is now.
+        info: run.json's last readable state.
         nodes: logs of each node, by name.
         marks: the last marks that viewers have made.
     """
@@ -247,11 +248,11 @@ class RunFollower:
         for node in self.nodes.values():
             node.poll()
         ranks = self.ranks
-        several = len(ranks) > len({steps.rank for steps in ranks})
-        if (now := [id(steps) for steps in ranks]) != self._numbered or several:
+        concurrent = len(ranks) > len({steps.rank for steps in ranks})
+        if (numbered := [id(steps) for steps in ranks]) != self._numbered or concurrent:
             first = {key: start for node in self.nodes.values() for key, start in node.begin_ns.items()}
             number_generations(ranks, first)
-            self._numbered = now
+            self._numbered = numbered
 
     @property
     def ranks(self) -> list[RankSteps]:

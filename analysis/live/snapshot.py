@@ -1,4 +1,4 @@
-"""The state of a run at one moment: immutable data for any view.
+"""State of a run at one moment: immutable data for any view.
 
 A number that was not recorded is None, never 0. Rates are over about the last second.
 """
@@ -23,10 +23,10 @@ class Rank:
         age_s: time since it ended; None after the run's end.
         step_s: time between its last two steps.
         behind_s: delay after the first rank at the end of the last iteration that all have ended.
-        forward_s: DDP's forward pass of its last iteration; None without DDP, as the three below.
+        forward_s: DDP's forward pass of its last iteration; None, as the next three, without DDP.
         backward_s: the backward pass.
         comm_s: from the first to the last bucket's communication.
-        overlap_s: the part of it that ran beside the backward pass.
+        overlap_s: the part of it during the backward pass.
     """
 
     node: str
@@ -73,7 +73,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class Queue:
-    """A queueing discipline of an interface; its backlog is the largest since the snapshot before."""
+    """A queueing discipline of an interface; its backlog is the largest since the previous snapshot."""
 
     node: str
     interface: str
@@ -119,7 +119,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: gauges as the driver gives them."""
+    """A GPU: gauges as the driver reports them."""
 
     node: str
     name: str
@@ -199,13 +199,13 @@ class Snapshot:
 
     Attributes:
         t_ns: time of the snapshot, CLOCK_REALTIME of the viewer.
-        path: the run directory as it was named.
+        path: the run directory as the user named it.
         status: ``running``, or the status it ended with.
         why: one sentence if it did not end well.
         ended: True if nothing more will come.
         elapsed_s: time since the run began.
         throughput: the last minutes, one value per snapshot.
-        sockets: number of sockets known of all nodes, active or not; None if sockets are not recorded.
+        sockets: number of known sockets of all nodes, active or not; None if sockets are not recorded.
     """
 
     t_ns: int

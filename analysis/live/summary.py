@@ -14,7 +14,7 @@ from ringtap.units import counted, format_duration, format_rate
 
 _SILENT_S = 5.0
 _SLOW = 1.5
-# an outlier (the first iterations, say) must not flatten all others
+# outliers, such as the first iterations, must not flatten the other bars
 _CAP_MEDIANS = 3.0
 _LABEL = 16
 _GOOD_STATES = ("ok", "running")
@@ -44,7 +44,7 @@ def throughput_plot(run: Snapshot, width: int) -> tuple[Text, list[float]]:
 def _plot(
     values: list[float], symbols: list[tuple[str, str]], show: Callable[[float], str], width: int
 ) -> tuple[Text, list[float]]:
-    """Cut bars at three times their median, and put zeros before them: a sparkline starts at its least value."""
+    """Cut bars at three times their median, and pad them with zeros: a sparkline starts at its smallest value."""
     top, median = max(values, default=0.0), sorted(values)[len(values) // 2] if values else 0.0
     top = min(top, _CAP_MEDIANS * median) if median > 0 else top
     both = zip(values, symbols, strict=True)
@@ -65,21 +65,21 @@ def _duration(value: float | None) -> str:
 
 
 def headline(run: Snapshot, paused: bool) -> Text:
-    """Return the line that says how the job does: status, trouble, time, iteration."""
+    """Return the first line: status, problems, elapsed time and iteration."""
     parts = [("PAUSED", f"bold {WARNING}")] if paused else []
     parts += [(run.status, {"running": "bold green", "complete": HEADER}.get(run.status, f"bold {BAD}"))]
     silent = [node.age_s for node in run.nodes if node.age_s is not None and node.age_s > _SILENT_S]
     if silent and not run.ended:
         parts.append((f"no sample for {max(silent):.0f} s", BAD))
-    whole = int(run.elapsed_s)
-    parts.append((f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}", ""))
+    seconds = int(run.elapsed_s)
+    parts.append((f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}", ""))
     iterations = run.iterations
     if iterations.history:
         last = iterations.history[-1]
         slow = "magenta" if last.skipped else WARNING if _is_slow(last.seconds, iterations.median_s) else "bold green"
         parts += [(f"iteration {last.number}", HEADER), (format_duration(last.seconds), slow)]
-        usual = f"median {_duration(iterations.median_s)}  p99 {_duration(iterations.p99_s)} of {iterations.over}"
-        parts.append((usual, ""))
+        statistics = f"median {_duration(iterations.median_s)}  p99 {_duration(iterations.p99_s)} of {iterations.over}"
+        parts.append((statistics, ""))
     elif iterations.ranks:
         parts.append(("no iteration yet", HEADER))
     else:
@@ -88,14 +88,14 @@ def headline(run: Snapshot, paused: bool) -> Text:
 
 
 def job_line(run: Snapshot, node: str) -> Text:
-    """Return the line below it: nodes, ranks, the slowest rank (without iterations: the throughput), the run's name."""
+    """Return the second line: nodes, ranks, slowest rank (without iterations the throughput) and the run's name."""
     iterations = run.iterations
     parts = [(node or counted(len(run.nodes), "node"), "")]
     if iterations.ranks:
         parts.append((f"{iterations.ranks} of {counted(max(iterations.world_size, iterations.ranks), 'rank')}", ""))
     if iterations.slowest_rank is not None:
         parts.append((f"slowest rank {iterations.slowest_rank} ({iterations.slowest_share:.0%})", ""))
-    parts += [("began anew", WARNING)] if iterations.restarts else []
+    parts += [("restarted", WARNING)] if iterations.restarts else []
     if not iterations.history and run.throughput:
         last = run.throughput[-1]
         parts.append((f"all interfaces: sent {gbps(last.tx_bps)} received {gbps(last.rx_bps)} Gbit/s", ""))
@@ -119,11 +119,11 @@ def _state(name: str, items: Sequence[Collector]) -> Text:
     missed, lost = sum(item.missed or 0 for item in items), sum(item.lost or 0 for item in items)
     losses = [f"{count(number)} {what}" for number, what in ((missed, "missed"), (lost, "lost")) if number]
     word = worst.state if worst.state not in _GOOD_STATES else "ok" if worst.health == "good" else "silent"
-    calm = DIM if worst.state == "unavailable" else WARNING if lost or worst.health == "warning" else "green"
+    style = DIM if worst.state == "unavailable" else WARNING if lost or worst.health == "warning" else "green"
     text = f"{name} {word}{' (' + ', '.join(losses) + ')' if losses else ''}"
-    return Text(text, BAD if worst.health == "bad" else calm)
+    return Text(text, BAD if worst.health == "bad" else style)
 
 
 def ending(run: Snapshot) -> str:
-    """Return the sentence that says how the run ended, and the next step."""
+    """Return the status of a run that ended, and the next command, as a sentence."""
     return f"The run is {run.status}{': ' + run.why if run.why else ''}. q quit, then: ringtap analyze"

@@ -20,13 +20,13 @@ _CORE_BLOCKS = 32
 _FULL = 0.95
 _MARKS = 5
 _TRAFFIC_STYLE = {"training": "", "cross": "cyan", "other": DIM}
-_LEAST = 8
+_LEAST_WIDTH = 8
 _PERCENT, _TENTHS = "{:.0%}".format, "{:.1f}".format
 _NO_HOST = Host("", (), None, None, None, None)
 
 
 def gbps(bps: float) -> str:
-    """Format a rate in Gbit/s, in about four figures."""
+    """Format a rate in Gbit/s, with about four digits."""
     value = bps / 1e9
     return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
 
@@ -60,13 +60,13 @@ def core_bars(shares: Sequence[float], most: int = _CORE_BLOCKS) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. The columns of a page stand in the order of their importance: those that do not fit go.
+    """A column of a table. A page lists its columns by importance: the last ones are left out if they do not fit.
 
     Attributes:
         title: its head, with the unit.
         value: field of an item, or function that returns the value; the rows are sorted by it.
         show: function that formats a value other than None, which is shown as ``-``; None for text, aligned left.
-        share: share of the width that a text may take; what is longer is cut.
+        share: share of the width that a text may take; longer texts are cut.
     """
 
     title: str
@@ -84,7 +84,7 @@ class Column:
         return "-" if value is None else str(value) if self.show is None else self.show(value)
 
     def key(self, item: Any) -> Any:
-        """Return the value to sort by: of several values (cores) the largest, None of none."""
+        """Return the value to sort by: of several values (cores) the largest, None without any."""
         value = self.of(item)
         return max(value, default=None) if isinstance(value, tuple) else value
 
@@ -98,7 +98,7 @@ class Page:
         items: function that returns the items of a snapshot, one per row.
         columns: its columns.
         style: function that returns the rich style of an item's row.
-        sort: number of the initial sort column, None for the order given.
+        sort: number of the initial sort column; None keeps the order of the items.
         descending: True for an initial order of largest first.
         collector: the collector that provides its data, named if the page is empty.
         nothing: sentence for an empty page without a collector.
@@ -131,50 +131,50 @@ class Page:
         """Return the reason why there is nothing to show."""
         if words:
             return "Nothing matches the filter."
-        told = [item for item in run.collectors if item.name == self.collector and item.health != "good"]
-        if told:
-            return f"{self.collector} on {told[0].node}: {told[0].state}. {told[0].reason}".strip()
+        states = [item for item in run.collectors if item.name == self.collector and item.health != "good"]
+        if states:
+            return f"{self.collector} on {states[0].node}: {states[0].state}. {states[0].reason}".strip()
         return f"Nothing yet ({self.collector})." if self.collector else self.nothing
 
     def lay_out(self, rows: list[list[str]], width: int, keep: int | None = None) -> list[list[str]]:
-        """Cut and fill the texts of rows to columns of equal width, and leave out the columns that do not fit.
+        """Cut and pad the texts of rows to columns of equal width, and leave out the columns that do not fit.
 
         Args:
             rows: rows of one text per column, the first with the heads.
             width: cells of a row.
-            keep: number of the column that is not left out.
+            keep: number of a column that is never left out.
         """
         columns: dict[int, list[str]] = {}
-        room = width
+        remaining = width
         for number in sorted(range(len(self.columns)), key=lambda number: number != keep):
             column, texts = self.columns[number], [row[number] for row in rows]
-            wide = max(cell_len(text) for text in texts)
+            column_width = max(cell_len(text) for text in texts)
             if column.show is None:
-                wide = min(wide, max(_LEAST, int(column.share * width)))
-                wide = room if _LEAST <= room < wide else wide
-            if wide > room:
+                column_width = min(column_width, max(_LEAST_WIDTH, int(column.share * width)))
+                column_width = remaining if _LEAST_WIDTH <= remaining < column_width else column_width
+            if column_width > remaining:
                 break
-            columns[number] = [cell(text, wide, column.show is not None) for text in texts]
-            room -= wide + 1
+            columns[number] = [cell(text, column_width, column.show is not None) for text in texts]
+            remaining -= column_width + 1
         return [[columns[number][row] for number in sorted(columns)] for row in range(len(rows))]
 
 
 def cell(text: str, width: int, right: bool = False) -> str:
-    """Cut or fill a text to a width, and one cell between columns; an ellipsis marks a cut."""
+    """Cut or pad a text to a width, and add a space between columns; an ellipsis marks a cut."""
     text = text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
     space = " " * (width - cell_len(text))
     return f"{space}{text} " if right else f"{text}{space} "
 
 
 def busiest(run: Snapshot) -> Snapshot:
-    """Return a snapshot for the overview: the busiest interfaces first, loopback last; queues that hold or dropped."""
+    """Return a snapshot for the overview: the busiest interfaces first, loopback last; queues with backlog or drops."""
     nics = sorted(run.nics, key=lambda nic: (nic.name == "lo", -max(nic.tx_bps or 0, nic.rx_bps or 0)))
     queues = tuple(queue for queue in run.queues if queue.backlog_bytes or queue.drops_total)
     return dataclasses.replace(run, nics=tuple(nics), queues=queues)
 
 
 def of_node(run: Snapshot, node: str) -> Snapshot:
-    """Return the part of a snapshot for one node; all of it for no name. Iterations belong to the whole job."""
+    """Return the part of a snapshot for one node; all of it if ``node`` is empty. Iterations stay those of the job."""
     if not node:
         return run
     parts = ("nics", "queues", "hosts", "processes", "gpus", "collectors", "ranks")

@@ -47,8 +47,8 @@ def shares(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> tuple[In
     """Split spans of time into their shares of bins.
 
     Args:
-        begin_ns: begin of each span.
-        end_ns: end of each span, later than its begin.
+        begin_ns: start of each span.
+        end_ns: end of each span, later than its start.
         edges_ns: borders of the bins, ascending.
 
     Returns:
@@ -63,14 +63,14 @@ def shares(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> tuple[In
     last = np.minimum(np.searchsorted(edges_ns, end, side="left") - 1, len(edges_ns) - 2)
     parts = last - first + 1
     span = np.repeat(np.arange(len(inside)), parts)
-    place = first[span] + np.arange(len(span)) - np.repeat(np.cumsum(parts) - parts, parts)
-    overlap = np.minimum(end[span], edges_ns[place + 1]) - np.maximum(begin[span], edges_ns[place])
-    return inside[span], place, overlap / (end - begin)[span]
+    bin_of = first[span] + np.arange(len(span)) - np.repeat(np.cumsum(parts) - parts, parts)
+    overlap = np.minimum(end[span], edges_ns[bin_of + 1]) - np.maximum(begin[span], edges_ns[bin_of])
+    return inside[span], bin_of, overlap / (end - begin)[span]
 
 
-def add_up(group: Integers, place: Integers, amounts: Numbers, groups: int, bins: int) -> Numbers:
+def add_up(group: Integers, bin_of: Integers, amounts: Numbers, groups: int, bins: int) -> Numbers:
     """Sum amounts by group and bin, shape (groups, bins)."""
-    sums: Numbers = np.bincount(group * bins + place, weights=amounts, minlength=groups * bins).astype(np.float64)
+    sums: Numbers = np.bincount(group * bins + bin_of, weights=amounts, minlength=groups * bins).astype(np.float64)
     return sums.reshape(groups, bins)
 
 
@@ -85,7 +85,7 @@ def counter_steps(before: npt.NDArray[Any], after: npt.NDArray[Any], width_bits:
     fell = after < before
     if after.dtype.kind == "f":
         return np.where(fell, np.nan, after - before)
-    # differences before conversion: counters of many bytes do not fit a float
+    # subtract before the conversion: a float does not hold large counters exactly
     steps = after.astype(np.uint64) - before.astype(np.uint64)
     if 0 < width_bits < WIDEST_BITS:
         return (steps & np.uint64((1 << width_bits) - 1)).astype(np.float64)
@@ -102,7 +102,7 @@ def growth(t_ns: Integers, steps: Numbers, borders: Borders) -> Numbers:
     """
     if len(t_ns) < 2 or borders.bins < 1:
         return np.full(borders.bins, np.nan)
-    origin = t_ns[0]  # differences first: nanoseconds since 1970 do not fit a float
+    origin = t_ns[0]  # subtract first: a float does not hold nanoseconds since 1970 exactly
     at_ns, edges_ns = (t_ns - origin).astype(np.float64), (borders.edges_ns - origin).astype(np.float64)
 
     def in_bins(amounts: Numbers) -> Numbers:
@@ -125,11 +125,11 @@ def mean_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Numbe
 
 
 def largest_in(t_ns: Integers, values: npt.NDArray[Any], borders: Borders) -> Numbers:
-    """Return the largest sample of a gauge in each bin or held at its begin; NaN before the first sample."""
+    """Return the largest value of a gauge in each bin, held between samples; NaN before the first sample."""
     result = np.full(borders.bins, np.nan)
     if not len(t_ns) or borders.bins < 1:
         return result
-    # from the last sample at or before the bin's begin to the last one within it
+    # from the last sample at or before the bin's start to the last one within it
     first = np.maximum(np.searchsorted(t_ns, borders.edges_ns[:-1], side="right") - 1, 0)
     after = np.searchsorted(t_ns, borders.edges_ns[1:], side="left")
     known = after > first

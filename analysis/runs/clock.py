@@ -7,7 +7,6 @@ one node to those of another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ class ClockStep(NamedTuple):
 
 
 class ClockLine(NamedTuple):
-    """Clock minus reference clock from ``from_ns`` on: ``offset_ns`` + ``drift_ppm`` * 1e-6 * (t - ``t0_ns``)."""
+    """Offset from the reference clock, from ``from_ns`` on: ``offset_ns`` + ``drift_ppm`` * 1e-6 * (t - ``t0_ns``)."""
 
     from_ns: int
     t0_ns: int
@@ -49,7 +48,7 @@ class NodeClock:
     Attributes:
         lines: the offset in each segment, in order of time.
         error_ns: bound of the offset's error; None: the offset was not measured.
-        reference: name of the reference node; empty where not measured.
+        reference: name of the reference node; empty if it was not measured.
         steps: steps of this clock, in order of time.
     """
 
@@ -73,8 +72,8 @@ class NodeClock:
                 after &= _after_by_order(np.asarray(t_ns, np.int64), after, step)
             else:
                 gap_ns = np.asarray(t_ns, np.int64) - mono_ns
-                moved = np.abs(gap_ns - (step.t_ns - step.mono_ns)) < abs(step.step_ns) / 2
-                after = (mono_ns >= step.mono_ns) | ((mono_ns > step.mono_before_ns) & moved)
+                stepped = np.abs(gap_ns - (step.t_ns - step.mono_ns)) < abs(step.step_ns) / 2
+                after = (mono_ns >= step.mono_ns) | ((mono_ns > step.mono_before_ns) & stepped)
             result[after] -= step.step_ns
         return np.where(np.asarray(t_ns) == 0, 0, result)
 
@@ -95,8 +94,8 @@ class NodeClock:
 
     def from_reference(self, t_ns: Integers) -> Integers:
         """Convert times of the reference clock to unstepped times of this clock."""
-        near = t_ns + self._offset_ns(t_ns)
-        return t_ns + self._offset_ns(near)
+        estimate = t_ns + self._offset_ns(t_ns)
+        return t_ns + self._offset_ns(estimate)
 
 
 def _after_by_order(t_ns: Integers, after_last: npt.NDArray[np.bool_], step: ClockStep) -> npt.NDArray[np.bool_]:
@@ -131,9 +130,9 @@ def read_clock(path: Path) -> NodeClock:
     if fit and parts:
         errors = [float(part["error_ns"]) for part in parts if part.get("error_ns") is not None]
     else:
-        parts = [one for one in item.get("measurements") or [] if one.get("error_ns") is not None]
-        parts = [one for one in parts if one["offset_ns"] is not None]
-        parts = sorted(parts, key=lambda one: float(one["error_ns"]))[:1]
+        parts = [part for part in item.get("measurements") or [] if part.get("error_ns") is not None]
+        parts = [part for part in parts if part["offset_ns"] is not None]
+        parts = sorted(parts, key=lambda part: float(part["error_ns"]))[:1]
         errors = [float(part["error_ns"]) for part in parts]
     if not parts:
         return clock
@@ -162,14 +161,14 @@ def _middle(part: dict[str, Any]) -> int:
     return (first + int(part.get("to_mono_ns") or first)) // 2
 
 
-def _lines(clock: NodeClock, parts: Sequence[dict[str, Any]], theirs: tuple[ClockStep, ...]) -> list[ClockLine]:
+def _lines(clock: NodeClock, parts: list[dict[str, Any]], reference_steps: tuple[ClockStep, ...]) -> list[ClockLine]:
     """Convert segments to offset lines between clocks without steps.
 
     The offset between two such clocks has no jumps: after a step of the reference, the next segment's offset continues
     from the end of the last one's.
     """
-    reference = NodeClock(steps=theirs)
-    sums_ns = np.cumsum([0, *(step.step_ns for step in theirs)])
+    reference = NodeClock(steps=reference_steps)
+    sums_ns = np.cumsum([0, *(step.step_ns for step in reference_steps)])
     lines: list[ClockLine] = []
     for part in parts:
         offset_ns, drift_ppm = float(part["offset_ns"]), float(part.get("drift_ppm") or 0.0)
@@ -182,11 +181,11 @@ def _lines(clock: NodeClock, parts: Sequence[dict[str, Any]], theirs: tuple[Cloc
         line = ClockLine(from_ns - own_ns, t0_ns - own_ns, offset_ns - own_ns, drift_ppm)
         if lines:
             last = lines[-1]
-            ended_ns = last.offset_ns + last.drift_ppm * 1e-6 * (line.from_ns - last.t0_ns)
-            here_ns = line.offset_ns + drift_ppm * 1e-6 * (line.from_ns - line.t0_ns)
-            their_ns = float(sums_ns[np.argmin(np.abs(here_ns + sums_ns - ended_ns))])
+            last_ns = last.offset_ns + last.drift_ppm * 1e-6 * (line.from_ns - last.t0_ns)
+            this_ns = line.offset_ns + drift_ppm * 1e-6 * (line.from_ns - line.t0_ns)
+            reference_ns = float(sums_ns[np.argmin(np.abs(this_ns + sums_ns - last_ns))])
         else:
             shown_ns = np.array([from_ns - round(offset_ns + drift_ppm * 1e-6 * (from_ns - t0_ns))])
-            their_ns = float((shown_ns - reference.unstepped(shown_ns))[0]) if from_ns else 0.0
-        lines.append(line._replace(offset_ns=line.offset_ns + their_ns))
+            reference_ns = float((shown_ns - reference.unstepped(shown_ns))[0]) if from_ns else 0.0
+        lines.append(line._replace(offset_ns=line.offset_ns + reference_ns))
     return lines

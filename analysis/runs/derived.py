@@ -55,11 +55,11 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 def is_fresh(folder: Path, sources: dict[str, Any]) -> bool:
     """True if a folder's tables were made from exactly these sources, by this version."""
     try:
-        known = load_json(folder / SOURCES)
+        recorded = load_json(folder / SOURCES)
         expected = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
     except (OSError, ShapeError):
         return False
-    return bool(known == expected)
+    return bool(recorded == expected)
 
 
 def _outputs(folder: Path) -> dict[str, str]:
@@ -68,8 +68,8 @@ def _outputs(folder: Path) -> dict[str, str]:
     for name in (*(f"{name}.parquet" for name in TABLES), SUMMARY):
         digest = hashlib.sha256()
         with open_regular(folder / name) as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
         found[name] = digest.hexdigest()
     return found
 
@@ -93,8 +93,8 @@ def write(job: Job, summary: dict[str, Any], folder: Path, sources: dict[str, An
         (folder / SOURCES).unlink(missing_ok=True)
         paths = [_write_table(getattr(job, name), folder / f"{name}.parquet") for name in TABLES]
         write_json(folder / SUMMARY, summary)
-        made = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
-        write_json(folder / SOURCES, made)
+        record = {"schema": SCHEMA, "ringtap": ringtap.__version__, "inputs": sources, "outputs": _outputs(folder)}
+        write_json(folder / SOURCES, record)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}: name another folder with -o DIR") from error
     return paths

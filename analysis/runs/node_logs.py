@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, counter_steps, growth, largest_in, mean_in
+from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, counter_steps, growth, mean_in
 from ringtap.analysis.runs.clock import NodeClock, read_clock, steps_of
 from ringtap.analysis.runs.run import Records, map_records
 from ringtap.errors import RingtapError, UsageError
@@ -31,7 +31,7 @@ from ringtap.schema import (
 )
 
 T = TypeVar("T")
-_MOST_TOLD = 5  # damaged lines of one file that are reported individually
+_MOST_REPORTED = 5  # damaged lines of one file that are reported individually
 # logs of collectors that sample from the beginning of the run to its end
 SAMPLED = (NIC_REC, HOST_REC, SOCKETS_REC, QDISC_REC, PROCESSES_REC)
 
@@ -55,11 +55,6 @@ class WideLog:
     def __len__(self) -> int:
         return len(self.t_ns)
 
-    @property
-    def every_s(self) -> float | None:
-        """Median time between two samples; None with fewer than two."""
-        return float(np.median(np.diff(self.t_ns)) / 1e9) if len(self.t_ns) > 1 else None
-
     def values(self, column: str) -> npt.NDArray[Any]:
         """Return the samples of a column as recorded."""
         return np.asarray(self._records[column])
@@ -76,10 +71,6 @@ class WideLog:
     def mean(self, column: str, borders: Borders) -> Numbers:
         """Return the mean of a gauge in each bin; NaN for bins that are not covered."""
         return mean_in(self.t_ns, self.values(column), borders)
-
-    def largest(self, column: str, borders: Borders) -> Numbers:
-        """Return the largest sample of a gauge in each bin."""
-        return largest_in(self.t_ns, self.values(column), borders)
 
 
 class NodeLogs:
@@ -128,11 +119,11 @@ class NodeLogs:
                     items.append(line.item)
                 elif line.torn:
                     self.torn.append(f"{self.name}/{relative}")
-                elif len(damaged) < _MOST_TOLD:
+                elif len(damaged) < _MOST_REPORTED:
                     damaged.append(f"{self.name}/{relative} line {line.number} is left out: {line.why}")
                 else:
                     damaged[-1] = (
-                        f"{self.name}/{relative}: {_MOST_TOLD} lines and more are left out, up to line {line.number}"
+                        f"{self.name}/{relative}: {_MOST_REPORTED} or more lines are left out, up to line {line.number}"
                     )
             self.problems += damaged
             return items
@@ -207,29 +198,29 @@ class NodeLogs:
             if isinstance(pid, int) and isinstance(rank, int) and isinstance(size, int) and size > 1:
                 own[pid] = rank
         parents: dict[int, int] = {}
-        said: dict[int, int] = {}
+        reported: dict[int, int] = {}
         for line in self.lines(PROCESSES_JSONL, PROCESS):
-            for told, key in ((parents, "parent"), (said, "rank")):
+            for values, key in ((parents, "parent"), (reported, "rank")):
                 if line.get(key) is not None:
-                    told[line["pid"]] = line[key]
+                    values[line["pid"]] = line[key]
         started: dict[int, set[int]] = {}
-        for pid, its in own.items():
-            for above in _ancestors(pid, parents):
-                started.setdefault(above, set()).add(its)
-        ranks = {pid: rank if len(started.get(pid, ())) < 2 else None for pid, rank in said.items()}
+        for pid, rank in own.items():
+            for ancestor in _ancestors(pid, parents):
+                started.setdefault(ancestor, set()).add(rank)
+        ranks = {pid: rank if len(started.get(pid, ())) < 2 else None for pid, rank in reported.items()}
         for pid in parents:
-            nearest = next((one for one in _ancestors(pid, parents) if one in own), None)
+            nearest = next((ancestor for ancestor in _ancestors(pid, parents) if ancestor in own), None)
             ranks |= {} if nearest is None else {pid: own[nearest]}
         return ranks | own
 
     def covers(self, relative: str, borders: Borders) -> npt.NDArray[np.bool_]:
         """Return a mask of the bins that a log of changes covers; ``borders`` are by the node's clock.
 
-        Its collector is taken to have worked as long as the others, unless node.json reports that it failed.
+        Its collector is assumed to have run as long as the others, unless node.json reports that it failed.
         """
         begin, end = self.recorded_ns
-        found, said = self.records(relative), self.collectors.get(relative.partition("/")[0], {})
-        if found is not None and len(found[1]) and said.get("state", "ok") not in ("ok", "degraded"):
+        found, entry = self.records(relative), self.collectors.get(relative.partition("/")[0], {})
+        if found is not None and len(found[1]) and entry.get("state", "ok") not in ("ok", "degraded"):
             begin, end = int(found[1]["t_ns"][0]), int(found[1]["t_ns"][-1])
         return (borders.edges_ns[:-1] >= begin) & (borders.edges_ns[1:] <= end)
 
@@ -267,7 +258,7 @@ def each_node(
     Args:
         workers: processes that read; None for this one.
         nodes: the nodes' logs.
-        read: a module-level function that takes a node's logs, opened anew, and that node's value of each column.
+        read: a module-level function of a node's logs, which are opened anew, and of that node's value of each column.
         *columns: further arguments, one value per node each.
     """
     found = (workers.map if workers else map)(partial(_read, read), [logs.path for logs in nodes.values()], *columns)

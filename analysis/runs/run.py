@@ -34,7 +34,7 @@ def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
     """Map a record file into memory without reading it; raw bytes (``V16``) come as NumPy voids.
 
     Returns:
-        The header (None if incomplete: killed while it was written), the records as a structured array, and the number
+        The header (None if the job was killed while writing it), the records as a structured array, and the number
         of torn last records (0 or 1).
 
     Raises:
@@ -101,7 +101,7 @@ class JobRun:
     def _read(self, path: Path) -> pd.DataFrame:
         try:
             table, torn = read_records(path)
-        except FileNotFoundError as error:  # a link to nowhere
+        except FileNotFoundError as error:  # a dangling symbolic link
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         if torn:
             self.torn[str(path.relative_to(self.path))] = torn
@@ -125,14 +125,14 @@ class JobRun:
         """
         parts = []
         for number, path in enumerate(self.step_files):
-            name = _STEP_FILE.fullmatch(path.name)
-            if name is None:
+            match = _STEP_FILE.fullmatch(path.name)
+            if match is None:
                 raise UsageError(f"{path} is not named rank<R>-<pid>.rec")
             table = self._read(path)
             if len(table):
                 about: dict[str, Any] = {"node": whole(path.parent.parent.name), "process": number}
                 about["age_ns"] = process_age_ns(open_log(path))
-                parts.append(table.assign(rank=int(name[1]), pid=int(name[2]), **about))
+                parts.append(table.assign(rank=int(match[1]), pid=int(match[2]), **about))
         if not parts:
             return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _STEP_COLUMNS.items()})
         steps = pd.concat(parts, ignore_index=True)
@@ -153,8 +153,8 @@ class JobRun:
         CLOCK_MONOTONIC and so not affected by a clock that is set during the run.
         """
         steps = self.steps
-        even = {f"even_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
-        return iterations_of(iteration_marks(steps.assign(**even)))
+        steady = {f"steady_{side}_ns": monotonic(steps, side) for side in ("start", "end")}
+        return iterations_of(iteration_marks(steps.assign(**steady)))
 
 
 def monotonic(steps: pd.DataFrame, side: str) -> pd.Series[int]:
@@ -230,34 +230,34 @@ def _marks(steps: pd.DataFrame) -> pd.DataFrame:
 
 def _processes(steps: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     """Return the processes that stepped, as described in `marks_and_processes`."""
-    even = "even_{}_ns" if "even_end_ns" in steps else "{}_ns"
+    column = "steady_{}_ns" if "steady_end_ns" in steps else "{}_ns"
     by = steps.groupby("process")
     table = by.agg(node=("node", "first"), rank=("rank", "first"), pid=("pid", "first"))
     table["steps"] = marks["process"].value_counts().reindex(table.index, fill_value=0)
-    begin, end = by[even.format("start")].min().to_numpy(), by[even.format("end")].max().to_numpy()
-    first_end = by[even.format("end")].min().to_numpy()
+    begin, end = by[column.format("start")].min().to_numpy(), by[column.format("end")].max().to_numpy()
+    first_end = by[column.format("end")].min().to_numpy()
     begin = np.minimum(begin, first_end - by["age_ns"].first().to_numpy())
     order = np.lexsort((begin, table["rank"].to_numpy()))
     rank, steps_of = table["rank"].to_numpy()[order], table["steps"].to_numpy()[order]
     begin, end = begin[order], end[order]
     groups: list[list[int]] = []  # indices of processes that ran at the same time under one rank
     generation, until = np.zeros(len(order), np.int64), 0
-    for place in range(len(order)):
-        again = place > 0 and rank[place] == rank[place - 1]
-        if again and begin[place] < until:
-            groups[-1].append(place)
-            generation[place], until = generation[place - 1], max(until, end[place])
+    for row in range(len(order)):
+        same_rank = row > 0 and rank[row] == rank[row - 1]
+        if same_rank and begin[row] < until:
+            groups[-1].append(row)
+            generation[row], until = generation[row - 1], max(until, end[row])
             continue
-        groups.append([place])
-        generation[place], until = generation[place - 1] + 1 if again else 0, end[place]
+        groups.append([row])
+        generation[row], until = generation[row - 1] + 1 if same_rank else 0, end[row]
     alone = np.concatenate([np.full(len(group), len(group) == 1) for group in groups] or [np.empty(0, bool)])
     counts = np.zeros(len(order), bool)
-    counts[[max(group, key=lambda place: (steps_of[place], -begin[place])) for group in groups]] = True
+    counts[[max(group, key=lambda row: (steps_of[row], -begin[row])) for group in groups]] = True
     for name, values in (("generation", generation), ("alone", alone), ("counts", counts)):
         table[name] = pd.Series(values, index=table.index[order])
-    beside = marks[marks["process"].isin(table.index[~table["alone"]])]
-    lengths_s = beside.groupby("process")[even.format("end")].diff() / 1e9
-    table["median_s"] = lengths_s.groupby(beside["process"]).median().reindex(table.index)
+    concurrent = marks[marks["process"].isin(table.index[~table["alone"]])]
+    lengths_s = concurrent.groupby("process")[column.format("end")].diff() / 1e9
+    table["median_s"] = lengths_s.groupby(concurrent["process"]).median().reindex(table.index)
     return table
 
 
@@ -269,23 +269,23 @@ def iterations_of(marks: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         marks: as from `iteration_marks`; ``end_ns`` of all ranks by one clock. The length of an iteration is by
-            ``even_end_ns``, if present.
+            ``steady_end_ns``, if present.
 
     Returns:
         ``generation``, ``step``, ``start_ns``, ``end_ns`` and ``iteration_s``, one row per iteration.
     """
     ranks = marks.groupby("generation")["rank"].nunique()
-    even = "even_end_ns" if "even_end_ns" in marks else "end_ns"
+    steady = "steady_end_ns" if "steady_end_ns" in marks else "end_ns"
     by = marks.groupby(["generation", "index"])
-    ends = by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max"), even_ns=(even, "max")).reset_index()
+    ends = by.agg(ranks=("rank", "nunique"), end_ns=("end_ns", "max"), steady_ns=(steady, "max")).reset_index()
     ends = ends[ends["ranks"].to_numpy() == ranks.reindex(ends["generation"]).to_numpy()]
-    of, step, end_ns, even_ns = (
-        ends[name].to_numpy(dtype=np.int64) for name in ("generation", "index", "end_ns", "even_ns")
+    generation, step, end_ns, steady_ns = (
+        ends[name].to_numpy(dtype=np.int64) for name in ("generation", "index", "end_ns", "steady_ns")
     )
-    follows = (of[1:] == of[:-1]) & (step[1:] == step[:-1] + 1)
+    follows = (generation[1:] == generation[:-1]) & (step[1:] == step[:-1] + 1)
     start, end = end_ns[:-1][follows], end_ns[1:][follows]
-    columns = {"generation": of[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
-    return pd.DataFrame({**columns, "iteration_s": np.diff(even_ns)[follows] / 1e9})
+    columns = {"generation": generation[1:][follows], "step": step[1:][follows], "start_ns": start, "end_ns": end}
+    return pd.DataFrame({**columns, "iteration_s": np.diff(steady_ns)[follows] / 1e9})
 
 
 class SweepRun:

@@ -60,7 +60,7 @@ class SocketLog:
     Args:
         file: its header.
         records: its records.
-        rounds_ns: times of the node's samples, by a log with a record of each sample; None: not known.
+        rounds_ns: times of the node's samples, from a log with one record per sample; None: not known.
 
     Attributes:
         every_s: period of the samples.
@@ -77,9 +77,9 @@ class SocketLog:
         every_s = file.about.get("every_s")
         self.every_s = float(every_s) if isinstance(every_s, int | float) and every_s > 0 else 0.1
         self._period_ns = round(self.every_s * 1e9)
-        seldom_s = file.about.get("dump_every_s")
-        self._seldom_ns = round(seldom_s * 1e9) if isinstance(seldom_s, int | float) else self._period_ns
-        self.all_every_s = max(self._seldom_ns, self._period_ns) / 1e9
+        dump_s = file.about.get("dump_every_s")
+        self._dump_ns = round(dump_s * 1e9) if isinstance(dump_s, int | float) else self._period_ns
+        self.all_every_s = max(self._dump_ns, self._period_ns) / 1e9
         busy_s = file.about.get("asked_by_name_s")
         self._busy_ns = round(busy_s * 1e9) if isinstance(busy_s, int | float) else np.iinfo(np.int64).max
         self._first_ns = int(records["t_ns"][0]) if len(records) else 0
@@ -96,14 +96,14 @@ class SocketLog:
         """Values of each socket that was ever connected over its records, by cookie, and its first record."""
         parts, first = [], [np.asarray(self._records[:0])]
         for chunk in self._chunks():
-            part, places = _by_cookie(chunk)
+            part, first_rows = _by_cookie(chunk)
             parts.append(part)
-            first.append(chunk[places])
+            first.append(chunk[first_rows])
         rows = np.concatenate(first)
         if len(parts) > 1:
             sums = {"inode": "max", "first_ns": "min", "last_ns": "max", "closed": "any", "connected": "any"}
-            whole = pd.concat(map(pd.DataFrame, parts)).groupby("cookie")
-            joined = whole.agg(sums | {"rtt_us": "median", "min_rtt_us": "min"}).reset_index()
+            by_cookie = pd.concat(map(pd.DataFrame, parts)).groupby("cookie")
+            joined = by_cookie.agg(sums | {"rtt_us": "median", "min_rtt_us": "min"}).reset_index()
             parts = [{str(name): joined[name].to_numpy() for name in joined}]
             rows = rows[np.unique(rows["cookie"], return_index=True)[1]]
         found = parts[0] if parts else _by_cookie(rows)[0]
@@ -128,27 +128,27 @@ class SocketLog:
         cookies = self._seen[0]["cookie"]
         if not len(cookies):
             return
-        often_ns = np.zeros(len(cookies), np.int64)
+        consecutive_ns = np.zeros(len(cookies), np.int64)
         samples = _Samples(self._first_ns, self._period_ns, self._rounds_ns)
-        carried = np.asarray(self._records[:0])
-        for whole in self._chunks():
-            before = samples.before(np.asarray(whole["t_ns"], np.int64))
-            counted = ~np.isin(whole["state"], _WITHOUT_COUNTERS)
-            joined = np.concatenate((carried, whole[counted]))
-            before = np.concatenate((np.zeros(len(carried), np.int64), before[counted]))
+        last_records = np.asarray(self._records[:0])
+        for chunk in self._chunks():
+            before = samples.before(np.asarray(chunk["t_ns"], np.int64))
+            counted = ~np.isin(chunk["state"], _WITHOUT_COUNTERS)
+            joined = np.concatenate((last_records, chunk[counted]))
+            before = np.concatenate((np.zeros(len(last_records), np.int64), before[counted]))
             end = np.minimum(np.searchsorted(cookies, joined["cookie"]), len(cookies) - 1)
             order = np.argsort(end, kind="stable")
             order = order[cookies[end[order]] == joined["cookie"][order]]
             if not len(order):
                 continue
             joined, before, end = joined[order], before[order], end[order]
-            yield self._grown(joined, before, end, often_ns)
-            carried = joined[np.append(end[1:] != end[:-1], True)]
+            yield self._grown(joined, before, end, consecutive_ns)
+            last_records = joined[np.append(end[1:] != end[:-1], True)]
 
-    def _grown(self, joined: Records, before: Integers, end: Integers, often_ns: Integers) -> Growth:
+    def _grown(self, joined: Records, before: Integers, end: Integers, consecutive_ns: Integers) -> Growth:
         """Return the differences of records sorted by socket and time; ``before`` is 0 for those of an earlier chunk.
 
-        ``often_ns`` has the last time that each socket was in two samples in a row, and is updated.
+        ``consecutive_ns`` has the last time at which each socket was in two samples in a row, and is updated.
         """
         t_ns = np.asarray(joined["t_ns"], np.int64)
         follows = np.append(False, end[1:] == end[:-1])
@@ -159,12 +159,12 @@ class SocketLog:
         begin = np.maximum(before[rows], own_before)
         if self._rounds_ns is None:
             begin = np.where(at_ns - begin > 2 * self._period_ns, at_ns - self._period_ns, begin)
-        if self._seldom_ns > self._period_ns:
-            since_ns = _last_before(end[rows], at_ns, at_ns - own_before <= self._seldom_ns // 2, often_ns)
-            unasked = (at_ns - own_before > self._seldom_ns // 2) & (
+        if self._dump_ns > self._period_ns:
+            since_ns = _last_before(end[rows], at_ns, at_ns - own_before <= self._dump_ns // 2, consecutive_ns)
+            dumped_only = (at_ns - own_before > self._dump_ns // 2) & (
                 (since_ns == 0) | (at_ns - since_ns > self._busy_ns)
             )
-            begin = np.where(unasked, np.maximum(own_before, at_ns - self._seldom_ns), begin)
+            begin = np.where(dumped_only, np.maximum(own_before, at_ns - self._dump_ns), begin)
         begin = np.minimum(begin, at_ns - 1)
         amounts = {}
         for name in COUNTERS:
@@ -176,7 +176,7 @@ class SocketLog:
 
 def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
     """Summarize the records of each socket in a chunk, by cookie, and return the position of its first record."""
-    cookies, places, socket_of = np.unique(np.asarray(chunk["cookie"]), return_index=True, return_inverse=True)
+    cookies, first_rows, socket_of = np.unique(np.asarray(chunk["cookie"]), return_index=True, return_inverse=True)
     order = np.argsort(socket_of, kind="stable")
     begins = np.searchsorted(socket_of[order], np.arange(len(cookies)))
     state, t_ns = np.asarray(chunk["state"])[order], np.asarray(chunk["t_ns"])[order]
@@ -191,7 +191,7 @@ def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
     ranked, known = _ranked(chunk["rtt_us"], socket_of, begins)
     table["rtt_us"] = (ranked[begins + np.maximum(known - 1, 0) // 2] + ranked[begins + known // 2]) / 2  # median
     table["min_rtt_us"] = _ranked(chunk["min_rtt_us"], socket_of, begins)[0][begins]
-    return table, places
+    return table, first_rows
 
 
 def _ranked(values: npt.NDArray[Any], group: Integers, begins: Integers) -> tuple[Numbers, Integers]:
@@ -219,21 +219,21 @@ class _Samples:
     """Times of the sample before each record's own, over chunks that may split a sample."""
 
     def __init__(self, first_ns: int, period_ns: int, rounds_ns: Integers | None) -> None:
-        self._apart_ns = period_ns // 4  # records of one sample may differ by some time
+        self._gap_ns = period_ns // 4  # smaller gaps are within one sample
         self._before_ns = self._last_ns = first_ns
         self._rounds_ns = rounds_ns
 
     def before(self, t_ns: Integers) -> Integers:
         """Return for each record of the next chunk the last time of the sample before its own."""
         times = np.unique(np.append(t_ns, self._last_ns))
-        heads = np.flatnonzero(np.append(False, np.diff(times) > self._apart_ns))
-        sample = np.searchsorted(heads, np.arange(len(times)), side="right")
-        befores = np.append(self._before_ns, times[heads - 1])
-        self._before_ns, self._last_ns = int(befores[sample[-1]]), int(times[-1])
-        found: Integers = befores[sample][np.searchsorted(times, t_ns)]
+        starts = np.flatnonzero(np.append(False, np.diff(times) > self._gap_ns))
+        sample = np.searchsorted(starts, np.arange(len(times)), side="right")
+        times_before = np.append(self._before_ns, times[starts - 1])
+        self._before_ns, self._last_ns = int(times_before[sample[-1]]), int(times[-1])
+        found: Integers = times_before[sample][np.searchsorted(times, t_ns)]
         if self._rounds_ns is None:
             return found
-        before = np.searchsorted(self._rounds_ns, t_ns - self._apart_ns) - 1
+        before = np.searchsorted(self._rounds_ns, t_ns - self._gap_ns) - 1
         return np.maximum(found, np.where(before < 0, 0, self._rounds_ns[before]))
 
 
@@ -249,7 +249,7 @@ def _addresses(rows: Records) -> dict[str, Any]:
 
 def _texts(addresses: npt.NDArray[Any], family: npt.NDArray[Any]) -> list[str]:
     raw = np.ascontiguousarray(addresses).tobytes()
-    keys = [(int(kind), raw[place : place + 16]) for kind, place in zip(family, range(0, len(raw), 16), strict=True)]
+    keys = [(int(kind), raw[start : start + 16]) for kind, start in zip(family, range(0, len(raw), 16), strict=True)]
     names = {key: _text(*key) for key in set(keys)}
     return [names[key] for key in keys]
 

@@ -27,23 +27,23 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b
 Record = tuple[Any, ...]
 
 
-class _Growing:
-    """Size and identity of a file by name, to detect growth, truncation and replacement."""
+class _FileState:
+    """Size and inode of a file, to detect growth, truncation and replacement."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
         self._inode = -1
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Update the file's size; return True if the file was replaced or truncated."""
         try:
             status = self.path.stat()
         except OSError:  # missing: earlier content is kept
             return False
-        other = self._inode not in (-1, status.st_ino) or status.st_size < self.size
+        replaced = self._inode not in (-1, status.st_ino) or status.st_size < self.size
         self.size, self._inode = status.st_size, status.st_ino
-        return other
+        return replaced
 
 
 class RecordTail:
@@ -65,17 +65,17 @@ class RecordTail:
         self.first: Record | None = None
         self.failure = ""
         self._begin = begin
-        self._growing = _Growing(path)
+        self._state = _FileState(path)
         self._next = 0
 
     def poll(self) -> Iterator[list[Record]]:
         """Yield the complete records that were added, in batches of bounded size."""
-        if self._growing.look():
+        if self._state.update():
             self.file, self.first, self.failure, self._begin, self._next = None, None, "", None, 0
         if self.failure or (self.file is None and not self._open()):
             return
         assert self.file is not None
-        count = (self._growing.size - self.file.offset) // self.file.record_bytes
+        count = (self._state.size - self.file.offset) // self.file.record_bytes
         batch = max(1, _BATCH_BYTES // self.file.record_bytes)
         while self._next < count:
             end = min(count, self._next + batch)
@@ -99,7 +99,7 @@ class RecordTail:
                 return False
             self.file = open_log(self.path)
             if self.file.count < 1:
-                self.file = None  # so that `begin` sees records
+                self.file = None  # `begin` needs a file with records
                 return False
             self.first = dataclasses.replace(self.file, count=1).tail()[0]
             self._next = self._begin(self.file) if self._begin else 0
@@ -111,7 +111,7 @@ class RecordTail:
 
 
 def since(seconds: float, column: str, most: int) -> Callable[[RecordFile], int]:
-    """Return a ``begin`` for `RecordTail`: the last seconds by a column of nanoseconds, at most ``most`` records."""
+    """Return a ``begin`` for `RecordTail`: the last ``seconds`` by a column in ns, but at most ``most`` records."""
 
     def begin(file: RecordFile) -> int:
         position = [field.name for field in file.fields].index(column)
@@ -144,34 +144,34 @@ class LinesTail:
         self.path = path
         self.damaged = 0
         self._shape = shape
-        self._growing = _Growing(path)
+        self._state = _FileState(path)
         self._next = 0
-        self._within_damage = False
+        self._overlong = False
 
     def poll(self) -> Iterator[dict[str, Any]]:
         """Yield the objects that were added; an incomplete last line is read once it is complete."""
-        if self._growing.look():
-            self._next, self._within_damage = 0, False
-        while self._next < self._growing.size:
+        if self._state.update():
+            self._next, self._overlong = 0, False
+        while self._next < self._state.size:
             try:
                 with open_regular(self.path) as file:
                     file.seek(self._next)
-                    data = file.read(min(_BATCH_BYTES, self._growing.size - self._next))
+                    data = file.read(min(_BATCH_BYTES, self._state.size - self._next))
             except OSError:
                 return
-            whole, newline, _ = data.rpartition(b"\n")
+            lines, newline, _ = data.rpartition(b"\n")
             if not newline:
                 if len(data) < _BATCH_BYTES:
                     return
                 self._next += len(data)  # skip an overlong line
-                self._within_damage = True
+                self._overlong = True
                 continue
-            self._next += len(whole) + 1
-            yield from self._objects(whole)
+            self._next += len(lines) + 1
+            yield from self._objects(lines)
 
-    def _objects(self, whole: bytes) -> Iterator[dict[str, Any]]:
-        for line in whole.split(b"\n"):
-            damaged, self._within_damage = self._within_damage, False
+    def _objects(self, lines: bytes) -> Iterator[dict[str, Any]]:
+        for line in lines.split(b"\n"):
+            damaged, self._overlong = self._overlong, False
             if not line and not damaged:
                 continue
             try:
@@ -190,27 +190,27 @@ class TextTail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._growing = _Growing(path)
+        self._state = _FileState(path)
         self._next = 0
         self._lines: deque[str] = deque(maxlen=_TEXT_LINES)
         self._open_line = b""
 
     def poll(self) -> None:
         """Read the text that was added; only the end of a large addition."""
-        if self._growing.look():
+        if self._state.update():
             self._next, self._open_line = 0, b""
-        start = max(self._next, self._growing.size - _TEXT_BYTES)
-        if start >= self._growing.size:
+        start = max(self._next, self._state.size - _TEXT_BYTES)
+        if start >= self._state.size:
             return
         try:
             with open_regular(self.path) as file:
                 file.seek(start)
-                data = file.read(self._growing.size - start)
+                data = file.read(self._state.size - start)
         except OSError:
             return
         if start > self._next:  # text was skipped: begin at a whole line
             data, self._open_line = data.partition(b"\n")[2] or data, b""
-        self._next = self._growing.size
+        self._next = self._state.size
         *lines, rest = (self._open_line + data).split(b"\n")
         self._lines.extend(_shown(line) for line in lines)
         self._open_line = rest[-_TEXT_BYTES:]
@@ -218,8 +218,8 @@ class TextTail:
     @property
     def lines(self) -> tuple[str, ...]:
         """Last lines, including the one being written."""
-        now = _shown(self._open_line)
-        return (*self._lines, now) if now else tuple(self._lines)
+        last = _shown(self._open_line)
+        return (*self._lines, last) if last else tuple(self._lines)
 
 
 def _shown(line: bytes) -> str:

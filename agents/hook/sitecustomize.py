@@ -30,7 +30,7 @@ def _run_next() -> None:
 
     here = os.path.dirname(os.path.realpath(__file__))
     folders = [os.path.realpath(folder or os.curdir) for folder in sys.path]
-    # Only folders after this one: a module in an earlier folder that chains too has run already.
+    # Search only later folders: a sitecustomize in an earlier one has run already, and has loaded this one.
     first = folders.index(here) + 1 if here in folders else 0
     later = [folder for folder, real in zip(sys.path[first:], folders[first:]) if real != here]
     spec = PathFinder.find_spec("sitecustomize", later)

@@ -89,9 +89,7 @@ def _record(
         client.start(greeting | {"creator": location.created, "expected": local_size(os.environ)})
         view = LiveView(location.run.path) if live else None
         shown = _wait_for_job(relay, client, view)
-        status = relay.wait()
-        assert status is not None
-        _finish(location, client, relay, status, view, shown)
+        _finish(location, client, relay, view, shown)
     finally:
         watch.close()
 
@@ -110,16 +108,13 @@ def _wait_for_job(relay: signals.SignalRelay, client: AgentClient, view: LiveVie
 
 
 def _finish(
-    location: RunLocation,
-    client: AgentClient,
-    relay: signals.SignalRelay,
-    status: int,
-    view: LiveView | None,
-    shown: str,
+    location: RunLocation, client: AgentClient, relay: signals.SignalRelay, view: LiveView | None, shown: str
 ) -> None:
     """End the recording after the job: wait for the agent, write the run's end, and print the run's path."""
     from ringtap.agents.node.node_json import conclude, no_steps
 
+    status = relay.wait()
+    assert status is not None
     code = os.waitstatus_to_exitcode(status)
     ended: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code, "ended_ns": time.time_ns()}
     if code < 0:

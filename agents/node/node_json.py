@@ -135,7 +135,7 @@ def _stop_reason(log: Path) -> str:
 
 
 def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
-    """Status and reason of a run from its job's end: ``failed``, or ``partial`` if it ended by or after a signal.
+    """Status and reason of a run from its job's end; ``partial`` means that a signal ended the job, or came before.
 
     Args:
         code: its exit code; below 0, the negative number of the signal that ended it.

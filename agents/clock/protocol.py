@@ -235,7 +235,6 @@ class Ping:
         kernel_stamps: 1: the server's receive timestamp is the kernel's, 2: this node's is, 3: both are, 0: none is.
         steps_seen: number of times that the server's clock was set so far.
         wish_s: the least period that the server asks for.
-        address: the server's address.
     """
 
     mono_ns: int
@@ -247,7 +246,6 @@ class Ping:
     kernel_stamps: int
     steps_seen: int
     wish_s: float
-    address: str
 
     @property
     def round_trip_ns(self) -> int:
@@ -282,7 +280,7 @@ def pings(
             mono_ns, sent_ns = clock.mono_ns(), clock.real_ns()
             try:
                 sock.send(Datagram(kind, 0, client, sequence, sent_ns=sent_ns).pack(token))
-                yield _await(sock, selector, token, client, clock, (sequence, mono_ns, sent_ns), timeout_s, address)
+                yield _await(sock, selector, token, client, clock, (sequence, mono_ns, sent_ns), timeout_s)
             except ConnectionRefusedError:  # no server listens there any more
                 yield None
 
@@ -295,7 +293,6 @@ def _await(
     clock: Clock,
     sent: tuple[int, int, int],
     timeout_s: float,
-    address: str,
 ) -> Ping | None:
     sequence, mono_ns, sent_ns = sent
     end_s = time.monotonic() + timeout_s
@@ -307,25 +304,11 @@ def _await(
         except BlockingIOError:  # the kernel dropped a datagram with a wrong checksum
             continue
         pong = unpack(data, token)
-        if (
-            pong is None
-            or pong.kind != PONG
-            or (pong.client, pong.sequence, pong.sent_ns) != (client, sequence, sent_ns)
-        ):
+        if pong is None or (pong.kind, pong.client, pong.sequence, pong.sent_ns) != (PONG, client, sequence, sent_ns):
             continue
         if received_ns - sent_ns > clock.mono_ns() - mono_ns + STEP_NS:  # the clock was set meanwhile
             return None
         stamps = (pong.steps_seen & KERNEL_STAMP) | (2 if by_kernel else 0)
-        return Ping(
-            mono_ns,
-            sequence,
-            sent_ns,
-            pong.received_ns,
-            pong.answered_ns,
-            received_ns,
-            stamps,
-            pong.steps_seen >> 1,
-            pong.wish / 1000,
-            address,
-        )
+        times_ns = (sent_ns, pong.received_ns, pong.answered_ns, received_ns)
+        return Ping(mono_ns, sequence, *times_ns, stamps, pong.steps_seen >> 1, pong.wish / 1000)
     return None

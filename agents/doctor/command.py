@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.doctor.checks import Question, diagnose
+from ringtap.agents.doctor.checks import NEEDED, Question, diagnose
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.job.signals import termination_as_interrupt
 from ringtap.agents.sweep.cluster import reached
@@ -96,7 +96,7 @@ def _connection_problems(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer
 
 def _unrecordable(item: dict[str, Any]) -> str:
     """Return the reason that a worker cannot record a job."""
-    needed = [check for check in item["checks"] if check["name"] in ("steps", "nic") and check["state"] != "ok"]
+    needed = [check for check in item["checks"] if check["name"] in NEEDED and check["state"] != "ok"]
     why = "; ".join(f"{check['name']}: {check['reason']}" for check in needed)
     return f"host {item['host']} cannot record a job" + (f" ({why})" if why else "")
 

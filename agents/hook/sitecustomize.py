@@ -45,5 +45,5 @@ def _run_next() -> None:
 
 if __name__ == "sitecustomize":
     _arm()
-    # Last, and with its exceptions let through: Python reports them as it would without this module.
+    # Run it last, and do not catch its exceptions: Python reports them as it would without this module.
     _run_next()

@@ -173,7 +173,7 @@ class AgentSocket:
             OSError: it cannot be made.
         """
         with contextlib.suppress(FileNotFoundError):
-            self._socket_path.unlink()  # of an agent that was killed
+            self._socket_path.unlink()  # left by an agent that was killed
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(str(self._socket_path))

@@ -87,7 +87,7 @@ def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) 
     Args:
         collect: the value of ``--collect``.
         every: the value of ``--every``: a period, then ``,COLLECTOR=PERIOD`` for each collector with its own.
-        packets: options of the packet collector by name; None where not given.
+        packets: options of the packet collector by name; None if not given.
 
     Raises:
         UsageError: a value is not valid.

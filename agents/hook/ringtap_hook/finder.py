@@ -19,7 +19,7 @@ ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.autograd": ((("steps", "ddp"), "backward"),),
     "torch.optim.optimizer": (((), "foreign"), (("steps",), "steps")),
     "torch.amp.grad_scaler": ((("steps",), "scaler"),),
-    "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # where older releases have it
+    "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # in older releases
     "torch.nn.parallel.distributed": ((("ddp",), "ddp"),),
     "torch.distributed.distributed_c10d": ((("nccl",), "nccl"),),
     "torch.distributed.checkpoint.state_dict": ((("steps",), "state_steps"),),

@@ -93,7 +93,7 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
         node_folder: the node's folder.
         obstacle: the observed reason why an interpreter of the job did not load the hook; empty for none.
     """
-    logs = sorted([*node_folder.glob("steps/hook-*.log"), *node_folder.glob("log/hook-*.log")])
+    logs = sorted(node_folder.glob("steps/hook-*.log"))
     records = [path for path in node_folder.glob("steps/rank*.rec") if path.suffixes == [".rec"]]
     reason = f"{counted(len(records), 'process', 'processes')} recorded steps"
     entry: dict[str, Any] = {"state": "ok", "reason": reason, "remedy": ""}

@@ -36,7 +36,7 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
         "--every",
         default="100ms",
         metavar="TIME",
-        help="period of the collectors, 1ms to 60s (default: 100ms); `10ms,sockets=100ms` gives one its own",
+        help="period of the collectors, 1ms to 60s (default: 100ms); `10ms,sockets=100ms` sets another for one",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="run directory to make (default: runs/<UTC>-<name>-<hex>)"
@@ -48,7 +48,7 @@ def _register_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--live", action="store_true", help="watch the run in this terminal (see ringtap live)")
     parser.add_argument("--interface", metavar="NIC", help="packets: the interface to capture on")
     parser.add_argument("--filter", metavar="BPF", help="packets: a capture filter, as tcpdump takes it")
-    parser.add_argument("--snap", metavar="BYTES", help="packets: bytes to keep of each")
+    parser.add_argument("--snap", metavar="BYTES", help="packets: bytes to keep of each packet")
 
 
 def _register_run(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def _register_capture(parser: argparse.ArgumentParser) -> None:
     _register_recording(parser)
     parser.add_argument("--duration", metavar="TIME", help="how long (default: until Ctrl-C)")
     parser.add_argument(
-        "--pid", type=int, action="append", default=[], help="watch this process, until it ends; may be repeated"
+        "--pid", type=int, action="append", default=[], help="watch this process until it ends; may be repeated"
     )
     parser.set_defaults(handler=_capture)
 
@@ -73,19 +73,19 @@ def _register_sweep(parser: argparse.ArgumentParser) -> None:
     )
     add_access(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the points and the time they will take, measure nothing"
+        "--dry-run", action="store_true", help="print the points and the time they will take; measure nothing"
     )
-    parser.add_argument("--resume", action="store_true", help="resume an interrupted sweep in DIR, if there is one")
-    parser.add_argument("--series", default="", metavar="NAME", help="measure this series alone: MODEL-TRAFFIC")
+    parser.add_argument("--resume", action="store_true", help="resume the interrupted sweep in DIR, if there is one")
+    parser.add_argument("--series", default="", metavar="NAME", help="measure only this series: MODEL-TRAFFIC")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="measure loads beyond the sender's calibration, and on links that others use, too",
+        help="also measure loads beyond the sender's calibration, and on links that others use",
     )
     parser.add_argument(
         "--clean",
         action="store_true",
-        help="remove what sweeps that have ended left on the plan's hosts; measure nothing",
+        help="remove the folders that ended sweeps left on the plan's hosts; measure nothing",
     )
     add_json(parser)
     parser.set_defaults(handler=_sweep)
@@ -113,12 +113,12 @@ def _check_live(live: bool) -> None:
         raise UsageError(f"--live needs {missing}, not installed here: {install_command('tui')}")
 
 
-def _say_place(place: RunLocation, settings: RunSettings, verbose: bool) -> None:
+def _print_location(location: RunLocation, settings: RunSettings, verbose: bool) -> None:
     from ringtap.agents.job.supervisor import tell
 
-    if place.created:
-        more = f" node={place.node} {settings.line()}" if verbose else ""
-        tell(f"ringtap: recording to {place.label}{more}")
+    if location.created:
+        details = f" node={location.node} {settings.line()}" if verbose else ""
+        tell(f"ringtap: recording to {location.label}{details}")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -132,11 +132,11 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("nothing to run: ringtap run -- COMMAND")
     _check_live(options.live)
     try:
-        place = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)
+        location = find_location(Path(command[0]).name, options.output, options.join, node, settings, options.access)
     except UnwritableError as error:
         return run_unrecorded(command, str(error))
-    _say_place(place, settings, options.verbose)
-    return run_job(place, settings, command, options.live)
+    _print_location(location, settings, options.verbose)
+    return run_job(location, settings, command, options.live)
 
 
 def _capture(options: argparse.Namespace) -> int:
@@ -148,13 +148,13 @@ def _capture(options: argparse.Namespace) -> int:
     seconds = parse_duration_s(options.duration) if options.duration else None
     check_pids(options.pid)
     _check_live(options.live)
-    place = find_location("capture", options.output, options.join, node, settings, options.access)
-    _say_place(place, settings, options.verbose)
-    return capture(place, settings, seconds, options.pid, options.live)
+    location = find_location("capture", options.output, options.join, node, settings, options.access)
+    _print_location(location, settings, options.verbose)
+    return capture(location, settings, seconds, options.pid, options.live)
 
 
 def _clean(plan: SweepPlan, as_json: bool) -> int:
-    """Remove leftovers from a plan's hosts; returns the exit code, 1 if a host cannot be reached."""
+    """Remove ended sweeps' folders from a plan's hosts; returns the exit code, 1 if a host cannot be reached."""
     import json
     import sys
     from dataclasses import asdict
@@ -168,16 +168,14 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
         raise UsageError('--clean is for plans with reach = "ssh": other hosts keep nothing of a sweep')
     with reached(plan.topology, all_needed=False) as hosts:
         assert isinstance(hosts, SshHosts)
-        found, lost = hosts.clean(), hosts.lost()
+        removed, lost = hosts.clean(), hosts.lost()
     if as_json:
-        print(json.dumps({"removed": [asdict(one) for one in found], "not_reached": lost}))
+        print(json.dumps({"removed": [asdict(leftover) for leftover in removed], "not_reached": lost}))
     else:
-        for one in found:
-            print(
-                f"{one.host}: removed {one.path} ({format_size(one.size_bytes)}"
-                + (f", of {one.run})" if one.run else ")")
-            )
-        print(f"Removed {counted(len(found), 'folder')} from {counted(len(hosts.names) - len(lost), 'host')}")
+        for leftover in removed:
+            origin = f", of {leftover.run}" if leftover.run else ""
+            print(f"{leftover.host}: removed {leftover.path} ({format_size(leftover.size_bytes)}{origin})")
+        print(f"Removed {counted(len(removed), 'folder')} from {counted(len(hosts.names) - len(lost), 'host')}")
     for host, why in lost.items():
         print(f"ringtap: {host} cannot be used over ssh: {why}", file=sys.stderr)
     return 1 if lost else 0

@@ -1,4 +1,4 @@
-"""Lines fitted to measurements of a clock's offset over a run, each with a bound on its error.
+"""Lines fitted to measurements of a clock's offset during a run, each with a bound on its error.
 
 A measurement bounds the offset to ± half its round trip. Between steps a clock drifts evenly for a while, so the offset
 is a line. The lines that pass through every interval form a convex polygon in the plane of offset (at the first
@@ -10,8 +10,7 @@ much asymmetry. If no line passes through the next interval (the clock's rate ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 # No two clocks drift apart faster for long: quartz keeps 100 ppm, and the kernel slews by at most 500.
 MAX_DRIFT_PPM = 500.0
@@ -52,7 +51,7 @@ class Fit:
     """A line: offset at time t is ``offset_ns + drift_ppm * 1e-6 * (t - t0_ns)``, within ± ``error_ns``.
 
     Attributes:
-        from_ns, to_ns: the time that it holds for, in this node's CLOCK_REALTIME.
+        from_ns, to_ns: the time for which it holds, in this node's CLOCK_REALTIME.
         from_mono_ns, to_mono_ns: the same in its CLOCK_MONOTONIC, which has no steps.
         t0_ns: time of the given offset.
         offset_ns: this node's clock minus the reference node's.
@@ -108,7 +107,7 @@ class _Bounds:
         self._polygon = polygon
         return True
 
-    def reach(self, mono_ns: int) -> tuple[float, float]:
+    def offset_range(self, mono_ns: int) -> tuple[float, float]:
         """Least and largest offset of these lines at a time, in ns relative to the first measurement's offset."""
         seconds = (mono_ns - self._first.mono_ns) / 1e9
         values = [offset + drift * seconds for offset, drift in self._polygon]
@@ -117,8 +116,8 @@ class _Bounds:
 
 def _fit(members: Sequence[Measurement], bounds: _Bounds, begin_mono_ns: int, end_mono_ns: int) -> Fit:
     first = members[0]
-    low0, high0 = bounds.reach(begin_mono_ns)
-    low1, high1 = bounds.reach(end_mono_ns)
+    low0, high0 = bounds.offset_range(begin_mono_ns)
+    low1, high1 = bounds.offset_range(end_mono_ns)
     begin, end = (low0 + high0) / 2, (low1 + high1) / 2
     seconds = (end_mono_ns - begin_mono_ns) / 1e9
     drift_ppm = (end - begin) / seconds / _NS_PER_PPM_S if seconds else 0.0
@@ -162,18 +161,18 @@ def segments(
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         piece = [item for item in measurements if sum(after <= item.mono_ns for _, after in edges) == number]
         if piece:
-            found += _even_parts(piece, begin, end)
+            found += _fit_piece(piece, begin, end)
     return found
 
 
-def _even_parts(piece: Sequence[Measurement], begin_mono_ns: int | None, end_mono_ns: int | None) -> list[Fit]:
-    """Segments of a time without a step, each as long as one line passes through all its intervals."""
+def _fit_piece(piece: Sequence[Measurement], begin_mono_ns: int | None, end_mono_ns: int | None) -> list[Fit]:
+    """Segments of a piece without a step; a segment ends when no line passes through the next interval."""
     runs: list[tuple[list[Measurement], _Bounds]] = []
     for measurement in piece:
         if runs and runs[-1][1].add(measurement):
             runs[-1][0].append(measurement)
             continue
-        if runs:  # the clock's rate has changed: the next line begins where the last one ended, if it can
+        if runs:  # the clock's rate has changed: the next line begins at the last measurement, if possible
             last = runs[-1][0][-1]
             bounds = _Bounds(last)
             if bounds.add(measurement):
@@ -204,7 +203,7 @@ def overall(parts: Sequence[Fit]) -> Fit:
     first, last = parts[0], parts[-1]
     ends = [(t_ns, part.at(t_ns)) for part in parts for t_ns in (part.from_ns, part.to_ns)]
     slope, offset = _least_squares([(t_ns - first.from_ns, value) for t_ns, value in ends])
-    off = max(
+    error = max(
         abs(part.at(t_ns) - (offset + slope * (t_ns - first.from_ns))) + part.error_ns
         for part in parts
         for t_ns in (part.from_ns, part.to_ns)
@@ -217,7 +216,7 @@ def overall(parts: Sequence[Fit]) -> Fit:
         first.from_ns,
         round(offset),
         round(slope * 1e6, 6),
-        int(off) + 1,
+        int(error) + 1,
         sum(part.measurements for part in parts),
     )
 
@@ -229,8 +228,3 @@ def _least_squares(points: Sequence[Point]) -> tuple[float, float]:
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
     return slope, mean_y - slope * mean_x
-
-
-def to_json(item: Measurement | Fit) -> dict[str, Any]:
-    """The item as plain data."""
-    return asdict(item)

@@ -49,7 +49,7 @@ class ClockLog:
         self.folder = run / "nodes" / node / "clock"
         self.measurements: list[Measurement] = []
         self.steps: list[ClockStep] = []
-        self.breaks: list[Break] = []  # the reference node's clock was set, according to its answers
+        self.breaks: list[Break] = []  # steps of the reference node's clock, according to its answers
         self.reason, self.remedy = "", ""
         self.facts: dict[str, Any] = {}
         self._before = adjtimex()
@@ -67,9 +67,9 @@ class ClockLog:
         except FileExistsError:  # an earlier agent of this node and run
             log = cut_torn_record(path)
             self._writer = RecordWriter(path, _FIELDS, None)
-            self._go_on(log)
+            self._resume(log)
 
-    def _go_on(self, log: RecordFile) -> None:
+    def _resume(self, log: RecordFile) -> None:
         """Take over an earlier agent's measurements if it ran since the same boot and with the same reference node."""
         last = log.tail(log.count - 1) if log.count else []
         self._bursts = last[0][_BURST] + 1 if last else 0
@@ -77,13 +77,13 @@ class ClockLog:
             item = read_json(self.folder / "clock.json", CLOCK)
             if item["boot_id"] == boot_id() and item["reference"] == self.reference:
                 steps = [ClockStep(**step) for step in item["steps"]]
-                self.measurements = [Measurement(**one) for one in item["measurements"]]
+                self.measurements = [Measurement(**row) for row in item["measurements"]]
                 self.steps = steps
                 begins = [part["from_mono_ns"] for part in item["segments"]]
                 self._begin_mono_ns = min([self._begin_mono_ns, *begins])
 
     def note_burst(self, phase: str, answered: list[Ping], lost: int) -> Measurement | None:
-        """Keep a burst's pings; returns its measurement: the ping with the least round trip."""
+        """Log a burst's pings; returns its measurement, from the ping with the least round trip."""
         if self._writer is not None and answered:
             rows = [
                 (p.t1_ns, p.mono_ns, p.t2_ns, p.t3_ns, p.t4_ns, p.sequence, self._bursts, p.kernel_stamps)
@@ -91,7 +91,7 @@ class ClockLog:
             ]
             self._writer.append_many(rows)
         self._bursts += 1
-        # not above 0 if a clock was set while the ping was on the network
+        # a round trip is 0 or negative if a clock was set meanwhile
         usable = [ping for ping in answered if ping.round_trip_ns > 0]
         if not usable:
             return None
@@ -113,7 +113,7 @@ class ClockLog:
         return found
 
     def due(self) -> bool:
-        """True if clock.json should be written again; at growing intervals, because it is written whole."""
+        """True if clock.json should be written again; the intervals grow, because the whole file is written."""
         now_s = time.monotonic()
         return now_s - self._published_s >= min(600.0, max(5.0, (now_s - self._began_s) / 4))
 
@@ -131,9 +131,9 @@ class ClockLog:
     def _item(self) -> dict[str, Any]:
         now = adjtimex()
         end_mono_ns = self._clock.mono_ns()
-        own = [(step.mono_before_ns, step.mono_ns) for step in self.steps]
-        parts = clock_fit.segments(self.measurements, [*own, *self.breaks], self._begin_mono_ns, end_mono_ns)
-        source, shown, extra = self._judge(parts, now)
+        own_breaks = [(step.mono_before_ns, step.mono_ns) for step in self.steps]
+        parts = clock_fit.segments(self.measurements, [*own_breaks, *self.breaks], self._begin_mono_ns, end_mono_ns)
+        source, shown, extra = self._choose(parts, now)
         return {
             "reference": self.reference,
             "clock": "CLOCK_REALTIME",
@@ -151,33 +151,33 @@ class ClockLog:
             **self.facts,
         }
 
-    def _judge(self, parts: list[Fit], now: dict[str, Any]) -> tuple[str, list[Fit], dict[str, Any]]:
-        """Choose the estimate of the offset; returns its source, its segments and further entries for clock.json."""
+    def _choose(self, parts: list[Fit], now: dict[str, Any]) -> tuple[str, list[Fit], dict[str, Any]]:
+        """Choose the best estimate of the offset; returns its source, segments and further entries for clock.json."""
         if self._node == self.reference:
-            return "this node is the reference", [self._line(0)], {}
-        theirs = self._theirs()
-        if self._same_kernel(theirs):
-            return "same kernel", [self._line(0)], {"measured": [asdict(part) for part in parts]}
+            return "this node is the reference", [self._zero_line(0)], {}
+        reference = self._reference_item()
+        if self._same_kernel(reference):
+            return "same kernel", [self._zero_line(0)], {"measured": [asdict(part) for part in parts]}
         if parts:
             return "pings", parts, {}
-        bound_ns = _daemons_bound_ns(now, theirs.get("adjtimex") or {})
-        return ("time daemons", [self._line(bound_ns)], {}) if bound_ns else ("none", [], {})
+        bound_ns = _daemons_bound_ns(now, reference.get("adjtimex") or {})
+        return ("time daemons", [self._zero_line(bound_ns)], {}) if bound_ns else ("none", [], {})
 
-    def _line(self, error_ns: int) -> Fit:
-        """A line without offset and drift, for the time of the run."""
+    def _zero_line(self, error_ns: int) -> Fit:
+        """A line with offset and drift 0, for the time of the run."""
         mono_ns = self._clock.mono_ns()
         end_ns = mono_ns + self._clock.gap_ns()
         begin_ns = end_ns - (mono_ns - self._begin_mono_ns)
         return Fit(begin_ns, end_ns, self._begin_mono_ns, mono_ns, begin_ns, 0, 0.0, error_ns, 0)
 
-    def _theirs(self) -> dict[str, Any]:
+    def _reference_item(self) -> dict[str, Any]:
         """The reference node's clock.json; empty if it cannot be read."""
         with suppress(RingtapError):
             item: dict[str, Any] = read_json(self._run / "nodes" / self.reference / CLOCK_JSON, CLOCK)
             return item
         return {}
 
-    def _same_kernel(self, theirs: dict[str, Any]) -> bool:
+    def _same_kernel(self, reference: dict[str, Any]) -> bool:
         """True if both nodes run on one kernel and so have one clock, as on the virtual testbed.
 
         Boot identities alone do not prove it (copies of a virtual machine share them), but two kernels cannot share
@@ -185,13 +185,13 @@ class ClockLog:
         """
         mine = boot_id()
         try:
-            return bool(mine) and theirs.get("boot_id") == mine and file_system(self._run)[1]
+            return bool(mine) and reference.get("boot_id") == mine and file_system(self._run)[1]
         except OSError:
             return False
 
     def refine_breaks(self) -> None:
         """Narrow down the times at which the reference node's clock was set, from the steps that it recorded."""
-        steps = [step for step in self._theirs().get("steps", []) if isinstance(step, dict)]
+        steps = [step for step in self._reference_item().get("steps", []) if isinstance(step, dict)]
         self.breaks = [self._refined(before, after, steps) for before, after in self.breaks]
 
     def _refined(self, before: int, after: int, steps: list[dict[str, Any]]) -> Break:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ringtap.agents.clock.system_clock import STEP_NS, Clock
 
 SIZE = 64
-PING, PONG, LAST = 0, 1, 2  # LAST: a ping too, the last one of its node
+PING, PONG, LAST = 0, 1, 2  # LAST: the last ping of its node
 KERNEL_STAMP = 1
 _BODY = struct.Struct("!4sBBH8sIIqqq")
 _MAGIC, _VERSION = b"RTCK", 1
@@ -31,7 +31,7 @@ _TIMESPEC = struct.Struct("@ll")
 _MAX_ADDRESSES = 16
 _BAD_A_REST = 100  # datagrams without a valid digest before the responder pauses
 _REST_S = 0.05
-# a timestamp further than this from the program's own reading is of another clock
+# a timestamp further than this from the program's own reading comes from another clock
 _PLAUSIBLE_NS = 10_000_000_000
 
 
@@ -41,14 +41,14 @@ class Datagram:
 
     Attributes:
         kind: PING, PONG or LAST.
-        steps_seen: number of times that the server's clock was set so far (answers; modulo 2^15), shifted by one;
-            the lowest bit says that its receive timestamp is the kernel's.
+        steps_seen: in answers, twice the number of times that the server's clock was set so far (modulo 2^15), plus
+            KERNEL_STAMP if the receive timestamp is the kernel's.
         client: the clock client, 8 random bytes.
         sequence: number of the ping.
-        wish: the period in ms that the server can serve, so that many nodes do not overload it (answers).
-        sent_ns: time at which the client sent it.
-        received_ns: time at which the server received it (answers).
-        answered_ns: time at which the server answered (answers).
+        wish: in answers, the least period in ms that the server can serve, so that many nodes do not overload it.
+        sent_ns: time at which the client sent the ping.
+        received_ns: in answers, time at which the server received the ping.
+        answered_ns: in answers, time at which the server answered.
     """
 
     kind: int
@@ -106,7 +106,7 @@ def open_socket(address: str, port: int = 0) -> socket.socket:
 
 
 def receive(sock: socket.socket, clock: Clock) -> tuple[bytes, tuple[str, int], int, bool]:
-    """Receive a datagram; returns bytes, sender, arrival time (CLOCK_REALTIME, ns) and True if that is the kernel's."""
+    """Receive a datagram; returns bytes, sender, arrival time (CLOCK_REALTIME, ns) and True if the kernel gave it."""
     data, control, _, sender = sock.recvmsg(SIZE + 1, socket.CMSG_SPACE(_TIMESPEC.size))
     now_ns = clock.real_ns()
     for level, kind, value in control:
@@ -133,52 +133,47 @@ class Responder:
     """
 
     def __init__(
-        self,
-        addresses: Sequence[str],
-        token: bytes,
-        clock: Clock,
-        wish: Callable[[int], int],
-        steps: Callable[[], int],
+        self, addresses: Sequence[str], token: bytes, clock: Clock, wish: Callable[[int], int], steps: Callable[[], int]
     ) -> None:
         self._token, self._clock, self._wish, self._steps = token, clock, wish, steps
         self.answered = 0
         self.refused = 0
-        self._bad = 0  # since the last rest
+        self._bad = 0  # since the last pause
         self.kernel_stamps = True
         self._clients: dict[bytes, float] = {}
         self._selector = selectors.DefaultSelector()
-        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._selector.register(self._alarm, selectors.EVENT_READ)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self.port = 0
         self.addresses: list[str] = []
-        problem: OSError | None = None
+        last_error: OSError | None = None
         for address in list(addresses)[:_MAX_ADDRESSES]:
             try:
                 sock = open_socket(address, self.port)
-            except OSError as error:  # an address still being set up, or a port taken there
-                problem = error
+            except OSError as error:  # the address is still being set up, or its port is taken
+                last_error = error
                 continue
             self.port = self.port or sock.getsockname()[1]
             self.addresses.append(address)
             self._selector.register(sock, selectors.EVENT_READ)
         if not self.addresses:
             self.close()
-            raise problem or OSError(errno.EADDRNOTAVAIL, "no address")
+            raise last_error or OSError(errno.EADDRNOTAVAIL, "no address")
 
     def serve(self, seconds: float) -> None:
         """Answer the pings that arrive within so many seconds, or until `wake`."""
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             ready = [key.fileobj for key, _ in self._selector.select(left_s)]
-            if self._alarm in ready:
-                os.eventfd_read(self._alarm)
+            if self._wake_fd in ready:
+                os.eventfd_read(self._wake_fd)
                 return
             if sum(self._drain(sock) for sock in ready if isinstance(sock, socket.socket)):
                 time.sleep(_REST_S)  # the port is flooded: the kernel drops the rest, and the job keeps its processor
 
     def wake(self) -> None:
         """Make `serve` return at once; may be called from any thread."""
-        os.eventfd_write(self._alarm, 1)
+        os.eventfd_write(self._wake_fd, 1)
 
     def _drain(self, sock: socket.socket) -> bool:
         """Answer the datagrams waiting on a socket; returns True if too many were not valid pings."""
@@ -225,7 +220,7 @@ class Responder:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
-        os.close(self._alarm)
+        os.close(self._wake_fd)
 
 
 @dataclass(frozen=True)
@@ -240,7 +235,6 @@ class Ping:
         kernel_stamps: 1: the server's receive timestamp is the kernel's, 2: this node's is, 3: both are, 0: none is.
         steps_seen: number of times that the server's clock was set so far.
         wish_s: the least period that the server asks for.
-        address: the server's address.
     """
 
     mono_ns: int
@@ -252,7 +246,6 @@ class Ping:
     kernel_stamps: int
     steps_seen: int
     wish_s: float
-    address: str
 
     @property
     def round_trip_ns(self) -> int:
@@ -275,7 +268,7 @@ def pings(
     timeout_s: float,
     kind: int = PING,
 ) -> Iterator[Ping | None]:
-    """Send pings one after the other; yields the answered ping, or None if no answer arrives in time.
+    """Send pings one after the other; yields each answered ping, or None for one without an answer in time.
 
     Raises:
         OSError: there is no route to the address.
@@ -287,8 +280,8 @@ def pings(
             mono_ns, sent_ns = clock.mono_ns(), clock.real_ns()
             try:
                 sock.send(Datagram(kind, 0, client, sequence, sent_ns=sent_ns).pack(token))
-                yield _await(sock, selector, token, client, clock, (sequence, mono_ns, sent_ns), timeout_s, address)
-            except ConnectionRefusedError:  # nobody listens there any more
+                yield _await(sock, selector, token, client, clock, (sequence, mono_ns, sent_ns), timeout_s)
+            except ConnectionRefusedError:  # no server listens there any more
                 yield None
 
 
@@ -300,7 +293,6 @@ def _await(
     clock: Clock,
     sent: tuple[int, int, int],
     timeout_s: float,
-    address: str,
 ) -> Ping | None:
     sequence, mono_ns, sent_ns = sent
     end_s = time.monotonic() + timeout_s
@@ -309,28 +301,14 @@ def _await(
             return None
         try:
             data, _, received_ns, by_kernel = receive(sock, clock)
-        except BlockingIOError:  # a wrong checksum
+        except BlockingIOError:  # the kernel dropped a datagram with a wrong checksum
             continue
         pong = unpack(data, token)
-        if (
-            pong is None
-            or pong.kind != PONG
-            or (pong.client, pong.sequence, pong.sent_ns) != (client, sequence, sent_ns)
-        ):
+        if pong is None or (pong.kind, pong.client, pong.sequence, pong.sent_ns) != (PONG, client, sequence, sent_ns):
             continue
         if received_ns - sent_ns > clock.mono_ns() - mono_ns + STEP_NS:  # the clock was set meanwhile
             return None
         stamps = (pong.steps_seen & KERNEL_STAMP) | (2 if by_kernel else 0)
-        return Ping(
-            mono_ns,
-            sequence,
-            sent_ns,
-            pong.received_ns,
-            pong.answered_ns,
-            received_ns,
-            stamps,
-            pong.steps_seen >> 1,
-            pong.wish / 1000,
-            address,
-        )
+        times_ns = (sent_ns, pong.received_ns, pong.answered_ns, received_ns)
+        return Ping(mono_ns, sequence, *times_ns, stamps, pong.steps_seen >> 1, pong.wish / 1000)
     return None

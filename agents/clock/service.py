@@ -11,20 +11,16 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from ringtap.agents.clock.log import ClockLog
-from ringtap.agents.clock.protocol import LAST, PING, Ping, pings
+from ringtap.agents.clock.protocol import LAST, PING, Ping, Responder, pings
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
 from ringtap.errors import RingtapError, words_of
 from ringtap.rundir import RunDirectory, read_json
 from ringtap.schema import PINGS_REC, SERVER, SERVER_JSON
-
-if TYPE_CHECKING:
-    from ringtap.agents.clock.protocol import Responder
-
 
 PERIOD_S = 10.0
 _STOP_S = 3.0
@@ -32,7 +28,7 @@ _ELECTION_TRIES = 40
 
 
 def reference_of(run: RunDirectory, node: str) -> str:
-    """The reference node of a run: run.json's ``reference``, or else the first node that asks.
+    """The reference node of a run: run.json's ``reference``, or else the first node that calls this.
 
     The election uses the file ``reference`` in the run directory: the node that creates it is elected.
     """
@@ -57,8 +53,8 @@ class ClockService:
     """A thread that compares this node's clock with the reference node's, from `start` to `stop`.
 
     On the reference node it runs the clock server, elsewhere a clock client. The server opens its sockets once another
-    node creates its log of pings in the run directory, so a run of one node opens none. Failures are reasons in
-    clock.json, in `stop`'s result and in the agent's log; none is raised.
+    node creates its log of pings in the run directory, so a run of one node opens none. Failures are not raised: their
+    reasons go to clock.json, to `stop`'s result and to ``say``.
 
     Args:
         run: the run directory.
@@ -91,11 +87,11 @@ class ClockService:
         """Start the thread; never raises."""
         try:
             reference = self._reference or reference_of(self._run, self._node)
-            account = ClockLog(self._run.path, self._node, reference, self._clock)
+            log = ClockLog(self._run.path, self._node, reference, self._clock)
             if reference == self._node:
-                self._role = ClockServer(self._run.path, self._node, account, self._clock, self._period_s)
+                self._role = ClockServer(self._run.path, self._node, log, self._clock, self._period_s)
             else:
-                self._role = ClockClient(self._run.path, account, self._clock, self._period_s)
+                self._role = ClockClient(self._run.path, log, self._clock, self._period_s)
             thread = threading.Thread(target=self._work, args=(self._role,), name="clock", daemon=True)
             with self._lock:
                 if not self._ended:  # the run may end before the reference node is known
@@ -132,21 +128,21 @@ class ClockService:
         if self._failure:
             return {"state": "degraded", "reason": self._failure, "remedy": "", **self._summary}
         role = self._role
-        reason, remedy = (role.account.reason, role.account.remedy) if role else ("it was not started", "")
+        reason, remedy = (role.log.reason, role.log.remedy) if role else ("it was not started", "")
         return {"state": _state(self._summary), "reason": reason, "remedy": remedy, **self._summary}
 
 
 def _state(summary: dict[str, Any]) -> str:
-    """``ok`` with a measured offset or one clock, ``degraded`` with time daemons' bounds only, else ``unavailable``."""
+    """``ok`` with pings or a shared clock, ``degraded`` with time daemons' bounds only, else ``unavailable``."""
     source = summary.get("source", "none")
     return {"none": "unavailable", "time daemons": "degraded"}.get(source, "ok")
 
 
-_TURN_S = 1.0  # the longest time between two looks for a step of the clock
-_SOON_S = 0.25
-_SOON_FOR_S = 20.0
+_CHECK_S = 1.0  # between checks for a step of the clock
+_FIRST_CHECKS_S = 0.25
+_FIRST_CHECKS_FOR_S = 20.0
 _LINGER_S = 1.0  # nodes of one job end together: the others' last pings may still arrive
-_A_NODE_MS = 200  # with 20 pings per burst: at most 100 pings per second in all
+_MS_PER_CLIENT = 200  # with 20 pings per burst: at most 100 pings per second in all
 
 
 def addresses() -> list[str]:
@@ -166,18 +162,18 @@ def addresses() -> list[str]:
 
 
 class ClockServer:
-    """A clock server: it answers the other nodes' pings, and opens its sockets only when one of them asks.
+    """A clock server, which answers the other nodes' pings; it opens its sockets when the first of them asks.
 
     Args:
         run: the run directory.
         node: this node.
-        account: the log that publishes its clock.
-        clock: its clocks.
+        log: the node's clock log.
+        clock: the node's clocks.
         period_s: seconds between the bursts of a client.
     """
 
-    def __init__(self, run: Path, node: str, account: ClockLog, clock: Clock, period_s: float) -> None:
-        self._nodes, self._node, self.account, self._clock = run / "nodes", node, account, clock
+    def __init__(self, run: Path, node: str, log: ClockLog, clock: Clock, period_s: float) -> None:
+        self._nodes, self._node, self.log, self._clock = run / "nodes", node, log, clock
         self._period_ms = int(period_s * 1000)
         self._watch = StepWatch(clock)
         self._stop = threading.Event()
@@ -191,23 +187,23 @@ class ClockServer:
 
     def work(self) -> dict[str, Any]:
         """Serve until `end` is called; returns the summary for node.json."""
-        self.account.publish()
+        self.log.publish()
         began_s = time.monotonic()
         try:
             while not self._stop.is_set():
                 if self._responder is not None:
-                    self._responder.serve(_TURN_S)
-                elif self._asked():
+                    self._responder.serve(_CHECK_S)
+                elif self._is_asked():
                     self._open()
                 else:
-                    self._stop.wait(_SOON_S if time.monotonic() - began_s < _SOON_FOR_S else _TURN_S)
+                    self._stop.wait(_FIRST_CHECKS_S if time.monotonic() - began_s < _FIRST_CHECKS_FOR_S else _CHECK_S)
                 self._look()
             self._linger()
         finally:
             self._close()
-        return self.account.publish()
+        return self.log.publish()
 
-    def _asked(self) -> bool:
+    def _is_asked(self) -> bool:
         """True if another node has opened its log of pings."""
         try:
             with os.scandir(self._nodes) as found:  # listing a folder refreshes a network file system's cache
@@ -217,43 +213,39 @@ class ClockServer:
         return any((self._nodes / name / PINGS_REC).exists() for name in others)
 
     def _open(self) -> None:
-        from ringtap.agents.clock.protocol import (
-            Responder,  # imports the digests' library, which a single node does not need
-        )
-
         token = os.urandom(16)
         try:
             self._responder = Responder(addresses(), token, self._clock, self._wish_ms, self._look)
         except OSError as error:
-            self.account.reason = f"no socket for the other nodes' pings: {error.strerror}"
-            self._say({"addresses": [], "why": self.account.reason})
-            self._stop.wait(_TURN_S)
+            self.log.reason = f"no socket for the other nodes' pings: {error.strerror}"
+            self._write({"addresses": [], "why": self.log.reason})
+            self._stop.wait(_CHECK_S)
             return
-        self.account.reason = ""
-        self._say({"addresses": self._responder.addresses, "port": self._responder.port, "token": token.hex()})
+        self.log.reason = ""
+        self._write({"addresses": self._responder.addresses, "port": self._responder.port, "token": token.hex()})
 
-    def _say(self, item: dict[str, Any]) -> None:
-        """Write server.json, readable by this user only: whoever has the token can send pings."""
-        path = self.account.folder / "server.json"
+    def _write(self, item: dict[str, Any]) -> None:
+        """Write server.json, readable by this user only, because its token allows pings."""
+        path = self.log.folder / "server.json"
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(json.dumps(item | {"boot_id": boot_id(), "t_ns": self._clock.real_ns()}, indent=1) + "\n")
         temporary.replace(path)
 
-    def _wish_ms(self, askers: int) -> int:
-        return max(self._period_ms, askers * _A_NODE_MS)
+    def _wish_ms(self, clients: int) -> int:
+        return max(self._period_ms, clients * _MS_PER_CLIENT)
 
     def _look(self) -> int:
         """Look for a step of the clock; returns the number of steps so far."""
         step = self._watch.look()
         if step is not None:
-            self.account.steps.append(step)
-            self.account.publish()
-        return len(self.account.steps)
+            self.log.steps.append(step)
+            self.log.publish()
+        return len(self.log.steps)
 
     def _linger(self) -> None:
-        """Answer for up to 1 s more while other nodes have still to send their last pings."""
+        """Answer for up to 1 s more, until all other nodes have sent their last pings."""
         end_s = time.monotonic() + _LINGER_S
         responder, within_s = self._responder, 2 * self._period_ms / 1000
         while responder is not None and responder.waiting(within_s) and time.monotonic() < end_s:
@@ -263,9 +255,9 @@ class ClockServer:
         responder, self._responder = self._responder, None
         if responder is not None:
             answered = {"pings_answered": responder.answered, "datagrams_refused": responder.refused}
-            self.account.facts |= answered | {"kernel_stamps": responder.kernel_stamps}
+            self.log.facts |= answered | {"kernel_stamps": responder.kernel_stamps}
             responder.close()
-            self._say({"addresses": [], "why": "the reference's agent has ended"})
+            self._write({"addresses": [], "why": "the reference's agent has ended"})
 
 
 PINGS_A_BURST = 20
@@ -280,21 +272,21 @@ _LAST_BURST_S = 0.6
 
 
 class ClockClient:
-    """A clock client: it pings the clock server and logs the answers.
+    """A clock client, which pings the clock server and logs the answers.
 
     Args:
         run: the run directory.
-        account: the log that publishes this node's clock.
+        log: this node's clock log.
         clock: this node's clocks.
         period_s: seconds between bursts.
     """
 
-    def __init__(self, run: Path, account: ClockLog, clock: Clock, period_s: float) -> None:
-        self._server_path = run / "nodes" / account.reference / SERVER_JSON
-        self.account, self._clock, self._period_s = account, clock, period_s
+    def __init__(self, run: Path, log: ClockLog, clock: Clock, period_s: float) -> None:
+        self._server_path = run / "nodes" / log.reference / SERVER_JSON
+        self.log, self._clock, self._period_s = log, clock, period_s
         self._watch = StepWatch(clock)
         self._stop = threading.Event()
-        self._asker = os.urandom(8)
+        self._client_id = os.urandom(8)
         self._numbers = count()
         self._server: dict[str, Any] = {}
         self._address = ""
@@ -306,45 +298,45 @@ class ClockClient:
 
     def work(self) -> dict[str, Any]:
         """Ping until `end` is called; returns the summary for node.json."""
-        account = self.account
-        account.open_pings()
+        log = self.log
+        log.open_pings()
         try:
             self._find()
             gaps = iter(_FIRST_GAPS_S)
             while not self._stop.is_set():
-                self._burst("during" if account.measurements else "before")
-                if account.due():
-                    account.publish()
+                self._send_burst("during" if log.measurements else "before")
+                if log.due():
+                    log.publish()
                 self._wait(min(self._period_s, next(gaps, self._period_s)))
             if self._address:
-                self._burst("after")
-            self._explain()
-            account.refine_breaks()
-            return account.publish()
+                self._send_burst("after")
+            self._set_reason()
+            log.refine_breaks()
+            return log.publish()
         finally:
-            account.close()
+            log.close()
 
-    def _explain(self) -> None:
-        account = self.account
-        account.reason, account.remedy = "", ""
-        if account.measurements:
+    def _set_reason(self) -> None:
+        log = self.log
+        log.reason, log.remedy = "", ""
+        if log.measurements:
             return
         self._read_server()
         if self._server.get("port"):
             where = ", ".join(self._server["addresses"])
-            account.reason = f"the reference answers no ping at {where}, UDP port {self._server['port']}"
-            account.remedy = "let UDP pass between the nodes, or run a time daemon (chrony) on them"
+            log.reason = f"the reference answers no ping at {where}, UDP port {self._server['port']}"
+            log.remedy = "let UDP pass between the nodes, or run a time daemon (chrony) on them"
         else:
             why = self._server.get("why") or "none was started, or the run directory is not on a shared file system"
-            account.reason = f"no clock server found on {account.reference}: {why}"
-            account.remedy = "put the run directory on a file system that all nodes share"
+            log.reason = f"no clock server found on {log.reference}: {why}"
+            log.remedy = "put the run directory on a file system that all nodes share"
 
     def _find(self) -> None:
         """Wait for the clock server's server.json; after 20 s, look for it less often."""
         began_s = time.monotonic()
         while not self._stop.is_set() and not self._read_server():
             self._watch_clock()
-            self._stop.wait(0.1 if time.monotonic() - began_s < _SOON_FOR_S else _TURN_S)
+            self._stop.wait(0.1 if time.monotonic() - began_s < _FIRST_CHECKS_FOR_S else _CHECK_S)
 
     def _read_server(self) -> bool:
         try:
@@ -361,7 +353,7 @@ class ClockClient:
         """Wait for the next burst; return early if this node's clock was set."""
         end_s = time.monotonic() + seconds
         while not self._stop.is_set() and (left_s := end_s - time.monotonic()) > 0:
-            self._stop.wait(min(_TURN_S, left_s))
+            self._stop.wait(min(_CHECK_S, left_s))
             if self._watch_clock():
                 return
 
@@ -369,10 +361,10 @@ class ClockClient:
         step = self._watch.look()
         if step is None:
             return False
-        self.account.steps.append(step)
+        self.log.steps.append(step)
         return True
 
-    def _burst(self, phase: str) -> None:
+    def _send_burst(self, phase: str) -> None:
         """Send a burst of pings and log it; if none is answered, the next burst chooses an address anew."""
         if not self._address and not (self._read_server() and self._scan()):
             return
@@ -380,19 +372,19 @@ class ClockClient:
         halt = self._stop.is_set if phase != "after" else lambda: time.monotonic() > end_s
         answered, lost = self._ping(self._address, PINGS_A_BURST, _TIMEOUT_S, halt)
         if phase == "after":
-            said_last, _ = self._ping(self._address, 1, _SCAN_TIMEOUT_S, lambda: False, LAST)
-            answered += said_last
+            last, _ = self._ping(self._address, 1, _SCAN_TIMEOUT_S, lambda: False, LAST)
+            answered += last
         if not answered and phase != "after" and not self._stop.is_set():
             self._address = ""
-        if self._watch_clock():  # this node's clock was set during the burst: its pings mix two times
+        if self._watch_clock():  # this node's clock was set during the burst: its pings mix the times before and after
             answered = []
-        before = self.account.measurements[-1].mono_ns if self.account.measurements else None
-        found = self.account.note_burst(phase, _after_steps(answered), lost)
+        before = self.log.measurements[-1].mono_ns if self.log.measurements else None
+        found = self.log.note_burst(phase, _after_steps(answered), lost)
         if found is None:
             return
         seen = answered[-1].steps_seen
         if self._steps_seen is not None and seen != self._steps_seen and before is not None:
-            self.account.breaks.append((before, found.mono_ns))
+            self.log.breaks.append((before, found.mono_ns))
         self._steps_seen = seen
         self._period_s = max(self._period_s, answered[-1].wish_s)
 
@@ -419,7 +411,7 @@ class ClockClient:
         sequences = [next(self._numbers) & 0xFFFFFFFF for _ in range(number)]
         try:
             for ping in pings(
-                address, self._server["port"], token, self._asker, self._clock, sequences, timeout_s, kind
+                address, self._server["port"], token, self._client_id, self._clock, sequences, timeout_s, kind
             ):
                 in_a_row = 0 if ping else in_a_row + 1
                 lost += ping is None

@@ -1,4 +1,4 @@
-"""A node's clocks: CLOCK_REALTIME and its steps against CLOCK_MONOTONIC, the kernel's state of it, file systems."""
+"""A node's clocks: CLOCK_REALTIME, its steps against CLOCK_MONOTONIC, and its kernel state; kinds of file systems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 STEP_NS = 1_000_000  # slewing moves both clocks alike; a difference above this is a step
-_READ_NS = 50_000  # readings further apart than this were interrupted, and are repeated
+_READ_NS = 50_000  # readings further apart than this were interrupted, and are taken again
 _READ_TRIES = 8
 _STA_UNSYNC, _STA_NANO = 0x0040, 0x2000
 _STATES = ("ok", "leap second will be inserted", "leap second will be deleted", "leap second", "leap second ended")
@@ -91,11 +91,11 @@ class StepWatch:
     def look(self) -> ClockStep | None:
         """The step since the last look; None if there was none."""
         gap_ns, mono_ns = self._clock.gap_ns(), self._clock.mono_ns()
-        moved_ns, before_ns = gap_ns - self._gap_ns, self._mono_ns
+        step_ns, before_ns = gap_ns - self._gap_ns, self._mono_ns
         self._gap_ns, self._mono_ns = gap_ns, mono_ns
-        if abs(moved_ns) < STEP_NS:
+        if abs(step_ns) < STEP_NS:
             return None
-        return ClockStep(mono_ns + gap_ns, mono_ns, before_ns, moved_ns)
+        return ClockStep(mono_ns + gap_ns, mono_ns, before_ns, step_ns)
 
 
 class _Timex(ctypes.Structure):
@@ -116,7 +116,7 @@ class _Timex(ctypes.Structure):
 
 
 def adjtimex() -> dict[str, Any]:
-    """The kernel's state of its clock, read without changing it.
+    """The state of the kernel's clock, read without changing it.
 
     Returns:
         ``t_ns``, ``synchronised``, ``state``, ``max_error_us`` and ``estimated_error_us`` (as the time daemon last set

@@ -33,8 +33,6 @@ from ringtap.errors import RingtapError
 from ringtap.installation import install_command
 from ringtap.schema import CROSS_PORTS
 
-# default ports of `traffic serve` and iperf3
-
 
 def _missing(packages: tuple[str, ...]) -> list[str]:
     return [name for name in packages if importlib.util.find_spec(name) is None]
@@ -134,7 +132,7 @@ CHECKS: tuple[tuple[str, Callable[[Path], Check]], ...] = (
 
 
 LONGEST_S = 2.2  # all checks run at once; one that needs longer counts as failed
-# checks that must be ok or degraded for a job to be recordable
+# a job can be recorded if these checks are ok or degraded
 NEEDED = ("steps", "nic")
 
 
@@ -245,8 +243,8 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-class _Apart:
-    """Task in its own process, which returns its result through a pipe."""
+class _TaskProcess:
+    """A task in its own process, which returns its result through a pipe."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -259,17 +257,17 @@ class _Apart:
             os.close(writer)
             raise
         if self.pid == 0:
-            self._be_the_child(writer)
+            self._run_child(writer)
         os.close(writer)
 
-    def _be_the_child(self, writer: int) -> None:
-        """Run the checks in the child, send their result and exit, without output whatever they do."""
+    def _run_child(self, writer: int) -> None:
+        """Run the checks, send their result and exit; runs in the child. What the checks print is discarded."""
         try:
             os.setsid()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            quiet = os.open(os.devnull, os.O_RDWR)
-            for fd in (0, 1, 2):  # libraries may print
-                os.dup2(quiet, fd)
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             answer = json.dumps({name: asdict(check) for name, check in self.task.work().items()})
@@ -313,12 +311,12 @@ def _one_line(error: BaseException) -> str:
 
 def run_apart(chosen: Sequence[Task], longest_s: float) -> list[Finding]:
     """Run tasks in parallel, each in its own process, for at most the given number of seconds."""
-    running: list[_Apart] = []
+    running: list[_TaskProcess] = []
     results: dict[int, list[Finding]] = {}
     with selectors.DefaultSelector() as selector:
         for number, task in enumerate(chosen):
             try:
-                running.append(_Apart(task))
+                running.append(_TaskProcess(task))
             except OSError as error:
                 results[number] = broken(task, f"no process for the check: {error.strerror}")
                 continue
@@ -326,13 +324,13 @@ def run_apart(chosen: Sequence[Task], longest_s: float) -> list[Finding]:
         end_s = time.monotonic() + longest_s
         while selector.get_map() and (left_s := end_s - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
-                number, apart = key.data
-                data = os.read(apart.reader, 65536)
-                apart.answer += data
+                number, process = key.data
+                data = os.read(process.reader, 65536)
+                process.answer += data
                 if not data:
-                    selector.unregister(apart.reader)
-                    results[number] = apart.end(late=False)
+                    selector.unregister(process.reader)
+                    results[number] = process.end(late=False)
         for key in list(selector.get_map().values()):
-            number, apart = key.data
-            results[number] = apart.end(late=True)
+            number, process = key.data
+            results[number] = process.end(late=True)
     return [finding for number in range(len(chosen)) for finding in results[number]]

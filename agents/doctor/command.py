@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringtap.agents.doctor.checks import Question
+from ringtap.agents.doctor.checks import NEEDED, Question, diagnose
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.job.signals import termination_as_interrupt
 from ringtap.agents.sweep.cluster import reached
@@ -66,7 +66,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
             silent = {answer.host for answer in answers if not answer.facts}
             if not problems:
                 say("trying the connections between them")
-                problems = _ways(plan, hosts, answers)
+                problems = _connection_problems(plan, hosts, answers)
         else:
             workers = layout(plan)[1].workers
             if needs_iperf3(plan) and shutil.which("iperf3") is None:
@@ -83,17 +83,11 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
                         raise
                     problems.append(str(error))
     problems += [_unrecordable(item) for item in found if item["host"] in workers and not item["recordable"]]
-    return {
-        "plan": plan.name,
-        "recordable": not problems,
-        "missing": missing,
-        "problems": problems,
-        "hosts": found,
-    }
+    return {"plan": plan.name, "recordable": not problems, "missing": missing, "problems": problems, "hosts": found}
 
 
-def _ways(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]:
-    """Return the problems of the connections between hosts that are each ready."""
+def _connection_problems(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]:
+    """Return the problems of the connections between the hosts."""
     try:
         return check_ways(cluster_roles(plan, answers), hosts)
     except (UsageError, MeasurementError) as error:
@@ -102,7 +96,7 @@ def _ways(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]
 
 def _unrecordable(item: dict[str, Any]) -> str:
     """Return the reason that a worker cannot record a job."""
-    needed = [check for check in item["checks"] if check["name"] in ("steps", "nic") and check["state"] != "ok"]
+    needed = [check for check in item["checks"] if check["name"] in NEEDED and check["state"] != "ok"]
     why = "; ".join(f"{check['name']}: {check['reason']}" for check in needed)
     return f"host {item['host']} cannot record a job" + (f" ({why})" if why else "")
 
@@ -135,8 +129,8 @@ def _ask(hosts: Hosts, host: str, question: Question) -> dict[str, Any]:
         item: dict[str, Any] = parse_json(done.stdout)
         check(item, _REPORT)
     except ValueError as error:
-        words = done.stderr.strip().splitlines()
-        raise MeasurementError(f"host {host} gave no answer: {words[-1] if words else 'no words'}") from error
+        lines = done.stderr.strip().splitlines()
+        raise MeasurementError(f"host {host} gave no answer: {lines[-1] if lines else 'no words'}") from error
     return item | {"host": host}
 
 
@@ -163,8 +157,6 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from ringtap.agents.doctor.checks import Question, diagnose
-
     try:
         question = Question(options.output.absolute(), options.python)
     except OSError as error:
@@ -230,13 +222,13 @@ def _wrap(text: str, indent: int) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return text of a driver, a file or another host as one line without control characters."""
+    """Return text from a driver, a file or another host as one line without control characters."""
     return visible(" ".join(text.split()))
 
 
 def _verdict(report: dict[str, Any]) -> str:
-    less = [check["name"] for check in report["checks"] if check["state"] != "ok" and check["group"] == "collectors"]
+    limited = [check["name"] for check in report["checks"] if check["state"] != "ok" and check["group"] == "collectors"]
     if not report["recordable"]:
         return "A job cannot be recorded here: see steps and nic above."
-    rest = f" Missing or less than it could be: {', '.join(less)}." if less else ""
-    return f"A job can be recorded here.{rest} Next: ringtap run -- YOUR COMMAND"
+    gaps = f" Missing or less than it could be: {', '.join(limited)}." if limited else ""
+    return f"A job can be recorded here.{gaps} Next: ringtap run -- YOUR COMMAND"

@@ -17,7 +17,7 @@ from ringtap.collectors.base import Check
 NAMES = ("steps", "ddp", "horovod", "nccl")
 _PROBE_S = 2.0
 _LEAST_PYTHON = (3, 8)
-# Runs under any Python version; looks packages up without importing them, as `import torch` takes seconds.
+# Runs under any Python version, and finds packages without importing them: `import torch` takes seconds.
 _PROBE = r"""
 import json, os, sys
 found = {"version": list(sys.version_info[:3]), "executable": sys.executable}
@@ -60,7 +60,6 @@ if sys.version_info >= (3, 8):
     found["sitecustomize"] = folder("sitecustomize")
     try:
         import ringtap_hook
-        found["hook"] = os.path.dirname(ringtap_hook.__file__)
     except Exception as error:
         found["hook_error"] = "%s: %s" % (type(error).__name__, error)
 print(json.dumps(found))
@@ -77,22 +76,22 @@ def check(python: str = "", timeout_s: float = _PROBE_S) -> dict[str, Check]:
     try:
         found = _ask(program, folder, timeout_s)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        words = "gave no answer" if isinstance(error, ValueError) else str(error).splitlines()[0]
-        failed = Check("unavailable", f"{program} cannot be asked: {words}", _python_remedy())
+        reason = "gave no answer" if isinstance(error, ValueError) else str(error).splitlines()[0]
+        failed = Check("unavailable", f"{program} cannot be asked: {reason}", _python_remedy())
         return dict.fromkeys(NAMES, failed)
     return judge(found, folder)
 
 
-def find_python(asked: str) -> str | None:
+def find_python(given: str) -> str | None:
     """Return a job's interpreter: the given one, else ``python`` or ``python3`` on the PATH, else ringtap's own."""
-    if asked:
-        return shutil.which(asked)
+    if given:
+        return shutil.which(given)
     return shutil.which("python") or shutil.which("python3") or sys.executable or None
 
 
 def _ask(program: str, folder: str, timeout_s: float) -> dict[str, Any]:
     paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # no run is named, so the hook records nothing, and no byte code is written beside it
+    # without RINGTAP_RUN, the hook records nothing; no byte code is written beside it
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RINGTAP_")}
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
@@ -118,12 +117,7 @@ def judge(found: dict[str, Any], folder: str) -> dict[str, Check]:
     if tuple(found["version"]) < _LEAST_PYTHON:
         old = Check("unavailable", f"{name} is older than 3.8", _python_remedy())
         return dict.fromkeys(NAMES, old)
-    return {
-        "steps": _steps(found, name, folder),
-        "ddp": _ddp(found),
-        "horovod": _horovod(found),
-        "nccl": _nccl(found),
-    }
+    return {"steps": _steps(found, name, folder), "ddp": _ddp(found), "horovod": _horovod(found), "nccl": _nccl(found)}
 
 
 def _steps(found: dict[str, Any], name: str, folder: str) -> Check:
@@ -135,8 +129,8 @@ def _steps(found: dict[str, Any], name: str, folder: str) -> Check:
     if not found.get("torch"):
         reason = f"{name} has no torch: only calls of ringtap.step() are recorded"
         return Check("degraded", reason, _install("torch"))
-    with_them = [f"{title} {found[title]}" for title in ("lightning", "transformers") if found.get(title)]
-    return Check("ok", ", ".join([f"{name} with torch {found['torch']}", *with_them]))
+    frameworks = [f"{title} {found[title]}" for title in ("lightning", "transformers") if found.get(title)]
+    return Check("ok", ", ".join([f"{name} with torch {found['torch']}", *frameworks]))
 
 
 def _ddp(found: dict[str, Any]) -> Check:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from ringtap.agents.clock import system_clock as clock_source
+from ringtap.agents.clock import system_clock
 from ringtap.agents.clock.protocol import open_socket, receive
 from ringtap.collectors.base import Check
 from ringtap.installation import pip
@@ -60,21 +60,21 @@ def run_directory(runs: Path) -> Check:
         _try_to_write(folder)
     except OSError as error:
         return Check("unavailable", f"{folder} cannot be written: {error.strerror}", _elsewhere())
-    kind, local = clock_source.file_system(folder)
+    kind, local = system_clock.file_system(folder)
     free_bytes = shutil.disk_usage(folder).free
-    told = f"{folder} is on {kind} with {format_size(free_bytes)} free"
+    summary = f"{folder} is on {kind} with {format_size(free_bytes)} free"
     if free_bytes < _LEAST_FREE_BYTES:
-        return Check("degraded", told, "make room, or name another place with -o DIR")
+        return Check("degraded", summary, "make room, or name another place with -o DIR")
     if local and _slurm_nodes() > 1:
-        reason = f"{told}, which the job's {_slurm_nodes()} nodes do not share: each would record apart"
+        reason = f"{summary}, which the job's {_slurm_nodes()} nodes do not share: each would record apart"
         return Check("degraded", reason, _elsewhere())
-    return Check("ok", told)
+    return Check("ok", summary)
 
 
 def _elsewhere() -> str:
     scratch = os.environ.get("SCRATCH")
-    place = f"{scratch}/runs" if scratch else "a folder on a file system that all nodes can write"
-    return f"name another place: -o {place}" + (
+    destination = f"{scratch}/runs" if scratch else "a folder on a file system that all nodes can write"
+    return f"name another place: -o {destination}" + (
         " (HOME and PROJECT are read-only on Trillium's compute nodes)" if on_alliance() else ""
     )
 
@@ -93,23 +93,23 @@ def _try_to_write(folder: Path) -> None:
 
 def clock(_runs: Path) -> Check:
     """Check the kernel's receive timestamps, the synchronisation of the clock, and the clock source."""
-    state = clock_source.adjtimex()
+    state = system_clock.adjtimex()
     source = _text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-    said, remedies = [], []
+    issues, remedies = [], []
     if not _kernel_stamps():
-        said.append("the kernel stamps no datagrams, so clock errors are larger")
+        issues.append("the kernel stamps no datagrams, so clock errors are larger")
         remedies.append("leave the sandbox (gVisor and the like)")
     if "missing" in state:
-        said.append(f"whether it is synchronised is not told ({state['missing']})")
+        issues.append(f"its synchronisation is unknown ({state['missing']})")
     elif not state["synchronised"]:
         running = _daemon()
-        said.append("not synchronised" + (f", although {running} runs" if running else ": no time daemon has set it"))
+        issues.append("not synchronised" + (f", although {running} runs" if running else ": no time daemon has set it"))
         remedies.append("ask for chrony on the node; within a run ringtap measures the offsets itself")
     if source in _SLOW_CLOCKS:
-        said.append(f"clock source {source} is slow to read")
+        issues.append(f"clock source {source} is slow to read")
         remedies.append("ask the site why the kernel gave up tsc")
-    if said:
-        return Check("degraded", "; ".join(said), "; ".join(remedies))
+    if issues:
+        return Check("degraded", "; ".join(issues), "; ".join(remedies))
     error = format_duration(state["max_error_us"] / 1e6)
     return Check("ok", f"synchronised, off by {error} at most; kernel receive stamps; source {source or 'unknown'}")
 
@@ -122,7 +122,7 @@ def _kernel_stamps() -> bool:
                 sender.sendto(b"?", sock.getsockname())
             sock.settimeout(0.1)
             with suppress(OSError):
-                if receive(sock, clock_source.Clock())[3]:
+                if receive(sock, system_clock.Clock())[3]:
                     return True
     return False
 
@@ -135,16 +135,16 @@ def _daemon() -> str:
 
 
 def scheduler(_runs: Path) -> Check:
-    """Check that this process runs in a scheduler's job if there is a scheduler."""
+    """Check that this process runs in a scheduler's job, if there is a scheduler."""
     environment = os.environ
     cluster = environment.get("CC_CLUSTER") or environment.get("SLURM_CLUSTER_NAME", "")
     where = f" on {cluster}" if cluster else ""
     if job := environment.get("SLURM_JOB_ID"):
         step = environment.get("SLURM_STEP_ID")
         tasks = environment.get("SLURM_NTASKS") or environment.get("SLURM_STEP_NUM_TASKS", "?")
-        told = f"Slurm job {job}{f' step {step}' if step else ''}{where}: {counted(_slurm_nodes(), 'node')}, "
-        told += counted(int(tasks), "task") if tasks.isdecimal() else f"{tasks} tasks"
-        return Check("ok", told)
+        summary = f"Slurm job {job}{f' step {step}' if step else ''}{where}: {counted(_slurm_nodes(), 'node')}, "
+        summary += counted(int(tasks), "task") if tasks.isdecimal() else f"{tasks} tasks"
+        return Check("ok", summary)
     for name, title in (("PBS_JOBID", "PBS"), ("LSB_JOBID", "LSF"), ("JOB_ID", "Grid Engine")):
         if environment.get(name):
             return Check("ok", f"{title} job {environment[name]}")
@@ -160,46 +160,46 @@ def cores(_runs: Path) -> Check:
     usable = len(os.sched_getaffinity(0))
     share = cpu_share()
     count = min(usable, share) if share else usable
-    told = f"{count:g} of {counted(os.cpu_count() or 1, 'core')}"
+    summary = f"{count:g} of {counted(os.cpu_count() or 1, 'core')}"
     memory_bytes = memory_limit_bytes()
     if memory_bytes:
-        told += f", {format_size(memory_bytes)} of memory for the job"
+        summary += f", {format_size(memory_bytes)} of memory for the job"
     if count <= 1:
-        return Check("degraded", f"{told}: job and agent share one", "ask for a core more (--cpus-per-task)")
-    return Check("ok", told)
+        return Check("degraded", f"{summary}: job and agent share one", "ask for a core more (--cpus-per-task)")
+    return Check("ok", summary)
 
 
 def _cgroups() -> list[tuple[str, Path]]:
     """This process's control groups up to the root, as (controllers, folder); controllers are empty for version 2."""
     found = []
     for line in _text(CGROUP_FILE).splitlines():
-        _, kinds, path = line.split(":", 2)
-        base = CGROUP_ROOT / kinds
+        _, controllers, path = line.split(":", 2)
+        base = CGROUP_ROOT / controllers
         folder = base / path.lstrip("/")
-        found += [(kinds, place) for place in (folder, *folder.parents) if place.is_relative_to(base)]
+        found += [(controllers, parent) for parent in (folder, *folder.parents) if parent.is_relative_to(base)]
     return found
 
 
 def cpu_share() -> float:
-    """Number of cores by the lowest CPU quota of a control group; 0 without a quota."""
+    """Number of cores that the lowest CPU quota of a control group allows; 0 without a quota."""
     shares = []
-    for kinds, folder in _cgroups():
-        if not kinds:
-            words = _text(folder / "cpu.max").split()
-        elif "cpu" in kinds.split(","):
-            words = [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
+    for controllers, folder in _cgroups():
+        if not controllers:
+            quota = _text(folder / "cpu.max").split()
+        elif "cpu" in controllers.split(","):
+            quota = [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
         else:
             continue
-        if len(words) == 2 and all(re.fullmatch("[0-9]+", word) for word in words):
-            shares.append(int(words[0]) / int(words[1]))
+        if len(quota) == 2 and all(re.fullmatch("[0-9]+", word) for word in quota):
+            shares.append(int(quota[0]) / int(quota[1]))
     return min(shares, default=0.0)
 
 
 def memory_limit_bytes() -> int:
     """Lowest memory limit of a control group; 0 without a limit."""
     limits = []
-    for kinds, folder in _cgroups():
-        name = "memory.max" if not kinds else "memory.limit_in_bytes" if kinds == "memory" else ""
+    for controllers, folder in _cgroups():
+        name = "memory.max" if not controllers else "memory.limit_in_bytes" if controllers == "memory" else ""
         text = _text(folder / name) if name else ""
         if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
             limits.append(int(text))
@@ -209,14 +209,14 @@ def memory_limit_bytes() -> int:
 def limits(_runs: Path) -> Check:
     """Check the limits on open files and processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    told = f"{soft} open files"
+    summary = f"{soft} open files"
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if processes != resource.RLIM_INFINITY:
-        told += f", {counted(processes, 'process', 'processes')}"
+        summary += f", {counted(processes, 'process', 'processes')}"
     if soft < _LEAST_FILES:
-        more = f"ulimit -n {hard}" if hard > soft else "ask the site for a higher limit of open files"
-        return Check("degraded", f"{told}: few for a job of many sockets", more)
-    return Check("ok", told)
+        remedy = f"ulimit -n {hard}" if hard > soft else "ask the site for a higher limit of open files"
+        return Check("degraded", f"{summary}: few for a job of many sockets", remedy)
+    return Check("ok", summary)
 
 
 def shared_memory(_runs: Path) -> Check:
@@ -225,10 +225,10 @@ def shared_memory(_runs: Path) -> Check:
         usage = shutil.disk_usage("/dev/shm")
     except OSError as error:
         return Check("degraded", f"/dev/shm is not there: {error.strerror}", "mount a tmpfs there (docker --shm-size)")
-    told = f"/dev/shm has {format_size(usage.free)} of {format_size(usage.total)} free"
+    summary = f"/dev/shm has {format_size(usage.free)} of {format_size(usage.total)} free"
     if usage.free < _LEAST_SHM_BYTES:
-        return Check("degraded", f"{told}: data loaders and NCCL may fail", "docker run --shm-size=8g, or clear it")
-    return Check("ok", told)
+        return Check("degraded", f"{summary}: data loaders and NCCL may fail", "docker run --shm-size=8g, or clear it")
+    return Check("ok", summary)
 
 
 def network(_runs: Path) -> Check:

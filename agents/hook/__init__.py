@@ -1,1 +1,1 @@
-"""The folder put on a job's PYTHONPATH so that its steps are recorded without an edit."""
+"""Folder for a job's PYTHONPATH, from which the job's processes load the recorder without edits to their code."""

@@ -30,7 +30,7 @@ def _run_next() -> None:
 
     here = os.path.dirname(os.path.realpath(__file__))
     folders = [os.path.realpath(folder or os.curdir) for folder in sys.path]
-    # Only folders after this one: a module in an earlier folder that chains too has run already.
+    # Search only later folders: a sitecustomize in an earlier one has run already, and has loaded this one.
     first = folders.index(here) + 1 if here in folders else 0
     later = [folder for folder, real in zip(sys.path[first:], folders[first:]) if real != here]
     spec = PathFinder.find_spec("sitecustomize", later)
@@ -45,5 +45,5 @@ def _run_next() -> None:
 
 if __name__ == "sitecustomize":
     _arm()
-    # Last, and with its exceptions let through: Python reports them as it would without this module.
+    # Run it last, and do not catch its exceptions: Python reports them as it would without this module.
     _run_next()

@@ -1,4 +1,4 @@
-"""The client of a node's agent, of which there is one per run and node: it starts or joins the agent.
+"""Client of a node's agent: it starts the agent of this run and node, or connects to the one that runs.
 
 The agent is not a child of the supervisor. The job never waits for the connection, and continues if it is lost.
 """
@@ -24,7 +24,7 @@ from ringtap.schema import NODE, NODE_JSON
 
 # Exit statuses of the intermediate process; a lower one is an errno
 RECORDED = 200
-_BROKEN = 199
+_FAILED = 199
 
 
 def start_agent(run: RunDirectory, node: str, settings: RunSettings) -> int:
@@ -38,17 +38,17 @@ def start_agent(run: RunDirectory, node: str, settings: RunSettings) -> int:
     """
     pid = os.fork()
     if pid == 0:
-        code = _BROKEN
+        code = _FAILED
         try:
-            code = _between(run, node, settings)
+            code = _fork_agent(run, node, settings)
         except OSError as error:
-            code = min(error.errno or _BROKEN, _BROKEN)
+            code = min(error.errno or _FAILED, _FAILED)
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _between(run: RunDirectory, node: str, settings: RunSettings) -> int:
+def _fork_agent(run: RunDirectory, node: str, settings: RunSettings) -> int:
     """Leave the session, take the lock and fork the agent; runs in the intermediate process."""
     os.setsid()
     rendezvous = AgentSocket(run.path, node)
@@ -67,11 +67,11 @@ def _between(run: RunDirectory, node: str, settings: RunSettings) -> int:
 
 
 _CONNECT_S = 10.0
-_SLICE_S = 0.05
+_POLL_S = 0.05
 
 
 class AgentClient:
-    """A connection to the agent of this node, which it starts unless there is one.
+    """A connection to this node's agent; `start` also starts the agent unless there is one.
 
     Args:
         run: the run directory.
@@ -79,7 +79,7 @@ class AgentClient:
         settings: what to record, if the agent is started here.
 
     Attributes:
-        why: the reason why nothing is recorded (any more); empty if there is none.
+        why: the reason why nothing is recorded (any more); empty while the agent records.
         is_ready: whether the collectors have taken their first samples.
     """
 
@@ -117,8 +117,8 @@ class AgentClient:
         if code == RECORDED:
             self._give_up(f"node {self._node} of {self._run.path} has been recorded already by an agent that has ended")
         elif code:
-            words = os.strerror(code) if 0 < code < 199 else f"status {code}"
-            self._give_up(f"the agent could not be started: {words}")
+            reason = os.strerror(code) if 0 < code < _FAILED else f"status {code}"
+            self._give_up(f"the agent could not be started: {reason}")
         else:
             self.tick()
 
@@ -159,7 +159,7 @@ class AgentClient:
         self.why = why
 
     def _report_lost_agent(self) -> None:
-        """Log that the agent disconnected without an answer, end its remaining processes and mark node.json partial."""
+        """Log that the agent disconnected without an answer, end its processes, and mark node.json partial."""
         self._give_up("the agent was killed or crashed; what it had recorded until then is whole")
         say(self._run.path / "nodes" / self._node, f"supervisor {os.getpid()}: {self.why}")
         if self._session:
@@ -199,11 +199,11 @@ class AgentClient:
         for _ in range(20):
             if (lock := self._rendezvous.take()) is not None:
                 return lock
-            time.sleep(_SLICE_S)
+            time.sleep(_POLL_S)
         return None
 
     def finish(self, ended: dict[str, Any], seconds: float, is_impatient: Callable[[], bool]) -> dict[str, Any]:
-        """Tell the agent that the job has ended and wait until it has written everything, unless others still run.
+        """Tell the agent that the job has ended and wait until it has written everything, unless other jobs run.
 
         Args:
             ended: what to add to the job's entry in node.json.
@@ -223,7 +223,7 @@ class AgentClient:
             self._connection.send({"end": ended})
         while self.is_up and self._answer is None and time.monotonic() < deadline_s and not is_impatient():
             assert self._connection is not None
-            select.select([self._connection], [], [], _SLICE_S)
+            select.select([self._connection], [], [], _POLL_S)
             self.tick()
         if self._answer is None:
             if self._connection is not None and self.why:
@@ -237,7 +237,7 @@ class AgentClient:
 
 
 def end_session(session: int) -> None:
-    """End the processes of a session whose agent is dead, such as a tcpdump that outlived it."""
+    """End the remaining processes of a dead agent's session, such as tcpdump."""
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():
             continue

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ringtap.terminal import shell_word
 
-_LAST_LOOK_S = 5.0
+_VIEW_END_S = 5.0
 
 
 class _Reaper(Protocol):
@@ -39,7 +39,7 @@ def keep_output(node_folder: Path) -> Callable[[], None]:
 
 
 def missing_for_view() -> str:
-    """The packages that the view needs and are not installed; empty if there are none, or without a terminal."""
+    """The packages that the view needs but that are not installed; empty if there are none, or without a terminal."""
     import importlib.util
 
     if not (os.isatty(0) and os.isatty(1)):
@@ -57,7 +57,7 @@ class LiveView:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._pid = 0
-        self._told = False
+        self._is_reported = False
         self._has_terminal = os.isatty(0) and os.isatty(1)
         command = [sys.executable, "-m", "ringtap.cli", "live", str(run)]
         if not self._has_terminal:
@@ -66,19 +66,19 @@ class LiveView:
             self._pid = os.posix_spawn(sys.executable, command, os.environ, setsigmask=(), setsigdef=(signal.SIGPIPE,))
 
     def look(self, reaper: _Reaper) -> bool:
-        """True if the view has ended; the first time, tells the user that the recording continues."""
+        """Return True if the view has ended; the first time, tell the user that the recording continues."""
         is_gone = self._is_gone(reaper)
-        if is_gone and not self._told:
-            self._told = True
+        if is_gone and not self._is_reported:
+            self._is_reported = True
             with contextlib.suppress(OSError, ValueError):
-                again = f"ringtap live {shell_word(self._run)}"
-                words = f"ringtap: the view has ended, the recording goes on; to watch again: {again}"
-                print(words, file=sys.stderr, flush=True)
+                command = f"ringtap live {shell_word(self._run)}"
+                message = f"ringtap: the view has ended, the recording goes on; to watch again: {command}"
+                print(message, file=sys.stderr, flush=True)
         return is_gone
 
     def end(self, reaper: _Reaper) -> None:
-        """Wait for the view after the run: on a terminal until the user leaves it, elsewhere 5 s before it is ended."""
-        deadline_s = time.monotonic() + _LAST_LOOK_S
+        """Wait for the view's end after the run: on a terminal until the user leaves it, elsewhere for at most 5 s."""
+        deadline_s = time.monotonic() + _VIEW_END_S
         while not self._is_gone(reaper):
             if not self._has_terminal and time.monotonic() > deadline_s:
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The run directory that a command records into: a new one, that of the other ranks, or one that it names."""
+"""Choice of the run directory that a command records into: a new one, the other ranks', or that of ``--join``."""
 
 from __future__ import annotations
 

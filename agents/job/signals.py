@@ -1,4 +1,4 @@
-"""Start of a command whose terminal, signals, stops and exit code pass through; signals of its group; interrupts."""
+"""Start of a command in the place of this process: its terminal, signals, stops and exit code pass through."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ringtap.terminal import one_line
 
 _SI_KERNEL = 0x80
 STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
-# Not passed on: what cannot be blocked, what the processor raises, what Python ignores, and SIGCHLD
+# Not passed on: signals that cannot be blocked, that the processor raises, or that Python ignores, and SIGCHLD
 _OWN = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT),
 }
 FORWARDED = {number for number in signal.valid_signals() if number not in _OWN}
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-_GENERATIONS = 64  # between a job and a descendant, before the search is given up
-_LOOK_S = 0.05
+_GENERATIONS = 64  # most ancestors of a sender that are looked up
+_WAKER_POLL_S = 0.05
 _STOPPED = ("T", "t")  # states of /proc/PID/stat: by a signal, by a debugger
 
 _mask_before: Collection[int] | None = None
@@ -47,7 +47,7 @@ def spawn(
     end_with_parent: bool = False,
     prepare: Callable[[], None] | None = None,
 ) -> int:
-    """Start a command with this process's files, group, folder and original signal mask; returns its pid.
+    """Start a command with this process's open files, group, folder and original signal mask; returns its pid.
 
     If the command cannot be run, the child prints one sentence and exits with 127 (not found) or 126, as a shell does.
 
@@ -83,26 +83,26 @@ def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(command[0], command, environment)
     except (FileNotFoundError, NotADirectoryError) as error:
-        code, words = 127, error.strerror
+        code, reason = 127, error.strerror
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         # a shell skips a folder of $PATH that this user may not read
         if os.sep not in command[0] and shutil.which(command[0], os.F_OK, environment.get("PATH")) is None:
-            code, words = 127, os.strerror(errno.ENOENT)
+            code, reason = 127, os.strerror(errno.ENOENT)
     with contextlib.suppress(OSError):
-        os.write(2, f"ringtap: {one_line(command[0])} cannot be run: {words}\n".encode(errors="replace"))
+        os.write(2, f"ringtap: {one_line(command[0])} cannot be run: {reason}\n".encode(errors="replace"))
     os._exit(code)
 
 
 class SignalRelay:
-    """A wait for a spawned command that passes on the signals which reach this process alone.
+    """Relay of the signals that reach this process alone to a spawned command, until the command ends.
 
     Args:
         pid: the command, a child of this process.
 
     Attributes:
         ended_by: the last signal that asked the job to end, passed on or sent by the terminal.
-        reaped: children other than the command that have ended.
+        reaped: pids of other children that have ended.
     """
 
     def __init__(self, pid: int) -> None:
@@ -115,7 +115,7 @@ class SignalRelay:
         self._waker = 0
 
     def ask(self, reached_group: Callable[[int], bool], forget: Callable[[], None]) -> None:
-        """Set the functions that tell which signals the command has received itself.
+        """Set the functions that find out which signals the command has received too.
 
         Args:
             reached_group: returns True if a signal that has just arrived was sent to the whole process group.
@@ -159,12 +159,14 @@ class SignalRelay:
 
         A waker process watches the command: a stopped process would not notice that it was continued or killed alone.
         """
-        continued = self._take_continue()
-        if state_of(self.pid) not in _STOPPED if _proc_is_own() else continued:  # it runs again already
+        has_continued = self._take_continue()
+        if _proc_is_own():
+            has_continued = state_of(self.pid) not in _STOPPED
+        if has_continued:
             return
         self._waker = _start_waker(self.pid)
         if number in STOPS:
-            # send it before unblocking: one from the terminal may be pending already, and two would stop twice
+            # send it before unblocking: if the terminal's is pending too, they count as one, and stop only once
             os.kill(os.getpid(), number)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
             signal.pthread_sigmask(signal.SIG_BLOCK, {number})
@@ -173,7 +175,7 @@ class SignalRelay:
         if self._waker:
             os.kill(self._waker, signal.SIGKILL)
             os.waitpid(self._waker, 0)
-        self._take_continue()  # at the next stop, it would be taken for that one's
+        self._take_continue()  # if left pending, it would seem to end the next stop
 
     def _take_continue(self) -> bool:
         """Pass on a pending SIGCONT; returns True if there was one."""
@@ -197,7 +199,7 @@ class SignalRelay:
             os.kill(self.pid, number)
 
     def _is_of_job(self, pid: int) -> bool:
-        """True if the sender is the command or its descendant: a job has received what it sends to its own group."""
+        """True if the sender is the command or its descendant, whose signals to the group have reached the job."""
         for _ in range(_GENERATIONS):
             if pid == self.pid:
                 return True
@@ -222,7 +224,7 @@ def parent_of(pid: int) -> int:
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state, as in /proc/PID/stat; empty if there is no such process."""
+    """The letter of a process's state in /proc/PID/stat; empty if there is no such process."""
     return "".join(_stat_of(pid)[:1])
 
 
@@ -239,7 +241,7 @@ def _start_waker(job: int) -> int:
 
     It has its own session, so that a signal that stops the process group does not stop it.
     """
-    sleeper = os.getpid()
+    parent = os.getpid()
     if not _proc_is_own():
         return 0
     try:
@@ -252,10 +254,10 @@ def _start_waker(job: int) -> int:
             os.closerange(0, 1 << 20)
             with contextlib.suppress(OSError):
                 Path("/proc/self/comm").write_text("ringtap-waker")
-            while os.getppid() == sleeper:
-                if state_of(sleeper) == "T" and state_of(job) not in _STOPPED:
-                    os.kill(sleeper, signal.SIGCONT)
-                time.sleep(_LOOK_S)
+            while os.getppid() == parent:
+                if state_of(parent) == "T" and state_of(job) not in _STOPPED:
+                    os.kill(parent, signal.SIGCONT)
+                time.sleep(_WAKER_POLL_S)
         os._exit(0)
     return pid
 
@@ -268,7 +270,7 @@ def relay(pid: int) -> int:
 
 
 def end_as(status: int) -> int:
-    """End like a command: by the same signal, from which this does not return, or return its exit code."""
+    """End this process by the signal that ended a command, or else return the command's exit code."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
@@ -284,7 +286,7 @@ def end_as(status: int) -> int:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         os.kill(os.getpid(), number)
         time.sleep(0.2)
-    return 128 + number  # signals that it sends to itself do not end the first process of a container
+    return 128 + number  # the first process of a container does not end by its own signals
 
 
 # Launchers that signal their processes one by one take at most this long from the first to the last
@@ -296,8 +298,8 @@ class GroupWatch:
 
     The supervisor shares its job's process group. A signal to the group has reached the job already; passing it on
     would deliver it twice, and a second SIGTERM interrupts what the first one began. The kernel does not tell a
-    receiver which it was. The watch blocks every signal and takes none by itself, so a signal that is pending there
-    too was sent to the group. It starts at once, and ends with `close` or with this process.
+    receiver which of the two it was. The watch blocks every signal and takes none by itself, so a signal that is
+    pending there too was sent to the group. It starts at once, and ends with `close` or with this process.
     """
 
     def __init__(self) -> None:
@@ -316,7 +318,7 @@ class GroupWatch:
         if self._pid == 0:
             try:
                 os.close(self._pipe)
-                _hold(reader)
+                _run_watch(reader)
             finally:
                 os._exit(0)
 
@@ -351,7 +353,8 @@ class GroupWatch:
             self._pid = 0
 
 
-def _hold(reader: int) -> None:
+def _run_watch(reader: int) -> None:
+    """Keep signals pending, and discard them when the parent writes to the pipe; runs in the watch."""
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     null = os.open(os.devnull, os.O_RDWR)

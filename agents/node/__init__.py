@@ -1,1 +1,1 @@
-"""The agent: one per node, however many ranks of a job it has."""
+"""The agent of a node, which records for all ranks of a job there."""

@@ -30,10 +30,10 @@ from ringtap.schema import AGENT_LOG
 from ringtap.units import format_change
 
 _TICK_S = 1.0
-_BUSY_S = 0.02  # while about to begin or to end
+_BUSY_TICK_S = 0.02  # while supervisors wait for the first samples, or the agent may be about to end
 _SAVE_S = 5.0
-_LINGER_S = 2.0  # for ranks that the launcher announced and that have not connected yet
-_YOUNG_S = 10.0
+_LINGER_S = 2.0  # longest wait for ranks that the launcher announced, after the last that connected has ended
+_CONNECT_S = 10.0  # longest wait for them from the start
 _SAME_FACTS_NS = 2_000_000_000  # the facts do not change in a run this short
 _CLOCK_STEP_NS = 20_000_000
 _LOOK_AT_HOOK_S = 60.0  # from the start; each look reads /proc for all processes of the job
@@ -50,7 +50,7 @@ class _Peer:
         self.has_ended = False  # has reported its job's end and waits for the answer
         self.wants_ready = False
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Continue a stopped supervisor whose job has ended, because its parent waits for it."""
         if self.job and self.job.entry["ended_ns"] and not self.has_ended:
             with contextlib.suppress(OSError, struct.error):
@@ -78,9 +78,9 @@ class Agent:
         self._rendezvous, self._listener = rendezvous, listener
         self._peers: list[_Peer] = []
         self._jobs: list[Job] = []
-        self._whys: list[str] = []
-        self._seen, self._expected = 0, 1
-        self._terms = 0
+        self._reasons: list[str] = []
+        self._registered, self._expected = 0, 1
+        self._sigterms = 0
         self._orphaned_run = False
         item: dict[str, Any] = {
             "status": "running",
@@ -102,8 +102,8 @@ class Agent:
         self._hook_is_wanted = any(name in settings.recorders for name in ("steps", "ddp"))
         self._began_s = time.monotonic()
         self._obstacle = ""
-        self._looked_at: set[int] = set()
-        self._looked_at_once: set[int] = set()
+        self._checked_twice: set[int] = set()
+        self._checked_once: set[int] = set()
         folders = (run.path, run.path / "nodes", self._record.folder)
         self._folder_ids = {folder: _identity(folder) for folder in folders}
 
@@ -122,16 +122,16 @@ class Agent:
         gc.collect()
         gc.freeze()
         self._rendezvous.tidy()
-        facts = self._attend(facts)
+        facts = self._run_loop(facts)
         self._end(facts)
 
-    def _attend(self, facts: FactsChild | None) -> FactsChild | None:
-        """Run the main loop; returns the child that collects the node's facts if it still runs."""
+    def _run_loop(self, facts: FactsChild | None) -> FactsChild | None:
+        """Run the main loop; returns the child that collects the node's facts, if it still runs."""
         begin_s = saved_s = time.monotonic()
         idle_s: float | None = None
         while True:
             busy = idle_s is not None or any(peer.wants_ready for peer in self._peers)
-            self._wait(facts, _BUSY_S if busy else _TICK_S)
+            self._wait(facts, _BUSY_TICK_S if busy else _TICK_S)
             if facts and (found := facts.poll()) is not None:
                 self._record.item["before"], facts = found or None, None
                 self._save()
@@ -145,8 +145,8 @@ class Agent:
                 idle_s = None
                 continue
             idle_s = now_s if idle_s is None else idle_s
-            awaited = self._seen < self._expected and self._terms < 2 and now_s - begin_s < _YOUNG_S
-            if not awaited or (self._seen and now_s - idle_s >= _LINGER_S):
+            awaited = self._registered < self._expected and self._sigterms < 2 and now_s - begin_s < _CONNECT_S
+            if not awaited or (self._registered and now_s - idle_s >= _LINGER_S):
                 return facts
 
     def _wait(self, facts: FactsChild | None, timeout_s: float) -> None:
@@ -168,7 +168,7 @@ class Agent:
             if job.entry["ended_ns"] is None and not job.is_alive():
                 job.close()
         for peer in self._peers:
-            peer.rouse()
+            peer.wake()
 
     def _accept(self) -> None:
         while True:
@@ -190,7 +190,7 @@ class Agent:
                 if peer.job:
                     peer.job.entry |= message["end"]
                     peer.job.close()
-                self._whys += filter(None, [message["end"].get("why")])
+                self._reasons += filter(None, [message["end"].get("why")])
                 if any(other is not peer and not other.has_ended for other in self._peers):
                     peer.connection.send({"last": False})
         if peer.wants_ready and self._recorders.are_ready():
@@ -200,19 +200,19 @@ class Agent:
             peer.connection.close()
             self._peers.remove(peer)
             if not peer.has_ended and (peer.job or peer.is_creator):
-                self._lose(peer)
+                self._note_lost(peer)
 
-    def _lose(self, peer: _Peer) -> None:
+    def _note_lost(self, peer: _Peer) -> None:
         """Note that a supervisor was killed: it disconnected without reporting its job's end. The job may still run."""
         self._orphaned_run |= peer.is_creator
         what = f"the supervisor of job {peer.job.pid}" if peer.job else "the capturing command"
-        self._whys.append(f"{what} was killed" + (": its exit code is not known" if peer.job else ""))
-        self._record.say(self._whys[-1])
+        self._reasons.append(f"{what} was killed" + (": its exit code is not known" if peer.job else ""))
+        self._record.say(self._reasons[-1])
         self._save()
 
     def _register(self, peer: _Peer, item: dict[str, Any]) -> None:
         """Record a job, or the processes that a capture watches."""
-        self._seen += 1
+        self._registered += 1
         peer.is_creator, peer.wants_ready = bool(item.get("creator")), True
         for other in self._peers:
             if other.has_ended:  # it is not the last supervisor after all
@@ -234,22 +234,22 @@ class Agent:
         self._save()
 
     def _is_needed(self) -> bool:
-        if self._terms > 1:
+        if self._sigterms > 1:
             return False
-        talking = any(not peer.has_ended for peer in self._peers)
-        return talking or any(job.holds and job.entry["ended_ns"] is None for job in self._jobs)
+        connected = any(not peer.has_ended for peer in self._peers)
+        return connected or any(job.holds and job.entry["ended_ns"] is None for job in self._jobs)
 
     def _terminate(self, *_: object) -> None:
         """Handle SIGTERM: continue after the first, which the job may need time to act on, and end at the second."""
-        self._terms += 1
-        self._record.say("SIGTERM: recording until the job ends" if self._terms == 1 else "SIGTERM again: ending")
-        if self._terms == 2:
-            self._whys.append("the agent was ended by SIGTERM")
+        self._sigterms += 1
+        self._record.say("SIGTERM: recording until the job ends" if self._sigterms == 1 else "SIGTERM again: ending")
+        if self._sigterms == 2:
+            self._reasons.append("the agent was ended by SIGTERM")
 
     def _look_at_clock(self) -> None:
-        """Note a step of CLOCK_REALTIME against CLOCK_MONOTONIC; slewing stays far below."""
+        """Note a step of CLOCK_REALTIME against CLOCK_MONOTONIC; slewing stays far below the threshold."""
         before_ns, t_ns, mono_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if mono_ns - before_ns > _CLOCK_STEP_NS // 2:  # the readings were interrupted: the next look decides
+        if mono_ns - before_ns > _CLOCK_STEP_NS // 2:  # the readings were interrupted: look again at the next tick
             return
         gap_ns = t_ns - mono_ns
         if abs(gap_ns - self._clock_gap_ns) > _CLOCK_STEP_NS:
@@ -266,12 +266,12 @@ class Agent:
         if (self._record.folder / ".hook-loaded").exists():
             return
         pids = set(self._pids())
-        for pid in pids - self._looked_at:
+        for pid in pids - self._checked_twice:
             self._obstacle = self._obstacle or unhooked(pid)
         if self._obstacle:
             self._record.say(f"no steps: {self._obstacle}")
-        # each process is looked at twice: at first it may not have executed its program yet
-        self._looked_at, self._looked_at_once = pids & self._looked_at_once, pids
+        # check each process twice: the first time, it may not have executed its program yet
+        self._checked_twice, self._checked_once = pids & self._checked_once, pids
 
     def _pids(self) -> list[int]:
         """The recorded processes and all their descendants; also called from the sampling threads."""
@@ -285,7 +285,7 @@ class Agent:
         """Stop the collectors, write the result to node.json and answer the supervisors."""
         self._rendezvous.close_door()
         self._listener.close()
-        self._whys += self._lost_logs()
+        self._reasons += self._lost_logs()
         self._recorders.stop()
         item = self._record.item
         item["collectors"] = self._recorders.facts()
@@ -294,7 +294,7 @@ class Agent:
             entry = hook_entry(self._record.folder, next(filter(None, obstacles), ""))
             item["collectors"]["steps"] = entry
             if entry["state"] == "degraded":
-                self._whys.append(f"steps: {entry['reason']}")
+                self._reasons.append(f"steps: {entry['reason']}")
         if facts:
             item["before"] = facts.poll(1.0) or None
         if time.time_ns() - item["agent"]["began_ns"] < _SAME_FACTS_NS:
@@ -311,9 +311,9 @@ class Agent:
         for name, entry in item["collectors"].items():
             if entry["state"] == "failed":
                 failed.setdefault(entry["reason"], []).append(name)
-        reasons = [f"{', '.join(names)} {reason}" for reason, names in failed.items()]
-        before, limit, after = "; ".join([*dict.fromkeys(self._whys), *reasons]).partition(FILE_LIMIT)
-        why = before + limit + after.replace(FILE_LIMIT, "")  # explained once
+        failures = [f"{', '.join(names)} {reason}" for reason, names in failed.items()]
+        before, limit, after = "; ".join([*dict.fromkeys(self._reasons), *failures]).partition(FILE_LIMIT)
+        why = before + limit + after.replace(FILE_LIMIT, "")  # the file limit is explained once
         written = self._record.finish("partial" if why else "complete", why)
         if not written:
             why = "; ".join(filter(None, [why, "how it ended could not be written"]))
@@ -325,13 +325,13 @@ class Agent:
         self._rendezvous.clear()
 
     def _lost_logs(self) -> list[str]:
-        """Name the open logs that are no longer in the run directory; empty while all are."""
+        """Name the open logs that are no longer in the run directory, in one sentence; empty if all are."""
         folder = self._record.folder
         if lost := [path for path, known in self._folder_ids.items() if _identity(path) != known]:
             folder.mkdir(parents=True, exist_ok=True)  # for node.json, which reports it
             return [f"{lost[0]} was deleted or moved while it was written, and what was in it is not here"]
         open_files = []
-        for pid in descendants([os.getpid()]):  # with tcpdump's
+        for pid in descendants([os.getpid()]):  # with the files of tcpdump
             with contextlib.suppress(OSError):
                 for link in Path(f"/proc/{pid}/fd").iterdir():
                     with contextlib.suppress(OSError):
@@ -359,20 +359,20 @@ def _identity(folder: Path) -> tuple[int, int]:
 def run_agent(
     run: RunDirectory, node: str, settings: RunSettings, rendezvous: AgentSocket, listener: socket.socket, lock_fd: int
 ) -> None:
-    """Run the agent in this process, which the caller has forked and which holds the lock; returns at its end."""
-    _let_go_of_everything({listener.fileno(), lock_fd}, run.path / "nodes" / node / AGENT_LOG)
-    sys.setswitchinterval(0.0005)  # a slow collector's Python must not hold up the fast thread
+    """Run the agent in this process, which the caller has forked and which holds the lock; returns when it ends."""
+    _detach({listener.fileno(), lock_fd}, run.path / "nodes" / node / AGENT_LOG)
+    sys.setswitchinterval(0.0005)  # so that slow collectors do not delay the fast thread
     Agent(run, node, settings, rendezvous, listener).serve()
 
 
-def _let_go_of_everything(keep: set[int], log: Path) -> None:
-    """Release the parent's files, terminal and working directory; errors go to the log."""
+def _detach(keep: set[int], log: Path) -> None:
+    """Release the parent's files, terminal and working directory; errors go to the agent's log."""
     null = os.open(os.devnull, os.O_RDWR)
-    words = null
+    errors = null
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for fd, source in ((0, null), (1, null), (2, words)):
+        errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for fd, source in ((0, null), (1, null), (2, errors)):
         os.dup2(source, fd)
     last = 2
     for fd in sorted(keep):
@@ -385,5 +385,5 @@ def _let_go_of_everything(keep: set[int], log: Path) -> None:
     with contextlib.suppress(OSError):  # out of memory, the kernel kills the agent before the job
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(OSError, ValueError):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -18,7 +18,7 @@ from typing import Any
 
 from ringtap.json_validation import parse_json
 
-_MOST_BYTES = 1 << 20  # of a line: no command is longer
+_MAX_LINE_BYTES = 1 << 20  # no command is longer
 
 
 class Connection:
@@ -42,13 +42,13 @@ class Connection:
         """Return the messages that have arrived; ``is_open`` is False once the other end is gone."""
         while self.is_open:
             try:
-                piece = self.stream.recv(1 << 16)
+                chunk = self.stream.recv(1 << 16)
             except BlockingIOError:
                 break
             except OSError:
-                piece = b""
-            self._data += piece
-            if not piece or len(self._data) > _MOST_BYTES:
+                chunk = b""
+            self._data += chunk
+            if not chunk or len(self._data) > _MAX_LINE_BYTES:
                 self.is_open = False
         *lines, self._data = self._data.split(b"\n")
         messages = []
@@ -80,7 +80,7 @@ LOCAL = Path("/tmp")  # exists on every node, on a local disk
 _BACKLOG = 1024
 _STALE_S = 3600.0
 _FOLDERS = 8
-_LONGEST_RUNTIME = 70  # a Unix socket's address has 108 bytes, and 31 are for the names below
+_MAX_RUNTIME_CHARACTERS = 70  # a Unix socket's address has 108 bytes, and 31 are for the names below
 
 
 def private_folder() -> Path:
@@ -89,15 +89,15 @@ def private_folder() -> Path:
     Raises:
         OSError: there is none and none can be made.
     """
-    names = local_names(f"ringtap-{os.geteuid()}")
+    paths = local_names(f"ringtap-{os.geteuid()}")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime.startswith("/") and len(runtime) < _LONGEST_RUNTIME and os.access(runtime, os.W_OK | os.X_OK):
-        names.insert(0, Path(runtime) / "ringtap")
-    return first_private(names)
+    if runtime.startswith("/") and len(runtime) < _MAX_RUNTIME_CHARACTERS and os.access(runtime, os.W_OK | os.X_OK):
+        paths.insert(0, Path(runtime) / "ringtap")
+    return first_private(paths)
 
 
 def local_names(name: str) -> list[Path]:
-    """Names for a private folder on local disk, in the order of trial: another user may have taken the first."""
+    """Candidate paths of a private folder on the local disk; another user may have taken the first ones."""
     return [LOCAL / (name + (f"-{number}" if number else "")) for number in range(_FOLDERS)]
 
 
@@ -107,7 +107,7 @@ def first_private(paths: Sequence[Path]) -> Path:
     Raises:
         OSError: none is.
     """
-    refusal = OSError(errno.EACCES, os.strerror(errno.EACCES))
+    last_error = OSError(errno.EACCES, os.strerror(errno.EACCES))
     for path in paths:
         try:
             with contextlib.suppress(FileExistsError):
@@ -115,8 +115,8 @@ def first_private(paths: Sequence[Path]) -> Path:
             if is_private(path):
                 return path
         except OSError as error:
-            refusal = error
-    raise refusal
+            last_error = error
+    raise last_error
 
 
 def is_private(path: Path) -> bool:
@@ -146,7 +146,7 @@ class AgentSocket:
         self._lock_path, self._socket_path = folder / f"{name}.lock", folder / f"{name}.sock"
 
     def take(self) -> int | None:
-        """Take the lock that the agent holds for its lifetime; returns its file descriptor, None if there is an agent.
+        """Take the lock that an agent holds while it runs; returns its file descriptor, or None if there is an agent.
 
         Raises:
             OSError: the lock cannot be made.
@@ -173,7 +173,7 @@ class AgentSocket:
             OSError: it cannot be made.
         """
         with contextlib.suppress(FileNotFoundError):
-            self._socket_path.unlink()  # of an agent that was killed
+            self._socket_path.unlink()  # left by an agent that was killed
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(str(self._socket_path))
@@ -211,7 +211,7 @@ class AgentSocket:
                     os.close(fd)
 
     def connect(self) -> tuple[socket.socket, int] | None:
-        """Connect to the agent; returns the socket and the agent's pid, None if nobody listens (yet).
+        """Connect to the agent; returns the socket and the agent's pid, or None if no agent listens (yet).
 
         Raises:
             OSError: another failure, such as too many open files.

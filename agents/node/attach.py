@@ -1,8 +1,8 @@
 """Recording of a process that no supervisor started: ``python -m ringtap.agents.node.attach RUN NODE PID``.
 
-It is for the ranks of a job on nodes where ``ringtap run`` itself does not run, as in ``ringtap run -- srun python
-train.py``. It starts or joins the node's agent, with the settings of the run, and exits. The agent stays until the
-attached processes have ended.
+It records ranks on nodes where ``ringtap run`` itself does not run, as in ``ringtap run -- srun python train.py``. It
+starts or joins the node's agent, with the settings of the run, and exits. The agent stays until the attached processes
+have ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import RunDirectory
 from ringtap.terminal import as_command
 
-_LONGEST_S = 10.0
+_CONNECT_S = 10.0
 
 
 def attach(path: Path, node: str, pid: int) -> None:
@@ -37,17 +37,17 @@ def attach(path: Path, node: str, pid: int) -> None:
         raise UsageError(f"there is no process {pid} to record")
     command: list[str] = []
     with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        command = [word.decode(errors="replace") for word in words]
-    link = AgentClient(run, node, RunSettings.from_json(run.info.get("settings") or {}))
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        command = [word.decode(errors="replace") for word in arguments]
+    client = AgentClient(run, node, RunSettings.from_json(run.info.get("settings") or {}))
     greeting = {"pid": pid, "command": command, "rank": rank_in(os.environ), "began_ns": time.time_ns()}
-    link.start(greeting | {"attached": True, "expected": local_size(os.environ)})
-    deadline_s = time.monotonic() + _LONGEST_S
-    while not link.is_settled and time.monotonic() < deadline_s:
+    client.start(greeting | {"attached": True, "expected": local_size(os.environ)})
+    deadline_s = time.monotonic() + _CONNECT_S
+    while not client.is_settled and time.monotonic() < deadline_s:
         time.sleep(0.02)
-        link.tick()
-    if not link.is_up:
-        raise MeasurementError(link.why or "the agent did not come up")
+        client.tick()
+    if not client.is_up:
+        raise MeasurementError(client.why or "the agent did not come up")
 
 
 def main() -> int:

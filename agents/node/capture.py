@@ -48,12 +48,12 @@ def check_pids(pids: list[int]) -> None:
 
 
 def capture(
-    place: RunLocation, settings: RunSettings, seconds: float | None, pids: list[int], live: bool = False
+    location: RunLocation, settings: RunSettings, seconds: float | None, pids: list[int], live: bool = False
 ) -> int:
     """Record until a signal arrives, the time is up, or the processes have ended; returns the exit code.
 
     Args:
-        place: where the recording goes.
+        location: where the recording goes.
         settings: what to record.
         seconds: duration from the collectors' first samples; None for no limit.
         pids: processes to watch; empty for none.
@@ -64,41 +64,41 @@ def capture(
     """
     signals.block_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOPS)  # Ctrl-Z stops this command; the recording goes on
-    link = AgentClient(place.run, place.node, settings)
-    link.start({"watch": pids, "holds": False, "creator": place.created})
-    signalled = _wait(lambda: link.is_ready or bool(link.why), link, None)
-    view, children = (LiveView(place.run.path) if live and link.is_up else None), _Children()
-    if not signalled and link.is_up:
+    client = AgentClient(location.run, location.node, settings)
+    client.start({"watch": pids, "holds": False, "creator": location.created})
+    is_signalled = _wait(lambda: client.is_ready or bool(client.why), client, None)
+    view, children = (LiveView(location.run.path) if live and client.is_up else None), _Children()
+    if not is_signalled and client.is_up:
         started = {pid: start_time(pid) for pid in pids}
 
         def is_over() -> bool:
             if view:
                 view.look(children)
-            return bool(link.why) or (
+            return bool(client.why) or (
                 bool(pids) and not any(start and start_time(pid) == start for pid, start in started.items())
             )
 
-        _wait(is_over, link, seconds)
-    answer = link.finish({}, FINISH_S, lambda: bool(signals.ENDING & signal.sigpending()))
-    if place.created:
-        conclude(place.run, 0, None, link.why or answer.get("why", ""))
+        _wait(is_over, client, seconds)
+    answer = client.finish({}, FINISH_S, lambda: bool(signals.ENDING & signal.sigpending()))
+    if location.created:
+        conclude(location.run, 0, None, client.why or answer.get("why", ""))
     if view:
         view.end(children)
-    if link.why:
-        raise MeasurementError(f"{link.why} ({place.label})")
-    if place.created:
-        print(f"Wrote {place.label}. Next: ringtap analyze {shell_word(place.label)}", file=sys.stderr)
+    if client.why:
+        raise MeasurementError(f"{client.why} ({location.label})")
+    if location.created:
+        print(f"Wrote {location.label}. Next: ringtap analyze {shell_word(location.label)}", file=sys.stderr)
     return 0
 
 
-def _wait(is_over: Callable[[], bool], link: AgentClient, seconds: float | None) -> bool:
+def _wait(is_over: Callable[[], bool], client: AgentClient, seconds: float | None) -> bool:
     """Wait for an ending signal, for ``is_over``, or for so many seconds; returns True if a signal arrived."""
     deadline_s = None if seconds is None else time.monotonic() + seconds
     while True:
-        link.tick()
+        client.tick()
         if is_over():
             return False
-        tick_s = _TICK_S if link.is_ready else _POLL_S
+        tick_s = _TICK_S if client.is_ready else _POLL_S
         left_s = tick_s if deadline_s is None else min(tick_s, deadline_s - time.monotonic())
         if left_s <= 0:
             return False

@@ -37,7 +37,7 @@ LONGEST_S = 10.0
 
 
 def node_facts() -> dict[str, Any]:
-    """Facts about this node now; a failure of netlink leaves out ``links`` and is named in ``links_missing``."""
+    """Facts about this node now; if netlink fails, ``links_missing`` with the reason replaces ``links``."""
     import psutil
 
     facts: dict[str, Any] = {
@@ -120,7 +120,7 @@ def _stack(link: Any, links: dict[int, dict[str, Any]]) -> None:
     info = link.get_attr("IFLA_LINKINFO")
     kind = info.get_attr("IFLA_INFO_KIND") if info else None
     lower, master = link.get_attr("IFLA_LINK"), link.get_attr("IFLA_MASTER")
-    # a veth names its peer there, and indices differ in another network namespace
+    # IFLA_LINK of a veth names its peer; in another network namespace, indices differ
     if lower in links and lower != link["index"] and kind != "veth" and link.get_attr("IFLA_LINK_NETNSID") is None:
         links[link["index"]]["below"].append(links[lower]["name"])
     if master in links:
@@ -128,7 +128,7 @@ def _stack(link: Any, links: dict[int, dict[str, Any]]) -> None:
 
 
 class FactsChild:
-    """A child process that collects the node's facts, so that the 20 MB of netlink's library go with it.
+    """A child process that collects the node's facts, so that its end frees the 20 MB of netlink's library.
 
     Start it before there are threads, or while all threads are idle.
     """
@@ -155,14 +155,14 @@ class FactsChild:
         return self._reader
 
     def poll(self, seconds: float = 0.0) -> dict[str, Any] | None:
-        """The facts if they are complete within so many seconds; ``{}`` if they could not be collected, else None."""
+        """The facts; None if they are not complete within so many seconds, ``{}`` if they could not be collected."""
         until_s = min(self._deadline_s, time.monotonic() + seconds)
         while True:
             left_s = until_s - time.monotonic()
             if select.select([self._reader], [], [], max(0.0, left_s))[0]:
-                piece = os.read(self._reader, 1 << 16)
-                self._data += piece
-                if not piece:
+                chunk = os.read(self._reader, 1 << 16)
+                self._data += chunk
+                if not chunk:
                     return self._end()
             elif time.monotonic() >= self._deadline_s:
                 return self._end()

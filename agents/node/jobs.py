@@ -13,7 +13,7 @@ from typing import Any
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _SHORT_OPTIONS = re.compile(r"-[A-Za-z?]\S*")
-_OWN_LETTERS = re.compile(r"([^cmWX]*)(.*)", re.DOTALL)  # up to an option that takes the rest or the next word
+_FLAGS = re.compile(r"([^cmWX]*)(.*)", re.DOTALL)  # flags, then an option that takes the rest or the next word
 _HOOKLESS = {"I", "E", "S"}
 
 
@@ -24,8 +24,8 @@ class Job:
     Attributes:
         pid: its pid.
         entry: its entry in node.json.
-        holds: whether the agent stays for as long as it lives.
-        pidfd: a pidfd for polling; -1 where the kernel has none.
+        holds: whether the agent runs until this process has ended.
+        pidfd: a pidfd for polling; -1 if the kernel has none.
     """
 
     pid: int
@@ -54,20 +54,20 @@ class Job:
 
 
 def start_time(pid: int) -> str:
-    """Start time of a living process, in clock ticks since boot; empty if there is none with this pid."""
+    """Start time of a process, in clock ticks since boot; empty if there is none or it has ended."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return ""
-    return "" if words[0] in (b"Z", b"X") else words[19].decode()
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 def descendants(pids: Iterable[int]) -> list[int]:
-    """The existing ones of these processes, and all their descendants."""
+    """Those of these processes that exist, and all their descendants."""
     found: list[int] = []
-    waiting = list(pids)
-    while waiting:
-        pid = waiting.pop()
+    pending = list(pids)
+    while pending:
+        pid = pending.pop()
         try:
             threads = list(Path(f"/proc/{pid}/task").iterdir())
         except OSError:
@@ -75,7 +75,7 @@ def descendants(pids: Iterable[int]) -> list[int]:
         found.append(pid)
         for thread in threads:
             with contextlib.suppress(OSError):
-                waiting += map(int, (thread / "children").read_text().split())
+                pending += map(int, (thread / "children").read_text().split())
     return found
 
 
@@ -87,13 +87,13 @@ def hook_obstacle(command: Sequence[str]) -> str:
             return f"{name} {options[0]} empties the environment of what it starts"
         if not _PYTHON.fullmatch(name):
             continue
-        waits = False  # for an option's argument
+        is_argument = False  # True if the word belongs to the option before it
         for option in options:
-            if not waits and not _SHORT_OPTIONS.fullmatch(option):
+            if not is_argument and not _SHORT_OPTIONS.fullmatch(option):
                 break
-            letters, rest = ("", "") if waits else _OWN_LETTERS.fullmatch(option[1:]).groups()  # type: ignore[union-attr]
-            waits = rest in ("W", "X")
-            if found := set(letters) & _HOOKLESS:
+            flags, rest = ("", "") if is_argument else _FLAGS.fullmatch(option[1:]).groups()  # type: ignore[union-attr]
+            is_argument = rest in ("W", "X")
+            if found := set(flags) & _HOOKLESS:
                 return f"{name} was started with -{min(found)}, which keeps it from loading ringtap's recorder"
             if rest[:1] in ("c", "m"):
                 break

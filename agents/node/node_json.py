@@ -1,4 +1,4 @@
-"""The files in a node's folder that describe it (node.json, the agent's log, DONE), and a run's end by them."""
+"""Files that describe a node in the run directory (node.json, agent's log, DONE), and the end of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NodeJson:
     def __init__(self, folder: Path, item: dict[str, Any]) -> None:
         self.folder, self.item = folder, item
         self._reserve = folder / ".reserve"
-        with contextlib.suppress(OSError):  # reserves space for the final state on a disk that fills up
+        with contextlib.suppress(OSError):  # reserve space for the final state, in case the disk fills up
             fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(fd, 0, _RESERVE_BYTES)
@@ -93,7 +93,7 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
         node_folder: the node's folder.
         obstacle: the observed reason why an interpreter of the job did not load the hook; empty for none.
     """
-    logs = sorted([*node_folder.glob("steps/hook-*.log"), *node_folder.glob("log/hook-*.log")])
+    logs = sorted(node_folder.glob("steps/hook-*.log"))
     records = [path for path in node_folder.glob("steps/rank*.rec") if path.suffixes == [".rec"]]
     reason = f"{counted(len(records), 'process', 'processes')} recorded steps"
     entry: dict[str, Any] = {"state": "ok", "reason": reason, "remedy": ""}
@@ -104,11 +104,11 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
     for path in logs:
         pid = path.stem.removeprefix("hook-")
         with contextlib.suppress(OSError):
-            stopped.setdefault(_last_words(path), []).append(ranks.get(pid, f"process {pid}"))
+            stopped.setdefault(_stop_reason(path), []).append(ranks.get(pid, f"process {pid}"))
     if stopped:
-        words = [f"{', '.join(who[:3])}{', …' if who[3:] else ''}: {why}" for why, who in stopped.items()]
-        shown = "; ".join(words[:3]) + ("; …" if len(words) > 3 else "")
-        count = sum(len(who) for who in stopped.values())
+        sentences = [f"{', '.join(names[:3])}{', …' if names[3:] else ''}: {why}" for why, names in stopped.items()]
+        shown = "; ".join(sentences[:3]) + ("; …" if len(sentences) > 3 else "")
+        count = sum(len(names) for names in stopped.values())
         reason = f"{counted(count, 'process', 'processes')} stopped recording: {shown}"
         return entry | {"state": "degraded", "reason": reason}
     if records:
@@ -119,8 +119,8 @@ def hook_entry(node_folder: Path, obstacle: str) -> dict[str, Any]:
     return entry | {"state": "unavailable", "reason": reason, "remedy": _LET_LOAD, "obstacle": bool(obstacle)}
 
 
-def _last_words(log: Path) -> str:
-    """Reason that a recorder in a process of the job stopped, from its log; an empty log points to a full disk.
+def _stop_reason(log: Path) -> str:
+    """The reason why a recorder in a process of the job stopped, from its log, which is empty if the disk was full.
 
     Raises:
         OSError: it cannot be read.
@@ -135,9 +135,7 @@ def _last_words(log: Path) -> str:
 
 
 def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:
-    """Status and reason from a job's end.
-
-    ``failed`` is the job's own failure, ``partial`` a job that was cut short from outside.
+    """Status and reason of a run from its job's end; ``partial`` means that a signal ended the job, or came before.
 
     Args:
         code: its exit code; below 0, the negative number of the signal that ended it.
@@ -186,6 +184,6 @@ def not_collected(nodes: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     for item in nodes.values():
         for name, entry in (item.get("collectors") or {}).items():
             if entry.get("state") in ("unavailable", "failed"):
-                how = f" ({entry['remedy']})" if entry.get("remedy") else ""
-                missing[name, f"{entry.get('reason')}{how}"] = None
+                remedy = f" ({entry['remedy']})" if entry.get("remedy") else ""
+                missing[name, f"{entry.get('reason')}{remedy}"] = None
     return [{"what": name, "why": why} for name, why in missing]

@@ -62,7 +62,7 @@ class Entry:
         self._samples += 1
         self.due_s += self.every_s
         late = int((time.monotonic() - self.due_s) / self.every_s)
-        if late > 0:  # a sample time that has passed is counted, not made up for
+        if late > 0:  # samples that are overdue are counted, not taken later
             self._missed += late
             self.facts["missed_samples"] = self._missed
             self.due_s += late * self.every_s
@@ -81,11 +81,11 @@ class Entry:
 
     def _fail(self, what: str, error: Exception) -> None:
         self.running = False
-        words = words_of(error) if isinstance(error, OSError) else str(error) or type(error).__name__
-        self.facts |= {"state": "failed", "reason": f"{what}: {words}", "failed_ns": time.time_ns()}
+        text = words_of(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+        self.facts |= {"state": "failed", "reason": f"{what}: {text}", "failed_ns": time.time_ns()}
         if not isinstance(error, OSError):
-            words = "".join(traceback.format_exception(error)).rstrip()
-        self._say(f"the {self.name} collector {what}: {words}")
+            text = "".join(traceback.format_exception(error)).rstrip()
+        self._say(f"the {self.name} collector {what}: {text}")
 
 
 class Sampler(threading.Thread):
@@ -102,7 +102,7 @@ class Sampler(threading.Thread):
     def __init__(self, name: str, entries: list[Entry]) -> None:
         super().__init__(name=name, daemon=True)
         self._entries = entries
-        self._gate = threading.Lock()  # a wait with a timeout costs a third of an Event's
+        self._gate = threading.Lock()  # a wait with a timeout costs a third of one for an Event
         self._gate.acquire()
         self.ready = threading.Event()
 
@@ -138,7 +138,7 @@ class Sampler(threading.Thread):
                 heapq.heapreplace(queue, (entry.due_s, number, entry))
             else:
                 heapq.heappop(queue)
-        self._gate.acquire()  # none is left
+        self._gate.acquire()  # no collector is left: wait for `stop`
 
 
 _STOP_S = 10.0
@@ -191,7 +191,7 @@ class Recorders:
                 self._threads.append(Sampler(label, entries))
         for thread in self._threads:
             thread.start()
-        # the hosts of a testbed share one clock, and pings would share its links
+        # the hosts of a testbed share one clock, and pings would use its links
         if self._settings.collectors and not self._run.info.get("one_clock"):
             threading.Thread(target=self._start_clock, name="clock-start", daemon=True).start()
 
@@ -203,7 +203,7 @@ class Recorders:
             self._clock.start()
         except Exception as error:
             self._clock = None
-            self._lose_clock(f"not compared: {words_of(error)}")
+            self._note_clock_failure(f"not compared: {words_of(error)}")
 
     def are_ready(self) -> bool:
         """True if every collector has taken its first sample or has failed to."""
@@ -217,14 +217,14 @@ class Recorders:
 
     def stop(self) -> None:
         """Take the last samples and close the logs, within 10 s."""
-        for thread in self._threads:
-            thread.stop()
+        for sampler in self._threads:
+            sampler.stop()
         stopper = threading.Thread(target=self._stop_clock, daemon=True)
         stopper.start()
         deadline = time.monotonic() + _STOP_S
         threads: list[threading.Thread] = [*self._threads, stopper]
-        for one in threads:
-            one.join(max(0.0, deadline - time.monotonic()))
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
         for entry in self._entries:
             if entry.running:
                 entry.facts |= {"state": "failed", "reason": f"did not end within {_STOP_S:g} s"}
@@ -235,8 +235,8 @@ class Recorders:
         try:
             self._clock_facts = self._clock.stop()
         except Exception as error:
-            self._lose_clock(f"not compared to the end: {words_of(error)}")
+            self._note_clock_failure(f"not compared to the end: {words_of(error)}")
 
-    def _lose_clock(self, why: str) -> None:
+    def _note_clock_failure(self, why: str) -> None:
         self._clock_facts = {"state": "degraded", "reason": why, "remedy": ""}
         self._say(f"the clock is {why}")

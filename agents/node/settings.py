@@ -10,7 +10,7 @@ from ringtap.units import format_duration, parse_duration_s
 
 # Recorded in the job's own processes, by the hook
 JOB_SIDE = ("steps", "ddp", "horovod", "nccl")
-# Horovod's timeline is opt-in: its writer keeps a core busy, and the job waits where it has none to spare
+# Horovod's timeline is opt-in: its writer keeps a core busy, which slows a job that has none to spare
 JOB_SIDE_DEFAULT = ("steps", "ddp", "nccl")
 LEAST_EVERY_S, MOST_EVERY_S = 0.001, 60.0
 
@@ -21,7 +21,7 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
     Attributes:
         collectors: names of collectors, in the registry's order.
         recorders: names of job-side recorders.
-        every_s: period of every collector that has none of its own.
+        every_s: period of the collectors without their own.
         options: options of the command line by collector; ``every`` is the collector's own period.
     """
 
@@ -36,7 +36,7 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> RunSettings:
-        """The settings from run.json; values that an older run lacks take their defaults."""
+        """The settings from run.json; missing values of older runs take their defaults."""
         return cls(
             tuple(item["collectors"] if "collectors" in item else _default()),
             tuple(item.get("recorders") or ()),
@@ -46,13 +46,13 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
 
     def line(self) -> str:
         """The settings as one line for the user."""
-        words = ",".join((*self.collectors, *self.recorders)) or "none"
+        names = ",".join((*self.collectors, *self.recorders)) or "none"
         extra = "".join(
             f" {f'{collector}.{name}' if name == 'every' else name}={value}"
-            for collector, words in self.options.items()
-            for name, value in words.items()
+            for collector, options in self.options.items()
+            for name, value in options.items()
         )
-        return f"collect={words} every={format_duration(self.every_s).replace(' ', '')}{extra}"
+        return f"collect={names} every={format_duration(self.every_s).replace(' ', '')}{extra}"
 
 
 def _default() -> tuple[str, ...]:
@@ -86,17 +86,17 @@ def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) 
 
     Args:
         collect: the value of ``--collect``.
-        every: the value of ``--every``: a period, then ``COLLECTOR=PERIOD`` after commas for collectors with their own.
-        packets: options of the packet collector by name; None where not given.
+        every: the value of ``--every``: a period, then ``,COLLECTOR=PERIOD`` for each collector with its own.
+        packets: options of the packet collector by name; None if not given.
 
     Raises:
         UsageError: a value is not valid.
     """
-    first, *own = every.split(",")
+    first, *overrides = every.split(",")
     every_s = _period_s(first)
     collectors, recorders = parse_collect(collect)
     options: dict[str, dict[str, str]] = {}
-    for word in own:
+    for word in overrides:
         name, _, period = word.strip().partition("=")
         if name not in collectors:
             raise UsageError(f"--every {every}: {name!r} is no collector that --collect names")

@@ -1,4 +1,4 @@
-"""The part of ringtap that runs inside a job's processes and records steps and communication of unedited training.
+"""Recorder of steps and communication that runs inside a job's processes, without edits to the training code.
 
 It uses the standard library only and is valid for Python 3.8, because the job's interpreter is not ringtap's. It uses
 torch only after the job has imported it. No exception reaches the job: a failure is written to ``hook-<pid>.log`` in
@@ -11,7 +11,7 @@ from . import finder, log, settings
 
 
 def arm() -> None:
-    """Wait for the modules that are recorded; sitecustomize calls this once per process."""
+    """Install the import hook that attaches the recorders; sitecustomize calls this once per process."""
     wanted = settings.from_environment()
     if wanted is None:
         return
@@ -31,12 +31,12 @@ def mark() -> None:
         if wanted.wants("steps"):
             from . import foreign, steps
 
-            if not steps.is_made():  # a loop that imports no other module that is waited for
+            if not steps.is_made():  # this job may import no module that would have called foreign.attach
                 foreign.attach(None, wanted)
             steps.recorder(wanted).mark()
     except Exception:
         log.note(wanted, "step recorder")
 
 
-# torch.compile looks for this: otherwise it would trace into the function, and warn.
+# torch.compile checks this: without it, it would trace into the function, and warn.
 mark._torchdynamo_disable = True  # type: ignore[attr-defined]

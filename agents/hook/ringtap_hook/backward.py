@@ -27,30 +27,30 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
     plain = module.backward
     lock = threading.Lock()
-    under_way = 0
+    active = 0
 
-    def start_afresh() -> None:
+    def reset() -> None:
         global passes
-        nonlocal lock, under_way
-        lock, under_way, passes = threading.Lock(), 0, 0
+        nonlocal lock, active
+        lock, active, passes = threading.Lock(), 0, 0
 
     @functools.wraps(plain)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal under_way
+        nonlocal active
         with lock:
-            under_way += 1
+            active += 1
         try:
             result = plain(*args, **kwargs)
         finally:
             with lock:
-                under_way -= 1
-        # A pass within another (activation checkpoints, at times on a thread of their own) is part of it.
-        if under_way == 0:
+                active -= 1
+        # A nested pass (an activation checkpoint, possibly in another thread) is part of the outer one.
+        if active == 0:
             _count(settings)
         return result
 
-    os.register_at_fork(after_in_child=start_afresh)
-    # torch.compile looks for this: without it, a compiled function would trace into the wrapper.
+    os.register_at_fork(after_in_child=reset)
+    # torch.compile checks this: without it, it would trace into the wrapper.
     backward._torchdynamo_disable = True  # type: ignore[attr-defined]
     module.backward = backward  # type: ignore[attr-defined]
 

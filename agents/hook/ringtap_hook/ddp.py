@@ -1,8 +1,8 @@
 """Recorder of DistributedDataParallel's own log of each iteration: compute, communication, overlap, buckets.
 
-Nothing is registered with DDP (only one communication hook can be registered, and that belongs to the job), and its
-forward pass is not wrapped (torch.compile treats it specially). Each module is remembered when it is made, and its log
-is read when a backward pass is over.
+The recorder registers nothing with DDP: DDP takes only one communication hook, which belongs to the job. It does not
+wrap the forward pass either, which torch.compile treats specially. It notes each module when the job creates it, and
+reads the module's log after each backward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SOURCE = {
 }
 _FIELDS = [("iteration", "", "index"), ("module", "", "index")]
 _FIELDS += [(name, "ns", "time" if name.endswith(("_start_ns", "_end_ns")) else "gauge") for name in _SOURCE]
-# Time of reading DDP's log, by both clocks: its own times are CLOCK_REALTIME only, which may be set meanwhile.
+# The time at which the log was read, by both clocks: DDP's times are CLOCK_REALTIME only, which may be set meanwhile.
 _FIELDS += [("t_ns", "ns", "time"), ("mono_ns", "ns", "time")]
 
 
@@ -48,7 +48,7 @@ class Watcher:
         self._buckets = ProcessFile(settings.steps_folder, ".buckets.jsonl", None, "")
         self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
         self._modules: list[_Module] = []
-        self._made = 0
+        self._created = 0
         os.register_at_fork(after_in_child=self._leave_parent)
 
     def _leave_parent(self) -> None:
@@ -57,13 +57,13 @@ class Watcher:
         try:
             self._records.leave_parent()
             self._buckets.leave_parent()
-        except Exception:  # a descriptor that the job has closed meanwhile
+        except Exception:  # the job may have closed the descriptor
             pass
 
     def add(self, module: Any) -> None:
         """Watch a module from its first iteration on."""
-        self._modules.append(_Module(module, self._made))
-        self._made += 1
+        self._modules.append(_Module(module, self._created))
+        self._created += 1
 
     def look(self) -> None:
         """Record the iterations that have ended since the last look."""
@@ -78,7 +78,7 @@ class Watcher:
             self._modules = [watched for watched in self._modules if watched.module() is not None]
 
     def _look_at(self, watched: _Module, logger: Any) -> None:
-        if watched.is_asked_at_once:
+        if watched.forces_sample:
             # DDP does this itself when the next iteration begins; doing it now also gives the last iteration.
             logger.set_runtime_stats_and_log()
         item = logger._get_ddp_logging_data()
@@ -88,10 +88,10 @@ class Watcher:
             return
         times = [max(0, values.get(name, 0)) for name in _SOURCE.values()]
         start_ns, comm_end_ns = times[0], times[4]
-        if watched.is_asked_at_once and comm_end_ns < start_ns:
-            return  # its backward pass has not run yet: another module's has ended
+        if watched.forces_sample and comm_end_ns < start_ns:
+            return  # another module's backward pass has ended; this module's has not run yet
         watched.iteration = iteration
-        self._note_buckets(watched, item.strs_map if watched.has_news(values) else None)
+        self._note_buckets(watched, item.strs_map if watched.has_new_buckets(values) else None)
         now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
         self._records.write(self._pack(iteration - 1, watched.number, *times, now_ns, mono_ns))
 
@@ -105,8 +105,8 @@ class Watcher:
         sizes = [int(size) for size in text.split(",") if size.strip()]
         if sizes != watched.bucket_bytes:
             watched.bucket_bytes = sizes
-            line = {"t_ns": time.time_ns(), "module": watched.number, "bucket_bytes": sizes}
-            self._buckets.write(json.dumps(line).encode() + b"\n")
+            item = {"t_ns": time.time_ns(), "module": watched.number, "bucket_bytes": sizes}
+            self._buckets.write(json.dumps(item).encode() + b"\n")
 
 
 class _Module:
@@ -117,8 +117,8 @@ class _Module:
         number: its number, in the order of creation.
         iteration: the last iteration recorded, counted from 1 as DDP does.
         bucket_bytes: sizes of its buckets, as last recorded.
-        is_asked_at_once: whether DDP is made to take its times at the end of an iteration, not at the beginning of the
-            next one; on an accelerator, that would make the job wait for the device.
+        forces_sample: whether the recorder makes DDP take its times at the end of an iteration, not at the beginning of
+            the next one; on an accelerator, the job would have to wait for the device.
     """
 
     def __init__(self, module: Any, number: int) -> None:
@@ -128,10 +128,10 @@ class _Module:
         self.number = number
         self.iteration = 0
         self.bucket_bytes: list[int] = []
-        self.is_asked_at_once = _is_free(module)
+        self.forces_sample = _is_free(module)
         self._rebuilt: int | None = None
 
-    def has_news(self, values: dict[str, int]) -> bool:
+    def has_new_buckets(self, values: dict[str, int]) -> bool:
         """True at the first call, and if the buckets were rebuilt since the last one."""
         rebuilt = values.get("has_rebuilt_buckets", 0)
         if rebuilt == self._rebuilt:
@@ -169,8 +169,8 @@ def _is_free(module: Any) -> bool:
     On an accelerator, each sample makes the job wait for the device and breaks the capture of CUDA graphs. With
     TORCH_DISTRIBUTED_DEBUG=DETAIL, DDP prints each sample.
     """
-    talks = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
-    return not talks and next(module.parameters()).device.type == "cpu"
+    prints = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
+    return not prints and next(module.parameters()).device.type == "cpu"
 
 
 def _sample(module: Any) -> None:
@@ -179,7 +179,7 @@ def _sample(module: Any) -> None:
     Without that variable, DDP keeps its own rate (the first 10 iterations, then every 100th) if sampling is not free.
     """
     every = os.environ.get("RINGTAP_DDP_EVERY", "")
-    if module.logger is None:  # it has no reducer of its own
+    if module.logger is None:  # the module has no reducer
         return
     if every.isdigit() and int(every) > 0:
         module._set_ddp_runtime_logging_sample_rate(int(every))

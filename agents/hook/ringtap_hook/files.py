@@ -1,4 +1,4 @@
-"""The files that a process of the job writes: no other process writes them, and each record is one system call."""
+"""Files that a process of the job writes: no other process writes them, and each record is one system call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def header(fields: list[tuple[str, str, str]], about: dict[str, Any]) -> bytes:
 
     Args:
         fields: name, unit and kind of each column, as in ringtap.records.
-        about: further facts.
+        about: further entries of the header.
     """
     import json
 
@@ -29,10 +29,10 @@ def header(fields: list[tuple[str, str, str]], about: dict[str, Any]) -> bytes:
 
 
 class ProcessFile:
-    """A file ``rank<R>-<pid><suffix>`` of this process, made at the first write.
+    """A file ``rank<R>-<pid><suffix>`` of this process, created at the first write.
 
     Args:
-        folder: its folder, made if missing.
+        folder: its folder, created if missing.
         suffix: end of the name, such as ``.rec``.
         fields: the columns of a record file; None for a file without a header.
         source: origin of the numbers, for the header.
@@ -45,36 +45,36 @@ class ProcessFile:
         self._is_linked = True
 
     def write(self, data: bytes) -> None:
-        """Append data in one system call, so that a killed process loses none.
+        """Append data in one system call, so that none is lost when the process is killed.
 
         Raises:
             OSError: the file cannot be made or written, or the job has closed it.
         """
         if self._fd < 0:
-            self._make()
-        self._hand_over(data)
+            self._create()
+        self._append(data)
 
     def leave_parent(self) -> None:
-        """Close the parent's file, so that a new one is made; runs in a forked child."""
+        """Close the parent's file, so that the next write creates a new one; runs in a forked child."""
         if self._fd >= 0 and self._is_open():
             os.close(self._fd)
         self._fd = -1
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         about = identity()
         os.makedirs(self._folder, exist_ok=True)
         stem = os.path.join(self._folder, "rank{}-{}".format(about["rank"], about["pid"]))
         path = stem + self._suffix
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        again = 1
+        attempt = 1
         while self._fd < 0:
             try:
                 self._fd = os.open(path, flags, 0o644)
             except FileExistsError:  # a restarted job in a new PID namespace gets the same pid
-                if again == 100:
+                if attempt == 100:
                     raise
-                again += 1
-                path = f"{stem}-{again}{self._suffix}"
+                attempt += 1
+                path = f"{stem}-{attempt}{self._suffix}"
         if self._fd <= 2:  # the job has closed a standard descriptor, and may still write to that number
             from fcntl import F_DUPFD_CLOEXEC, fcntl
 
@@ -85,12 +85,12 @@ class ProcessFile:
         if self._fields is None:
             return
         try:
-            self._hand_over(header(self._fields, dict(about, source=self._source)))
+            self._append(header(self._fields, dict(about, source=self._source)))
         except OSError:
             os.unlink(path)  # a torn header would make the file unreadable
             raise
 
-    def _hand_over(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         if not self._is_open():
             raise OSError("the record file was closed by the job")
         if not self._is_linked:

@@ -1,4 +1,4 @@
-"""An import hook that waits for the job to import modules that can be recorded, and attaches recorders to them."""
+"""Import hook that attaches recorders to modules when the job imports them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# A module of the job -> the attachers called, in order, right after its execution. Each names the recorders of which
-# one must be wanted (none: always), and the module of this package whose ``attach(module, settings)`` is called.
+# A module of the job -> its attachers, called in order right after the module's execution. An attacher is a module of
+# this package, whose ``attach(module, settings)`` is called if one of the recorders before it is wanted (none: always).
 ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.autograd": ((("steps", "ddp"), "backward"),),
     "torch.optim.optimizer": (((), "foreign"), (("steps",), "steps")),
     "torch.amp.grad_scaler": ((("steps",), "scaler"),),
-    "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # where older releases have it
+    "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # in older releases
     "torch.nn.parallel.distributed": ((("ddp",), "ddp"),),
     "torch.distributed.distributed_c10d": ((("nccl",), "nccl"),),
     "torch.distributed.checkpoint.state_dict": ((("steps",), "state_steps"),),
@@ -31,12 +31,12 @@ ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
 
 
 def install(settings: Settings) -> None:
-    """Insert a finder first in ``sys.meta_path``; modules that are imported already get their recorders at once."""
-    here = _Finder(settings)
-    for name in [name for name in here.pending if name in sys.modules]:
-        _attach(sys.modules[name], here.pending.pop(name), settings)
-    if here.pending:
-        sys.meta_path.insert(0, here)
+    """Insert a finder first in ``sys.meta_path``; modules imported before get their recorders at once."""
+    finder = _Finder(settings)
+    for name in [name for name in finder.pending if name in sys.modules]:
+        _attach(sys.modules[name], finder.pending.pop(name), settings)
+    if finder.pending:
+        sys.meta_path.insert(0, finder)
 
 
 def _attach(module: ModuleType, attachers: list[str], settings: Settings) -> None:
@@ -50,7 +50,7 @@ def _attach(module: ModuleType, attachers: list[str], settings: Settings) -> Non
 
 
 class _Finder:
-    """A meta path finder for the modules waited for, each once; it removes itself after the last one."""
+    """A meta path finder for the pending modules of `ATTACHERS`; it removes itself after the last one."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class _Finder:
                 self.pending[name] = attachers
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a module waited for as Python would, and attach its recorders after its execution."""
+        """Find a pending module as Python would, and attach its recorders after its execution."""
         if name not in self.pending:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Start of an agent on a node without a supervisor, which a launcher within the job uses (srun, mpirun)."""
+"""Start of an agent on a node without a supervisor, where a launcher within the job (srun, mpirun) starts ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 from . import log
-from . import settings as environment
+from .settings import is_foreign, note_loaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _SCRIPT = 'cd / && log=$1 && shift && "$@" </dev/null >>"$log" 2>&1 &'
 def attach(_module: ModuleType | None, settings: Settings) -> None:
     """Start ``ringtap.agents.node.attach`` for this process, detached, unless this node is recorded already."""
     python = os.environ.get("RINGTAP_PYTHON")
-    if not environment.is_foreign() or not python:
+    if not is_foreign() or not python:
         return
     try:
         # The same agent records the children of this process, so they need not start it again.
@@ -36,7 +36,7 @@ def attach(_module: ModuleType | None, settings: Settings) -> None:
             file_actions=actions,
             setpgroup=0,
         )
-        environment.note_loaded(settings)
+        note_loaded(settings)
         _reap(shell)
     except Exception:
         log.note(settings, "start of an agent on this node")
@@ -76,5 +76,5 @@ def _environment() -> dict[str, str]:
 
 
 def _reap(pid: int) -> None:
-    with suppress(ChildProcessError):  # the job reaps its children itself
+    with suppress(ChildProcessError):  # the job may have reaped it
         os.waitpid(pid, 0)  # 1 to 2 ms: the shell ends at once

@@ -1,8 +1,8 @@
 """Recorder of Horovod's timeline, which Horovod writes into the run directory, and of its settings.
 
-Horovod 0.28 reads HOROVOD_TIMELINE in ``init()``. Only its first rank writes the file, but either all ranks have the
-variable or none: with it, ranks exchange longer bit vectors, and a rank that differs ends the job. So the ranks agree
-first (``rendezvous.py``). If they cannot, there is no timeline, and the settings give the reason.
+Horovod 0.28 reads HOROVOD_TIMELINE in ``init()``. Only rank 0 writes the file, but all ranks must have the variable or
+none: with it, ranks exchange longer bit vectors, and a rank that differs ends the job. So the ranks agree first
+(``horovod_rendezvous.py``). If they cannot, there is no timeline, and ``horovod/settings.json`` gives the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULTS = {
 }
 _SECRET = ("SECRET", "TOKEN", "PASSWORD", "KEY")
 
-_rounds = 0  # calls of init()
+_init_calls = 0
 
 
 def attach(module: ModuleType, settings: Settings) -> None:
@@ -46,31 +46,31 @@ def attach(module: ModuleType, settings: Settings) -> None:
 
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **kwargs: Any) -> Any:
-        decision = _before(settings, bool(args or kwargs))
+        decision = _choose_timeline(settings, bool(args or kwargs))
         try:
             result = plain(self, *args, **kwargs)
         finally:
             if decision["by"] == "ringtap":  # so that child processes do not write to the same file
                 os.environ.pop(VARIABLE, None)
-        _after(settings, decision)
+        _record_settings(settings, decision)
         return result
 
     module.HorovodBasics.init = init
 
 
-def _before(settings: Settings, has_arguments: bool) -> dict[str, Any]:
+def _choose_timeline(settings: Settings, has_arguments: bool) -> dict[str, Any]:
     """Decide about the timeline and set its variable; returns the decision, for the settings file."""
-    global _rounds
+    global _init_calls
     decision: dict[str, Any] = {"by": "", "path": None, "reason": ""}
     try:
-        _rounds += 1
+        _init_calls += 1
         if os.environ.get(VARIABLE):
             return dict(decision, by="job", path=os.path.abspath(os.environ[VARIABLE]))
-        reason = _why_not(has_arguments)
+        reason = _obstacle(has_arguments)
         if reason:
             return dict(decision, reason=reason)
-        # Before the ranks agree: afterwards, no rank may fail.
-        path, reason = _own_file(settings)
+        # The file comes before the agreement: after that, no rank may fail.
+        path, reason = _create_timeline(settings)
         reason = _agree(reason)
         if reason:
             if path != os.devnull:
@@ -83,9 +83,9 @@ def _before(settings: Settings, has_arguments: bool) -> dict[str, Any]:
     return dict(decision, by="ringtap", path=None if path == os.devnull else path)
 
 
-def _why_not(has_arguments: bool) -> str:
-    """Return the reason that rules out a timeline in every rank alike; empty if there is none."""
-    if _rounds > 1:
+def _obstacle(has_arguments: bool) -> str:
+    """Return the reason against a timeline, the same in every rank; empty if there is none."""
+    if _init_calls > 1:
         return (
             "hvd.init() was called again, and the server that ranks agree through still has the keys of the first time"
         )
@@ -101,27 +101,27 @@ def _why_not(has_arguments: bool) -> str:
 
 
 def _agree(reason: str) -> str:
-    """Return what all ranks agree on: empty for a timeline, else the reason against it. ``reason`` is rank 0's own."""
+    """Agree with all ranks; returns the reason against a timeline, empty for none. ``reason`` is rank 0's own."""
     from . import horovod_rendezvous
 
     return horovod_rendezvous.agree(int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), reason)
 
 
-def _own_file(settings: Settings) -> tuple[str, str]:
-    """Return the path of a new timeline file and, if rank 0 cannot make one, the reason; ``os.devnull`` elsewhere."""
+def _create_timeline(settings: Settings) -> tuple[str, str]:
+    """Create the timeline in rank 0; returns its path (else ``os.devnull``), and the reason if this fails."""
     if not _is_first():
-        return os.devnull, ""  # Horovod does not open it here
+        return os.devnull, ""  # Horovod opens the file in rank 0 only
     folder = os.path.join(settings.node_folder, "horovod")
     try:
         os.makedirs(folder, exist_ok=True)
-        again = 1
+        attempt = 1
         while True:
-            path = os.path.join(folder, "timeline.json" if again == 1 else f"timeline-{again}.json")
+            path = os.path.join(folder, "timeline.json" if attempt == 1 else f"timeline-{attempt}.json")
             try:
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
                 return path, ""
             except FileExistsError:
-                again += 1
+                attempt += 1
     except OSError as error:
         return os.devnull, f"{folder} cannot be written: {error.strerror}"
 
@@ -130,7 +130,7 @@ def _is_first() -> bool:
     return os.environ.get("HOROVOD_RANK", "0") == "0"
 
 
-def _after(settings: Settings, decision: dict[str, Any]) -> None:
+def _record_settings(settings: Settings, decision: dict[str, Any]) -> None:
     """Write the settings on each node's first rank."""
     try:
         if os.environ.get("HOROVOD_LOCAL_RANK", "0") == "0":
@@ -140,11 +140,11 @@ def _after(settings: Settings, decision: dict[str, Any]) -> None:
 
 
 def _write_settings(settings: Settings, decision: dict[str, Any]) -> None:
-    """Write ``horovod/settings.json``: the variables that are set, and the effective values."""
+    """Write ``horovod/settings.json``, with the variables that are set and the effective values."""
     import json
 
-    found = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
-    plain = {name: value for name, value in found.items() if not any(word in name for word in _SECRET)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+    public = {name: value for name, value in variables.items() if not any(word in name for word in _SECRET)}
     item = {
         "t_ns": time.time_ns(),
         "mono_ns": time.monotonic_ns(),
@@ -152,13 +152,13 @@ def _write_settings(settings: Settings, decision: dict[str, Any]) -> None:
         "rank": int(os.environ.get("HOROVOD_RANK", "0")),
         "size": int(os.environ.get("HOROVOD_SIZE", "1")),
         "horovod": str(getattr(sys.modules.get("horovod"), "__version__", "")),
-        "set": plain,
-        "effective": dict(DEFAULTS, **{name: value for name, value in plain.items() if name in DEFAULTS}),
+        "set": public,
+        "effective": dict(DEFAULTS, **{name: value for name, value in public.items() if name in DEFAULTS}),
         "timeline": decision,
     }
     folder = os.path.join(settings.node_folder, "horovod")
     os.makedirs(folder, exist_ok=True)
-    name = "settings.json" if _rounds == 1 else f"settings-{_rounds}.json"
+    name = "settings.json" if _init_calls == 1 else f"settings-{_init_calls}.json"
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(item, file, indent=1)

@@ -1,8 +1,8 @@
 """Agreement of the ranks of a Horovod job, through the key-value server that they use in ``hvd.init()`` anyway.
 
-Every recorded rank puts its own key; rank 0 waits for all keys and puts the decision; the other ranks wait for that. A
-rank that is not recorded is recognised by Horovod's own key, which appears without ours when the rank calls ``init()``.
-So no rank waits longer than Horovod itself would, and either all ranks decide "yes" or none does.
+Every recorded rank puts its own key. Rank 0 waits for all keys and puts the decision, for which the other ranks wait. A
+rank that is not recorded puts only Horovod's own key, when it calls ``init()``. So no rank waits longer than Horovod
+itself would, and either all ranks decide "yes" or none does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import http.client
 import os
 import time
 
-_HOROVODS_SCOPE = "global"  # HOROVOD_GLOO_GLOBAL_PREFIX
-_FOUND, _ABSENT = 200, 404
+_HOROVOD_SCOPE = "global"  # HOROVOD_GLOO_GLOBAL_PREFIX
+_OK = 200
 _POLL_S = 0.02
 _POLL_S_PER_RANK = 0.002
 
@@ -46,11 +46,11 @@ def _wait_for_ranks(store: _Store, size: int, pause_s: float, deadline: float) -
     missing = list(range(1, size))
     while missing and time.monotonic() < deadline:
         # Each rank puts our key before Horovod's: a rank with Horovod's key and without ours has no recorder.
-        silent = [other for other in missing if store.has(_HOROVODS_SCOPE, str(other))]
+        initialized = [other for other in missing if store.has(_HOROVOD_SCOPE, str(other))]
         missing = [other for other in missing if not store.has(store.scope, str(other))]
-        strangers = [other for other in silent if other in missing]
-        if strangers:
-            return f"rank {strangers[0]} is not recorded, and Horovod needs the variable in all ranks or in none"
+        unrecorded = [other for other in initialized if other in missing]
+        if unrecorded:
+            return f"rank {unrecorded[0]} is not recorded, and Horovod needs the variable in all ranks or in none"
         if missing:
             time.sleep(pause_s)
     return f"rank {missing[0]} did not come up in time" if missing else ""
@@ -59,11 +59,11 @@ def _wait_for_ranks(store: _Store, size: int, pause_s: float, deadline: float) -
 def _wait_for_decision(store: _Store, pause_s: float, deadline: float) -> str:
     """Wait, in the other ranks, for rank 0's decision; returns empty for "yes", else the reason."""
     while time.monotonic() < deadline:
-        stranger = store.has(_HOROVODS_SCOPE, "0")
+        is_initialized = store.has(_HOROVOD_SCOPE, "0")
         decision = store.get(store.scope, "decision")
         if decision is not None:
             return "" if decision == b"yes" else decision.decode("utf-8", "replace")
-        if stranger:
+        if is_initialized:
             return "rank 0 is not recorded"
         time.sleep(pause_s)
     return "rank 0 did not come up in time"
@@ -81,7 +81,7 @@ class _Store:
         """Set a key of this scope, with retries until the deadline because other ranks need it; True on success."""
         while True:
             status, _ = self._ask("PUT", self.scope, key, value)
-            if status == _FOUND:
+            if status == _OK:
                 return True
             if time.monotonic() > deadline:
                 return False
@@ -90,7 +90,7 @@ class _Store:
     def get(self, scope: str, key: str) -> bytes | None:
         """A key's value; None if it does not exist or the server did not answer."""
         status, value = self._ask("GET", scope, key)
-        return value if status == _FOUND else None
+        return value if status == _OK else None
 
     def has(self, scope: str, key: str) -> bool:
         """True if the key exists."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-# Logged once, when connections are made, not in iterations.
+# NCCL logs these when it makes connections, not in each iteration.
 _SUBSYSTEMS = "INIT,NET"
 
 
@@ -26,7 +26,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
     if not module.is_nccl_available():
         return
     if is_rank():
-        _set(settings)
+        _set_variables(settings)
         return
     import functools
 
@@ -35,7 +35,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
     @functools.wraps(plain)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         try:
-            _set(settings)
+            _set_variables(settings)
         except Exception:
             log.note(settings, "recorder of NCCL's log")
         return plain(*args, **kwargs)
@@ -43,8 +43,8 @@ def attach(module: ModuleType, settings: Settings) -> None:
     module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
 
-def _set(settings: Settings) -> None:
-    """Set the variables, unless the job has set one and wants the messages elsewhere.
+def _set_variables(settings: Settings) -> None:
+    """Set the variables, unless the job has set one of them.
 
     Raises:
         OSError: the folder cannot be made or written; NCCL would write to the job's output instead.

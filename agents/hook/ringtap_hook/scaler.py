@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def attach(module: ModuleType, settings: Settings) -> None:
-    """Wrap ``GradScaler.step``, unless the class inherits it or is from another module, where it is wrapped."""
+    """Wrap ``GradScaler.step``, unless the class inherits it or comes from another module: then it is wrapped there."""
     import functools
 
     scaler_class = module.GradScaler
@@ -32,7 +32,7 @@ def attach(module: ModuleType, settings: Settings) -> None:
             own.end_scaled(optimizer, begun)
         return result
 
-    # torch.compile looks for this; the plain step breaks its graph too, where it reads the findings.
+    # torch.compile checks this, and breaks its graph here; the plain step breaks it too, when it reads ``found_inf``.
     step._torchdynamo_disable = True  # type: ignore[attr-defined]
     scaler_class.step = step
 

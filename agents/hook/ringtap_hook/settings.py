@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-# Most specific first: a launcher within a Slurm step leaves SLURM_PROCID as that of the step.
+# Most specific first: a launcher within a Slurm step does not change the step's SLURM_PROCID.
 _RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _WORLD_SIZE = ("WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _LOCAL_RANK = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -61,7 +61,7 @@ def from_environment() -> Settings | None:
 
 
 def note_loaded(settings: Settings) -> None:
-    """Create an empty file in the node's folder: a process of the job has loaded the recorder, even if none records."""
+    """Create an empty file in the node's folder, as a sign that a process of the job has loaded the recorder."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         os.close(os.open(os.path.join(settings.node_folder, ".hook-loaded"), flags, 0o644))
@@ -76,10 +76,10 @@ def is_foreign() -> bool:
 
 def is_rank() -> bool:
     """True if a launcher has made this process a rank."""
-    return _number(_RANK) is not None
+    return _first_number(_RANK) is not None
 
 
-def _number(names: tuple[str, ...]) -> int | None:
+def _first_number(names: tuple[str, ...]) -> int | None:
     """The first number that one of the variables holds; None if there is none."""
     for name in names:
         text = os.environ.get(name, "")
@@ -89,7 +89,7 @@ def _number(names: tuple[str, ...]) -> int | None:
 
 
 def _age_ns() -> int:
-    """The age of this process in ns, up to 20 ms too little; 0 if the kernel does not give it."""
+    """The age of this process in ns, at most 20 ms too low; 0 if the kernel does not give it."""
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
@@ -104,7 +104,7 @@ def identity() -> dict[str, Any]:
 
     Rank and world size are from torch.distributed if the job uses it, else from the environment.
     """
-    rank, world_size = _number(_RANK), _number(_WORLD_SIZE)
+    rank, world_size = _first_number(_RANK), _first_number(_WORLD_SIZE)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
@@ -114,7 +114,7 @@ def identity() -> dict[str, Any]:
         "pid": os.getpid(),
         "age_ns": _age_ns(),
         "world_size": world_size or 1,
-        "local_rank": _number(_LOCAL_RANK),
+        "local_rank": _first_number(_LOCAL_RANK),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
         "hostname": os.uname().nodename,
     }

@@ -1,8 +1,8 @@
 """Exclusion of optimizer steps that are not part of the training.
 
-Two functions make an optimizer without state step once over zero gradients, to create its state: Horovod's
-``broadcast_optimizer_state``, after which a job of 20 steps with Adam has stepped 21 times, and
-``_init_optim_state`` of torch.distributed.checkpoint, if a state is saved or loaded before the first step.
+Two functions create the state of an optimizer that has none by a step with zero gradients: Horovod's
+``broadcast_optimizer_state``, with which a job of 20 steps with Adam steps 21 times, and ``_init_optim_state`` of
+torch.distributed.checkpoint, if a state is saved or loaded before the first step.
 """
 
 from __future__ import annotations

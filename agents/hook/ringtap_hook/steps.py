@@ -31,7 +31,7 @@ _FIELDS = [
 
 
 class Recorder:
-    """The recorder that optimizers' step hooks call; its file is made at the first record."""
+    """The recorder that optimizers' step hooks call; it creates its file at the first record."""
 
     def __init__(self, settings: Settings) -> None:
         import struct
@@ -43,12 +43,12 @@ class Recorder:
         self._pack = struct.Struct("<" + "q" * len(_FIELDS)).pack
         self._file = ProcessFile(settings.steps_folder, ".rec", _FIELDS, "optimizer steps")
         self._off = False
-        self._begin()
+        self._reset()
         os.register_at_fork(after_in_child=self._leave_parent)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = self._new_lock()
-        self._thread: Any = self._new_local()  # the outermost step under way in each thread, and steps begun in it
+        self._thread: Any = self._new_local()  # each thread's outermost running step, and its number of begun steps
         self._counts: Any = self._new_counts()  # optimizer -> [its number, its next step]
         self._optimizers = 0
         self._marks = 0
@@ -58,7 +58,7 @@ class Recorder:
         """Leave the parent's file and start counting anew; runs in a forked child."""
         try:
             self._file.leave_parent()
-            self._begin()
+            self._reset()
         except Exception:
             self._give_up()
 
@@ -99,16 +99,16 @@ class Recorder:
         import functools
 
         @functools.wraps(function)
-        def silent(*args: Any, **kwargs: Any) -> Any:
+        def unrecorded(*args: Any, **kwargs: Any) -> Any:
             thread = self._thread
             outer = getattr(thread, "frame", None)
-            thread.frame = sys._getframe()  # for before() and after(), steps in here are nested
+            thread.frame = sys._getframe()  # so before() and after() see nested steps only
             try:
                 return function(*args, **kwargs)
             finally:
                 thread.frame = outer
 
-        return silent
+        return unrecorded
 
     def begin_scaled(self) -> tuple[int, int, int]:
         """The number of steps begun in this thread, CLOCK_MONOTONIC and CLOCK_REALTIME before a loss scaler's step."""
@@ -201,7 +201,7 @@ def recorder(settings: Settings) -> Recorder:
 
 def attach(module: ModuleType, settings: Settings) -> None:
     """Make every optimizer of this process report its steps."""
-    # torch.compile looks for this: without it, a compiled step would trace into the hooks, and warn.
+    # torch.compile checks this: without it, it would trace into the hooks, and warn.
     Recorder.before._torchdynamo_disable = True  # type: ignore[attr-defined]
     Recorder.after._torchdynamo_disable = True  # type: ignore[attr-defined]
     own = recorder(settings)

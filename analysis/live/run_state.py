@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ringtap.analysis.live.flows import Owners
 from ringtap.analysis.live.iterations import MOST_KEPT, STEP_FILE, RankSteps, ddp_times, number_generations
 from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
+from ringtap.analysis.runs.clock import NodeClock, read_clock
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
+from ringtap.json_validation import ShapeError
 from ringtap.records import RecordFile
 from ringtap.rundir import process_age_ns
 from ringtap.schema import (
@@ -70,6 +75,7 @@ class NodeLog:
         self.failures: dict[str, str] = {}
         self.node = Document(path / NODE_JSON, NODE)
         self.clock = Document(path / CLOCK_JSON, CLOCK)
+        self._node_clock = NodeClock()
         self.packets = Document(path / PACKETS_JSON, PACKETS)
         self.output = TextTail(path / "log" / "job.out")
         self._lines: list[tuple[LinesTail, Callable[[dict[str, Any]], None]]] = [
@@ -95,20 +101,18 @@ class NodeLog:
     def _series(self) -> list[RecentWideLog | Keyed]:
         return [*self.wide.values(), *self.keyed.values()]
 
-    def to_reference(self, t_ns: int) -> int:
-        """Convert a time of this node's clock to the reference node's clock, as far as the offset is known."""
-        fit = self.clock.item.get("fit") or {}
-        if fit.get("offset_ns") is None:  # not measured
-            return t_ns
-        t0_ns = fit.get("t0_ns")
-        drift_ns: float = (fit.get("drift_ppm") or 0.0) * 1e-6 * (t_ns - (t_ns if t0_ns is None else t0_ns))
-        offset_ns: float = fit["offset_ns"]
-        return t_ns - round(offset_ns + drift_ns)
+    def to_reference(self, t_ns: list[int], mono_ns: list[int]) -> list[int]:
+        """Convert times of this node's clocks to the reference node's clock, as far as the offset is known."""
+        times: list[int] = self._node_clock.on_reference(np.array(t_ns), np.array(mono_ns)).tolist()
+        return times
 
     def poll(self) -> None:
         """Read what was added since the last poll."""
-        for document in (self.node, self.clock, self.packets):
-            document.poll()
+        self.node.poll()
+        self.packets.poll()
+        if self.clock.poll():
+            with suppress(OSError, ShapeError):  # replaced once more: the next poll reads it
+                self._node_clock = read_clock(self.clock.path)
         jobs = self.node.item.get("jobs") or []
         self.owners.jobs = frozenset(job["pid"] for job in jobs if "pid" in job)
         self._discover()

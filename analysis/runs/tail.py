@@ -237,14 +237,15 @@ class Document:
         self.item: dict[str, Any] = {}
         self._seen: tuple[int, int, int] | None = None
 
-    def poll(self) -> None:
-        """Read the file again if it was replaced."""
+    def poll(self) -> bool:
+        """Read the file again if it was replaced; return True if it was."""
         try:
             status = self.path.stat()
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
             if seen == self._seen:
-                return
+                return False
             self.item = load_json(self.path, self._shape)
         except (OSError, ShapeError):
-            return
+            return False
         self._seen = seen
+        return True

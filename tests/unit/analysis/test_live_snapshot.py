@@ -15,7 +15,8 @@ from ringtap.analysis.live.flows import Owners
 from ringtap.analysis.live.plain import line_of
 from ringtap.analysis.live.snapshot import Snapshot
 from ringtap.records import Field
-from tests.unit.live_run import DDP, GRADIENTS, START_NS, RunWriter, T, nic_fields, second_of_training
+from ringtap.rundir import write_json
+from tests.unit.live_run import DDP, GRADIENTS, START_NS, STEPS, RunWriter, T, nic_fields, second_of_training
 
 
 class Watch:
@@ -357,6 +358,32 @@ def test_ranks_are_compared_on_the_reference_nodes_clock(tmp_path: Path) -> None
         (node,) = (node for node in snapshot.nodes if node.name == "S1")
     assert (node.clock_offset_s, node.clock_error_s) == (2.0, 5e-5)
     assert [item.slowest_rank for item in snapshot.iterations.history] == [0, 0]
+
+
+def test_a_clock_that_is_set_moves_no_iteration(tmp_path: Path) -> None:
+    back_ns = 50 * 10**9
+    with RunWriter(tmp_path / "run", "S0", "S1") as run:
+        node = run.nodes["S1"]
+        (t_ns, mono_ns), (_, first_ns), (_, last_ns) = node.t(12.5), node.t(0), node.t(20)
+        before = {"from_ns": t_ns - 10**10, "from_mono_ns": first_ns, "to_mono_ns": mono_ns, "t0_ns": t_ns}
+        after = {"from_ns": t_ns - back_ns, "from_mono_ns": mono_ns, "to_mono_ns": last_ns, "t0_ns": t_ns}
+        segments = [part | {"drift_ppm": 0.0, "error_ns": 50_000} for part in (before, after)]
+        segments[0]["offset_ns"], segments[1]["offset_ns"] = 0, -back_ns
+        step = {"mono_before_ns": mono_ns - 10**9, "mono_ns": mono_ns, "t_ns": t_ns - back_ns, "step_ns": -back_ns}
+        clock = {"reference": "S0", "fit": segments[0], "segments": segments, "steps": [step], "measurements": []}
+        (node.folder / "clock").mkdir()
+        write_json(node.folder / "clock" / "clock.json", clock)
+        watch = Watch(run.path)
+        watch.at(0)
+        for number in range(6):
+            run.nodes["S0"].step(0, 1, number, 10.0 + number)
+            end_ns, end_mono_ns = node.t(10.25 + number)
+            end_ns -= back_ns * (number > 2)
+            row = (number, 0, end_ns - 10**6, end_ns, end_mono_ns - 10**6, end_mono_ns, 0, 1)
+            node.records("steps/rank1-1.rec", STEPS, row, rank=1, world_size=2)
+        snapshot = watch.at(20)
+    assert [(item.seconds, item.slowest_rank, item.lag_s) for item in snapshot.iterations.history] == [(1.0, 1, 0.25)] * 5
+    assert {rank.step_s for rank in snapshot.ranks} == {1.0}
 
 
 def test_how_a_run_ended_is_said(tmp_path: Path) -> None:

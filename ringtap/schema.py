@@ -173,6 +173,14 @@ MARK: Shape = {"t_ns": NS, "text?": str}
 # the first columns of every sampled log
 TIME_FIELDS = (Field("t_ns", "<i8", "ns", "time"), Field("mono_ns", "<i8", "ns", "time"))
 
+# cross traffic: a flow's state in logs, the protocol's header before each flow, and what figures of both sides share
+FLOW_STATES = {"finished": 0, "unfinished": 1, "failed": 2}
+FLOW_HEADER_BYTES = 16
+LOAD_BIN_NS = 100_000_000  # offered, achieved and delivered load
+MISSED_NS = 1_000_000  # a flow that starts later than this missed its slot
+# upper ends of the usual size classes for completion times (pFabric and its successors)
+SIZE_CLASSES_BYTES = (100_000, 10_000_000, None)
+
 # columns that readers compute with, and the types that they may have
 _TIMES = dict.fromkeys(("t_ns", "mono_ns"), frozenset({"<i8"}))
 _SAMPLED = ("nic", "sockets", "qdisc", "host", "infiniband", "ethtool", "gpu", "packets", "clock")

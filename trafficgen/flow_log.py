@@ -8,9 +8,9 @@ from typing import Any
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.records import Field, RecordWriter
+from ringtap.schema import FLOW_STATES
 
 FLUSH_S = 0.1
-STATES = {"finished": 0, "unfinished": 1, "failed": 2}
 
 NO_SOURCE = 2**32 - 1
 
@@ -65,7 +65,7 @@ class FlowLog:
         if path is None:
             return
         try:
-            header = None if about is None else about | {"states": STATES}
+            header = None if about is None else about | {"states": FLOW_STATES}
             self._writer = RecordWriter(path, fields, header)
         except FileExistsError as error:
             raise UsageError(f"{path} exists: a log is never overwritten, name another file") from error

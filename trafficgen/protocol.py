@@ -68,7 +68,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     spaced = any(character.isspace() for character in text)
-    if not colon or not host or spaced or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
+    if not colon or not host or spaced or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
         raise UsageError(f"{text!r} is not an address: write HOST:PORT, for example {LOCAL}")
     return host, int(port)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from ringtap.errors import UsageError
 from ringtap.records import open_records
-from ringtap.trafficgen.flow_log import NO_SOURCE, STATES, FlowLog
+from ringtap.schema import FLOW_STATES, LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
+from ringtap.trafficgen.flow_log import NO_SOURCE, FlowLog
 from ringtap.trafficgen.sender.ipc import FlowState
 from ringtap.trafficgen.socket_options import TcpState
 
@@ -61,10 +62,6 @@ class LogHistogram:
         return None
 
 
-BIN_NS = 100_000_000
-MISSED_NS = 1_000_000
-# Upper ends of the usual size classes for completion times (pFabric and its successors)
-CLASS_BYTES = (100_000, 10_000_000, None)
 _THOUSANDTHS = 1000
 
 
@@ -73,7 +70,7 @@ class Ending:
     """The end of one flow.
 
     Attributes:
-        state: a key of ``STATES``.
+        state: a key of ``FLOW_STATES``.
         first_byte_ns: CLOCK_MONOTONIC when the kernel accepted its first byte, 0: never.
         finish_ns: CLOCK_MONOTONIC when the receiver's notice was read, 0: never.
         received_ns: the receiver's CLOCK_REALTIME when it had received everything, 0: unknown.
@@ -103,9 +100,9 @@ class FlowStatistics:
         self.first_failure = ""
         self.connections = 0
         self.launched_bytes = 0
-        self.counts = dict.fromkeys(STATES, 0)
+        self.counts = dict.fromkeys(FLOW_STATES, 0)
         self.lateness, self.completion = LogHistogram(), LogHistogram()
-        self.by_size = [(LogHistogram(), LogHistogram()) for _ in CLASS_BYTES]
+        self.by_size = [(LogHistogram(), LogHistogram()) for _ in SIZE_CLASSES_BYTES]
         self.acked_bytes = self.retransmits = self.missed = self.last_finish_ns = 0
         self.offered: Counter[int] = Counter()
         self.sent: Counter[int] = Counter()
@@ -120,7 +117,7 @@ class FlowStatistics:
     def due(self, size_bytes: int, due_ns: int) -> None:
         """Count a flow as due."""
         self.launched_bytes += size_bytes
-        self.offered[(due_ns - self._origin_ns) // BIN_NS] += size_bytes
+        self.offered[(due_ns - self._origin_ns) // LOAD_BIN_NS] += size_bytes
 
     def launched(self, lateness_ns: int) -> None:
         """Count a flow as launched."""
@@ -129,7 +126,7 @@ class FlowStatistics:
 
     def moved(self, now_ns: int, size_bytes: int) -> None:
         """Count bytes of a flow that the kernel accepted."""
-        self.sent[(now_ns - self._origin_ns) // BIN_NS] += size_bytes
+        self.sent[(now_ns - self._origin_ns) // LOAD_BIN_NS] += size_bytes
 
     def ended(self, flow: FlowState, end: Ending, tcp: TcpState, source: int, destination: int) -> None:
         """Count and log the end of a flow; a flow without a start time never had a connection."""
@@ -154,7 +151,7 @@ class FlowStatistics:
             end.acked_bytes,
             tcp.retransmits,
             tcp.rtt_us,
-            STATES[end.state],
+            FLOW_STATES[end.state],
             NO_SOURCE if source < 0 else source,
             destination,
         )
@@ -204,7 +201,7 @@ class FlowStatistics:
 
     def _completed(self, size_bytes: int, completion_ns: int, least_rtt_us: int) -> None:
         self.completion.add(completion_ns)
-        size_class = next(at for at, most in enumerate(CLASS_BYTES) if most is None or size_bytes < most)
+        size_class = next(at for at, most in enumerate(SIZE_CLASSES_BYTES) if most is None or size_bytes < most)
         self.by_size[size_class][0].add(completion_ns)
         if self._line_rate_bps:
             ideal_ns = least_rtt_us * 1e3 + size_bytes * 8e9 / self._line_rate_bps
@@ -212,16 +209,16 @@ class FlowStatistics:
 
     def _size_classes(self) -> list[dict[str, Any]]:
         rows, below = [], 0
-        for most, (fct, slowdown) in zip(CLASS_BYTES, self.by_size, strict=True):
+        for most, (fct, slowdown) in zip(SIZE_CLASSES_BYTES, self.by_size, strict=True):
             row = {"from_bytes": below, "to_bytes": most, "flows": fct.count, **_quantiles("fct", fct, 1e9)}
             rows.append(row | _quantiles("slowdown", slowdown, _THOUSANDTHS))
             below = most or 0
         return rows
 
     def _bins(self, launched_s: float) -> dict[str, list[float]]:
-        count = -int(-launched_s * 1e9 // BIN_NS)
+        count = -int(-launched_s * 1e9 // LOAD_BIN_NS)
         return {
-            f"{name}_bps": [bins[at] * 8e9 / BIN_NS for at in range(count)]
+            f"{name}_bps": [bins[at] * 8e9 / LOAD_BIN_NS for at in range(count)]
             for name, bins in (("offered", self.offered), ("achieved", self.sent))
         }
 
@@ -275,7 +272,7 @@ def congestion_impact(baseline: Path) -> Baseline:
         raise UsageError(f"{baseline} is no sender's log: name one that 'ringtap traffic send --log' wrote") from error
     times = LogHistogram()
     for record in records.walk():
-        if record[state] == STATES["finished"] and record[size]:  # an open-ended flow takes as long as the plan
+        if record[state] == FLOW_STATES["finished"] and record[size]:  # an open-ended flow takes as long as the plan
             times.add(record[finish] - record[start])
     mean_ns, p99_ns = times.mean(), times.quantile(0.99)
     if not mean_ns or not p99_ns:

@@ -199,7 +199,7 @@ class Recorders:
         try:
             from ringtap.agents.clock.service import ClockService
 
-            self._clock = ClockService(self._run, self._node)
+            self._clock = ClockService(self._run, self._node, say=self._say)
             self._clock.start()
         except Exception as error:
             self._clock = None

@@ -104,7 +104,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
         try:
             scanned = scan_packets(logs.path / name)
         except (RingtapError, OSError) as error:
-            logs.problems.append(f"{logs.name}/{name} is read up to where it breaks: {error}")
+            logs.problems.append(f"{logs.name}/{name} was not read: {error}")
             continue
         before = sum(total[2] for total in sums.total)
         sums.add(interface, scanned, logs.clock)

@@ -119,18 +119,18 @@ def describe(data: dict[str, Any]) -> list[str]:
 def _run(data: dict[str, Any]) -> list[str]:
     run, iterations = data["run"], data["iterations"]
     nodes = len(run["nodes"])
-    who = _count(run["ranks"], "rank") if run["ranks"] else ""
+    who = counted(run["ranks"], "rank") if run["ranks"] else ""
     if run["processes"]:
         who = counted(len(run["processes"]), "process", "processes")
-    where = f"{who} on {_count(nodes, 'node')}" if who else _count(nodes, "node")
-    what = f"{_count(iterations['count'], 'iteration')} in" if iterations["count"] else "no iterations,"
+    where = f"{who} on {counted(nodes, 'node')}" if who else counted(nodes, "node")
+    what = f"{counted(iterations['count'], 'iteration')} in" if iterations["count"] else "no iterations,"
     why = f": {run['why']}" if run["why"] else ""
     lines = [f"{run['directory']}: {where}, {what} {format_duration(run['seconds'])}; {run['status']}{why}"]
     if not run["steps"]:
         lines.append("No optimizer step was recorded, so bytes are those of the whole recording.")
     elif not iterations["count"]:
         lines.append(
-            f"{_count(run['steps'], 'step')} of the optimizer {'was' if run['steps'] == 1 else 'were'} recorded. An "
+            f"{counted(run['steps'], 'step')} of the optimizer {'was' if run['steps'] == 1 else 'were'} recorded. An "
             "iteration lasts from the end of one to the end of the next, so there is none, and bytes are those of the "
             "whole recording."
         )
@@ -151,10 +151,6 @@ def _processes(found: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _time(data: dict[str, Any]) -> list[str]:
     item, phases = data["iterations"], data["phases"]
     if item["mean_s"] is None:
@@ -164,13 +160,13 @@ def _time(data: dict[str, Any]) -> list[str]:
     lines = [f"An iteration takes {shown['median']} (median; {spread})."]
     if item["warm_up"]:
         lines.append(
-            f"Over {_count(item['measured'], 'iteration')}; {item['warm_up']} of warm-up "
+            f"Over {counted(item['measured'], 'iteration')}; {item['warm_up']} of warm-up "
             f"{'is' if item['warm_up'] == 1 else 'are'} left out here and below."
         )
     if data["run"]["steps"] == item["count"] + 1 + item["restarts"]:
         lines.append(f"Nothing marks the beginning of the first of the {counted(data['run']['steps'], 'step')}.")
     if item["restarts"]:
-        lines.append(f"The job was started again {_count(item['restarts'], 'time')}.")
+        lines.append(f"The job was started again {counted(item['restarts'], 'time')}.")
     if item["skipped"]:
         lines.append(f"Mixed precision skipped the optimizer in {item['skipped']} of them.")
     if item["backwards"] and item["backwards"] > 1 and item["optimizers"] > 1:
@@ -272,7 +268,10 @@ def _network(data: dict[str, Any]) -> list[str | Table]:
 def _demand(data: dict[str, Any]) -> list[str]:
     item, totals = data["demand"], data["bytes"]
     if totals["too_short"]:
-        count, each = _count(data["iterations"]["measured"], "iteration"), format_duration(data["iterations"]["mean_s"])
+        count, each = (
+            counted(data["iterations"]["measured"], "iteration"),
+            format_duration(data["iterations"]["mean_s"]),
+        )
         every = format_duration(totals["sampled_every_s"])
         short = f"it has {count} of {each}, and sockets are sampled every {every}"
         return [f"The job is too short to say what it moves in an iteration: {short}."]

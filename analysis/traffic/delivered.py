@@ -17,9 +17,8 @@ from ringtap.analysis.traffic.log import Sent
 from ringtap.analysis.traffic.plan import Integers, Numbers, Plan, Windows
 from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES
+from ringtap.schema import FLOW_HEADER_BYTES
 from ringtap.units import counted
-
-FLOW_HEADER_BYTES = 16  # header that the protocol sends before each flow's payload
 
 
 @dataclass(frozen=True)

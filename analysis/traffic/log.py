@@ -13,11 +13,10 @@ import numpy.typing as npt
 from ringtap.analysis.traffic.plan import Flags, Integers, Numbers
 from ringtap.errors import UsageError
 from ringtap.records import INTEGER, RecordFile, open_records
+from ringtap.schema import FLOW_STATES
 
-FINISHED, UNFINISHED, FAILED = 0, 1, 2
+FINISHED, UNFINISHED, FAILED = (FLOW_STATES[name] for name in ("finished", "unfinished", "failed"))
 _NEVER = -(2**62)
-# Upper ends of the usual size classes for completion times (pFabric and its successors)
-CLASS_BYTES = (100_000, 10_000_000, None)
 _TIMES = ("intended_start_ns", "start_ns", "first_byte_ns", "finish_ns")
 _COLUMNS = ("flow", *_TIMES, "lateness_ns", "size_bytes", "sent_bytes", "acked_bytes", "retransmits", "rtt_us", "state")
 _READ = {*_COLUMNS, "destination"}

@@ -24,14 +24,13 @@ from ringtap.analysis.traffic.delivered import (
     window_ns,
 )
 from ringtap.analysis.traffic.figures import plan_figure, rates_figure, trace_figure
-from ringtap.analysis.traffic.log import CLASS_BYTES, FAILED, FINISHED, UNFINISHED, Sent, read_sent
+from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, Sent, read_sent
 from ringtap.analysis.traffic.plan import Flags, Integers, Numbers, Plan, Windows, burst_windows, read_plan
 from ringtap.errors import UsageError
 from ringtap.records import FORMAT as RECORDS
+from ringtap.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES
 from ringtap.units import counted
 
-BIN_NS = 100_000_000
-MISSED_NS = 1_000_000
 NEAR_SHARE = 0.05  # largest relative error of a window that counts as near its plan
 START_SLACK_NS = 1000  # conversion between clocks may move a logged start this far from the planned one
 
@@ -84,7 +83,7 @@ def _other_due_time(plan: Plan, sent: Sent, known: Flags) -> Flags:
 
 def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict[str, Any], pd.DataFrame]:
     """Return the offered and achieved load, as a whole and in bins of 100 ms."""
-    edges = np.append(np.arange(0, plan.duration_ns, BIN_NS, dtype=np.int64), plan.duration_ns)
+    edges = np.append(np.arange(0, plan.duration_ns, LOAD_BIN_NS, dtype=np.int64), plan.duration_ns)
     widths_s = np.diff(edges) / 1e9
     due, launched = _due(plan, sent), sent.started
     sums = {
@@ -106,7 +105,7 @@ def load(plan: Plan, sent: Sent, log: Passed, wire: Passed | None) -> tuple[dict
     }
     whole["error"] = _ratio(whole["achieved_bps"] - plan.load_bps, plan.load_bps)
     if wire is not None:
-        passed = float(wire.until(np.array([max(plan.duration_ns, sent.last_ns) + BIN_NS]))[0])
+        passed = float(wire.until(np.array([max(plan.duration_ns, sent.last_ns) + LOAD_BIN_NS]))[0])
         whole |= {f"{wire.source}_bytes": passed, f"{wire.source}_error": _ratio(passed - received, received)}
     bins = {name: _errors(table[f"{name}_bps"].to_numpy(), table["offered_bps"].to_numpy()) for name in list(sums)[1:]}
     return {"whole": whole, "bins_100ms": bins}, table
@@ -148,8 +147,8 @@ def completion(sent: Sent, line_rate_bps: float | None, baseline: Sent | None) -
     alone = None if baseline is None else baseline.completion_s()
     rtts = sent.rtt_us[(sent.state == FINISHED) & (sent.rtt_us > 0)]
     base_s = float(rtts.min()) / 1e6 if len(rtts) else 0.0
-    ends = [0, *(most for most in CLASS_BYTES if most is not None)]
-    classes: list[tuple[int, int | None]] = [(0, None), *zip(ends, CLASS_BYTES, strict=True)]
+    ends = [0, *(most for most in SIZE_CLASSES_BYTES if most is not None)]
+    classes: list[tuple[int, int | None]] = [(0, None), *zip(ends, SIZE_CLASSES_BYTES, strict=True)]
     rows = []
     for least, most in classes:
         chosen = _in_class(sizes, least, most)

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import COLUMNS, MOST, MOST_HEADER_BYTES, Flow, read_header
+from ringtap.schema import LOAD_BIN_NS
 from ringtap.trafficgen.protocol import LARGEST_FLOW_BYTES, parse_address
 from ringtap.trafficgen.socket_options import transport_problem
 from ringtap.units import counted
 
 _WINDOW_NS = 1_000_000
-_BIN_NS = 100_000_000
 _NS = 1_000_000_000
 _FIRST, _FOLLOWED, _DEPENDENT = range(3)
 
@@ -113,12 +113,12 @@ class _BinRate:
 
     def add(self, start_ns: int, size_bytes: int) -> None:
         if start_ns >= self._end_ns:
-            self._end_ns, self._bytes = start_ns - start_ns % _BIN_NS + _BIN_NS, 0
+            self._end_ns, self._bytes = start_ns - start_ns % LOAD_BIN_NS + LOAD_BIN_NS, 0
         self._bytes += size_bytes
         self._most = max(self._most, self._bytes)
 
     def most_bps(self) -> float:
-        return self._most * 8 * _NS / _BIN_NS
+        return self._most * 8 * _NS / LOAD_BIN_NS
 
 
 class _PacedRate:

@@ -9,8 +9,8 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from ringtap.schema import FLOW_STATES
 from ringtap.trafficgen import protocol
-from ringtap.trafficgen.flow_log import STATES
 
 if TYPE_CHECKING:
     from ringtap.trafficgen.receiver.worker import ReceiverWorker
@@ -20,7 +20,7 @@ _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _SMALL_BYTES = 1 << 16
 _UNREAD_NOTICES_BYTES = 1 << 16
 _ENDLESS = 2**62
-_FINISHED, _UNFINISHED = STATES["finished"], STATES["unfinished"]
+_FINISHED, _UNFINISHED = FLOW_STATES["finished"], FLOW_STATES["unfinished"]
 
 
 class ReceiverConnection:

@@ -84,8 +84,10 @@ class Listener:
         """Yield number and CLOCK_MONOTONIC time of each flow completed since the last call."""
         with suppress(BlockingIOError):
             while True:
-                number, at_ns = _NOTICE.unpack(self._sock.recv(_NOTICE.size))
-                yield number, at_ns
+                notice = self._sock.recv(_NOTICE.size)
+                if len(notice) == _NOTICE.size:  # any process of this user may write to the socket
+                    number, at_ns = _NOTICE.unpack(notice)
+                    yield number, at_ns
 
     def close(self) -> None:
         """Close the socket; remove its path if this process created it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 
 from . import log
 
@@ -62,6 +63,7 @@ def _choose_timeline(settings: Settings, has_arguments: bool) -> dict[str, Any]:
     """Decide about the timeline and set its variable; returns the decision, for the settings file."""
     global _init_calls
     decision: dict[str, Any] = {"by": "", "path": None, "reason": ""}
+    path = os.devnull
     try:
         _init_calls += 1
         if os.environ.get(VARIABLE):
@@ -72,13 +74,14 @@ def _choose_timeline(settings: Settings, has_arguments: bool) -> dict[str, Any]:
         # The file comes before the agreement: after that, no rank may fail.
         path, reason = _create_timeline(settings)
         reason = _agree(reason)
-        if reason:
-            if path != os.devnull:
-                os.unlink(path)
-            return dict(decision, reason=reason)
     except Exception:
         log.note(settings, "Horovod timeline recorder")
-        return dict(decision, reason="the recorder failed: see the hook's log in steps")
+        reason = "the recorder failed: see the hook's log in steps"
+    if reason:
+        if path != os.devnull:
+            with suppress(OSError):
+                os.unlink(path)
+        return dict(decision, reason=reason)
     os.environ[VARIABLE] = path
     return dict(decision, by="ringtap", path=None if path == os.devnull else path)
 

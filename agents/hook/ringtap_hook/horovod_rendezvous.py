@@ -1,8 +1,8 @@
 """Agreement of the ranks of a Horovod job, through the key-value server that they use in ``hvd.init()`` anyway.
 
 Every recorded rank puts its own key. Rank 0 waits for all keys and puts the decision, for which the other ranks wait. A
-rank that is not recorded puts only Horovod's own key, when it calls ``init()``. So no rank waits longer than Horovod
-itself would, and either all ranks decide "yes" or none does.
+rank that is not recorded puts only Horovod's own key, when it calls ``init()``. A rank that has waited as long as
+Horovod would withdraws: rank 0 then decides against the timeline. Either all ranks decide "yes" or none does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ _HOROVOD_SCOPE = "global"  # HOROVOD_GLOO_GLOBAL_PREFIX
 _OK = 200
 _POLL_S = 0.02
 _POLL_S_PER_RANK = 0.002
+_WITHDRAWAL_S = 1.0  # longer than rank 0 takes from its last look at the keys to its decision
+_RECORDED, _WITHDRAWN = b"recorded", b"withdrawn"
 
 
 def agree(rank: int, size: int, veto: str) -> str:
@@ -32,9 +34,9 @@ def agree(rank: int, size: int, veto: str) -> str:
     pause_s = max(_POLL_S, size * _POLL_S_PER_RANK)  # the server is one Python process
     deadline = time.monotonic() + float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "30"))
     if rank:
-        if not store.put(str(rank), b"recorded", deadline):
+        if not store.put(str(rank), _RECORDED, deadline):
             return "Horovod's rendezvous server did not answer"
-        return _wait_for_decision(store, pause_s, deadline)
+        return _wait_for_decision(store, rank, pause_s, deadline)
     reason = veto or _wait_for_ranks(store, size, pause_s, deadline)
     if not store.put("decision", reason.encode() or b"yes", deadline):
         return "Horovod's rendezvous server did not answer"
@@ -53,20 +55,30 @@ def _wait_for_ranks(store: _Store, size: int, pause_s: float, deadline: float) -
             return f"rank {unrecorded[0]} is not recorded, and Horovod needs the variable in all ranks or in none"
         if missing:
             time.sleep(pause_s)
-    return f"rank {missing[0]} did not come up in time" if missing else ""
+    if missing:
+        return f"rank {missing[0]} did not come up in time"
+    withdrawn = [other for other in range(1, size) if store.get(store.scope, str(other)) != _RECORDED]
+    return f"rank {withdrawn[0]} has waited for rank 0 in vain" if withdrawn else ""
 
 
-def _wait_for_decision(store: _Store, pause_s: float, deadline: float) -> str:
+def _wait_for_decision(store: _Store, rank: int, pause_s: float, deadline: float) -> str:
     """Wait, in the other ranks, for rank 0's decision; returns empty for "yes", else the reason."""
-    while time.monotonic() < deadline:
+    withdrawn = False
+    while True:
         is_initialized = store.has(_HOROVOD_SCOPE, "0")
         decision = store.get(store.scope, "decision")
         if decision is not None:
             return "" if decision == b"yes" else decision.decode("utf-8", "replace")
         if is_initialized:
             return "rank 0 is not recorded"
-        time.sleep(pause_s)
-    return "rank 0 did not come up in time"
+        if time.monotonic() < deadline:
+            time.sleep(pause_s)
+        elif withdrawn:
+            return "rank 0 did not come up in time"
+        else:  # rank 0 may be deciding at this moment
+            withdrawn = True
+            deadline = time.monotonic() + max(_WITHDRAWAL_S, 4 * pause_s)
+            store.put(str(rank), _WITHDRAWN, deadline)
 
 
 class _Store:

@@ -382,7 +382,9 @@ def test_a_clock_that_is_set_moves_no_iteration(tmp_path: Path) -> None:
             row = (number, 0, end_ns - 10**6, end_ns, end_mono_ns - 10**6, end_mono_ns, 0, 1)
             node.records("steps/rank1-1.rec", STEPS, row, rank=1, world_size=2)
         snapshot = watch.at(20)
-    assert [(item.seconds, item.slowest_rank, item.lag_s) for item in snapshot.iterations.history] == [(1.0, 1, 0.25)] * 5
+    assert [(item.seconds, item.slowest_rank, item.lag_s) for item in snapshot.iterations.history] == [
+        (1.0, 1, 0.25)
+    ] * 5
     assert {rank.step_s for rank in snapshot.ranks} == {1.0}
 
 

@@ -131,7 +131,7 @@ def test_no_marker_is_in_a_code_block_where_it_would_be_shown() -> None:
         ("a heartbeat every three seconds", "ringtap.agents.hosts.frames.BEAT_S"),
         ("| 256 KiB", "ringtap.agents.hosts.frames.CHUNK_BYTES"),
         ("below 88 %", "ringtap.agents.sweep.precheck.REQUIRED_SHARE"),
-        ("bins of 100 ms", "ringtap.analysis.traffic.verify.BIN_NS"),
+        ("bins of 100 ms", "ringtap.schema.LOAD_BIN_NS"),
         ("up to 262,144", "ringtap.analysis.pcap.scan.MOST_CONVERSATIONS"),
         ('| `"3s"`', "ringtap.plan.Window.settle_s"),
         ("of 25 Gbit/s", "ringtap.analysis.thesis.CAPACITY_GBPS"),

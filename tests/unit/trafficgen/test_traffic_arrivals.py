@@ -61,6 +61,8 @@ def test_arrivals_are_kept_while_their_listener_is_busy_and_dropped_without_one(
         flushes += 1
         got += listener.arrivals()
     got += listener.arrivals()
+    announcer._sock.sendto(b"short", str(tmp_path / "socket"))  # from any other process
+    got += listener.arrivals()
     assert got == wanted
     assert flushes > 0
     listener.close()

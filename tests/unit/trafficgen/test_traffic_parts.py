@@ -51,7 +51,7 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", ":1", "a:", "a:x", "a:-1", "a:65536", "a:99999999999", "a b:1", "a:1\n", "a:٣"]
+    "text", ["", "a", ":1", "a:", "a:x", "a:-1", "a:65536", "a:99999999999", "a:0000080000", "a b:1", "a:1\n", "a:٣"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):

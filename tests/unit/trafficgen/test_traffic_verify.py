@@ -17,8 +17,9 @@ import pytest
 from ringtap.analysis.traffic.plan import burst_windows, read_plan
 from ringtap.cli import main
 from ringtap.records import Field, RecordWriter
+from ringtap.schema import FLOW_STATES
 from ringtap.trafficgen.commands.bundle import write_archive
-from ringtap.trafficgen.flow_log import NO_SOURCE, SENT_FIELDS, STATES
+from ringtap.trafficgen.flow_log import NO_SOURCE, SENT_FIELDS
 
 MS, ORIGIN_NS = 1_000_000, 1_700_000_000_000_000_000
 TO = "127.0.0.1:5001"
@@ -48,7 +49,7 @@ def record(number: int, start_ms: float, size: int, **other: int) -> tuple[int, 
 def write_log(path: Path, plan: Path, records: list[tuple[int, ...]] | None = None, **about: Any) -> Path:
     header = json.loads(plan.read_text().splitlines()[0])
     about = {"source": "sender", "plan": header, "sources": [], "destinations": header["destinations"]} | about
-    writer = RecordWriter(path, SENT_FIELDS, about | {"origin_ns": ORIGIN_NS, "transport": {}, "states": STATES})
+    writer = RecordWriter(path, SENT_FIELDS, about | {"origin_ns": ORIGIN_NS, "transport": {}, "states": FLOW_STATES})
     rows = [record(number, *flow) for number, flow in enumerate(FLOWS)] if records is None else records
     writer.append_many(reversed(rows))  # several workers' records lie in no order
     writer.close()

@@ -268,10 +268,8 @@ def _network(data: dict[str, Any]) -> list[str | Table]:
 def _demand(data: dict[str, Any]) -> list[str]:
     item, totals = data["demand"], data["bytes"]
     if totals["too_short"]:
-        count, each = (
-            counted(data["iterations"]["measured"], "iteration"),
-            format_duration(data["iterations"]["mean_s"]),
-        )
+        count = counted(data["iterations"]["measured"], "iteration")
+        each = format_duration(data["iterations"]["mean_s"])
         every = format_duration(totals["sampled_every_s"])
         short = f"it has {count} of {each}, and sockets are sampled every {every}"
         return [f"The job is too short to say what it moves in an iteration: {short}."]

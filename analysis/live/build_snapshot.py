@@ -314,7 +314,6 @@ def _host(node: NodeLog) -> Iterator[Host]:
         node.name,
         tuple(min(1.0, file.rate(name) or 0.0) for name in cores),
         1 - available / total if total and available is not None else None,
-        file.rate("tcp.segments_sent"),
         file.rate("tcp.segments_retransmitted"),
         file.total("tcp.segments_retransmitted"),
     )

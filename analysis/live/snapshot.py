@@ -99,7 +99,6 @@ class Host:
     node: str
     cores: tuple[float, ...]
     memory_used_share: float | None
-    segments_per_s: float | None
     retransmissions_per_s: float | None
     retransmissions_total: float | None
 

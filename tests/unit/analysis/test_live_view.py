@@ -469,7 +469,7 @@ def test_core_bars_of_many_cores_share_their_blocks() -> None:
 
 def test_nodes_are_sorted_by_their_busiest_core() -> None:
     nodes = tuple(Node(name, "running", "", False, None, None, None) for name in "abc")
-    hosts = tuple(Host(name, cores, None, None, None, None) for name, cores in (("a", (0.5, 0.5)), ("b", (0.1, 0.9))))
+    hosts = tuple(Host(name, cores, None, None, None) for name, cores in (("a", (0.5, 0.5)), ("b", (0.1, 0.9))))
     run = Snapshot(0, "run", nodes=nodes, hosts=hosts)
     cores = [column.title for column in NODES.columns].index("cores")
     assert [node.name for node, _ in NODES.select(run, "", cores, True)] == ["b", "a", "c"]

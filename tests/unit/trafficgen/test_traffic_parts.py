@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from ringtap.errors import UsageError
+from ringtap.schema import FLOW_HEADER_BYTES
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile
-from ringtap.trafficgen.protocol import format_address, parse_address
+from ringtap.trafficgen.protocol import FLOW, format_address, parse_address
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.ipc import Channel, pair
 from ringtap.trafficgen.sender.launcher import NEVER, Schedule
@@ -48,6 +49,10 @@ def test_zero_and_negative_values_count_as_zero() -> None:
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
     assert format_address(*address) == text
+
+
+def test_the_header_before_a_flow_has_the_size_that_captures_are_read_with() -> None:
+    assert FLOW.size == FLOW_HEADER_BYTES
 
 
 @pytest.mark.parametrize(

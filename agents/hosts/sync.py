@@ -29,7 +29,7 @@ class _Tracked:
         self._whole_at: int | None = None  # size at which a new file is complete; None once it is complete
 
     def update(self, found: os.stat_result) -> bool:
-        """Note the file's state; return True if there is anything to send. A replaced file is sent from its beginning."""
+        """Note the file's state; return True if there is anything to send, for a replaced file from its beginning."""
         identity: tuple[int, ...] = (found.st_ino,)
         if self._path.endswith(".json"):  # the file system reuses inodes of earlier versions
             identity = (found.st_ino, found.st_size, found.st_mtime_ns)

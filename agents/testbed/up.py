@@ -61,7 +61,7 @@ class RunningTestbed:
         return entry
 
     def _verify(self) -> list[dict[str, Any]]:
-        """Return measured rates of the links; rates that are off, as on a busy machine, are measured up to four times."""
+        """Return measured rates of the links; rates that are off, as on a busy machine, are measured again."""
         for _ in range(VERIFY_TRIES):
             self._send("verify")
             links: list[dict[str, Any]] = self._expect("links")["links"]

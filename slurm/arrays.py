@@ -115,7 +115,7 @@ def submit_plan(
 def _check_options(options: argparse.Namespace, hosts: int) -> None:
     """Refuse options whose values come from the plan."""
     if options.nodes not in (1, hosts) or options.tasks_per_node != 1:
-        raise UsageError(f"the plan has {hosts} hosts, each on its own node: leave out --nodes and --tasks-per-node")
+        raise UsageError(f"the plan has {hosts} hosts, a node each: leave out --nodes and --tasks-per-node")
     given = {"--collect": options.collect != "default", "--every": options.every != "100ms"}
     given |= {"--keep": bool(options.keep), "--horovod": options.horovod}
     for name, is_given in given.items():

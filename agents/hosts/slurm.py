@@ -35,7 +35,7 @@ def allocated_nodes() -> list[str]:
     nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes or not os.environ.get("SLURM_JOB_ID"):
         raise UsageError(
-            'reach = "slurm" works only in a Slurm job: submit it (ringtap submit), or take an allocation with salloc'
+            'reach = "slurm" works inside of a Slurm job: submit it (ringtap submit), or take an allocation with salloc'
         )
     for tool in ("srun", "scontrol"):
         if not which(tool):

@@ -119,9 +119,9 @@ def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequen
     }
 
     def step(
-        role: str, sruns: Sequence[str], words: Sequence[str], stdout: int | None = None
+        role: str, sruns: Sequence[str], arguments: Sequence[str], stdout: int | None = None
     ) -> subprocess.Popen[bytes]:
-        task = [sys.executable, "-m", "ringtap.slurm.tasks", role, str(paths.run), *recording, *words]
+        task = [sys.executable, "-m", "ringtap.slurm.tasks", role, str(paths.run), *recording, *arguments]
         srun = ["srun", "--overlap", "--export=ALL", *sruns, *task]
         try:
             return subprocess.Popen(srun, env=environment, stdin=subprocess.DEVNULL, stdout=stdout)
@@ -212,9 +212,9 @@ def run_series(paths: SubmitPaths, stops: Stops) -> int:
 
 def main() -> int:
     """Run the job; return its exit code."""
-    words = sys.argv[1:]
-    cut = words.index("--") if "--" in words else len(words)
-    command = words[cut + 1 :]
+    arguments = sys.argv[1:]
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    command = arguments[cut + 1 :]
     parser = argparse.ArgumentParser(prog="python -m ringtap.slurm.batch", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     if command:
@@ -225,7 +225,7 @@ def main() -> int:
         parser.add_argument(
             "--grace", type=float, required=True, metavar="SECONDS", help="from SIGTERM to SIGKILL near the time limit"
         )
-    options = parser.parse_args(words[:cut])
+    options = parser.parse_args(arguments[:cut])
     paths = SubmitPaths(options.run)
     job = job_id()
     stops = Stops(paths)

@@ -42,7 +42,9 @@ def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
         parts = now
         found = sweep_standing(run, parts)
         problems = merge(run, parts)
-        reasons = dict.fromkeys(f"{one.series}: {one.why}" for one in found.series if one.status == "stopped")
+        reasons = dict.fromkeys(
+            f"{series.series}: {series.why}" for series in found.series if series.status == "stopped"
+        )
         status: Status = found.status if found.status in FINAL else "running"
         run.finish(status, "" if status == "complete" else "; ".join([found.why, *reasons]))
     return found, problems
@@ -130,10 +132,11 @@ def _collect(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found.to_json() | {"problems": problems}))
         return 0
-    missing = [one for one in found.series if one.missing]
-    for one in missing:
-        loads = ", ".join(f"{load:.0%}" for load in one.missing)
-        print(one_line(f"missing: {one.series} at {loads}: {one.status}" + (f": {one.why}" if one.why else "")))
+    for series in found.series:
+        if series.missing:
+            loads = ", ".join(f"{load:.0%}" for load in series.missing)
+            why = f": {series.why}" if series.why else ""
+            print(one_line(f"missing: {series.series} at {loads}: {series.status}{why}"))
     verb = "report" if found.kind == "sweep" else "analyze"
     following = f"ringtap {verb} {shell_word(options.run)}"
     print(f"Wrote {options.run}: {found.status}, {one_line(found.why) or 'nothing is missing'}. Next: {following}")

@@ -189,7 +189,7 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
 
 def resource_words(resources: Resources, environment: Environment) -> str:
     """Describe a job's resources and Python environment for the user."""
-    words = [counted(resources.nodes, "node"), f"{counted(resources.tasks_per_node, 'task')} per node"]
+    parts = [counted(resources.nodes, "node"), f"{counted(resources.tasks_per_node, 'task')} per node"]
     for given, text in (
         (resources.cpus_per_task, "CPUs per task: {}"),
         (resources.gpus_per_node, "GPUs per node: {}"),
@@ -198,7 +198,7 @@ def resource_words(resources: Resources, environment: Environment) -> str:
         (resources.account, "account {}"),
     ):
         if given is not None:
-            words.append(text.format(given))
-    words.append(f"stopped {resources.stop_before_s} s before the time limit")
-    words.append(f"Python {environment.python}" if environment.python else "a Python environment made on each node")
-    return ", ".join(words)
+            parts.append(text.format(given))
+    parts.append(f"stopped {resources.stop_before_s} s before the time limit")
+    parts.append(f"Python {environment.python}" if environment.python else "a Python environment made on each node")
+    return ", ".join(parts)

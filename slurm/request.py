@@ -188,10 +188,10 @@ def _check_directives(resources: Resources) -> None:
             hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(DIRECTIVES)}"
             raise UsageError(f"--drop {name!r} is no directive that ringtap writes: {hint}")
     texts = {"--job-name": (resources.job_name,), "--account": (resources.account or "",), "--sbatch": resources.sbatch}
-    for option, words in texts.items():
-        for word in words:
-            if not word.isprintable():
-                raise UsageError(f"{option} {word!r} has a character that a line of a batch script cannot hold")
+    for option, values in texts.items():
+        for value in values:
+            if not value.isprintable():
+                raise UsageError(f"{option} {value!r} has a character that a line of a batch script cannot hold")
     for text in resources.sbatch:
         if not text.lstrip("-").strip():
             raise UsageError(

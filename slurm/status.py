@@ -172,10 +172,10 @@ def _own_standing(run: RunDirectory) -> Standing:
         series.append(
             SeriesStanding(index, name, *_own_series(run, name, bool(missing), status), len(done), missing, "")
         )
-    count = sum(one.points for one in series)
-    if status == "complete" and any(one.missing for one in series):
+    count = sum(item.points for item in series)
+    if status == "complete" and any(item.missing for item in series):
         status, why = "partial", "the last sweep into it was of one series alone"
-    progress = f"{count} of {counted(count + sum(len(one.missing) for one in series), 'point')}"
+    progress = f"{count} of {counted(count + sum(len(item.missing) for item in series), 'point')}"
     return Standing(str(run.path), "sweep", status, "; ".join(filter(None, [progress, why])), (), (), tuple(series))
 
 
@@ -346,9 +346,9 @@ def sweep_standing(run: RunDirectory, parts: Sequence[Part]) -> Standing:
     jobs, not_asked = _job_standings(paths, missing, ask=True)
     found = {job.job: job for job in jobs}
     series = tuple(_series_standing(part, found.get(last.get(part.index, "")), last) for part in parts)
-    states = [one.status for one in series]
-    points = sum(one.points for one in series)
-    why = f"{points} of {counted(points + sum(len(one.missing) for one in series), 'point')}"
+    states = [item.status for item in series]
+    points = sum(item.points for item in series)
+    why = f"{points} of {counted(points + sum(len(item.missing) for item in series), 'point')}"
     alive = [state for state in ("running", "waiting", "unknown") if state in states]
     ended = "complete" if set(states) == {"complete"} else "partial" if points else "failed"
     status = alive[0] if alive else ended
@@ -406,20 +406,20 @@ def lines(found: Standing) -> list[str]:
     if found.not_asked:
         text.append(f"  {found.not_asked}")
     if found.kind == "sweep":
-        width = max((len(one.series) for one in found.series), default=0)
+        width = max((len(item.series) for item in found.series), default=0)
         above = found.why if len(found.series) == 1 else ""  # contains the reason of the only series
-        text += [f"  {one.index:3d} {one.series:<{width}}  {_series(one, above)}" for one in found.series]
+        text += [f"  {item.index:3d} {item.series:<{width}}  {_series(item, above)}" for item in found.series]
     else:
         text += [f"  job {job.job}: {job.state}" + (f": {job.why}" if job.why else "") for job in found.jobs]
         text += _nodes(found)
     return [*text, *_next(found)]
 
 
-def _series(one: SeriesStanding, above: str) -> str:
-    text = f"{one.points} of {counted(one.points + len(one.missing), 'point')}, {one.status}"
-    if one.job and one.status in ("waiting", "running", "unknown"):
-        text += f" as job {one.job}"
-    return text + (f": {one.why}" if one.why and one.why not in above else "")
+def _series(item: SeriesStanding, above: str) -> str:
+    text = f"{item.points} of {counted(item.points + len(item.missing), 'point')}, {item.status}"
+    if item.job and item.status in ("waiting", "running", "unknown"):
+        text += f" as job {item.job}"
+    return text + (f": {item.why}" if item.why and item.why not in above else "")
 
 
 def _nodes(found: Standing) -> list[str]:
@@ -446,5 +446,5 @@ def _next(found: Standing) -> list[str]:
             return [f"To measure what is missing: ringtap sweep PLAN.toml -o {run} --resume"]
         return [f"Next: ringtap report {run}"] if found.status == "complete" else []
     again = [f"To measure what is missing: ringtap submit PLAN.toml -o {run}"]
-    stopped = any(one.status == "stopped" for one in found.series)
+    stopped = any(item.status == "stopped" for item in found.series)
     return [*(again if stopped else []), f"Next: ringtap collect {run}"]

@@ -83,8 +83,8 @@ class SlurmHosts(Hosts):
         """Return the reason for the loss of a host, with srun's last message and Slurm's state of the node."""
         reason = super().explain(host, stderr, why, code)
         node = self._nodes[host]
-        words = _scontrol("--oneliner", "show", "node", node).split()
-        states = [word.partition("=")[2] for word in words if word.startswith("State=")]
+        fields = _scontrol("--oneliner", "show", "node", node).split()
+        states = [field.partition("=")[2] for field in fields if field.startswith("State=")]
         return f"{reason} (Slurm calls {node} {states[0]})" if states else reason
 
 
@@ -98,10 +98,10 @@ def _gpus_by_node() -> dict[str, int]:
     return {node: count for node, count in found.items() if count}
 
 
-def _scontrol(*words: str) -> str:
+def _scontrol(*arguments: str) -> str:
     """Return the standard output of scontrol; empty if it cannot be run or does not end in time."""
     try:
-        done = subprocess.run(["scontrol", *words], capture_output=True, text=True, check=False, timeout=_ASK_S)
+        done = subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=False, timeout=_ASK_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

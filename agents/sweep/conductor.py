@@ -206,13 +206,13 @@ class Conductor:
         self._run.save()
         if not idle["words"]:
             return
-        words = "; ".join(idle["words"])
+        text = "; ".join(idle["words"])
         if not self._force:
             raise MeasurementError(
-                f"others use the links while the sweep does not yet: {words}: measure when they are idle, or all the "
+                f"others use the links while the sweep does not yet: {text}: measure when they are idle, or all the "
                 "same with --force"
             )
-        progress.say(f"warning: others use the links: {words}")
+        progress.say(f"warning: others use the links: {text}")
 
     def _precheck(self, setup: SweepSetup, kind: str, progress: Progress) -> None:
         """Check that a generator alone can load the bottleneck, and keep the result in run.json."""
@@ -223,17 +223,17 @@ class Conductor:
         others = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind]
         self._run.info["precheck"] = [*others, result]
         self._run.save()
-        words = "; ".join(result["others"])
-        beside = f", and beside it {words}" if words else ""
+        traffic = "; ".join(result["others"])
+        beside = f", and beside it {traffic}" if traffic else ""
         progress.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck{beside}")
         if not result["ok"]:
             raise MeasurementError(
                 f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, "
                 f"{result['required_share']:.0%} are needed{beside}: are its hosts busy, or its links?"
             )
-        if words and not self._force:
+        if traffic and not self._force:
             raise MeasurementError(
-                f"others use the links: {words}: measure when they are idle, or all the same with --force"
+                f"others use the links: {traffic}: measure when they are idle, or all the same with --force"
             )
 
     def _attempt(self, first: str, second: str) -> Path:

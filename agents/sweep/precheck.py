@@ -108,19 +108,19 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
         hosts.stop_all()
         hosts.gather(path)
     rates: dict[str, dict[str, int]] = {}
-    words = []
+    sentences = []
     for node, port in network.attachments.items():
         try:
             counters = Counters(run.path / "nodes" / node, start_ns, end_ns)
-            for way in ("rx", "tx"):
-                bps = counters.rate_bps(port.nics, way, network.bottleneck["mtu"], start_ns, end_ns)
-                rates.setdefault(node, {})[f"{way}_bps"] = round(bps)
+            for direction in ("rx", "tx"):
+                bps = counters.rate_bps(port.nics, direction, network.bottleneck["mtu"], start_ns, end_ns)
+                rates.setdefault(node, {})[f"{direction}_bps"] = round(bps)
                 if bps > MOST_OTHER_SHARE * plan.capacity_bps:
-                    words.append(other_words(node, way, bps, plan.capacity_bps))
+                    sentences.append(other_words(node, direction, bps, plan.capacity_bps))
         except UsageError as error:
             raise MeasurementError(f"host {node} could not count its idle links: {error}") from error
-    run.finish("complete", "; ".join(words))
-    return {"rates": rates, "words": words}
+    run.finish("complete", "; ".join(sentences))
+    return {"rates": rates, "words": sentences}
 
 
 def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], attached: Container[str]) -> None:

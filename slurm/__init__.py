@@ -1,1 +1,1 @@
-"""Slurm clusters: submission and site profiles."""
+"""Submission of jobs and sweeps to Slurm clusters, and site profiles."""

@@ -15,16 +15,16 @@ from ringtap.slurm.paths import SubmitPaths
 
 @dataclass(frozen=True)
 class Part:
-    """One series of a submitted sweep, as far as it is measured.
+    """One series of a submitted sweep, with the points measured so far.
 
     Attributes:
-        index: its place in the plan, and in the job array.
-        series: its name.
-        path: its run directory; may not exist yet.
-        info: the run directory's run.json; empty where there is none.
-        points: the windows measured.
+        index: index of the series in the plan and in the job array.
+        series: name of the series.
+        path: run directory of the series; may not exist yet.
+        info: content of its run.json; empty if there is none.
+        points: the measured windows.
         rejected: the windows that were measured again.
-        missing: loads of the plan (shares of the capacity) that have no point.
+        missing: loads of the plan without a point, as shares of the capacity.
     """
 
     index: int
@@ -37,28 +37,28 @@ class Part:
 
 
 def part_paths(run: RunDirectory) -> list[tuple[str, Path]]:
-    """The series of a submitted sweep in the plan's order, each with its run directory.
+    """Return the series of a submitted sweep in the plan's order, each with its run directory.
 
     Raises:
-        UsageError: the run is no submitted sweep.
+        UsageError: the run is not a submitted sweep.
     """
     paths = SubmitPaths(run.path)
     if run.info.get("kind") != "sweep" or not paths.folder.is_dir():
-        raise UsageError(f"{run.path} is no submitted sweep: ringtap submit PLAN.toml makes one")
+        raise UsageError(f"{run.path} is not a submitted sweep: ringtap submit PLAN.toml makes one")
     names = planned_series(whole_plan(run))
     return [(name, paths.parts / f"{index:03d}-{name}") for index, name in enumerate(names)]
 
 
 def planned_series(plan: dict[str, Any]) -> list[str]:
-    """The names of a plan's series, in the order in which they are measured."""
+    """Return the names of a plan's series, in the order in which they are measured."""
     return [f"{model['name']}-{kind}" for model in plan["models"] for kind in plan["traffic"]]
 
 
 def whole_plan(run: RunDirectory) -> dict[str, Any]:
-    """The plan of a sweep, with its models, kinds of traffic and loads.
+    """Return the plan of a sweep, with its models, kinds of traffic and loads.
 
     Raises:
-        UsageError: run.json has none.
+        UsageError: run.json has no valid plan.
     """
     plan: dict[str, Any] | None = run.info.get("plan")
     try:
@@ -69,10 +69,10 @@ def whole_plan(run: RunDirectory) -> dict[str, Any]:
 
 
 def read_parts(run: RunDirectory) -> list[Part]:
-    """Read all parts of a submitted sweep in the plan's order; a part being written, as far as it is written.
+    """Read all parts of a submitted sweep in the plan's order, including incomplete ones.
 
     Raises:
-        UsageError: the run is no submitted sweep, or a file of a part is damaged.
+        UsageError: the run is not a submitted sweep, or a file of a part is damaged.
     """
     parts = enumerate(part_paths(run))
     loads = whole_plan(run)["loads"]

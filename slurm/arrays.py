@@ -1,4 +1,4 @@
-"""A sweep plan as a job array: one task per series, each a separate `ringtap sweep` that can be resumed."""
+"""Sweep plans as job arrays: one task per series, each a separate ``ringtap sweep`` that can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ringtap.units import format_duration
 
 
 class _Request(NamedTuple):
-    """A sweep to submit: plan, working folder, resources per task, Python environment and site."""
+    """Sweep to submit: plan, working folder, resources per task, Python environment and site."""
 
     plan: SweepPlan
     folder: Path
@@ -44,15 +44,15 @@ def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int], a
 
     Args:
         request: the sweep.
-        paths: of its run directory.
-        indices: of the series to measure.
-        after: ids of jobs that measure other series and have to end first.
+        paths: file names of its run directory.
+        indices: indices of the series to measure.
+        after: ids of jobs that measure other series and must end first.
     """
     cluster = request.plan.topology
     assert isinstance(cluster, Cluster)
     pinned = [host.node for host in cluster.hosts if host.node]
     directives = [
-        # one task at a time, on nodes of its own: two would load each other's network
+        # one task at a time, on its own nodes: two would load each other's network
         f"array={','.join(map(str, indices))}%1",
         "exclusive",
         "requeue",
@@ -68,18 +68,18 @@ def plan_script(request: _Request, paths: SubmitPaths, indices: Sequence[int], a
 def submit_plan(
     file: Path, options: argparse.Namespace, site: Site, resources: Resources, environment: Environment
 ) -> int:
-    """Run ``ringtap submit PLAN.toml``: submit a sweep, or the missing series of one submitted before.
+    """Run ``ringtap submit PLAN.toml``: submit a sweep, or the missing series of one that was submitted before.
 
     Args:
         file: the plan.
-        options: of the command line: ``nodes``, ``output``, ``print``, ``json`` and those that only a command takes.
+        options: options of the command line.
         site: the site.
-        resources: what each task gets, checked.
-        environment: its Python environment.
+        resources: checked resources of each task.
+        environment: Python environment of each task.
 
     Raises:
-        UsageError: the plan is not for Slurm, an option does not fit a plan, another plan was measured there, or sbatch
-            refuses.
+        UsageError: the plan is not for Slurm, an option does not apply to a plan, the run directory belongs to another
+            plan, or sbatch refuses.
     """
     plan = load_plan(file)
     cluster = plan.topology
@@ -90,46 +90,46 @@ def submit_plan(
     path: Path = options.output or Path("runs") / new_name(plan.name)
     paths = SubmitPaths(path)
     names = series_names(plan)
-    todo, after = _todo(plan, paths, names)
+    indices, after = _missing_series(plan, paths, names)
     request = _Request(plan, Path.cwd(), resources, environment, site)
     if options.print:
-        script.print_script(plan_script(request, paths, todo or range(len(names)), after))
+        script.print_script(plan_script(request, paths, indices or range(len(names)), after))
         return 0
-    if not todo:
+    if not indices:
         print(f"Nothing is left to submit. Next: ringtap collect {shell_word(path)}")
         return 0
-    doubts = [*check_place(paths.run, site), *_time_doubts(plan, [names[index] for index in todo], resources)]
-    for line in doubts:
-        print(f"ringtap: {line}", file=sys.stderr)
-    job = _submit(request, file, paths, todo, after, options.access)
+    warnings = [*check_place(paths.run, site), *_time_warnings(plan, [names[index] for index in indices], resources)]
+    for warning in warnings:
+        print(f"ringtap: {warning}", file=sys.stderr)
+    job = _submit(request, file, paths, indices, after, options.access)
     if options.json:
-        series = [names[index] for index in todo]
+        series = [names[index] for index in indices]
         print(json.dumps({"job": job, "run": str(paths.run), "series": series, "site": site.name}))
     else:
-        print(f"Submitted job {job}: {len(todo)} of {len(names)} series, one after the other")
+        print(f"Submitted job {job}: {len(indices)} of {len(names)} series, one after the other")
         print(f"Each gets, on {site.name}: {resource_words(resources, environment)}")
         print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shell_word(path)}")
     return 0
 
 
 def _check_options(options: argparse.Namespace, hosts: int) -> None:
-    """Refuse options whose values the plan gives."""
+    """Refuse options whose values come from the plan."""
     if options.nodes not in (1, hosts) or options.tasks_per_node != 1:
-        raise UsageError(f"the plan has {hosts} hosts, a node each: leave --nodes and --tasks-per-node out")
+        raise UsageError(f"the plan has {hosts} hosts, a node each: leave out --nodes and --tasks-per-node")
     given = {"--collect": options.collect != "default", "--every": options.every != "100ms"}
     given |= {"--keep": bool(options.keep), "--horovod": options.horovod}
     for name, is_given in given.items():
         if is_given:
-            raise UsageError(f"{name} is for a command; what a sweep records, its plan says")
+            raise UsageError(f"{name} is for a command; the plan determines what a sweep records")
 
 
-def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Return the indices of the series to submit, and the arrays of this run that wait or run.
+def _missing_series(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Return the indices of the series to submit, and the ids of this run's arrays that wait or run.
 
-    A new run submits all series; a run submitted before, those that lack points and have no job.
+    For a new run these are all series; for an earlier one, the series that lack points and have no job.
 
     Raises:
-        UsageError: another plan was submitted there, or it is not known whether jobs of it wait or run.
+        UsageError: another plan was submitted there, or the state of its jobs is not known.
     """
     if not (paths.run / RUN_JSON).is_file():
         return list(range(len(names))), []
@@ -141,33 +141,33 @@ def _todo(plan: SweepPlan, paths: SubmitPaths, names: Sequence[str]) -> tuple[li
         raise UsageError(
             f"{paths.run} was submitted with another plan (different: {', '.join(differing)}): use a new folder"
         )
-    found = sweep_standing(run, parts)
-    if found.not_asked:
-        raise UsageError(f"jobs of {paths.run} may still wait or run, and {found.not_asked}")
-    alive = [one.job.partition("_")[0] for one in found.series if one.status in ("waiting", "running")]
-    return [one.index for one in found.series if one.status == "stopped"], list(dict.fromkeys(alive))
+    status = sweep_standing(run, parts)
+    if status.not_asked:
+        raise UsageError(f"jobs of {paths.run} may still wait or run, and {status.not_asked}")
+    alive = [series.job.partition("_")[0] for series in status.series if series.status in ("waiting", "running")]
+    return [series.index for series in status.series if series.status == "stopped"], list(dict.fromkeys(alive))
 
 
-def _time_doubts(plan: SweepPlan, names: Sequence[str], resources: Resources) -> list[str]:
-    """Describe how long the longest series takes, and if it exceeds the time limit; one sentence."""
+def _time_warnings(plan: SweepPlan, names: Sequence[str], resources: Resources) -> list[str]:
+    """Return one sentence: how long the longest series takes, and whether the time limit stops it."""
     expected_s = max(sum(point["duration_s"] for point in estimate(plan, name)) for name in names)
     text = f"a series takes about {format_duration(expected_s)}"
     limit_s = parse_time_s(resources.time) - resources.stop_before_s if resources.time else expected_s
     if limit_s < expected_s:
-        return [f"{text}, and its job is stopped after {format_duration(limit_s)}: submit again to go on"]
+        return [f"{text}, and its job is stopped after {format_duration(limit_s)}: submit again to continue"]
     return [text]
 
 
 def _submit(
-    request: _Request, file: Path, paths: SubmitPaths, todo: Sequence[int], after: Sequence[str], access: str
+    request: _Request, file: Path, paths: SubmitPaths, indices: Sequence[int], after: Sequence[str], access: str
 ) -> str:
-    """Make the run directory, or use the existing one, and submit the array; returns its id."""
+    """Create the run directory, or use the existing one, and submit the array; return its id."""
     sbatch = find_sbatch()
-    plan, text = request.plan, plan_script(request, paths, todo, after)
+    plan, text = request.plan, plan_script(request, paths, indices, after)
     about = {"site": request.site.name, "folder": str(request.folder), "resources": asdict(request.resources)}
     if (paths.run / RUN_JSON).is_file():
         before = read_request(paths)
-        job = hand_over(sbatch, paths, text, before | about | {"tasks": [*before["tasks"], list(todo)]})
+        job = hand_over(sbatch, paths, text, before | about | {"tasks": [*before["tasks"], list(indices)]})
         run = RunDirectory.open(paths.run)
         run.finish("running", NOT_BEGUN)
         return job
@@ -178,7 +178,7 @@ def _submit(
         paths.parts.mkdir()
         shutil.copyfile(file, paths.plan)
         paths.plan.chmod(0o600)  # its commands and variables may hold secrets
-        return hand_over(sbatch, paths, text, about | {"tasks": [list(todo)]})
+        return hand_over(sbatch, paths, text, about | {"tasks": [list(indices)]})
     except (UsageError, OSError):
         for folder in (paths.folder, paths.parts):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Process of a batch script: starts the steps of a submitted job, passes stops on, and records how the job ends.
+"""Process of a batch script: starts the steps of a submitted job, forwards stop signals, and records the job's end.
 
-It is the last line of the script: ``exec python -m ringtap.slurm.batch RUN OPTIONS -- COMMAND`` for a command, and with
-RUN alone for the series of a submitted sweep that a task of the array measures. ``exec`` makes it the process to which
-Slurm sends SIGUSR1 ahead of the time limit. It always ends with the exit code of the job.
+The last line of the script runs it: ``exec python -m ringtap.slurm.batch RUN OPTIONS -- COMMAND`` for a command, or
+with RUN alone for a task of an array, which measures one series of a submitted sweep. ``exec`` makes it the process to
+which Slurm sends SIGUSR1 ahead of the time limit. It always ends with the exit code of the job.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ringtap.slurm.paths import SubmitPaths
 from ringtap.terminal import as_command
 from ringtap.units import counted
 
-_ANSWER_S = 30.0  # for the next recorder's answer, before the job begins without it
-_FINISH_S = 60.0  # for the recorders to finish, after the job
+_ANSWER_S = 30.0  # wait for the next recorder's answer; the job then begins without it
+_FINISH_S = 60.0  # for the recorders to finish after the job
 _RETRY_S = 0.2
 _RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 _CAUSES = {
@@ -46,10 +46,10 @@ class Stops:
     SIGTERM reaches every task without this process, SIGUSR1 reaches this process alone.
 
     Args:
-        paths: of the run.
+        paths: file names of the run.
 
     Attributes:
-        cause: the signal that has arrived, ``USR1`` or ``TERM``; empty for none.
+        cause: the signal that has arrived, ``USR1`` or ``TERM``; empty if none has.
     """
 
     def __init__(self, paths: SubmitPaths) -> None:
@@ -61,7 +61,7 @@ class Stops:
         signal.signal(signal.SIGTERM, lambda *_: self._record("TERM"))
 
     def on_limit(self, stop_job: Callable[[], None]) -> None:
-        """Set what stops the job ahead of the time limit; it is called now if the signal has arrived before."""
+        """Set the function that stops the job ahead of the time limit; call it now if the signal has arrived."""
         self._stop_job = stop_job
         if self._is_due:
             stop_job()
@@ -80,28 +80,28 @@ class Stops:
 
 
 def _after(seconds: float, act: Callable[[], object]) -> None:
-    """Call a function later, instead of what was to be called later until now."""
+    """Call a function after a delay; this replaces an earlier call that is still due."""
     signal.signal(signal.SIGALRM, lambda *_: act())
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _stop_step(paths: SubmitPaths, step: str, srun: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Send SIGTERM to the tasks of a step that has not ended, and SIGKILL after so many seconds."""
+    """Send SIGTERM to the tasks of a step that has not ended, and SIGKILL after the grace time."""
     if srun.poll() is not None:
         return
     if signal_step(paths, step, "TERM"):
         _after(grace_s, lambda: signal_step(paths, step, "KILL"))
-    else:  # its first task has yet to begin
+    else:  # its first task has not begun yet
         _after(_RETRY_S, lambda: _stop_step(paths, step, srun, grace_s))
 
 
 def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequence[str], stops: Stops) -> int:
-    """Run the recorders of all nodes and the job itself, each as a step; returns the job's exit code.
+    """Run the recorders of all nodes and the job itself, each as a step; return the job's exit code.
 
     Args:
-        paths: of the run directory; this node becomes the reference of its clocks.
-        options: of the command line.
-        command: what each task of the job runs.
+        paths: file names of the run; this node becomes the reference of its clocks.
+        options: options of the command line.
+        command: command of each task of the job.
         stops: signals that stop the job.
     """
     run = RunDirectory.open(paths.run)
@@ -114,25 +114,25 @@ def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequen
     recording = [f"--collect={options.collect}", f"--every={options.every}", "--"]
     environment = os.environ | {
         "MASTER_ADDR": allocated_nodes()[0],
-        # of this job alone; the next one is free, for Horovod
+        # differs between jobs; the next port is left free for Horovod
         "MASTER_PORT": str(10000 + int(variable("SLURM_JOB_ID")) % 10000 * 2),
     }
 
     def step(
-        role: str, sruns: Sequence[str], words: Sequence[str], stdout: int | None = None
+        role: str, sruns: Sequence[str], arguments: Sequence[str], stdout: int | None = None
     ) -> subprocess.Popen[bytes]:
-        task = [sys.executable, "-m", "ringtap.slurm.tasks", role, str(paths.run), *recording, *words]
+        task = [sys.executable, "-m", "ringtap.slurm.tasks", role, str(paths.run), *recording, *arguments]
         srun = ["srun", "--overlap", "--export=ALL", *sruns, *task]
         try:
             return subprocess.Popen(srun, env=environment, stdin=subprocess.DEVNULL, stdout=stdout)
         except OSError as error:
             raise MeasurementError(f"srun cannot be started for the {role}s: {error.strerror}") from error
 
-    # the recorders begin first, or their work would be done in the job's own step
+    # the recorders begin first; otherwise the job's own step would record
     per_node = ["--cpu-bind=none", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     agents = step("recorder", per_node, options.keep, subprocess.PIPE)
     note(paths, f"recording {_count_recorded(agents, nodes)} of {nodes} nodes")
-    cores = os.environ.get("SLURM_CPUS_PER_TASK")  # srun does not take them from the batch script by itself
+    cores = os.environ.get("SLURM_CPUS_PER_TASK")  # srun does not take this number from the batch script
     launcher = [sys.executable, "-m", "ringtap.examples.horovod_rank"] if options.horovod else []
     sruns = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={cores}"] if cores else [])]
     job = step("rank", sruns, [*launcher, *command])
@@ -145,7 +145,7 @@ def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequen
 
 
 def _count_recorded(agents: subprocess.Popen[bytes], nodes: int) -> int:
-    """The number of nodes that are being recorded, as far as their recorders answer in time."""
+    """Return the number of nodes whose recorders answer in time that they record."""
     assert agents.stdout is not None
     answers = b""
     while answers.count(b"\n") < nodes and select.select([agents.stdout], [], [], _ANSWER_S)[0]:
@@ -157,21 +157,21 @@ def _count_recorded(agents: subprocess.Popen[bytes], nodes: int) -> int:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process, whatever signals arrive; returns its exit code, as a shell gives it."""
+    """Wait for a process, whatever signals arrive; return its exit code as a shell does."""
     code = process.wait()
     return code if code >= 0 else 128 - code
 
 
 def _end(paths: SubmitPaths, code: int, cause: str) -> int:
-    """Record that the job has ended; returns its exit code.
+    """Record that the job has ended; return its exit code.
 
-    If a rank fails, Slurm ends the others, and srun's exit code is the greatest of all; the job's is that of the rank
-    that failed first, as far as the nodes recorded it.
+    If a rank fails, Slurm ends the others, and srun returns the greatest exit code. The job's exit code is that of the
+    rank that failed first, if the nodes recorded it.
 
     Args:
-        paths: of its run directory.
+        paths: file names of the run.
         code: srun's exit code.
-        cause: as of `Stops`.
+        cause: signal that stopped the job, as in `Stops`.
     """
     first = code
     try:
@@ -186,15 +186,15 @@ def _end(paths: SubmitPaths, code: int, cause: str) -> int:
             f"{expected - len(nodes)} of {counted(expected, 'node')} not recorded" if len(nodes) < expected else ""
         )
         conclude(run, first, signal.SIGTERM if cause else None, "; ".join(filter(None, [_CAUSES[cause], missing])))
-    except Exception as error:  # such as a damaged file; the job has ended as it has
+    except Exception as error:  # such as a damaged file, which must not change the exit code
         print(f"ringtap: the end of the job is not recorded ({type(error).__name__}: {error})", file=sys.stderr)
     return first
 
 
 def run_series(paths: SubmitPaths, stops: Stops) -> int:
-    """Measure one series of a submitted sweep, as ``ringtap sweep --resume`` does; returns its exit code.
+    """Measure one series of a submitted sweep with ``ringtap sweep --resume``; return its exit code.
 
-    Near the time limit the sweep gets SIGTERM: it keeps what it has, and a later job goes on.
+    Near the time limit the sweep gets SIGTERM: it keeps its points, and a later job resumes it.
 
     Raises:
         UsageError: the plan has no such series.
@@ -211,10 +211,10 @@ def run_series(paths: SubmitPaths, stops: Stops) -> int:
 
 
 def main() -> int:
-    """Run the job; returns its exit code."""
-    words = sys.argv[1:]
-    cut = words.index("--") if "--" in words else len(words)
-    command = words[cut + 1 :]
+    """Run the job; return its exit code."""
+    arguments = sys.argv[1:]
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    command = arguments[cut + 1 :]
     parser = argparse.ArgumentParser(prog="python -m ringtap.slurm.batch", allow_abbrev=False)
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     if command:
@@ -225,25 +225,25 @@ def main() -> int:
         parser.add_argument(
             "--grace", type=float, required=True, metavar="SECONDS", help="from SIGTERM to SIGKILL near the time limit"
         )
-    options = parser.parse_args(words[:cut])
+    options = parser.parse_args(arguments[:cut])
     paths = SubmitPaths(options.run)
     job = job_id()
     stops = Stops(paths)
     if command and not (paths.run / RUN_JSON).is_file():
         _make_run(paths, options, job)
-    for step in ("agents", "job"):  # of the job before Slurm requeued it
+    for step in ("agents", "job"):  # left by the job before Slurm requeued it
         with contextlib.suppress(OSError):
             paths.step(job, step).unlink()
     note(paths, f"begun on {os.uname().nodename}")
     code = as_command(lambda: run_command(paths, options, command, stops) if command else run_series(paths, stops))
     note(paths, f"ended {code}")
-    if not command:  # all that the tasks have measured so far, as one run directory
+    if not command:  # merge what the tasks have measured so far into one run directory
         subprocess.run([*_RINGTAP, "collect", str(paths.run)], stdout=subprocess.DEVNULL, check=False)
     return code
 
 
 def _make_run(paths: SubmitPaths, options: argparse.Namespace, job: str) -> None:
-    """Make the run directory of a script that was submitted by hand."""
+    """Create the run directory of a script that was submitted by hand."""
     settings = parse_settings(options.collect, options.every, {})
     RunDirectory.create(paths.run, "job", sys.argv, 0, settings=settings.to_json(), reference="")
     paths.states.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The bundle: a folder with everything that a cluster without internet lacks to run ringtap; ``ringtap bundle``."""
+"""``ringtap bundle``: a folder with everything that a cluster without internet needs in order to run ringtap."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ import ringtap
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.installation import install_command
 from ringtap.options import add_json
-from ringtap.slurm.sites import Site
+from ringtap.slurm.sites import Site, load_site
 from ringtap.trafficgen.commands.bundle import write_archive
+from ringtap.units import format_size
 
 ARCHIVE = "ringtap-traffic.pyz"
 MANIFEST = "MANIFEST"
 README = "README"
-# Platform tags of wheels that run on glibc 2.28 and newer
+# platform tags of wheels that run on glibc 2.28 and newer
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux2010", "manylinux1")
-_OLDEST = 10  # Python 3.10
+_OLDEST_MINOR = 10  # Python 3.10
 _PIP_TIMEOUT_S = 600.0
-_OF_OLDER_PYTHON = re.compile(r"python_version\s*<\s*['\"]3\.(\d+)['\"]")
+_OLDER_PYTHON = re.compile(r"python_version\s*<\s*['\"]3\.(\d+)['\"]")
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that has been written.
+    """Bundle that has been written.
 
     Attributes:
-        folder: its folder.
+        folder: folder of the bundle.
         files: SHA-256 of each file in it, by name.
         from_site: packages that the site's own wheels provide.
     """
@@ -59,11 +60,13 @@ def write_bundle(python: str, site: Site, folder: Path) -> Bundle:
 
     Raises:
         UsageError: the version is not supported, the folder is in use or not writable, or ringtap is not installed.
-        MeasurementError: pip cannot get what is needed.
+        MeasurementError: pip cannot download the wheels.
     """
     match = re.fullmatch(r"3\.(\d+)", python)
-    if match is None or int(match[1]) < _OLDEST:
-        raise UsageError(f"--python {python!r} is not a version that ringtap runs on: 3.{_OLDEST} or newer, as 3.11")
+    if match is None or int(match[1]) < _OLDEST_MINOR:
+        raise UsageError(
+            f"--python {python!r} is not a version that ringtap runs on: 3.{_OLDEST_MINOR} or newer, as 3.11"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -100,11 +103,11 @@ Check the files: sha256sum --check {MANIFEST}
 
 
 def requirements(minor: int) -> list[str]:
-    """Requirements of ringtap without its extras, on Python 3.<minor>."""
+    """Return the requirements of ringtap without its extras, on Python 3.<minor>."""
     found = []
     for line in _distribution().requires or ():
         requirement, _, marker = (part.strip() for part in line.partition(";"))
-        older = _OF_OLDER_PYTHON.search(marker)
+        older = _OLDER_PYTHON.search(marker)
         if "extra" not in marker and (older is None or minor < int(older[1])):
             found.append(requirement)
     return found
@@ -120,16 +123,16 @@ def _distribution() -> importlib.metadata.Distribution:
 
 
 def own_wheel(folder: Path) -> Path:
-    """Write a wheel of the ringtap that runs here; returns its path.
+    """Write a wheel of the ringtap that runs here; return its path.
 
-    It is built from the modules themselves, so it also works where ringtap was installed and its source is gone.
+    It is built from the installed modules, so it also works if the source is gone.
     """
     distribution = _distribution()
     version, tag = distribution.version, "py3-none-any"
     about = f"ringtap-{version}.dist-info"
     path = folder / f"ringtap-{version}-{tag}.whl"
     texts = {name: distribution.read_text(name) for name in ("METADATA", "entry_points.txt", "top_level.txt")}
-    texts["METADATA"] = texts["METADATA"] or distribution.read_text("PKG-INFO")  # its name beside a checkout
+    texts["METADATA"] = texts["METADATA"] or distribution.read_text("PKG-INFO")  # name of the file in a checkout
     generator = f"Wheel-Version: 1.0\nGenerator: ringtap {version}\nRoot-Is-Purelib: true\nTag: {tag}\n"
     contents = {f"{about}/{name}": text.encode() for name, text in texts.items() if text}
     contents[f"{about}/WHEEL"] = generator.encode()
@@ -144,7 +147,7 @@ def own_wheel(folder: Path) -> Path:
 
 
 def _modules(folder: Path = Path(ringtap.__file__).parent, name: str = "ringtap") -> Iterator[tuple[str, bytes]]:
-    """Yield the files of the package by their names in a wheel; in a checkout its subpackages are links."""
+    """Yield the package's files with their names in a wheel; in a checkout, the subpackages are links."""
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             if path.name != "__pycache__":
@@ -169,16 +172,16 @@ def _download(wanted: list[str], python: str, site: Site, folder: Path) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise MeasurementError(
-            f"pip did not come to an end within {_PIP_TIMEOUT_S:.0f} s: is there an index?"
+            f"pip did not end within {_PIP_TIMEOUT_S:.0f} s: can it reach a package index?"
         ) from error
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
-        why = said[-1].removeprefix("ERROR: ") if said else f"exit code {done.returncode}"
+        errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
+        why = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"
         raise MeasurementError(f"pip cannot get {', '.join(wanted)} for Python {python}: {why}")
 
 
 def _package(wheel: str) -> str:
-    """The package that a wheel's file name names, in its normal form."""
+    """Return the package name in a wheel's file name, in its normal form."""
     return re.sub(r"[-_.]+", "-", wheel.partition("-")[0]).lower()
 
 
@@ -198,9 +201,6 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _bundle(options: argparse.Namespace) -> int:
-    from ringtap.slurm.sites import load_site
-    from ringtap.units import format_size
-
     site = load_site(options.site)
     bundle = write_bundle(options.python, site, options.output)
     if options.json:

@@ -1,7 +1,6 @@
-"""Collection of a submitted sweep into one run directory, whose points name windows in its parts.
+"""``ringtap collect``: merges the points of a submitted sweep into its run directory, where they refer to its parts.
 
-Nothing is copied and no part is changed, so a sweep can be collected while its jobs write, and again later. Also the
-command line of ``ringtap collect``.
+Nothing is copied and no part is changed, so a sweep can be collected while its jobs write, and again later.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
     """Update a submitted run: merge the parts of a sweep, or finish a run that its job could not finish.
 
     Returns:
-        Its status, and one sentence for each part that was left out.
+        The status of the run, and one sentence for each part that was left out.
 
     Raises:
         UsageError: the run was not submitted, or its files are damaged.
@@ -39,22 +38,24 @@ def collect(run: RunDirectory) -> tuple[Standing, list[str]]:
             run.finish(found.status, found.why)
         return found, []
     parts: list[Part] = []
-    while (now := read_parts(run)) != parts:  # another collector at the same time may have read less
+    while (now := read_parts(run)) != parts:  # a concurrent collector may have read less and written later
         parts = now
         found = sweep_standing(run, parts)
         problems = merge(run, parts)
-        whys = dict.fromkeys(f"{one.series}: {one.why}" for one in found.series if one.status == "stopped")
+        reasons = dict.fromkeys(
+            f"{series.series}: {series.why}" for series in found.series if series.status == "stopped"
+        )
         status: Status = found.status if found.status in FINAL else "running"
-        run.finish(status, "" if status == "complete" else "; ".join([found.why, *whys]))
+        run.finish(status, "" if status == "complete" else "; ".join([found.why, *reasons]))
     return found, problems
 
 
 def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
-    """Write the points of all parts into a sweep's run directory, and the facts of their measurement.
+    """Write the points of all parts into a sweep's run directory, and set the facts about their measurement.
 
     Args:
-        run: the sweep; its ``info`` is changed, run.json is not written.
-        parts: its parts.
+        run: the sweep; its ``info`` is changed, but run.json is not written.
+        parts: the parts of the sweep.
 
     Returns:
         One sentence for each part that was left out.
@@ -63,11 +64,11 @@ def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
     # a run directory has one description of the bottleneck for all of its points
     bottleneck = measured[0].info.get("bottleneck") if measured else None
     taken = [part for part in measured if part.info.get("bottleneck") == bottleneck]
-    _write_lines(run.path / POINTS_JSONL, (_moved(part, item) for part in taken for item in part.points))
-    _write_lines(run.path / REJECTED_JSONL, (_moved(part, item) for part in taken for item in part.rejected))
+    _write_lines(run.path / POINTS_JSONL, (_relocated(part, item) for part in taken for item in part.points))
+    _write_lines(run.path / REJECTED_JSONL, (_relocated(part, item) for part in taken for item in part.rejected))
     run.info |= {
         "bottleneck": bottleneck,
-        "precheck": _least(item for part in taken for item in part.info.get("precheck") or []),
+        "precheck": _lowest(item for part in taken for item in part.info.get("precheck") or []),
         "calibration": next(filter(None, (part.info.get("calibration") for part in taken)), None),
         "not_collected": _distinct(item for part in parts for item in part.info.get("not_collected") or []),
     }
@@ -79,26 +80,26 @@ def merge(run: RunDirectory, parts: Sequence[Part]) -> list[str]:
     ]
 
 
-def _moved(part: Part, window: dict[str, Any]) -> dict[str, Any]:
-    """Return a window of a part, with its directory as the sweep names it."""
+def _relocated(part: Part, window: dict[str, Any]) -> dict[str, Any]:
+    """Return a window of a part with its directory relative to the sweep."""
     return window | {"directory": f"{part.path.parent.name}/{part.path.name}/{window['directory']}"}
 
 
 def _write_lines(path: Path, items: Iterable[dict[str, Any]]) -> None:
-    """Write JSON Lines to a temporary name and rename it: a reader sees the old file or the new one."""
+    """Write JSON Lines under a temporary name and rename the file, so that readers see the old or the new one."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     temporary.write_text("".join(json.dumps(item, allow_nan=False) + "\n" for item in items))
     temporary.replace(path)
 
 
-def _least(prechecks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lowest precheck of each traffic kind: all of its series reached as much."""
-    found: dict[str, dict[str, Any]] = {}
+def _lowest(prechecks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lowest precheck of each traffic kind; all series of the kind reached at least as much."""
+    lowest: dict[str, dict[str, Any]] = {}
     for item in prechecks:
         kind = str(item["kind"])
-        if kind not in found or _reached(item) < _reached(found[kind]):
-            found[kind] = item
-    return list(found.values())
+        if kind not in lowest or _reached(item) < _reached(lowest[kind]):
+            lowest[kind] = item
+    return list(lowest.values())
 
 
 def _reached(precheck: dict[str, Any]) -> float:
@@ -115,8 +116,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(
         name,
         help=summary,
-        description=f"{summary}, so that ringtap report reads them as one. Can be run at any time, and again: nothing "
-        "that was measured is changed.",
+        description=f"{summary}, so that ringtap report reads them as one. It can be run at any time, and again: "
+        "it changes no measurement.",
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of ringtap submit")
@@ -125,19 +126,18 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    from ringtap.rundir import RunDirectory
-
     found, problems = collect(RunDirectory.open(options.run))
     for problem in problems:
         print(f"ringtap: {one_line(problem)}", file=sys.stderr)
     if options.json:
         print(json.dumps(found.to_json() | {"problems": problems}))
         return 0
-    missing = [one for one in found.series if one.missing]
-    for one in missing:
-        loads = ", ".join(f"{load:.0%}" for load in one.missing)
-        print(one_line(f"missing: {one.series} at {loads}: {one.status}" + (f": {one.why}" if one.why else "")))
+    for series in found.series:
+        if series.missing:
+            loads = ", ".join(f"{load:.0%}" for load in series.missing)
+            why = f": {series.why}" if series.why else ""
+            print(one_line(f"missing: {series.series} at {loads}: {series.status}{why}"))
     verb = "report" if found.kind == "sweep" else "analyze"
-    again = f"ringtap {verb} {shell_word(options.run)}"
-    print(f"Wrote {options.run}: {found.status}, {one_line(found.why) or 'nothing is missing'}. Next: {again}")
+    following = f"ringtap {verb} {shell_word(options.run)}"
+    print(f"Wrote {options.run}: {found.status}, {one_line(found.why) or 'nothing is missing'}. Next: {following}")
     return 0

@@ -34,13 +34,13 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--site", metavar="SITE", help="cluster, or a profile's path (default: $CC_CLUSTER where it is known, generic)"
     )
-    parser.add_argument("--print", action="store_true", help="show the batch script, submit nothing")
+    parser.add_argument("--print", action="store_true", help="print the batch script and submit nothing")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="run directory, on a shared file system")
     add_access(parser)
     add_json(parser)
     _add_resources(parser.add_argument_group("what the job gets"))
     _add_environment(parser.add_argument_group("its Python"))
-    job = parser.add_argument_group("what is recorded, and kept (of a command; a plan says so itself)")
+    job = parser.add_argument_group("what is recorded and kept (for a command; a plan determines this itself)")
     job.add_argument("--collect", default="default", metavar="LIST", help="as of ringtap run (default: default)")
     job.add_argument("--every", default="100ms", metavar="TIME", help="as of ringtap run (default: 100ms)")
     job.add_argument(
@@ -57,20 +57,24 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 def _add_resources(group: Any) -> None:
     group.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
     group.add_argument("--tasks-per-node", type=int, default=1, metavar="N", help="tasks per node (default: 1)")
-    group.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of a task")
-    group.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs per node, as 4 or h100:4")
-    group.add_argument("--mem", metavar="SIZE", help="memory per node, as Slurm writes it: 64G")
-    group.add_argument("--time", metavar="TIME", help="time limit, as Slurm writes it: 30 (minutes), 3:00:00, 1-12")
+    group.add_argument("--cpus-per-task", type=int, metavar="N", help="cores per task")
+    group.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs per node, such as 4 or h100:4")
+    group.add_argument("--mem", metavar="SIZE", help="memory per node in Slurm's notation: 64G")
+    group.add_argument("--time", metavar="TIME", help="time limit in Slurm's notation: 30 (minutes), 3:00:00, 1-12")
     group.add_argument("--account", metavar="NAME", help="account to charge")
-    group.add_argument("--job-name", metavar="NAME", help="as squeue shows it (default: what is run)")
+    group.add_argument("--job-name", metavar="NAME", help="name that squeue shows (default: from the command or plan)")
     group.add_argument(
-        "--stop-before", default="120s", metavar="TIME", help="stop the job so long before the limit (default: 120s)"
+        "--stop-before", default="120s", metavar="TIME", help="stop the job this long before the limit (default: 120s)"
     )
     group.add_argument(
-        "--sbatch", action="append", default=[], metavar="TEXT", help="a further directive: partition=debug; repeatable"
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="further directive, such as partition=debug; repeatable",
     )
     group.add_argument(
-        "--drop", action="append", default=[], metavar="NAME", help="a directive to leave out: mem; repeatable"
+        "--drop", action="append", default=[], metavar="NAME", help="directive to leave out, such as mem; repeatable"
     )
 
 
@@ -78,12 +82,17 @@ def _add_environment(group: Any) -> None:
     group.add_argument(
         "--python", metavar="PATH", help="interpreter with ringtap, on a shared file system (default: this)"
     )
-    group.add_argument("--module", action="append", default=[], metavar="NAME", help="load this module too; repeatable")
     group.add_argument(
-        "--wheels", type=Path, metavar="DIR", help="make an environment on each node, from the site's wheels and these"
+        "--module", action="append", default=[], metavar="NAME", help="further module to load; repeatable"
     )
     group.add_argument(
-        "--requirement", type=Path, metavar="FILE", help="... and with what this requirements file names"
+        "--wheels",
+        type=Path,
+        metavar="DIR",
+        help="make an environment on each node from the site's wheels and those in DIR",
+    )
+    group.add_argument(
+        "--requirement", type=Path, metavar="FILE", help="also install the packages of this requirements file in it"
     )
 
 
@@ -136,10 +145,9 @@ def _environment(options: argparse.Namespace) -> Environment:
         )
     if options.wheels is not None and options.python is not None:
         raise UsageError("--python names an environment, and --wheels makes one: give one of them")
-    made = options.wheels is not None
-    python = None if made else os.path.abspath(options.python or sys.executable)  # noqa: PTH100 (keeps links)
-    absolute = [None if path is None else path.absolute() for path in (options.requirement, options.wheels)]
-    return Environment(python, tuple(options.module), *absolute)
+    python = None if options.wheels is not None else os.path.abspath(options.python or sys.executable)  # noqa: PTH100 (keeps links)
+    paths = [None if path is None else path.absolute() for path in (options.requirement, options.wheels)]
+    return Environment(python, tuple(options.module), *paths)
 
 
 def _submit_command(options: argparse.Namespace, site: Site, resources: Resources, environment: Environment) -> int:
@@ -165,11 +173,11 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
     if options.print:
         print_script(command_script(request, site, paths))
         return 0
-    doubts = check_place(paths.run, site)
+    warnings = check_place(paths.run, site)
     if read_only_place(request.folder, site, os.environ):
-        doubts.append(f"the job runs in {request.folder}, which is read-only on the nodes of {site.name}")
-    for doubt in doubts:
-        print(f"ringtap: {doubt}", file=sys.stderr)
+        warnings.append(f"the job runs in {request.folder}, which is read-only on the nodes of {site.name}")
+    for warning in warnings:
+        print(f"ringtap: {warning}", file=sys.stderr)
     job = submit_command(request, site, path, options.access)
     if options.json:
         print(json.dumps({"job": job, "run": str(paths.run), "script": str(paths.script), "site": site.name}))
@@ -180,8 +188,8 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
 
 
 def resource_words(resources: Resources, environment: Environment) -> str:
-    """Describe a job's resources for the user."""
-    words = [counted(resources.nodes, "node"), f"{counted(resources.tasks_per_node, 'task')} per node"]
+    """Describe a job's resources and Python environment for the user."""
+    parts = [counted(resources.nodes, "node"), f"{counted(resources.tasks_per_node, 'task')} per node"]
     for given, text in (
         (resources.cpus_per_task, "CPUs per task: {}"),
         (resources.gpus_per_node, "GPUs per node: {}"),
@@ -190,7 +198,7 @@ def resource_words(resources: Resources, environment: Environment) -> str:
         (resources.account, "account {}"),
     ):
         if given is not None:
-            words.append(text.format(given))
-    words.append(f"asked to stop {resources.stop_before_s} s before its end")
-    words.append(f"Python {environment.python}" if environment.python else "a Python environment made on each node")
-    return ", ".join(words)
+            parts.append(text.format(given))
+    parts.append(f"stopped {resources.stop_before_s} s before the time limit")
+    parts.append(f"Python {environment.python}" if environment.python else "a Python environment made on each node")
+    return ", ".join(parts)

@@ -1,9 +1,9 @@
-"""Job of a submission, as it describes itself: its state file, and the ids of its steps.
+"""State file of a submitted job, and the ids of its steps.
 
 The process of the batch script writes a line per event to the job's state file: ``<seconds since 1970> <event>``, with
 the events ``begun on NODE``, ``recording N of M nodes``, ``stopped SIGNAL`` and ``ended CODE``. A job that Slurm
-requeues begins again in the same file. Slurm tells the id of a step to its tasks only, so the first task of each step
-writes it beside the state file.
+requeues begins again in the same file. Only its own tasks know the id of a step, so the first task of each step writes
+it to a file beside the state file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ringtap.errors import UsageError
 from ringtap.slurm.paths import SubmitPaths
 
 
-class JobReport(NamedTuple):  # no dataclass: every rank imports this module before its job begins
-    """State of a job as its own state file has it.
+class JobReport(NamedTuple):  # not a dataclass: every rank imports this module before its job begins
+    """State of a job according to its state file.
 
     Attributes:
-        job: its id; for a task of an array ``<array's id>_<index>``.
-        begun_s: when it began last (seconds since 1970); None if it has not.
-        node: the node that its script began on.
-        stopped: the signal that has asked it to stop since; empty for none.
-        exit_code: its exit code; None while it runs, or if it was killed before it could write it.
+        job: id of the job; for a task of an array ``<array's id>_<index>``.
+        begun_s: time of its last start (seconds since 1970); None if it has not begun.
+        node: node on which its script began.
+        stopped: signal that has stopped it since; empty if none has.
+        exit_code: its exit code; None while it runs, or if it was killed before it wrote the code.
     """
 
     job: str
@@ -38,10 +38,10 @@ class JobReport(NamedTuple):  # no dataclass: every rank imports this module bef
 
 
 def variable(name: str) -> str:
-    """A variable that Slurm sets in a job.
+    """Return the value of a variable that Slurm sets in a job.
 
     Raises:
-        UsageError: it is not set.
+        UsageError: the variable is not set.
     """
     value = os.environ.get(name)
     if not value:
@@ -50,7 +50,7 @@ def variable(name: str) -> str:
 
 
 def job_id() -> str:
-    """The id of the job that this process runs in, as `JobReport` names it."""
+    """Return the id of the job that this process runs in, in the form of `JobReport`."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{variable('SLURM_ARRAY_TASK_ID')}" if array else variable("SLURM_JOB_ID")
 
@@ -61,7 +61,7 @@ def note(paths: SubmitPaths, event: str) -> None:
 
 
 def _append(path: Path, text: str) -> None:
-    """Append to a file; a failure is told, and no reason for the job to end."""
+    """Append to a file; a failure is printed and does not end the job."""
     try:
         with path.open("ab", buffering=0) as file:
             file.write(text.encode())
@@ -70,7 +70,7 @@ def _append(path: Path, text: str) -> None:
 
 
 def read_report(paths: SubmitPaths, job: str) -> JobReport:
-    """Read the state file of a job; a job that has not begun has none."""
+    """Return the report in the state file of a job, which has no file before it begins."""
     report = JobReport(job)
     try:
         text = paths.state(job).read_text(errors="replace")
@@ -78,7 +78,7 @@ def read_report(paths: SubmitPaths, job: str) -> JobReport:
         return report
     for line in text.splitlines():
         seconds, word, rest = (*line.split(" ", 2), "", "")[:3]
-        if word == "begun" and seconds.isdigit():  # again, if Slurm requeued it
+        if word == "begun" and seconds.isdigit():  # a later one means that Slurm requeued the job
             report = JobReport(job, int(seconds), rest.removeprefix("on "))
         elif word == "stopped":
             report = report._replace(stopped=report.stopped or rest)
@@ -88,13 +88,13 @@ def read_report(paths: SubmitPaths, job: str) -> JobReport:
 
 
 def announce_step(paths: SubmitPaths, step: str) -> None:
-    """Write the id of the step that this process is a task of, if it is the first one."""
+    """Write the id of the step of which this process is a task, if it is the step's first task."""
     if variable("SLURM_PROCID") == "0":
         _append(paths.step(job_id(), step), variable("SLURM_STEP_ID"))
 
 
 def signal_step(paths: SubmitPaths, step: str, name: str) -> bool:
-    """Send a signal to all tasks of a step, by its id, because a signal to srun would kill them.
+    """Send a signal to all tasks of a step by its id, because a signal to srun would kill them.
 
     Returns:
         True if the step has announced its id.

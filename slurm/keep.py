@@ -1,4 +1,4 @@
-"""Files to keep of a node's own disk, by patterns."""
+"""Copies of files on a node's own disk that match patterns."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# cp is fast for large files, and right for links, sparse files and time stamps
+# cp is fast for large files, and handles links, sparse files and time stamps correctly
 _COPY = ["cp", "--recursive", "--parents", "--preserve=timestamps", "--"]
-_AT_ONCE = 200  # paths of a command line
+_AT_ONCE = 200  # paths per command line
 
 
 def keep(folder: Path, patterns: Sequence[str], to: Path) -> None:
     """Copy the files and folders that match patterns, with their parents and time stamps.
 
-    A message on standard error tells what cannot be copied.
+    Files that cannot be copied are reported on standard error.
 
     Args:
-        folder: where the patterns begin.
-        patterns: as `matching` takes them.
-        to: the folder to copy to; made if missing.
+        folder: folder to which the patterns are relative.
+        patterns: patterns of `matching`.
+        to: folder to copy to; it is created if missing.
     """
     found: dict[str, str] = {}
     for pattern in patterns:
@@ -31,9 +31,10 @@ def keep(folder: Path, patterns: Sequence[str], to: Path) -> None:
         if not paths and not glob.has_magic(pattern):
             print(f"ringtap: there is no {folder / pattern} to keep", file=sys.stderr)
         found |= {path.rstrip("/"): path for path in paths}
-    # a folder is copied with all that is in it
+    # a folder is copied with all its content, so paths below it are dropped
     paths = [path for name, path in found.items() if not any(str(above) in found for above in Path(name).parents)]
-    folders = {path for path in paths if (folder / path).is_dir()}  # one cp copies none twice, by links or not
+    # one cp per folder, as a single cp skips a folder that it finds twice, also by a link
+    folders = {path for path in paths if (folder / path).is_dir()}
     files = [path for path in paths if path not in folders]
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -44,10 +45,10 @@ def keep(folder: Path, patterns: Sequence[str], to: Path) -> None:
 
 
 def matching(folder: Path, pattern: str) -> list[str]:
-    """Paths below a folder that match a pattern, as bash finds them with its option ``globstar``.
+    """Return the paths below a folder that match a pattern, as in bash with the option ``globstar``.
 
-    ``**`` stands for any number of folders, hidden ones and links excepted. At the end of the pattern it stands for a
-    folder as a whole.
+    ``**`` matches any number of folders except hidden ones and links; at the end of a pattern, it matches the folder
+    itself.
     """
     part = re.sub(r"(/\*\*)+/?$", "/", f"/{pattern}")[1:].replace("[^", "[!") or "*"
     first, globstar, rest = f"/{part}".partition("/**/")

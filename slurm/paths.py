@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 class SubmitPaths:
-    """The files that a submission adds to its run directory.
+    """Files that a submission adds to its run directory.
 
     Args:
-        run: the run directory; made absolute, links in it are kept.
+        run: the run directory; it is made absolute, and links in it are kept.
     """
 
     def __init__(self, run: Path) -> None:
@@ -22,21 +22,21 @@ class SubmitPaths:
 
     @property
     def script(self) -> Path:
-        """The batch script."""
+        """Batch script."""
         return self.folder / "job.sh"
 
     @property
     def request(self) -> Path:
-        """The request, and the ids that Slurm gave it (request.json)."""
+        """The request and the ids of its jobs (request.json)."""
         return self.folder / "request.json"
 
     @property
     def plan(self) -> Path:
-        """The plan of a sweep, as it was submitted first."""
+        """Plan of a sweep, as it was first submitted."""
         return self.folder / "plan.toml"
 
     def output(self, job: str) -> Path:
-        """Output of the script, its steps and Slurm itself; ``job`` as in `state`."""
+        """Output of the script, its steps and Slurm; ``job`` as in `state`."""
         return self.folder / f"slurm-{job}.out"
 
     @property
@@ -48,7 +48,7 @@ class SubmitPaths:
         """State file of a job (`ringtap.slurm.job`).
 
         Args:
-            job: the job's id, for a task of an array ``<array's id>_<index>``.
+            job: id of the job; for a task of an array ``<array's id>_<index>``.
         """
         return self.states / job
 
@@ -58,10 +58,10 @@ class SubmitPaths:
 
     @property
     def results(self) -> Path:
-        """Folder of what was kept of the nodes' own disks, with one folder per node."""
+        """Folder of the files kept from the nodes' own disks, with one folder per node."""
         return self.run / "results"
 
     @property
     def parts(self) -> Path:
-        """The run directories of a plan's series."""
+        """Folder of the run directories of a plan's series."""
         return self.run / "parts"

@@ -1,4 +1,4 @@
-"""A submission's request to Slurm, and the check that a site can give it."""
+"""Request of a submission, and the check that a site can fulfil it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringtap.masking import mask_words
 from ringtap.slurm.sites import Nodes, Site
 from ringtap.units import counted
 
-# sbatch's own names of what `Resources` asks for
+# directives of sbatch that `--drop` accepts
 DIRECTIVES = (
     "job-name",
     "account",
@@ -32,7 +32,7 @@ _TIME = re.compile(
     r"|(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)|(?P<only_m>\d+)(?::(?P<only_s>\d+))?)"
 )
 _MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
-# where sbatch itself looks for them
+# variables from which sbatch takes values
 _VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT"}
 
 
@@ -43,13 +43,13 @@ class Resources:
     Attributes:
         nodes: number of nodes.
         tasks_per_node: processes that Slurm starts on each node: one per rank, or one launcher.
-        cpus_per_task: cores of each.
+        cpus_per_task: cores per task.
         gpus_per_node: a number, or a type and a number: ``4``, ``h100:4``.
-        mem: memory of a node, as Slurm writes it.
-        time: the time limit, as Slurm writes it.
-        account: the account to charge.
-        job_name: as squeue shows it.
-        stop_before_s: how long before the time limit the job is asked to stop.
+        mem: memory per node in Slurm's notation.
+        time: time limit in Slurm's notation.
+        account: account to charge.
+        job_name: name that squeue shows.
+        stop_before_s: seconds before the time limit at which the job is asked to stop.
         sbatch: further directives, as after ``#SBATCH``.
         drop: directives to leave out, by name.
     """
@@ -72,8 +72,8 @@ class Environment:
     """Source of the job's Python.
 
     Attributes:
-        python: an interpreter that has ringtap; None where an environment is made on every node.
-        modules: further modules to load; one replaces the site's module of the same name.
+        python: an interpreter that has ringtap; None: an environment is made on every node.
+        modules: further modules to load; each replaces the site's module of the same name.
         requirement: a requirements file for the environment made on every node.
         wheels: a folder of wheels for it (``ringtap bundle``).
     """
@@ -86,17 +86,17 @@ class Environment:
 
 @dataclass(frozen=True)
 class Request:
-    """A command to submit.
+    """Command to submit.
 
     Attributes:
-        command: what each task runs.
-        folder: where it runs.
-        resources: its resources.
-        environment: its Python environment.
-        collect: as ``ringtap run --collect`` takes it.
-        every: as ``ringtap run --every`` takes it.
-        keep: patterns of what is copied from $SLURM_TMPDIR of every node at the end.
-        horovod: whether the ranks are given Horovod's variables.
+        command: command of each task.
+        folder: folder in which it runs.
+        resources: resources of the job.
+        environment: Python environment of the job.
+        collect: value of ``ringtap run --collect``.
+        every: value of ``ringtap run --every``.
+        keep: patterns of files that are copied from $SLURM_TMPDIR of every node at the end.
+        horovod: True if the ranks are given Horovod's variables.
     """
 
     command: tuple[str, ...]
@@ -109,7 +109,7 @@ class Request:
     horovod: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The request as plain data for request.json."""
+        """Return the request as plain data for request.json."""
         item: dict[str, Any] = asdict(self)
         item |= {"folder": str(self.folder), "command": mask_words(self.command)}
         for name in ("requirement", "wheels"):
@@ -119,10 +119,10 @@ class Request:
 
 
 def parse_time_s(text: str) -> int:
-    """Seconds of a time limit as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.
+    """Return the seconds of a time limit in Slurm's notation: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text has none of these forms.
     """
     match = _TIME.fullmatch(text.strip())
     if match is None:
@@ -131,25 +131,20 @@ def parse_time_s(text: str) -> int:
         )
     part = {name: int(value or 0) for name, value in match.groupdict().items()}
     hours = part["days"] * 24 + part["hours"] + part["h"]
-    return (
-        hours * 3600
-        + (part["minutes"] + part["m"] + part["only_m"]) * 60
-        + part["seconds"]
-        + part["s"]
-        + part["only_s"]
-    )
+    minutes = part["minutes"] + part["m"] + part["only_m"]
+    return hours * 3600 + minutes * 60 + part["seconds"] + part["s"] + part["only_s"]
 
 
 def check_resources(resources: Resources, site: Site, environment: Mapping[str, str]) -> Resources:
-    """Check that a site can give the resources; returns them with GPU type, account and time filled in.
+    """Check that a site can provide the resources; return them with GPU type, account and time filled in.
 
     Args:
-        resources: the resources asked for.
+        resources: the requested resources.
         site: the site.
-        environment: the user's environment, which may have account and time for sbatch.
+        environment: the user's environment, which may contain account and time for sbatch.
 
     Raises:
-        UsageError: it cannot; the message names the reason.
+        UsageError: the site cannot provide them; the message names the reason.
     """
     _check_numbers(resources)
     _check_directives(resources)
@@ -193,10 +188,10 @@ def _check_directives(resources: Resources) -> None:
             hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(DIRECTIVES)}"
             raise UsageError(f"--drop {name!r} is no directive that ringtap writes: {hint}")
     texts = {"--job-name": (resources.job_name,), "--account": (resources.account or "",), "--sbatch": resources.sbatch}
-    for option, words in texts.items():
-        for word in words:
-            if not word.isprintable():
-                raise UsageError(f"{option} {word!r} has a character that a line of a batch script cannot hold")
+    for option, values in texts.items():
+        for value in values:
+            if not value.isprintable():
+                raise UsageError(f"{option} {value!r} has a character that a line of a batch script cannot hold")
     for text in resources.sbatch:
         if not text.lstrip("-").strip():
             raise UsageError(
@@ -229,7 +224,7 @@ def _gpus(resources: Resources, site: Site) -> tuple[str | None, Nodes | None]:
         raise UsageError(f"--gpus-per-node {text!r} is not understood: a number, or a type and a number, as h100:4")
     kinds = [kind for kind in site.nodes if kind.gpu and name in ("", kind.gpu)]
     if not kinds:
-        if name and site.gpu_types and "." not in name:  # parts of GPUs have long names with a point: Slurm knows them
+        if name and site.gpu_types and "." not in name:  # Slurm checks names of parts of GPUs, which contain a dot
             near = difflib.get_close_matches(name, site.gpu_types, 1) or site.gpu_types
             raise UsageError(f"{site.name} has no GPUs of type {name!r}: did you mean {' or '.join(near)}?")
         if site.nodes and not site.gpu_types:
@@ -238,6 +233,6 @@ def _gpus(resources: Resources, site: Site) -> tuple[str | None, Nodes | None]:
     count = int(number)
     fitting = [kind for kind in kinds if count in kind.gpus]
     if not fitting:
-        has = "; ".join(f"{kind.gpu}: {' or '.join(map(str, kind.gpus))}" for kind in kinds)
-        raise UsageError(f"--gpus-per-node {text} is not what a job gets on a node of {site.name} ({has})")
+        offers = "; ".join(f"{kind.gpu}: {' or '.join(map(str, kind.gpus))}" for kind in kinds)
+        raise UsageError(f"--gpus-per-node {text} is not what a job gets on a node of {site.name} ({offers})")
     return f"{fitting[0].gpu}:{count}", fitting[0]

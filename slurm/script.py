@@ -14,13 +14,13 @@ from ringtap.slurm.request import Environment, Request, Resources
 from ringtap.slurm.sites import Site
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SPECIAL = re.compile(r"[\x00-\x1f\x7f$`]")  # what reads as if bash replaced it
+_SPECIAL = re.compile(r"[\x00-\x1f\x7f$`]")  # control characters, and those that suggest a substitution by bash
 _KILL_WAIT_S = 30  # Slurm's default, which a site may change
 _ON_EVERY_NODE = 'srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
 
 
 def quote(text: str | Path) -> str:
-    """Quote a text as one word of bash on one line, whatever it contains."""
+    """Quote any text as one word of bash on one line."""
     word = str(text)
     if not _SPECIAL.search(word):
         return shlex.quote(word)
@@ -29,7 +29,7 @@ def quote(text: str | Path) -> str:
 
 
 def print_script(text: str) -> None:
-    """Print a script byte by byte; on a terminal, control and invisible characters are shown as escapes."""
+    """Print a script with its exact bytes; on a terminal, control and invisible characters are shown as escapes."""
     if sys.stdout.isatty():
         print(text, end="")
     else:
@@ -74,12 +74,12 @@ def batch_script(
     """Return a batch script.
 
     Args:
-        resources: the resources asked for.
+        resources: the requested resources.
         environment: the Python environment.
         site: the site.
-        folder: the folder that the job runs in.
+        folder: the folder in which the job runs.
         job: arguments of `ringtap.slurm.batch`.
-        directives: further ones, as after ``#SBATCH --``.
+        directives: further directives, as after ``#SBATCH --``.
         setup: further lines before the job.
     """
     lines = [
@@ -99,15 +99,15 @@ def batch_script(
 def header(resources: Resources, directives: Iterable[str] = ()) -> list[str]:
     """Return the directives of sbatch.
 
-    Slurm's output goes to its default ``slurm-<job>.out`` in the folder that the script is submitted from: another name
-    would be expanded together with that of the folder, whose ``%`` and ``\\`` are then misread.
+    Output goes to Slurm's default, ``slurm-<job>.out`` in the folder from which the script is submitted. In any other
+    name, Slurm would also expand ``%`` and ``\\`` in the path of the folder.
 
     Args:
-        resources: the resources asked for.
-        directives: further ones, as after ``#SBATCH --``.
+        resources: the requested resources.
+        directives: further directives, as after ``#SBATCH --``.
     """
     signal = f"B:USR1@{resources.stop_before_s}" if resources.stop_before_s else None
-    asked = {
+    values = {
         "job-name": resources.job_name,
         "account": resources.account,
         "time": resources.time,
@@ -118,14 +118,14 @@ def header(resources: Resources, directives: Iterable[str] = ()) -> list[str]:
         "mem": resources.mem,
         "signal": signal,
     }
-    given = {name: value for name, value in asked.items() if value is not None and name not in resources.drop}
+    given = {name: value for name, value in values.items() if value is not None and name not in resources.drop}
     lines = [f"#SBATCH --{name}={_directive(str(value))}" for name, value in given.items()]
     lines += [f"#SBATCH --{text}" for text in directives]
     return [*lines, *(f"#SBATCH {text if text.startswith('-') else '--' + text}" for text in resources.sbatch)]
 
 
 def _directive(value: str) -> str:
-    """Quote a value as sbatch reads it on a line of a script."""
+    """Quote a value of a directive for sbatch."""
     if re.fullmatch(r"[\w.,:/@=+%-]+", value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -138,9 +138,9 @@ def modules(site: Site, environment: Environment) -> list[str]:
 
 
 def python(site: Site, environment: Environment) -> list[str]:
-    """Return the lines that put Python first on PATH; they make its environment on every node where asked."""
+    """Return the lines that put Python first on PATH and, if requested, make its environment on every node."""
     if environment.python is not None:
-        # not resolved: an environment's interpreter is a link out of it
+        # not resolved, as the interpreter of an environment is a link to one outside
         return [f'export PATH={quote(Path(environment.python).parent)}:"$PATH"']
     given = {"--find-links": environment.wheels, "--requirement": environment.requirement}
     wanted = ["--no-index", "ringtap"]

@@ -18,7 +18,7 @@ else:
     import tomli as tomllib
 
 SHIPPED = Path(__file__).parent / "sites"
-_BASES = ("alliance",)  # shared by several profiles; not a site itself
+_BASES = ("alliance",)  # profiles that others build on; not sites themselves
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Nodes:
 
     Attributes:
         count: number of such nodes.
-        cores: of one node.
-        memory: that a job can have on one node, as Slurm writes it.
-        gpu: type of its GPUs, as ``--gpus-per-node`` takes it; empty without.
-        gpus: numbers of GPUs that a job may ask for on one node.
+        cores: cores per node.
+        memory: memory per node that a job can use, in Slurm's notation.
+        gpu: type of its GPUs, as for ``--gpus-per-node``; empty if it has none.
+        gpus: numbers of GPUs that a job may request on one node.
     """
 
     count: int
@@ -42,23 +42,23 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster.
+    """Cluster.
 
     Attributes:
-        name: as in ``--site`` and ``$CC_CLUSTER``.
+        name: name of the site in ``--site`` and ``$CC_CLUSTER``.
         about: description in one line.
-        fabric: the network between the nodes.
-        internet: whether compute nodes reach the internet; None where it is not known.
-        submit_from: where to submit from.
-        modules: loaded first, in this order.
-        make_environment: the command that makes a Python environment, without the folder's name.
-        architecture: of the compute nodes, as wheels name it.
-        wheelhouse: packages that ``pip install --no-index`` finds there by itself.
-        read_only: folders that jobs cannot write to; may begin with a variable.
-        shared_file_systems: types of file systems that all nodes see; empty where that is not known.
-        interface: the network interface for Gloo's and NCCL's TCP connections; empty for their own choice.
+        fabric: network between the nodes.
+        internet: True if compute nodes reach the internet; None if unknown.
+        submit_from: host to submit from.
+        modules: modules to load, in this order.
+        make_environment: command that makes a Python environment, without the folder's name.
+        architecture: architecture of the compute nodes, as in the names of wheels.
+        wheelhouse: packages that ``pip install --no-index`` finds there.
+        read_only: folders to which jobs cannot write; may begin with a variable.
+        shared_file_systems: types of file systems that all nodes share; empty if unknown.
+        interface: network interface for the TCP connections of Gloo and NCCL; empty: they choose it.
         requires: options that a job must have.
-        longest_job: the longest time limit, as Slurm writes it; empty where it is not known.
+        longest_job: longest time limit in Slurm's notation; empty if unknown.
         nodes: kinds of nodes.
         sources: sources of these facts, with their dates.
         unverified: facts that are not confirmed, one sentence each.
@@ -84,17 +84,17 @@ class Site:
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """The types of GPUs it has."""
+        """Types of GPUs on the cluster."""
         return tuple(dict.fromkeys(kind.gpu for kind in self.nodes if kind.gpu))
 
 
 def user_folder(environment: Mapping[str, str]) -> Path:
-    """Folder for the users' own profiles."""
+    """Return the folder for the user's own profiles."""
     return Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ringtap" / "sites"
 
 
 def site_names(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the names that ``--site`` accepts, users' own ones first."""
+    """Return the names that ``--site`` accepts; the user's own profiles come first."""
     found = [path.stem for folder in (user_folder(environment), SHIPPED) for path in sorted(folder.glob("*.toml"))]
     return [name for name in dict.fromkeys(found) if name not in _BASES]
 
@@ -103,12 +103,12 @@ def load_site(name: str | None, environment: Mapping[str, str] = os.environ) -> 
     """Read a site's profile.
 
     Args:
-        name: a site's name, or the path of a profile (it ends in ``.toml``); None for the site that ``$CC_CLUSTER``
-            names, or else ``generic``.
-        environment: the environment.
+        name: name of a site, or path of a profile, which ends in ``.toml``; None: the site in ``$CC_CLUSTER`` if it is
+            known, else ``generic``.
+        environment: environment variables.
 
     Raises:
-        UsageError: no such site, or an invalid profile; the message has the nearest valid name.
+        UsageError: there is no such site, or its profile is not valid.
     """
     known = site_names(environment)
     if name is None:
@@ -146,7 +146,7 @@ def _read(path: Path, environment: Mapping[str, str]) -> Site:
     items.setdefault("name", path.stem)
     kinds = items.pop("nodes", None)
     changes = _checked(Site, items, path)
-    # facts that a base does not confirm stay unconfirmed
+    # facts that the base has not verified stay unverified
     changes["unverified"] = (*site.unverified, *changes.get("unverified", ()))
     changes["sources"] = (*site.sources, *changes.get("sources", ()))
     if kinds is not None:
@@ -157,7 +157,11 @@ def _read(path: Path, environment: Mapping[str, str]) -> Site:
 
 
 def _checked(of: type[Site] | type[Nodes], items: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the items as arguments of a dataclass; wrong keys and types are refused."""
+    """Return the items as arguments of a dataclass.
+
+    Raises:
+        UsageError: a key is unknown or missing, or a value has the wrong type.
+    """
     hints, values = get_type_hints(of), {}
     for key, value in items.items():
         if key not in hints:
@@ -167,10 +171,10 @@ def _checked(of: type[Site] | type[Nodes], items: dict[str, Any], path: Path) ->
         given = tuple(value) if isinstance(value, list) else value
         if hint in (tuple[str, ...], tuple[int, ...]):
             member = str if hint == tuple[str, ...] else int
-            right = isinstance(given, tuple) and all(type(entry) is member for entry in given)
+            is_valid = isinstance(given, tuple) and all(type(entry) is member for entry in given)
         else:
-            right = type(given) is (bool if key == "internet" else hint)
-        if not right:
+            is_valid = type(given) is (bool if key == "internet" else hint)
+        if not is_valid:
             raise UsageError(f"{path}: {key} = {value!r} is not what this key takes")
         values[key] = given
     missing = [item.name for item in fields(of) if item.default is MISSING and item.name not in values]

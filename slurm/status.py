@@ -1,4 +1,4 @@
-"""Status of a run, from its files and at most one query to Slurm; command line of ``ringtap status``."""
+"""``ringtap status``: the status of a run, from its files and at most one query to Slurm."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ringtap.units import counted
 
 NOT_BEGUN = "submitted; the job has not begun"
 FINAL: tuple[Status, ...] = ("complete", "partial", "failed")
-# Slurm's names of states
+# Slurm's states of jobs that wait, and of jobs that run
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ALIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
-# ... of jobs that ended by themselves, or that Slurm no longer knows
+# states that add nothing to the exit code: of jobs that ended by themselves, or that Slurm no longer knows
 _PLAIN = ("COMPLETED", "FAILED", "FORGOTTEN")
 _ANSWER_S = 30.0
 _REQUEST: Shape = {"jobs?": [{"id": Text(r"\w[\w.+-]{0,63}", "a job's id")}], "tasks?": [[COUNT]]}
@@ -43,9 +43,9 @@ class Answer:
     """State of a job according to Slurm.
 
     Attributes:
-        state: Slurm's name of it, such as ``PENDING``; ``FORGOTTEN`` where Slurm no longer knows the job.
-        reason: Slurm's reason for it; empty for none.
-        nodes: the nodes it has or had, as Slurm writes them.
+        state: Slurm's name of the state, such as ``PENDING``; ``FORGOTTEN`` if Slurm no longer knows the job.
+        reason: Slurm's reason for the state; empty if there is none.
+        nodes: nodes that the job has or had, in Slurm's notation.
     """
 
     state: str
@@ -55,14 +55,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class JobStanding:
-    """A job of a submission.
+    """Job of a submission.
 
     Attributes:
-        job: its id; for a task of an array ``<array's id>_<index>``.
-        state: ``waiting``, ``running``, ``ended``; ``unknown`` where Slurm could not be asked.
-        why: reason for the status, or details.
-        begun_s: when it began (seconds since 1970); None if it has not.
-        exit_code: as its script wrote it; None where it has not.
+        job: id of the job; for a task of an array ``<array's id>_<index>``.
+        state: ``waiting``, ``running`` or ``ended``; ``unknown`` if Slurm could not be asked.
+        why: reason for the state, or details.
+        begun_s: time of its start (seconds since 1970); None if it has not begun.
+        exit_code: exit code in its state file; None if there is none.
     """
 
     job: str
@@ -74,13 +74,13 @@ class JobStanding:
 
 @dataclass(frozen=True)
 class NodeStanding:
-    """A node of a wrapped command's run.
+    """Node of a wrapped command's run.
 
     Attributes:
-        node: its name.
+        node: name of the node.
         status: ``recording``, ``complete``, ``partial``, or ``cut off``: ended before it wrote its status.
-        why: reason for ``partial``; else empty.
-        written_s: when it wrote last (seconds since 1970); None if never.
+        why: reason for ``partial``; otherwise empty.
+        written_s: time of its last write (seconds since 1970); None if it never wrote.
     """
 
     node: str
@@ -91,13 +91,13 @@ class NodeStanding:
 
 @dataclass(frozen=True)
 class SeriesStanding:
-    """A series of a submitted sweep.
+    """Series of a sweep.
 
     Attributes:
-        index: its place in the plan, and in the job array.
-        series: its name.
-        status: ``complete``, ``waiting``, ``running``, ``unknown`` or ``stopped``: points are missing and no job is
-            there to measure them.
+        index: index of the series in the plan and in the job array.
+        series: name of the series.
+        status: ``complete``, ``waiting``, ``running``, ``unknown`` or ``stopped``, which means that points are missing
+            and no job will measure them.
         why: reason for the status, or details.
         points: number of points measured.
         missing: loads of the plan without a point, as shares of the capacity.
@@ -115,18 +115,18 @@ class SeriesStanding:
 
 @dataclass(frozen=True)
 class Standing:
-    """A submitted run.
+    """Status of a submitted run or a sweep.
 
     Attributes:
-        run: its run directory.
+        run: the run directory.
         kind: ``job`` or ``sweep``.
-        status: ``waiting``, ``running``, ``complete``, ``partial``, ``failed``; ``unknown`` where its jobs have
-            not ended by its files and Slurm could not be asked.
+        status: ``waiting``, ``running``, ``complete``, ``partial`` or ``failed``; ``unknown`` if its files do not say
+            that its jobs have ended and Slurm could not be asked.
         why: reason for the status, or details.
-        jobs: its jobs.
+        jobs: jobs of the run.
         nodes: nodes of a wrapped command's run.
         series: series of a sweep.
-        not_asked: why Slurm could not be asked; empty where it was, or there was nothing to ask.
+        not_asked: reason that Slurm could not be asked; empty if it was asked, or did not need to be.
     """
 
     run: str
@@ -139,12 +139,12 @@ class Standing:
     not_asked: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the status as plain data."""
         return asdict(self)
 
 
 def standing(run: RunDirectory) -> Standing:
-    """Status of a submitted run or a sweep; Slurm is queried at most once, and only if the files do not suffice.
+    """Return the status of a submitted run or a sweep; Slurm is queried at most once, if the files do not suffice.
 
     Raises:
         UsageError: the run is neither, or its files are damaged.
@@ -160,7 +160,7 @@ def standing(run: RunDirectory) -> Standing:
 
 
 def _own_standing(run: RunDirectory) -> Standing:
-    """Status of a sweep that ``ringtap sweep`` measures, on a testbed or on hosts."""
+    """Return the status of a sweep that ``ringtap sweep`` measures on a testbed or on hosts."""
     plan, status, why = whole_plan(run), str(run.info.get("status")), str(run.info.get("why") or "")
     if status == "running" and is_abandoned(run.path):
         status, why = "partial", "it was ended before it could say so"
@@ -172,11 +172,11 @@ def _own_standing(run: RunDirectory) -> Standing:
         series.append(
             SeriesStanding(index, name, *_own_series(run, name, bool(missing), status), len(done), missing, "")
         )
-    count = sum(one.points for one in series)
-    if status == "complete" and any(one.missing for one in series):
+    count = sum(item.points for item in series)
+    if status == "complete" and any(item.missing for item in series):
         status, why = "partial", "the last sweep into it was of one series alone"
-    told = f"{count} of {counted(count + sum(len(one.missing) for one in series), 'point')}"
-    return Standing(str(run.path), "sweep", status, "; ".join(filter(None, [told, why])), (), (), tuple(series))
+    progress = f"{count} of {counted(count + sum(len(item.missing) for item in series), 'point')}"
+    return Standing(str(run.path), "sweep", status, "; ".join(filter(None, [progress, why])), (), (), tuple(series))
 
 
 def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tuple[str, str]:
@@ -184,8 +184,10 @@ def _own_series(run: RunDirectory, name: str, is_open: bool, status: str) -> tup
     if not is_open:
         return "complete", ""
     found = (run.path / "series").glob(f"{glob.escape(name)}-[0-9]*/run.json")
-    tries = {int(words): path.parent for path in found if (words := path.parent.name.rpartition("-")[2]).isdecimal()}
-    info = RunDirectory.open(tries[max(tries)]).info if tries else {}
+    attempts = {
+        int(number): path.parent for path in found if (number := path.parent.name.rpartition("-")[2]).isdecimal()
+    }
+    info = RunDirectory.open(attempts[max(attempts)]).info if attempts else {}
     if status == "running":
         return ("running" if info.get("status") == "running" else "waiting"), ""
     return "stopped", str(info.get("why") or "")
@@ -207,10 +209,10 @@ def is_abandoned(run: Path) -> bool:
 
 
 def read_request(paths: SubmitPaths) -> dict[str, Any]:
-    """Read submit/request.json: the request, ``jobs`` with the id of each submission, ``tasks`` with its series.
+    """Read submit/request.json: the request, ``jobs`` with the id of each submission, and ``tasks`` with its series.
 
     Raises:
-        UsageError: it is damaged.
+        UsageError: the file is damaged.
     """
     item: dict[str, Any] = read_json(paths.request, _REQUEST)
     if "tasks" in item and len(item["tasks"]) != len(item.get("jobs") or []):
@@ -219,7 +221,7 @@ def read_request(paths: SubmitPaths) -> dict[str, Any]:
 
 
 def _submitted(paths: SubmitPaths) -> list[str]:
-    """Return the ids of the jobs of a run in the order of their submission."""
+    """Return the ids of a run's jobs in the order of their submission."""
     return [str(job["id"]) for job in read_request(paths).get("jobs") or []]
 
 
@@ -235,10 +237,10 @@ def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
     """Query the controller once for the states of jobs.
 
     Args:
-        jobs: their ids, tasks of arrays as ``<array's id>_<index>``.
+        jobs: ids of the jobs; those of array tasks are ``<array's id>_<index>``.
 
     Raises:
-        MeasurementError: it is not reachable from here, or does not answer.
+        MeasurementError: the controller is not reachable from here, or does not answer.
     """
     ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N"]
@@ -249,8 +251,8 @@ def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
     except subprocess.TimeoutExpired as error:
         raise MeasurementError(f"Slurm has not answered within {_ANSWER_S:.0f} s: ask again later") from error
     if done.returncode and "Invalid job id" not in done.stderr:
-        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        raise MeasurementError(f"Slurm gave no answer: {words}")
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MeasurementError(f"Slurm gave no answer: {message}")
     found = {}
     for line in done.stdout.splitlines():
         job, state, reason, nodes = (*line.split("|"), "", "", "", "")[:4]
@@ -259,7 +261,7 @@ def ask_slurm(jobs: Sequence[str]) -> dict[str, Answer]:
 
 
 def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[tuple[JobStanding, ...], str]:
-    """Return the jobs, and the reason why Slurm could not be asked for them; empty where it was, or need not be."""
+    """Return the jobs, and the reason that Slurm could not be asked about them; empty if it was, or need not be."""
     answers: Mapping[str, Answer] = {}
     not_asked = ""
     if jobs and ask:
@@ -271,7 +273,7 @@ def _job_standings(paths: SubmitPaths, jobs: Sequence[str], ask: bool) -> tuple[
 
 
 def _job_standing(paths: SubmitPaths, report: JobReport, answer: Answer | None) -> JobStanding:
-    """Combine a job's own report with Slurm's answer, which has priority: a requeued job has reported its end."""
+    """Combine a job's report with Slurm's answer, which has priority, as a requeued job has already reported an end."""
     state, why, output = "ended", "", paths.output(report.job)
     slurm = f"Slurm says {answer.state}" + (f" ({answer.reason})" if answer.reason else "") if answer else ""
     if answer and answer.state in _WAITING:
@@ -286,7 +288,7 @@ def _job_standing(paths: SubmitPaths, report: JobReport, answer: Answer | None) 
         why = f"{slurm}; it never began"
         if report.begun_s:
             why = f"{slurm}; it has not said how it ended"
-        elif output.is_file():  # modules or the Python environment
+        elif output.is_file():  # modules or the Python environment failed
             why = f"{slurm}; its script ended before ringtap began: see {output.relative_to(paths.run)}"
     else:
         state = "unknown"
@@ -297,22 +299,22 @@ def _job_standing(paths: SubmitPaths, report: JobReport, answer: Answer | None) 
 
 def _command_standing(run: RunDirectory) -> Standing:
     paths, info = SubmitPaths(run.path), run.info
-    said, why = str(info.get("status")), str(info.get("why") or "")
+    status, why = str(info.get("status")), str(info.get("why") or "")
     cut = [node.node for node in _node_standings(run, alive=False) if node.status == "cut off"]
     cut_off = f"the recording of {', '.join(cut)} was cut off" if cut else ""
-    is_open = said == "running" or cut_off not in why
+    is_open = status == "running" or cut_off not in why
     jobs, not_asked = _job_standings(paths, _submitted(paths), is_open)
     alive = [state for state in ("running", "waiting", "unknown") if any(job.state == state for job in jobs)]
-    if alive and (said == "running" or alive[0] != "unknown"):
+    if alive and (status == "running" or alive[0] != "unknown"):
         why = "; ".join(job.why for job in jobs if job.why and job.state == alive[0])
         return Standing(str(run.path), "job", alive[0], why, jobs, tuple(_node_standings(run, True)), (), not_asked)
     nodes = tuple(_node_standings(run, alive=False))
-    if said != "failed" and (said == "running" or any(node.status != "complete" for node in nodes)):
-        said = "partial"
+    if status != "failed" and (status == "running" or any(node.status != "complete" for node in nodes)):
+        status = "partial"
     if is_open:
         why = "" if why == NOT_BEGUN else why
         why = "; ".join(filter(None, [why, *(job.why for job in jobs), cut_off]))
-    return Standing(str(run.path), "job", said, why, jobs, nodes, (), not_asked)
+    return Standing(str(run.path), "job", status, why, jobs, nodes, (), not_asked)
 
 
 def _node_standings(run: RunDirectory, alive: bool) -> list[NodeStanding]:
@@ -337,16 +339,16 @@ def _last_written_s(folder: Path) -> int | None:
 
 
 def sweep_standing(run: RunDirectory, parts: Sequence[Part]) -> Standing:
-    """Status of a submitted sweep with these parts."""
+    """Return the status of a submitted sweep with these parts."""
     paths = SubmitPaths(run.path)
     last = _submitted_tasks(paths)
     missing = [last[part.index] for part in parts if part.missing and part.index in last]
     jobs, not_asked = _job_standings(paths, missing, ask=True)
     found = {job.job: job for job in jobs}
     series = tuple(_series_standing(part, found.get(last.get(part.index, "")), last) for part in parts)
-    states = [one.status for one in series]
-    points = sum(one.points for one in series)
-    why = f"{points} of {counted(points + sum(len(one.missing) for one in series), 'point')}"
+    states = [item.status for item in series]
+    points = sum(item.points for item in series)
+    why = f"{points} of {counted(points + sum(len(item.missing) for item in series), 'point')}"
     alive = [state for state in ("running", "waiting", "unknown") if state in states]
     ended = "complete" if set(states) == {"complete"} else "partial" if points else "failed"
     status = alive[0] if alive else ended
@@ -367,7 +369,7 @@ def _series_standing(part: Part, job: JobStanding | None, last: Mapping[int, str
 
 
 def clock(seconds: int) -> str:
-    """Format a time of day, with the date where it is not today."""
+    """Format a time of day, with the date unless it is today."""
     moment, today = time.localtime(seconds), time.localtime()
     return time.strftime("%H:%M:%S" if moment[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", moment)
 
@@ -380,7 +382,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(
         name,
         help=summary,
-        description=f"{summary}. Reads its files, and asks Slurm once where they leave something open.",
+        description=f"{summary}. Reads its files, and asks Slurm once if they do not suffice.",
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory of ringtap submit or ringtap sweep")
@@ -389,8 +391,6 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from ringtap.rundir import RunDirectory
-
     found = standing(RunDirectory.open(options.run))
     if options.json:
         print(json.dumps(found.to_json()))
@@ -402,44 +402,42 @@ def _status(options: argparse.Namespace) -> int:
 
 def lines(found: Standing) -> list[str]:
     """Format the status of a run as lines of text."""
-    told = [f"{found.run}: {found.status}" + (f": {found.why}" if found.why else "")]
+    text = [f"{found.run}: {found.status}" + (f": {found.why}" if found.why else "")]
     if found.not_asked:
-        told.append(f"  {found.not_asked}")
+        text.append(f"  {found.not_asked}")
     if found.kind == "sweep":
-        width = max((len(one.series) for one in found.series), default=0)
-        above = found.why if len(found.series) == 1 else ""  # it has the only series' reason
-        told += [f"  {one.index:3d} {one.series:<{width}}  {_series(one, above)}" for one in found.series]
+        width = max((len(item.series) for item in found.series), default=0)
+        above = found.why if len(found.series) == 1 else ""  # contains the reason of the only series
+        text += [f"  {item.index:3d} {item.series:<{width}}  {_series(item, above)}" for item in found.series]
     else:
-        told += [f"  job {job.job}: {job.state}" + (f": {job.why}" if job.why else "") for job in found.jobs]
-        told += _nodes(found)
-    return [*told, *_next(found)]
+        text += [f"  job {job.job}: {job.state}" + (f": {job.why}" if job.why else "") for job in found.jobs]
+        text += _nodes(found)
+    return [*text, *_next(found)]
 
 
-def _series(one: SeriesStanding, above: str) -> str:
-    text = f"{one.points} of {counted(one.points + len(one.missing), 'point')}, {one.status}"
-    if one.job and one.status in ("waiting", "running", "unknown"):
-        text += f" as job {one.job}"
-    return text + (f": {one.why}" if one.why and one.why not in above else "")
+def _series(item: SeriesStanding, above: str) -> str:
+    text = f"{item.points} of {counted(item.points + len(item.missing), 'point')}, {item.status}"
+    if item.job and item.status in ("waiting", "running", "unknown"):
+        text += f" as job {item.job}"
+    return text + (f": {item.why}" if item.why and item.why not in above else "")
 
 
 def _nodes(found: Standing) -> list[str]:
     """Format the number of nodes by status, and the names of those that are cut off or partial."""
-
     count: dict[str, int] = {}
     for node in found.nodes:
         count[node.status] = count.get(node.status, 0) + 1
-    told = ["  nodes: " + ", ".join(f"{number} {status}" for status, number in count.items())] if count else []
+    text = ["  nodes: " + ", ".join(f"{number} {status}" for status, number in count.items())] if count else []
     odd = [node for node in found.nodes if node.status in ("cut off", "partial")]
     for node in odd[:_SHOWN_NODES]:
         last = f"wrote last at {clock(node.written_s)}" if node.written_s else "wrote nothing"
-        told.append(f"    {node.node} {node.status}: {node.why or last}")
+        text.append(f"    {node.node} {node.status}: {node.why or last}")
     if len(odd) > _SHOWN_NODES:
-        told.append(f"    and {len(odd) - _SHOWN_NODES} more (--json lists all)")
-    return told
+        text.append(f"    and {len(odd) - _SHOWN_NODES} more (--json lists all)")
+    return text
 
 
 def _next(found: Standing) -> list[str]:
-
     run = shell_word(found.run)
     if found.kind == "job":
         return [f"Next: ringtap analyze {run}"] if found.status in ("complete", "partial", "failed") else []
@@ -448,5 +446,5 @@ def _next(found: Standing) -> list[str]:
             return [f"To measure what is missing: ringtap sweep PLAN.toml -o {run} --resume"]
         return [f"Next: ringtap report {run}"] if found.status == "complete" else []
     again = [f"To measure what is missing: ringtap submit PLAN.toml -o {run}"]
-    stopped = any(one.status == "stopped" for one in found.series)
+    stopped = any(item.status == "stopped" for item in found.series)
     return [*(again if stopped else []), f"Next: ringtap collect {run}"]

@@ -1,4 +1,4 @@
-"""Submission of jobs: the run directory, its files before the job begins, and the call of sbatch."""
+"""Submission of jobs: checks before it, the run directory with its first files, and the call of sbatch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ringtap.slurm.script import command_script
 from ringtap.slurm.sites import Site
 from ringtap.slurm.status import NOT_BEGUN
 
-# File systems local to one machine
-_OWN = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
-# Variables of sbatch that are not named like their option
+# file systems that are local to one machine
+_LOCAL = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
+# variables of sbatch that are not named like their option
 _VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE", "array": "ARRAY_INX"}
-# ... and those that would move the output away from where it is expected
+# variables that would move the output elsewhere
 _OUTPUT_VARIABLES = {"SBATCH_OUTPUT", "SBATCH_ERROR"}
 _SBATCH_TIMEOUT_S = 120.0
 
 
 def check_place(path: Path, site: Site, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Check that all nodes can write to a folder; returns one sentence for each doubt.
+    """Check that all nodes can write to a folder; return one sentence for each doubt.
 
     Args:
         path: the folder, which need not exist.
@@ -40,7 +40,7 @@ def check_place(path: Path, site: Site, environment: Mapping[str, str] = os.envi
         environment: the user's environment.
 
     Raises:
-        UsageError: they certainly cannot.
+        UsageError: the nodes certainly cannot write there.
     """
     blocked = read_only_place(path, site, environment)
     if blocked:
@@ -48,7 +48,7 @@ def check_place(path: Path, site: Site, environment: Mapping[str, str] = os.envi
             f"jobs cannot write to {path}: {blocked} is read-only on the nodes of {site.name}; use -o $SCRATCH/…"
         )
     kind = file_system(path)
-    if site.shared_file_systems and kind not in site.shared_file_systems and kind in _OWN:
+    if site.shared_file_systems and kind not in site.shared_file_systems and kind in _LOCAL:
         raise UsageError(
             f"{path} is on this machine's own disk ({kind}), which the nodes do not see: name a shared one, -o DIR"
         )
@@ -58,7 +58,7 @@ def check_place(path: Path, site: Site, environment: Mapping[str, str] = os.envi
 
 
 def read_only_place(path: Path, site: Site, environment: Mapping[str, str]) -> str:
-    """The entry of a site's read-only folders that a path is in; empty where it is in none."""
+    """Return the read-only folder of a site that contains a path; empty if none does."""
     real = Path(os.path.realpath(path))
     for entry in site.read_only:
         name, _, rest = entry.removeprefix("$").partition("/")
@@ -69,11 +69,11 @@ def read_only_place(path: Path, site: Site, environment: Mapping[str, str]) -> s
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that a path is on, or would be; empty where the kernel does not say."""
-    place = Path(os.path.realpath(path))
-    while not place.exists():
-        place = place.parent
-    device = place.stat().st_dev
+    """Return the type of the file system of a path, which need not exist; empty if unknown."""
+    existing = Path(os.path.realpath(path))
+    while not existing.exists():
+        existing = existing.parent
+    device = existing.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
@@ -90,7 +90,7 @@ def check_files(request: Request) -> None:
     """Check that the files that the job needs exist, and that its options are valid.
 
     Raises:
-        UsageError: a file is missing or an option is wrong; the message names it.
+        UsageError: a file is missing or an option is not valid; the message names it.
     """
     environment = request.environment
     parse_settings(request.collect, request.every, {})
@@ -107,16 +107,16 @@ def check_files(request: Request) -> None:
 
 
 def submit_command(request: Request, site: Site, path: Path, access: str = "private") -> str:
-    """Make the run directory and submit the job; returns the job's id.
+    """Create the run directory and submit the job; return the job's id.
 
     Args:
-        request: the command and what it asks for, checked.
+        request: the checked request.
         site: the site.
-        path: the run directory to make.
-        access: who may enter it.
+        path: the run directory to create.
+        access: access rights of the run directory.
 
     Raises:
-        UsageError: the folder is in use, there is no sbatch, or it refuses; nothing is left behind then.
+        UsageError: the folder is in use, there is no sbatch, or sbatch refuses; nothing is left behind.
     """
     sbatch = find_sbatch()
     paths = SubmitPaths(path)
@@ -135,10 +135,10 @@ def submit_command(request: Request, site: Site, path: Path, access: str = "priv
 
 
 def find_sbatch() -> str:
-    """The path of sbatch.
+    """Return the path of sbatch.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no sbatch.
     """
     found = shutil.which("sbatch")
     if found is None:
@@ -149,22 +149,22 @@ def find_sbatch() -> str:
 
 
 def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, Any]) -> str:
-    """Write the script and request.json and submit them; returns the id of the job, or of the array.
+    """Write and submit the script, and write request.json; return the id of the job or array.
 
     Args:
-        sbatch: its path.
-        paths: where they go.
+        sbatch: path of sbatch.
+        paths: file names of the run.
         script: the batch script.
         request: content of request.json; the new id is appended to ``jobs``, the ids of all submissions so far.
 
     Raises:
-        UsageError: sbatch refuses, with its message, or does not answer.
+        UsageError: sbatch refuses, which the message explains, or does not answer.
     """
     paths.states.mkdir(parents=True, exist_ok=True)
     with paths.script.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        paths.script.chmod(0o600)  # it has the command with its secrets
+        paths.script.chmod(0o600)  # the command may contain secrets
         file.write(script)
-    # from the script's folder, where Slurm puts its output; its name needs no quoting then
+    # called in the script's folder, where Slurm then writes the output; the bare name needs no quoting
     try:
         done = subprocess.run(
             [sbatch, "--parsable", paths.script.name],
@@ -181,10 +181,11 @@ def hand_over(sbatch: str, paths: SubmitPaths, script: str, request: dict[str, A
         raise UsageError(
             f"sbatch did not answer within {_SBATCH_TIMEOUT_S:.0f} s: is Slurm's controller up?"
         ) from error
-    said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines() if line.strip()]
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    messages = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines]
     if done.returncode != 0:
-        raise UsageError(f"sbatch refuses: {'; '.join(said) or f'exit code {done.returncode}'}")
-    for line in said:
+        raise UsageError(f"sbatch refuses: {'; '.join(messages) or f'exit code {done.returncode}'}")
+    for line in messages:
         print(f"sbatch: {line}", file=sys.stderr)
     job = done.stdout.strip().partition(";")[0]
     jobs = [*request.get("jobs", ()), {"id": job, "submitted_ns": time.time_ns()}]
@@ -197,6 +198,6 @@ def clean_environment(environment: Mapping[str, str], script: str) -> dict[str, 
     names = re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)
     dropped = {f"SBATCH_{_VARIABLES.get(name, name.upper().replace('-', '_'))}" for name in names} | _OUTPUT_VARIABLES
     dropped |= {f"SBATCH_{name}REQUEUE" for name in ("", "NO_") if {"requeue", "no-requeue"} & set(names)}
-    if "SLURM_JOB_ID" in environment:  # submitted from within a job: its sizes do not apply here
+    if "SLURM_JOB_ID" in environment:  # submitted from within a job, whose sizes do not apply
         dropped |= {name for name in environment if name.startswith("SLURM_") and name != "SLURM_CONF"}
     return {name: value for name, value in environment.items() if name not in dropped}

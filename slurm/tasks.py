@@ -1,7 +1,7 @@
 """Tasks of a submitted job's steps: the ranks of the job, and beside them one recorder per node.
 
 ``python -m ringtap.slurm.tasks rank RUN OPTIONS -- COMMAND`` and ``… recorder RUN OPTIONS -- PATTERNS``, both with the
-options of ``ringtap run`` for what is recorded.
+options ``--collect`` and ``--every`` of ``ringtap run``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ringtap.slurm.job import announce_step, variable
 from ringtap.slurm.paths import SubmitPaths
 from ringtap.terminal import as_command
 
-_BEGIN_S = 20.0  # for a recording to begin
-_DONE_S = 10.0  # for a recording to be complete, after its process has ended
+_BEGIN_S = 20.0  # longest time until a recording begins
+_DONE_S = 10.0  # longest time until a recording is complete after its process has ended
 
 
 def rank(run: str, arguments: list[str]) -> int:
@@ -37,7 +37,7 @@ def rank(run: str, arguments: list[str]) -> int:
         "LOCAL_RANK": variable("SLURM_LOCALID"),
         "LOCAL_WORLD_SIZE": tasks_by_node(variable("SLURM_STEP_TASKS_PER_NODE"))[int(variable("SLURM_NODEID"))],
     }
-    # as python -m ringtap.cli, without another interpreter, for which the job would wait
+    # as python -m ringtap.cli, but without a second interpreter, whose start would delay the job
     sys.argv = ["ringtap", "run", "--join", run, *arguments]
     runpy.run_module("ringtap.cli", run_name="__main__", alter_sys=True)
     return 0
@@ -50,22 +50,22 @@ def tasks_by_node(text: str) -> list[str]:
 
 
 def recorder(run: str, arguments: list[str]) -> int:
-    """Record this node until SIGTERM, then copy the files to keep. A recording that fails ends nothing else.
+    """Record this node until SIGTERM, then copy the files to keep; a failed recording does not end the job.
 
-    Slurm ends with a step what was started in it, so this process waits for the node's recording to be complete. It
-    copies the files itself because no further step starts in a cancelled job. Its answer on standard output, ``yes``
-    or ``no``, tells if the node is being recorded.
+    At the end of a step Slurm ends all its processes, so this one waits until the node's recording is complete. It
+    copies the files itself because no further step starts in a cancelled job. It prints ``yes`` if the node is being
+    recorded, otherwise ``no``.
 
     Args:
         run: the run directory.
         arguments: options of ringtap capture, ``--``, and patterns below $SLURM_TMPDIR.
     """
-    import subprocess  # ranks, for which a job waits, need neither
+    import subprocess  # not needed by ranks, whose start delays the job
 
     from ringtap.slurm.keep import keep
 
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
+    received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: received.append(number))
     paths, node = SubmitPaths(Path(run)), os.uname().nodename
     announce_step(paths, "agents")
     cut = arguments.index("--")
@@ -76,9 +76,9 @@ def recorder(run: str, arguments: list[str]) -> int:
     while not (begun := (folder / NODE_JSON).exists()) and capture.poll() is None and time.monotonic() < deadline_s:
         time.sleep(0.05)
     print("yes" if begun else "no", flush=True)
-    if capture.wait() and not told:
+    if capture.wait() and not received:
         print(f"ringtap: the recording of {node} failed; the job goes on", file=sys.stderr)
-    while not told:
+    while not received:
         time.sleep(1)
     deadline_s = time.monotonic() + _DONE_S
     while begun and not (folder / "DONE").exists() and time.monotonic() < deadline_s:
@@ -93,7 +93,7 @@ def recorder(run: str, arguments: list[str]) -> int:
 
 
 def main() -> int:
-    """Run the task that the first argument names; returns its exit code."""
+    """Run the task that the first argument names; return its exit code."""
     role, run, *arguments = sys.argv[1:]
     return {"rank": rank, "recorder": recorder}[role](run, arguments)
 

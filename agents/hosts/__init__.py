@@ -11,7 +11,7 @@ __all__ = ["HostProcess", "Hosts", "LocalHosts", "TestbedHosts", "understood"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the controller's side on first use, as the host worker does not need it."""
+    """Import the controller's modules on first use; the host worker does not need them."""
     if name in __all__:
         from ringtap.agents.hosts import remote
 

@@ -10,16 +10,16 @@ import json
 from typing import Any
 
 PROTOCOL = 2
-# everything before it is output of a login shell's start-up files
+# begins the host worker's first line; output before it comes from the start-up files of a login shell
 MARKER = b"\0ringtap-host "
 # interval of the heartbeats of both sides
 BEAT_S = 3.0
 # a host that sends nothing for this long counts as lost
 SILENT_S = 12.0
-# a host worker that receives nothing for this long ends what it has started
+# a host worker that receives nothing for this long ends the commands that it has started
 ORPHAN_S = 30.0
 CHUNK_BYTES = 1 << 18
-# the longest line is a command's answer: 1 MiB of each of its outputs, which JSON may make six times as long
+# the longest line is a command's answer: at most 1 MiB of each output, which JSON escapes may make six times as long
 ANSWER_BYTES = 1 << 20
 _LONGEST_LINE = 16 << 20
 
@@ -72,7 +72,7 @@ def read_object(line: bytes) -> dict[str, Any]:
     """Parse a line of JSON that holds an object.
 
     Raises:
-        ValueError: it is not a JSON object.
+        ValueError: the line is not a JSON object.
     """
     try:
         item: Any = json.loads(line.decode())

@@ -38,13 +38,13 @@ class Lease:
             holder: facts about the sweep; ``id`` identifies it.
 
         Returns:
-            Empty if the sweep has the lease. Otherwise the facts that its holder sends about itself, or ``silent``
-            with the ``pid`` and ``uid`` of its process, as far as they are known, if it sends none.
+            Empty if the sweep has the lease; otherwise facts about the holder. A holder that does not answer is
+            described by ``silent`` and, if known, the ``pid`` and ``uid`` of its process.
 
         Raises:
-            OSError: this machine does not support such sockets.
+            OSError: this machine does not support abstract Unix sockets.
         """
-        words = json.dumps(holder).encode()
+        facts = json.dumps(holder).encode()
         if self._socket is None:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -58,11 +58,11 @@ class Lease:
                 other = _ask()
                 return {} if other.get("id") == holder["id"] else other
             self._socket = listener
-        self._holder = words
+        self._holder = facts
         return {}
 
     def fileno(self) -> int:
-        """Descriptor that is readable when a client connects to the lease; -1 if the lease is not held here."""
+        """Descriptor that becomes readable when a client connects to the lease; -1 if this object does not hold it."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def answer(self) -> None:
@@ -70,31 +70,30 @@ class Lease:
         assert self._socket is not None
         with suppress(OSError):
             while True:
-                caller, _ = self._socket.accept()
-                with caller, suppress(OSError):
-                    caller.setblocking(False)
-                    caller.send(self._holder)
+                client, _ = self._socket.accept()
+                with client, suppress(OSError):
+                    client.setblocking(False)
+                    client.send(self._holder)
 
 
 def held() -> Holder:
-    """Facts about the sweep that holds this network namespace's lease; empty if none does."""
+    """Return facts about the sweep that holds this network namespace's lease; empty if none does."""
     found = _ask()
-    return {} if found == {"silent": True} else found  # no holder to connect to
+    return {} if found == {"silent": True} else found  # alone, it means that nothing listens
 
 
 def _ask() -> Holder:
     """Ask the holder of the lease for its facts; ``silent`` is set if it sends none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.settimeout(_ANSWER_S)
-        who: Holder = {"silent": True}
+        peer: Holder = {"silent": True}
         try:
             caller.connect(_NAME)
             pid, uid, _ = _CREDENTIALS.unpack(
                 caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
-            who |= {"pid": pid, "uid": uid}
-            words = caller.recv(_LONGEST_BYTES)
-            found = json.loads(words)
-        except (OSError, ValueError, RecursionError):  # the holder may send anything
-            return who
-        return found if found and isinstance(found, dict) else who
+            peer |= {"pid": pid, "uid": uid}
+            found = json.loads(caller.recv(_LONGEST_BYTES))
+        except (OSError, ValueError, RecursionError):  # the holder may be another program
+            return peer
+        return found if found and isinstance(found, dict) else peer

@@ -1,4 +1,4 @@
-"""Hosts that are each served by a host worker (`ringtap.agents.hosts.worker`), and the channels to them."""
+"""Hosts, each served by a host worker (`ringtap.agents.hosts.worker`), and the channels to the workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ringtap.errors import MeasurementError
 _NOISE_BYTES = 1 << 20  # limit of a login's output, on standard output and on standard error
 _NOISE_CHECK_S = 0.25
 _FACTS_BYTES = 1 << 16
-_LAST_WORDS_BYTES = 1 << 16
+_LAST_OUTPUT_BYTES = 1 << 16
 _CLOSE_S = 5.0
 
 Answer = dict[str, Any]
@@ -41,22 +41,21 @@ _OPTIONAL = {"why": str, "listens": bool}
 
 
 class Call(NamedTuple):
-    """Number of a request, and its answer; the loss of the host is raised as the answer's exception."""
+    """Number of a request, and its answer; if the host is lost, the answer raises MeasurementError."""
 
     number: int
     answer: Future[Answer]
 
 
 class Channel:
-    """Connection to the worker of a host, which is being set up, is open, or is lost.
+    """Connection to the worker of a host: being set up, open, or lost.
 
     Args:
         host: name of the host.
         command: command whose standard input and output lead to ``python -m ringtap.agents.hosts.worker`` on the host.
         patience_s: time limits for the connection's set-up and for the host's silence afterwards.
         sink: receives the chunks of files that the host sends, on this channel's own thread.
-        explain: returns the reason for the loss from the host's name, the command's standard error, the failure noticed
-            here, and the command's exit code.
+        explain: returns the reason for the loss of the host; takes the arguments of `Hosts.explain`.
     """
 
     def __init__(
@@ -74,10 +73,10 @@ class Channel:
         self._lock, self._write_lock = threading.Lock(), threading.Lock()
         self.lost = ""
         self.facts: Future[Answer] = Future()
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115
-        # A session of its own: Ctrl-C at the terminal goes to the controller alone, which ends processes in order.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        # in its own session: Ctrl-C at the terminal reaches only the controller, which ends processes in order
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
         )
         self._thread = threading.Thread(target=self._listen, name=f"host {host}", daemon=True)
         self._thread.start()
@@ -107,13 +106,13 @@ class Channel:
         """Read frames from the host until the connection ends."""
         why = ""
         try:
-            rest = self._await_marker()
+            data = self._await_marker()
             unpacker = frames.Unpacker()
-            while rest:
-                for item, data in unpacker.feed(rest):
-                    self._take(item, data)
-                rest = self._read(self._silent_s)
-        except Exception as error:  # of any kind: otherwise all requests would wait for a dead thread
+            while data:
+                for item, content in unpacker.feed(data):
+                    self._handle(item, content)
+                data = self._read(self._silent_s)
+        except Exception as error:  # any exception: otherwise all requests would wait for a dead thread
             why = str(error) or type(error).__name__
         self._end(why)
 
@@ -134,7 +133,7 @@ class Channel:
                 line, _, rest = line.partition(b"\n")
                 self.facts.set_result(_facts(line))
                 return rest or self._read(self._silent_s)
-            if max(len(before), os.fstat(self._words.fileno()).st_size) > _NOISE_BYTES:
+            if max(len(before), os.fstat(self._stderr.fileno()).st_size) > _NOISE_BYTES:
                 raise ValueError(f"its login prints more than {_NOISE_BYTES >> 20} MiB before ringtap is started")
             if len(line) > _FACTS_BYTES:
                 raise ValueError(frames.NOISE)
@@ -147,7 +146,8 @@ class Channel:
                     return b""
                 data += piece
 
-    def _take(self, item: Answer, data: bytes) -> None:
+    def _handle(self, item: Answer, data: bytes) -> None:
+        """Handle a frame from the host."""
         op = item.get("op")
         if op == "file":
             self._sink(self.host, item, data)
@@ -160,7 +160,7 @@ class Channel:
                 answer.set_result(item)
 
     def _end(self, why: str) -> None:
-        """End the channel after the host was lost or disconnected, and fail all waiting requests."""
+        """Close the connection after the host was lost or disconnected, and fail all waiting requests."""
         if why:
             self._process.kill()
         try:
@@ -168,9 +168,9 @@ class Channel:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
-        said = self._words.read().decode(errors="replace")
-        lost = self._explain(self.host, said, why, self._process.returncode)
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
+        stderr = self._stderr.read().decode(errors="replace")
+        lost = self._explain(self.host, stderr, why, self._process.returncode)
         with self._lock:
             self.lost = lost
             waiting, self._answers = list(self._answers.values()), {}
@@ -179,7 +179,7 @@ class Channel:
                 answer.set_exception(self._loss())
 
     def hang_up(self) -> None:
-        """Close the host worker's input; it then ends all commands that still run there."""
+        """Close the host worker's input, so that it ends all commands that still run on the host."""
         assert self._process.stdin is not None
         with self._write_lock, contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -193,11 +193,11 @@ class Channel:
             self._thread.join()
         assert self._process.stdout is not None
         self._process.stdout.close()
-        self._words.close()
+        self._stderr.close()
 
 
 def _is_answer(item: Answer) -> bool:
-    """Return True if a host's frame is an answer with all required fields; a host may send anything."""
+    """Return True if a host's frame is an answer with all required fields."""
     op = item.get("op")
     wanted = _ANSWERS.get(op) if isinstance(op, str) else None
     if wanted is None or type(item.get("id")) is not int:
@@ -222,7 +222,7 @@ def _facts(line: bytes) -> Answer:
     return facts
 
 
-_NOT_AS_ASKED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_PARSE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 @contextlib.contextmanager
@@ -234,7 +234,7 @@ def understood(host: str) -> Iterator[None]:
     """
     try:
         yield
-    except _NOT_AS_ASKED as error:
+    except _PARSE_ERRORS as error:
         raise MeasurementError(
             f"host {host} gives an answer that cannot be understood ({type(error).__name__}): "
             "does its login or its python print something of its own?"
@@ -249,36 +249,36 @@ WORKER_COMMAND = ("-m", "ringtap.agents.hosts.worker")
 
 
 class HostProcess:
-    """A process on a host, which its host worker has started.
+    """Process on a host, started by its host worker.
 
     Attributes:
         name: its name and host, for messages.
-        log: file on this machine that receives its standard error while it runs, and its standard output unless that
-            has a file of its own.
+        log: file on this machine that receives its standard error while it runs, and also its standard output unless a
+            separate file was given for it.
     """
 
     def __init__(self, name: str, log: Path, channel: Channel, item: Answer) -> None:
         self.name, self.log = name, log
         self._channel = channel
-        self._number, self._end = channel.request(item)
-        self._asked: set[int] = set()
+        self._number, self._exit = channel.request(item)
+        self._sent: set[int] = set()
 
     def exit_code(self) -> int | None:
         """Exit code; None while it runs, negative if a signal ended it, 255 if its host is lost."""
-        if not self._end.done():
+        if not self._exit.done():
             return None
-        # an answer without a code gives the reason that the host could not start it
-        return LOST_CODE if self._end.exception() else int(self._end.result().get("code", LOST_CODE))
+        # an answer without a code means that the host could not start the command
+        return LOST_CODE if self._exit.exception() else int(self._exit.result().get("code", LOST_CODE))
 
     def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
         """Send a signal without waiting."""
-        if not self._end.done():
-            self._asked.add(number)
+        if not self._exit.done():
+            self._sent.add(number)
             self._channel.tell({"op": "signal", "of": self._number, "number": int(number)})
 
     def ask_once(self, number: int) -> None:
-        """Send a signal unless it was sent before, as a second SIGTERM makes ringtap stop waiting for its agent."""
-        if number not in self._asked:
+        """Send a signal unless it was sent before; a second SIGTERM would make ringtap stop waiting for its agent."""
+        if number not in self._sent:
             self.ask_to_stop(number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -287,7 +287,7 @@ class HostProcess:
         return self.wait_or_kill(_STOP_TIMEOUT_S)
 
     def wait_or_kill(self, seconds: float) -> int:
-        """Wait the given time for its end, then kill it; return its exit code."""
+        """Wait up to the given time for the process to end, then kill it; return its exit code."""
         if not self._wait(max(0.0, seconds)):
             self._channel.tell({"op": "kill", "of": self._number})
             self._wait(frames.SILENT_S + _STOP_TIMEOUT_S)  # the host may be about to count as lost
@@ -296,12 +296,12 @@ class HostProcess:
 
     def _wait(self, seconds: float) -> bool:
         with contextlib.suppress(FutureTimeoutError, MeasurementError):
-            self._end.result(seconds)
-        return self._end.done()
+            self._exit.result(seconds)
+        return self._exit.done()
 
     def last_words(self, lines: int = 3) -> str:
-        """Last lines of its output, joined into one line; if its host is lost, the reason."""
-        if self._end.done() and (loss := self._end.exception()):
+        """Return the last lines of its output, joined into one line; if its host is lost, the reason."""
+        if self._exit.done() and (loss := self._exit.exception()):
             return str(loss)
         text = ""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
@@ -311,9 +311,9 @@ class HostProcess:
 
 
 class Hosts:
-    """Hosts of a measurement, on which commands are run, however they are reached: each is served by a host worker.
+    """Hosts of a measurement; each is served by a host worker that runs commands.
 
-    As implemented here, they share the files of this machine.
+    This base class assumes that the hosts share the files of this machine.
 
     Args:
         names: names of the hosts.
@@ -336,23 +336,23 @@ class Hosts:
         """Command that starts a host worker and connects to its standard input and output."""
         raise NotImplementedError("each kind of hosts has its own command")
 
-    def explain(self, host: str, said: str, why: str, code: int) -> str:  # noqa: ARG002
+    def explain(self, host: str, stderr: str, why: str, code: int) -> str:  # noqa: ARG002
         """Return the reason for the loss of a host.
 
         Args:
             host: name of the host.
-            said: standard error of the command that connects to the host worker.
+            stderr: standard error of the command that connects to the host worker.
             why: failure noticed here; empty if the command ended by itself.
             code: exit code of the command.
         """
-        words = [line.strip() for line in said.splitlines() if line.strip()]
-        return " - ".join([why or "its host worker ended", *words[-1:]])
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        return " - ".join([why or "its host worker ended", *lines[-1:]])
 
     def receive(self, host: str, item: Answer, data: bytes) -> None:
         """Receive a chunk of a file from a host; hosts that share files send none."""
 
     def log_path(self, host: str, log: Path) -> str:  # noqa: ARG002
-        """Path on a host to which a command writes its output so that it arrives in a log file here."""
+        """Path on a host to which a command writes its output so that it arrives in a log file on this machine."""
         return str(log.absolute())
 
     def python(self, host: str) -> str:  # noqa: ARG002
@@ -382,7 +382,7 @@ class Hosts:
         """
 
     def gather(self, run: Path) -> None:
-        """Wait until all files that hosts wrote below a published run directory are here; lost hosts are skipped."""
+        """Wait until all files below a published run directory have arrived from the hosts; lost hosts are skipped."""
 
     def start(
         self,
@@ -533,7 +533,7 @@ class LocalHosts(Hosts):
 
 
 class TestbedHosts(Hosts):
-    """Hosts of a testbed, on which commands are run; its switch is one of them.
+    """Hosts of a testbed; commands also run on its switch.
 
     Args:
         spec: the testbed, which must be running.

@@ -1,4 +1,4 @@
-"""Nodes of the Slurm allocation that this process runs in, each reached by one job step; files are shared."""
+"""Nodes of the Slurm allocation that this process runs in; each is reached by one job step, and files are shared."""
 
 from __future__ import annotations
 
@@ -13,33 +13,24 @@ from ringtap.agents.hosts.remote import WORKER_COMMAND, Hosts
 from ringtap.errors import UsageError
 
 _ASK_S = 5.0
-# options of the job and of the user, which srun would apply to the step
-_SHAPE = ["CPUS_PER_TASK", "CPUS_PER_GPU", "GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND", "TRES_PER_TASK"]
-_SHAPE += ["NTASKS_PER_NODE", "NTASKS_PER_CORE", "NTASKS_PER_SOCKET", "NTASKS_PER_GPU", "MEM_PER_CPU", "MEM_PER_GPU"]
-_SHAPE += [
-    "MEM_PER_NODE",
-    "EXCLUSIVE",
-    "EXACT",
-    "DISTRIBUTION",
-    "DIST_PLANESIZE",
-    "HINT",
-    "THREADS_PER_CORE",
-    "HOSTFILE",
-]
-_SHAPE += ["LABELIO", "UNBUFFEREDIO", "STDINMODE", "STDOUTMODE", "STDERRMODE"]
-# if a job requests GPUs in this way, a step that gives no number gets none or one
-_GPUS_IN_ALL = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET")
+# variables with options of the job and the user that srun would apply to the step, without SLURM_
+_OPTIONS = ["CPUS_PER_TASK", "CPUS_PER_GPU", "GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND", "TRES_PER_TASK"]
+_OPTIONS += ["NTASKS_PER_NODE", "NTASKS_PER_CORE", "NTASKS_PER_SOCKET", "NTASKS_PER_GPU", "MEM_PER_CPU", "MEM_PER_GPU"]
+_OPTIONS += ["MEM_PER_NODE", "EXCLUSIVE", "EXACT", "DISTRIBUTION", "DIST_PLANESIZE", "HINT", "THREADS_PER_CORE"]
+_OPTIONS += ["HOSTFILE", "LABELIO", "UNBUFFEREDIO", "STDINMODE", "STDOUTMODE", "STDERRMODE"]
+# if a job requests GPUs in one of these ways, a step without --gpus gets none or one
+_TOTAL_GPUS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET")
 _STEP = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet"]
-# variables of the host worker's step, by which frameworks would take its children for the only rank of a job
-_PLACE = ["PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID"]
-_PLACE += ["STEP_NODELIST", "STEP_NUM_NODES", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE", "STEP_LAUNCHER_PORT"]
+# variables of the host worker's step; with them, frameworks would take its children for the only rank of a job
+_RANK = ["PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GTIDS", "TASK_PID", "STEP_ID", "STEPID"]
+_RANK += ["STEP_NODELIST", "STEP_NUM_NODES", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE", "STEP_LAUNCHER_PORT"]
 
 
 def allocated_nodes() -> list[str]:
-    """Nodes of the allocation that this process runs in, in Slurm's order.
+    """Return the nodes of the allocation that this process runs in, in Slurm's order.
 
     Raises:
-        UsageError: it does not run in an allocation, or Slurm's commands are missing.
+        UsageError: this process does not run in an allocation, or Slurm's commands are missing.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes or not os.environ.get("SLURM_JOB_ID"):
@@ -51,7 +42,7 @@ def allocated_nodes() -> list[str]:
             raise UsageError(f"{tool} is not found on PATH: load the site's Slurm module")
     names = _scontrol("show", "hostnames", nodes).split()
     if not names:
-        raise UsageError(f"scontrol show hostnames {nodes} gives no answer: is Slurm's configuration to be read here?")
+        raise UsageError(f"scontrol show hostnames {nodes} gives no answer: can Slurm's configuration be read here?")
     return names
 
 
@@ -71,7 +62,7 @@ class SlurmHosts(Hosts):
     def __init__(self, nodes: Mapping[str, str], pythons: Mapping[str, str] | None = None) -> None:
         super().__init__(tuple(nodes))
         self._nodes, self._pythons = dict(nodes), dict(pythons or {})
-        self._gpus = _gpus_by_node() if any(name in os.environ for name in _GPUS_IN_ALL) else {}
+        self._gpus = _gpus_by_node() if any(name in os.environ for name in _TOTAL_GPUS) else {}
         allocated = allocated_nodes()
         for host, node in nodes.items():
             if node not in allocated:
@@ -81,24 +72,24 @@ class SlurmHosts(Hosts):
         """Command of a job step that shares all resources of the job on the node with the other steps."""
         node = self._nodes[host]
         step = ["srun", *_STEP, f"--nodelist={node}", *([f"--gpus={self._gpus[node]}"] if node in self._gpus else [])]
-        step = [*_without(_SHAPE), "-u", "SRUN_CPUS_PER_TASK", *step]
-        return [*step, *_without(_PLACE), self.python(host), *WORKER_COMMAND]
+        step = [*_without(_OPTIONS), "-u", "SRUN_CPUS_PER_TASK", *step]
+        return [*step, *_without(_RANK), self.python(host), *WORKER_COMMAND]
 
     def python(self, host: str) -> str:
         """Python interpreter on a host that has ringtap."""
         return self._pythons.get(host, sys.executable)
 
-    def explain(self, host: str, said: str, why: str, code: int) -> str:
+    def explain(self, host: str, stderr: str, why: str, code: int) -> str:
         """Return the reason for the loss of a host, with srun's last message and Slurm's state of the node."""
-        reason = super().explain(host, said, why, code)
+        reason = super().explain(host, stderr, why, code)
         node = self._nodes[host]
-        words = _scontrol("--oneliner", "show", "node", node).split()
-        states = [word.partition("=")[2] for word in words if word.startswith("State=")]
+        fields = _scontrol("--oneliner", "show", "node", node).split()
+        states = [field.partition("=")[2] for field in fields if field.startswith("State=")]
         return f"{reason} (Slurm calls {node} {states[0]})" if states else reason
 
 
 def _gpus_by_node() -> dict[str, int]:
-    """Number of GPUs that the job has on each of its nodes; empty if unknown."""
+    """Return the number of GPUs that the job has on each of its nodes; empty if unknown."""
     job = _scontrol("--oneliner", "--details", "show", "job", os.environ.get("SLURM_JOB_ID", ""))
     found: dict[str, int] = {}
     for nodes, resources in re.findall(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", job):
@@ -107,15 +98,15 @@ def _gpus_by_node() -> dict[str, int]:
     return {node: count for node, count in found.items() if count}
 
 
-def _scontrol(*words: str) -> str:
-    """Standard output of scontrol; empty if it cannot be run or does not end in time."""
+def _scontrol(*arguments: str) -> str:
+    """Return the standard output of scontrol; empty if it cannot be run or does not end in time."""
     try:
-        done = subprocess.run(["scontrol", *words], capture_output=True, text=True, check=False, timeout=_ASK_S)
+        done = subprocess.run(["scontrol", *arguments], capture_output=True, text=True, check=False, timeout=_ASK_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
 
 
 def _without(names: Sequence[str]) -> list[str]:
-    """Command prefix that removes Slurm's variables of these names from the environment of a command."""
+    """Return a command prefix that removes Slurm's variables of these names from the environment."""
     return ["env", *(word for name in names for word in ("-u", f"SLURM_{name}"))]

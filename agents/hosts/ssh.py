@@ -1,4 +1,4 @@
-"""Servers reached by the system's OpenSSH client, over jump hosts or not; they share no files with this machine."""
+"""Servers that share no files with this machine, reached with the system's OpenSSH client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ringtap.schema import RUN_JSON
 
 _SETTINGS_S = 10.0
 _TRY_S = 20.0
-_WORDS_BYTES = 1 << 16
+_STDERR_BYTES = 1 << 16
 _SSH_FAILED = 255
 
 
@@ -41,13 +41,8 @@ def jump_hosts(ssh: Sequence[str], destination: str) -> tuple[str, ...]:
         destination: a destination as ssh(1) takes it.
     """
     try:
-        done = subprocess.run(
-            [*ssh, "-G", "--", destination],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_SETTINGS_S,
-        )
+        command = [*ssh, "-G", "--", destination]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_SETTINGS_S)
     except (OSError, subprocess.TimeoutExpired):
         return ()
     settings = dict(line.split(" ", 1) for line in done.stdout.decode(errors="replace").splitlines() if " " in line)
@@ -62,26 +57,26 @@ def failing_jump(ssh: Sequence[str], hops: Sequence[str]) -> tuple[str, str] | N
         ssh: ssh and its options.
         hops: the jump hosts, in the order in which they are passed.
     """
-    for at, hop in enumerate(hops):
-        way = ["-J", ",".join(hops[:at])] if at else []
+    for number, hop in enumerate(hops):
+        jumps = ["-J", ",".join(hops[:number])] if number else []
         target = hop if "://" in hop else f"ssh://{hop}"  # a hop may end in a port, which ssh accepts only in this form
-        with tempfile.TemporaryFile() as words:
+        with tempfile.TemporaryFile() as stderr:
             try:
                 done = subprocess.run(
-                    [*ssh, *way, "--", target, "true"],
+                    [*ssh, *jumps, "--", target, "true"],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=words,
-                    start_new_session=True,  # without a terminal, on which ssh to an earlier hop might prompt
+                    stderr=stderr,
+                    start_new_session=True,  # ssh to an earlier hop might prompt on the terminal
                     check=False,
                     timeout=_TRY_S,
                 )
-            except (OSError, subprocess.TimeoutExpired):  # a login that hangs there is not a fault of the jump host
+            except (OSError, subprocess.TimeoutExpired):  # a hanging login is not a fault of the jump host
                 return None
-            words.seek(max(0, words.seek(0, os.SEEK_END) - _WORDS_BYTES))
-            said = words.read().decode(errors="replace")
+            stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
+            message = stderr.read().decode(errors="replace")
         if done.returncode == _SSH_FAILED:
-            return hop, said
+            return hop, message
     return None
 
 
@@ -89,24 +84,24 @@ _CONNECT_S = 10
 _ANSWER_S = 20.0
 _CLEAN_S = 60.0
 _LONGEST_NAME = 200  # bytes
-_LONGEST_WORDS = 300  # characters
-# separates the login's standard error from ringtap's; printed by sh, as login shells differ in their redirections
+_LONGEST_MESSAGE = 300  # characters
+# separates the login's standard error from ringtap's; sh prints it, as login shells differ in their redirections
 _STARTED = "ringtap is being started"
 _START = f'echo "{_STARTED}" >&2; exec "$0" "$@"'
 _TRY = " (try: ssh "
 # commands that hang or print must not run at a login without a terminal
 _LOGIN = "begin its login files (.bashrc) with [ -t 1 ] || return, as ringtap logs in without a terminal"
 _NOT_PASSED_ON = "administratively prohibited"
-# messages of ssh that follow from earlier ones of it, or of the ssh to a jump host; its own lines end in CR LF
+# messages of ssh that follow from an earlier error of it or of the ssh to a jump host; ssh ends its lines in CR LF
 _AFTERMATH = re.compile(
     r"kex_exchange_identification: |stdio forwarding failed|Connection (to|closed by|reset by) UNKNOWN port|"
     r"Host key verification failed"
 )
-# the user's configuration applies; options that prompt, or use the connection for something else, are off
+# the user's configuration applies, but prompts and other uses of the connection are off
 _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": _CONNECT_S,
-    "ServerAliveInterval": 3,  # ends ssh if this process was killed and the host is lost, too
+    "ServerAliveInterval": 3,  # ends ssh even if this process was killed and the host is lost
     "ServerAliveCountMax": 4,
     "ClearAllForwardings": "yes",
     "PermitLocalCommand": "no",
@@ -150,7 +145,7 @@ class Leftover:
 
 
 class SshHosts(Hosts):
-    """Servers, each reached over one connection; the files below their run directories are copied here as they grow.
+    """Servers, each reached over one connection; files below their run directories are copied here as they grow.
 
     Args:
         hosts: the servers.
@@ -172,12 +167,12 @@ class SshHosts(Hosts):
                 raise UsageError(f"workdir {host.workdir!r} of {host.name} is no absolute path")
         self._hosts = {host.name: host for host in hosts}
         self._config = ["-F", str(config)] if config else []
-        self._receiver = Receiver(self._spread)
+        self._receiver = Receiver(self._forward)
         self._runs: dict[Path, str] = {}  # folder names on the hosts, by run directory here
-        self._words: dict[tuple[str, Path], str] = {}  # paths on the hosts of log files outside of run directories
+        self._remote_logs: dict[tuple[str, Path], str] = {}  # paths on the hosts of logs outside run directories
         self._workdirs: dict[str, str] = {}
         self._token = secrets.token_hex(3)
-        self._jumps: dict[tuple[str, ...], tuple[str, str] | None] = {}  # first unusable one, and reason
+        self._jumps: dict[tuple[str, ...], tuple[str, str] | None] = {}  # first unusable jump host and the reason
         self._jump_lock = threading.Lock()
         try:
             self._connect(all_needed)
@@ -195,17 +190,17 @@ class SshHosts(Hosts):
                 facts = self.channel(host).facts.result()
                 self._workdirs[host] = self._hosts[host].workdir or str(facts["workdir"])
             except MeasurementError:
-                same = self.channel(host).lost.partition(_TRY)[0]  # often the same for all hosts, such as a jump host
-                failures.setdefault(same, []).append(host)
+                reason = self.channel(host).lost.partition(_TRY)[0]  # hosts behind one jump host often share it
+                failures.setdefault(reason, []).append(host)
         if failures and all_needed:
-            words = [
-                f"{', '.join(found)} cannot be used over ssh: {self.channel(found[0]).lost}"
-                for found in failures.values()
+            problems = [
+                f"{', '.join(hosts)} cannot be used over ssh: {self.channel(hosts[0]).lost}"
+                for hosts in failures.values()
             ]
-            raise UsageError("; ".join(words))
+            raise UsageError("; ".join(problems))
 
     def command(self, host: str) -> list[str]:
-        """Return the ssh command of a host; from the plan, only the interpreter's path reaches the remote shell."""
+        """Return the ssh command of a host; of the plan, only the interpreter's path reaches the remote shell."""
         target = self._hosts[host]
         # starts in /, as a folder named ringtap in the home would be taken for the package
         start = f"exec sh -c {shlex.quote(_START)} {shlex.quote(target.python)}"
@@ -216,12 +211,12 @@ class SshHosts(Hosts):
         options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
         return ["ssh", "-T", *self._config, *options]
 
-    def explain(self, host: str, said: str, why: str, code: int) -> str:
+    def explain(self, host: str, stderr: str, why: str, code: int) -> str:
         """Return the reason for the loss of a host, with the last message of ssh, the login or the interpreter."""
-        login, started, words = said.partition(_STARTED)
-        last = _last_words(words if started else login)
+        login, started, output = stderr.partition(_STARTED)
+        last = _last_message(output if started else login)
         if started and host not in self._workdirs and not why and code != LOST_CODE:
-            return self._no_worker(host, words, last, code)
+            return self._no_worker(host, output, last, code)
         destination = self._hosts[host].destination
         if started:
             reason = " - ".join(filter(None, [why or "its connection ended", last]))
@@ -248,17 +243,17 @@ class SshHosts(Hosts):
         with self._jump_lock:
             if hops not in self._jumps:
                 failing = failing_jump(self._ssh(), hops)
-                self._jumps[hops] = failing and (failing[0], _last_words(failing[1]))
+                self._jumps[hops] = failing and (failing[0], _last_message(failing[1]))
             return self._jumps[hops]
 
-    def _no_worker(self, host: str, words: str, last: str, code: int) -> str:
-        """Return the reason that the plan's interpreter has not started ringtap."""
+    def _no_worker(self, host: str, output: str, last: str, code: int) -> str:
+        """Return the reason that the host's interpreter did not start ringtap."""
         python = self._hosts[host].python
-        name_it = "name the interpreter that has ringtap as python in [[hosts]]"
+        advice = "name the interpreter that has ringtap as python in [[hosts]]"
         if code in (126, 127):
-            return f"it has no program {python} that this user may run: {name_it}"
-        if re.search(r"No module named '?ringtap", words):
-            return f"its {python} has no ringtap: install ringtap {ringtap.__version__} there, or {name_it}"
+            return f"it has no program {python} that this user may run: {advice}"
+        if re.search(r"No module named '?ringtap", output):
+            return f"its {python} has no ringtap: install ringtap {ringtap.__version__} there, or {advice}"
         return f"its {python} cannot start ringtap: {last or f'exit code {code}'}"
 
     def python(self, host: str) -> str:
@@ -288,18 +283,18 @@ class SshHosts(Hosts):
         return Path(self._workdirs[host], f"{name}-{self.names.index(host)}")
 
     def log_path(self, host: str, log: Path) -> str:
-        """Path on a host to which a command writes its output so that it arrives in a log file here."""
+        """Path on a host to which a command writes its output so that it arrives in a log file on this machine."""
         log = log.absolute()
         found = self._remote(host, log)
         if found is not None and any(log.is_relative_to(run / "nodes") for run in self._runs):
             return found
-        if (host, log) not in self._words:
-            key = f"{self._token}-words-{len(self._words)}"
-            self._words[host, log] = str(self._folder(host, f"words-{self._token}") / key)
+        if (host, log) not in self._remote_logs:
+            key = f"{self._token}-words-{len(self._remote_logs)}"
+            self._remote_logs[host, log] = str(self._folder(host, f"words-{self._token}") / key)
             self._receiver.expect(key, log, owner=host)
-            place = {"workdir": self._workdirs[host], "path": self._words[host, log]}
-            self.channel(host).tell({"op": "follow", "key": key, **place})
-        return self._words[host, log]
+            item = {"op": "follow", "key": key, "workdir": self._workdirs[host], "path": self._remote_logs[host, log]}
+            self.channel(host).tell(item)
+        return self._remote_logs[host, log]
 
     def receive(self, host: str, item: Answer, data: bytes) -> None:
         """Write a chunk of a file that a host sends."""
@@ -317,8 +312,9 @@ class SshHosts(Hosts):
         self._receiver.expect(key, run, self._reference(run))
         waiting = []
         for host in self.names:
-            place = {"workdir": self._workdirs[host], "path": self.path(host, run), "key": key, "run": _origin(run)}
-            waiting.append((host, self.channel(host).request({"op": "make", **place}).answer))
+            item = {"op": "make", "key": key, "workdir": self._workdirs[host]}
+            item |= {"path": self.path(host, run), "run": _origin(run)}
+            waiting.append((host, self.channel(host).request(item).answer))
             for name in (RUN_JSON, "reference"):
                 if (run / name).exists():
                     waiting.append((host, self._send(host, run / name)))
@@ -326,7 +322,7 @@ class SshHosts(Hosts):
             _accepted(host, answer)
 
     def _reference(self, run: Path) -> str:
-        """Return the run's reference node; if none is named, it is the first host, as the hosts cannot elect one."""
+        """Return the run's reference node; if none is named, name the first host, as the hosts cannot elect one."""
         named = RunDirectory.open(run).info.get("reference")
         path = run / "reference"
         if not named and not path.exists():
@@ -344,20 +340,20 @@ class SshHosts(Hosts):
     def _send(self, host: str, local: Path) -> Future[Answer]:
         mode = stat.S_IMODE(local.stat().st_mode)
         with local.open("rb") as file:
-            *pieces, (last, data) = _pieces(self.path(host, local), file.read(), mode)
-        for item, piece in pieces:
-            self.channel(host).tell(item, piece)
+            *chunks, (last, data) = _chunks(self.path(host, local), file.read(), mode)
+        for item, chunk in chunks:
+            self.channel(host).tell(item, chunk)
         return self.channel(host).request(last, data).answer
 
-    def _spread(self, key: str, name: str, content: bytes, source: str, target: str | None) -> None:
-        """Pass a file of a host on to one other host, or to all others."""
+    def _forward(self, key: str, name: str, content: bytes, source: str, target: str | None) -> None:
+        """Send a file of a host to one other host, or to all others."""
         for host, channel in list(self._channels.items()):
             if host != source and target in (None, host):
-                for item, piece in _pieces(str(self._folder(host, key) / name), content, 0o600):
-                    channel.tell(item, piece)
+                for item, chunk in _chunks(str(self._folder(host, key) / name), content, 0o600):
+                    channel.tell(item, chunk)
 
     def gather(self, run: Path) -> None:
-        """Wait until all files that hosts wrote below a published run directory are here; lost hosts are skipped.
+        """Wait until all files below a published run directory have arrived from the hosts; lost hosts are skipped.
 
         Raises:
             MeasurementError: a file could not be written here.
@@ -390,24 +386,23 @@ class SshHosts(Hosts):
             waiting.append((host, self.channel(host).request(item).answer))
         found = []
         for host, answer in waiting:
-            with suppress(
-                MeasurementError, FutureTimeoutError, KeyError, TypeError, ValueError
-            ):  # a host may send anything
+            # a host may send anything
+            with suppress(MeasurementError, FutureTimeoutError, KeyError, TypeError, ValueError):
                 removed = answer.result(_CLEAN_S).get("removed", [])
-                found += [Leftover(host, str(one["path"]), int(one["bytes"]), str(one["run"])) for one in removed]
+                found += [Leftover(host, str(item["path"]), int(item["bytes"]), str(item["run"])) for item in removed]
         return found
 
     def close(self) -> None:
         """End all processes, copy the remaining files here, and remove the run folders on the hosts.
 
-        If a host's files could not all be copied, as from a lost host, they stay on it. A lost host is not an error.
+        The files of a host stay on it if not all of them could be copied. A lost host is not an error.
         """
         self.stop_all()
         with suppress(MeasurementError):
             self.gather(Path())
         waiting = []
         for host in self._workdirs:
-            names = [*self._runs.values(), *([f"words-{self._token}"] if self._words else [])]
+            names = [*self._runs.values(), *([f"words-{self._token}"] if self._remote_logs else [])]
             for name in names if host not in self._receiver.failures else []:
                 item = {"op": "remove", "path": str(self._folder(host, name))}
                 with suppress(MeasurementError):
@@ -418,26 +413,26 @@ class SshHosts(Hosts):
         super().close()
 
 
-def _last_words(said: str) -> str:
+def _last_message(output: str) -> str:
     """Return the last line of an output; lines of ssh that only follow from an earlier error are skipped."""
-    lines = [line for line in said.splitlines(keepends=True) if line.strip()]
+    lines = [line for line in output.splitlines(keepends=True) if line.strip()]
     while len(lines) > 1 and _AFTERMATH.match(lines[-1].strip()) and lines[-2].endswith("\r\n"):
         lines.pop()
-    return lines[-1].strip()[:_LONGEST_WORDS] if lines else ""
+    return lines[-1].strip()[:_LONGEST_MESSAGE] if lines else ""
 
 
 def _origin(run: Path) -> str:
-    """Name of a run directory in the marks of its folders on hosts: ``machine:path``."""
+    """Return the name of a run directory in the marks of its folders on hosts: ``machine:path``."""
     return f"{os.uname().nodename}:{run}"
 
 
-def _pieces(path: str, content: bytes, mode: int) -> list[tuple[Answer, bytes]]:
+def _chunks(path: str, content: bytes, mode: int) -> list[tuple[Answer, bytes]]:
     """Return the frames that write a file on a host."""
     found = []
     for at in range(0, max(1, len(content)), frames.CHUNK_BYTES):
-        piece = content[at : at + frames.CHUNK_BYTES]
-        whole = at + len(piece) >= len(content)
-        found.append(({"op": "put", "path": path, "at": at, "mode": mode, "whole": whole}, piece))
+        chunk = content[at : at + frames.CHUNK_BYTES]
+        whole = at + len(chunk) >= len(content)
+        found.append(({"op": "put", "path": path, "at": at, "mode": mode, "whole": whole}, chunk))
     return found
 
 

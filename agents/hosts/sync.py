@@ -1,8 +1,8 @@
 """File synchronisation from a host to the controller: the sender on the host and the receiver on this machine.
 
 The sender turns everything written in its folders since the last pass into frames. Files of a run either grow or, like
-``*.json``, are replaced as a whole. The receiver writes a new file under a temporary name until the size that it had is
-complete, so a reader here always sees a complete file. Files that the host deletes stay here.
+``*.json``, are replaced as a whole. The receiver writes a new file under a temporary name until everything that the
+sender found in it has arrived, so readers never see half a file. Files that the host deletes are kept on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringtap.agents.hosts.frames import CHUNK_BYTES, Frame
 
 
 class _Tracked:
-    """File of which a part has been sent."""
+    """Synchronised file, and how much of it has been sent."""
 
     def __init__(self, key: str, name: str, path: str) -> None:
         self._key, self._name, self._path = key, name, path
@@ -28,8 +28,8 @@ class _Tracked:
         self._sent = 0
         self._whole_at: int | None = None  # size at which a new file is complete; None once it is complete
 
-    def look(self, found: os.stat_result) -> bool:
-        """Return True if there is anything to send; a file that was replaced is sent from its beginning."""
+    def update(self, found: os.stat_result) -> bool:
+        """Note the file's state; return True if there is anything to send, for a replaced file from its beginning."""
         identity: tuple[int, ...] = (found.st_ino,)
         if self._path.endswith(".json"):  # the file system reuses inodes of earlier versions
             identity = (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -38,14 +38,14 @@ class _Tracked:
         return self._whole_at is not None or found.st_size > self._sent
 
     def frames(self) -> Iterator[Frame]:
-        """Yield the new part of the file as frames, chunk by chunk, up to its present size."""
+        """Yield the new part of the file, up to its present size, as one frame per chunk."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:  # deleted meanwhile
             return
         try:
             found = os.fstat(fd)
-            if not self.look(found):
+            if not self.update(found):
                 return
             if self._whole_at is not None:
                 self._whole_at = found.st_size
@@ -75,7 +75,7 @@ class FolderSync:
         self._folders: dict[str, str] = {}
         self._files: dict[str, str] = {}
         self._tracked: dict[str, _Tracked] = {}
-        self._foreign: set[str] = set()
+        self._excluded: set[str] = set()
         self.walk_s = 0.0  # duration of the last pass over all files
 
     def add_folder(self, key: str, path: str) -> None:
@@ -92,52 +92,50 @@ class FolderSync:
         inside = path + "/"
         self._files = {key: file for key, file in self._files.items() if not file.startswith(inside)}
         self._tracked = {name: entry for name, entry in self._tracked.items() if not name.startswith(inside)}
-        self._foreign = {name for name in self._foreign if not name.startswith(inside)}
+        self._excluded = {name for name in self._excluded if not name.startswith(inside)}
 
     def exclude(self, path: str) -> None:
         """Exclude a file that came from the controller, so that it is not sent back."""
-        self._foreign.add(path)
+        self._excluded.add(path)
 
     def round(self) -> Iterator[Frame]:
-        """Yield everything that was written before this call as frames."""
+        """Yield, as frames, everything that was written before this call and has not been sent."""
         began_s = time.monotonic()
-        paths = [
-            *self._files.values(),
-            *(path for run in self._folders.values() for path in _files_below(f"{run}/nodes")),
-        ]
+        paths = list(self._files.values())
+        paths += [path for run in self._folders.values() for path in _files_below(f"{run}/nodes")]
         changed = [tracked for path in paths if (tracked := self._changed(path))]
         self.walk_s = time.monotonic() - began_s
         for tracked in changed:
             yield from tracked.frames()
 
     def catch_up(self, paths: list[str]) -> Iterator[Frame]:
-        """Yield the new parts of those of these files that are followed as frames."""
+        """Yield the new parts of these files as frames; files that are not followed are skipped."""
         for path in paths:
             if tracked := self._changed(path):
                 yield from tracked.frames()
 
     def _changed(self, path: str) -> _Tracked | None:
         """Return a followed file with new content, or None."""
-        if path in self._foreign:
+        if path in self._excluded:
             return None
         with contextlib.suppress(OSError):
             found = Path(path).lstat()
             tracked = self._tracked.get(path) or self._track(path)
-            if tracked and stat.S_ISREG(found.st_mode) and tracked.look(found):
+            if tracked and stat.S_ISREG(found.st_mode) and tracked.update(found):
                 return tracked
         return None
 
     def _track(self, path: str) -> _Tracked | None:
         """Begin to follow a file if the controller wants it; return None otherwise."""
         names = {key: "" for key, file in self._files.items() if file == path}
-        names |= {key: path[len(f) + 1 :] for key, f in self._folders.items() if path.startswith(f"{f}/nodes/")}
+        names |= {key: path[len(run) + 1 :] for key, run in self._folders.items() if path.startswith(f"{run}/nodes/")}
         for key, name in names.items():
             self._tracked[path] = _Tracked(key, name, path)
         return self._tracked.get(path)
 
 
 def _files_below(folder: str) -> Iterator[str]:
-    """Yield every regular file, except those whose names begin with a dot, which are temporary."""
+    """Yield every regular file below a folder; names that begin with a dot are temporary files and skipped."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -148,10 +146,10 @@ def _files_below(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
-# clock files of the reference node go to the other hosts, and a node's pings file to the reference node (agents/clock)
-_SAID = ("server.json", "clock.json")
-_ASKED = "pings.rec"
-_MOST_PASSED_BYTES = 1 << 22
+# clock files (agents/clock): the reference node's go to all other hosts, a node's pings file to the reference node
+_SERVER_FILES = ("server.json", "clock.json")
+_PINGS_FILE = "pings.rec"
+_MOST_FORWARDED_BYTES = 1 << 22
 _DEEPEST = 32  # folders below a run
 
 
@@ -159,12 +157,12 @@ class Receiver:
     """Writer of the frames of all hosts; hosts are not trusted, and each writes only below its own node's folder.
 
     Args:
-        spread: passes a file on to other hosts; arguments are the run's key, the file's name in the run, its content,
-            the host that wrote it, and the host that receives it (None: every other host).
+        forward: sends a file to other hosts; arguments are the run's key, the file's name in the run, its content, the
+            host that wrote it, and the host that receives it (None: every other host).
     """
 
-    def __init__(self, spread: Callable[[str, str, bytes, str, str | None], None]) -> None:
-        self._spread = spread
+    def __init__(self, forward: Callable[[str, str, bytes, str, str | None], None]) -> None:
+        self._forward = forward
         self._roots: dict[str, Path] = {}
         self._references: dict[str, str] = {}
         self._owners: dict[str, str] = {}
@@ -179,7 +177,7 @@ class Receiver:
             key: key of the frames.
             root: a run directory, or a file to which the frames are appended.
             reference: the run's reference node.
-            owner: the only host that may write the file; empty for a run directory, where each host has its folder.
+            owner: the only host that may write the file; empty for a run directory, in which each host has a folder.
         """
         with self._lock:
             self._owners[key] = owner
@@ -204,36 +202,36 @@ class Receiver:
             else:
                 _write(path, {"at": self._began_bytes[key] + item["at"]}, data)
             if name and item.get("whole"):
-                self._pass_on(host, key, name, path)
+                self._forward_clock(host, key, name, path)
         except (OSError, ValueError) as error:
             self.failures[host] = f"what it sends cannot be written here: {error}"
 
-    def _pass_on(self, host: str, key: str, name: str, path: Path) -> None:
-        """Pass clock files on to the hosts that need them, as there is no shared file system."""
+    def _forward_clock(self, host: str, key: str, name: str, path: Path) -> None:
+        """Forward clock files to the hosts that need them, as there is no shared file system."""
         parts = PurePosixPath(name).parts
         reference = self._references.get(key, "")
         if len(parts) != 4 or parts[0] != "nodes" or parts[2] != "clock":
             return
-        if parts[1] == reference and parts[3] in _SAID:
-            if path.stat().st_size > _MOST_PASSED_BYTES:
+        if parts[1] == reference and parts[3] in _SERVER_FILES:
+            if path.stat().st_size > _MOST_FORWARDED_BYTES:
                 raise ValueError(f"{name!r} is too long to be passed on to other hosts")
-            self._spread(key, name, path.read_bytes(), host, None)
-        elif parts[1] != reference and parts[3] == _ASKED:
-            self._spread(key, name, b"", host, reference)
+            self._forward(key, name, path.read_bytes(), host, None)
+        elif parts[1] != reference and parts[3] == _PINGS_FILE:
+            self._forward(key, name, b"", host, reference)
 
 
 def _check(item: dict[str, Any]) -> None:
     """Check that a frame has the fields of a file's chunk.
 
     Raises:
-        ValueError: it does not.
+        ValueError: a field is missing or wrong.
     """
     whole_numbers = [item.get("at"), *([item.get("mode")] if item.get("whole") else [])]
-    words = (item.get("key"), item.get("name"))
-    if not all(isinstance(word, str) for word in words) or not all(
+    texts = (item.get("key"), item.get("name"))
+    if not all(isinstance(text, str) for text in texts) or not all(
         type(number) is int and 0 <= number < 2**63 for number in whole_numbers
     ):
-        raise ValueError("it is no part of a file")
+        raise ValueError("it is not a part of a file")
 
 
 def _inside(root: Path, name: str, host: str) -> Path:
@@ -263,7 +261,7 @@ def _write(path: Path, item: dict[str, Any], data: bytes) -> None:
 
     Raises:
         ValueError: the chunk lies beyond the file's end.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.mirror")
     target = path

@@ -2,7 +2,7 @@
 
 It starts and signals commands, sends the files of a run's folders to the controller, and writes the files that the
 controller sends. It exchanges frames on its standard input and output. It ends when its input ends, or when it has
-received nothing for 30 s, and ends all that it has started within a few seconds.
+received nothing for 30 s; it then ends all commands that it has started, within a few seconds.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class HostWorker:
     """Host worker of one controller."""
 
     def __init__(self) -> None:
-        self._children, self._mirror, self._lease = HostProcesses(), FolderSync(), Lease()
+        self._processes, self._sync, self._lease = HostProcesses(), FolderSync(), Lease()
         self._unpacker = frames.Unpacker()
         self._out = bytearray()
-        self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # rest of output, and exit frames
+        self._ended: list[tuple[Iterator[Frame], dict[str, Any]]] = []  # unsent output and exit frame of ended commands
         self._round: Iterator[Frame] | None = None
-        self._due: list[dict[str, Any]] = []  # sent when this pass is over
-        self._next: list[dict[str, Any]] = []  # sent when the next pass is over
+        self._due: list[dict[str, Any]] = []  # replies to send when this pass is over
+        self._next: list[dict[str, Any]] = []  # replies to send when the next pass is over
         self._next_s = 0.0
-        self._heard_s = self._said_s = time.monotonic()
+        self._received_s = self._beat_s = time.monotonic()
         self._over = False
         self._made: list[Path] = []
-        self._owned: dict[str, int] = {}  # descriptor of the lock that protects each folder from being cleaned
+        self._owned: dict[str, int] = {}  # descriptors of the locks that keep folders from being cleaned
         self._wake, self._waker = os.pipe()
 
     def serve(self) -> None:
@@ -93,7 +93,7 @@ class HostWorker:
                     self._write()
                 self._tick()
         finally:
-            self._children.end_all()
+            self._processes.end_all()
 
     def _end(self, *_: object) -> None:
         self._over = True
@@ -108,9 +108,9 @@ class HostWorker:
         if not piece:
             self._over = True
             return
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         for item, data in self._unpacker.feed(piece):
-            self._take(item, data)
+            self._handle(item, data)
 
     def _write(self) -> None:
         try:
@@ -120,7 +120,7 @@ class HostWorker:
         except OSError:  # the controller has closed its end
             self._over = True
 
-    def _say(self, item: dict[str, Any], data: bytes = b"") -> None:
+    def _queue(self, item: dict[str, Any], data: bytes = b"") -> None:
         self._out += frames.pack(item, data)
 
     def _can_send(self) -> bool:
@@ -130,7 +130,7 @@ class HostWorker:
         """Seconds until the next action if nothing arrives; SIGCHLD ends the wait."""
         if self._can_send():
             return 0.0
-        next_s = self._said_s + frames.BEAT_S
+        next_s = self._beat_s + frames.BEAT_S
         if self._round is None:
             next_s = min(next_s, self._next_s)
         return max(0.0, next_s - time.monotonic())
@@ -138,52 +138,52 @@ class HostWorker:
     def _tick(self) -> None:
         """Send heartbeats, exit codes and new parts of files that are due."""
         now_s = time.monotonic()
-        if now_s - self._heard_s > frames.ORPHAN_S:
+        if now_s - self._received_s > frames.ORPHAN_S:
             self._over = True
-        if now_s - self._said_s >= frames.BEAT_S:
-            self._said_s = now_s
-            self._say({"op": "beat"})
-        for item in self._children.ended():
-            self._ended.append((self._mirror.catch_up(item.pop("files", [])), item))
+        if now_s - self._beat_s >= frames.BEAT_S:
+            self._beat_s = now_s
+            self._queue({"op": "beat"})
+        for item in self._processes.ended():
+            self._ended.append((self._sync.catch_up(item.pop("files", [])), item))
         if self._round is None and (self._next or now_s >= self._next_s):
             self._due, self._next = self._next, []
-            self._round = self._mirror.round()
+            self._round = self._sync.round()
         while self._can_send():
             self._send()
 
     def _send(self) -> None:
         """Send one frame; the output of ended commands goes first."""
         if self._ended:
-            words, item = self._ended[0]
-            news = next(words, None)
-            if news is None:
-                self._say(item)
+            output, item = self._ended[0]
+            frame = next(output, None)
+            if frame is None:
+                self._queue(item)
                 del self._ended[0]
         else:
             assert self._round is not None
-            news = next(self._round, None)
-            if news is None:
+            frame = next(self._round, None)
+            if frame is None:
                 self._end_round()
-        if news is not None:
-            self._say(*news)
+        if frame is not None:
+            self._queue(*frame)
 
     def _end_round(self) -> None:
         """End a pass over the files, and answer the requests that waited for it."""
         self._round = None
-        self._next_s = time.monotonic() + max(_ROUND_S, _WALK_SHARE * self._mirror.walk_s)
+        self._next_s = time.monotonic() + max(_ROUND_S, _WALK_SHARE * self._sync.walk_s)
         for item in self._due:
-            self._say(item)
+            self._queue(item)
 
-    def _take(self, item: dict[str, Any], data: bytes) -> None:
-        """Carry out the request of a frame; a failure is reported to the controller."""
+    def _handle(self, item: dict[str, Any], data: bytes) -> None:
+        """Carry out a request; a failure is reported to the controller."""
         op = item["op"]
         try:
             if op == "start":
-                self._children.start(item)
+                self._processes.start(item)
             elif op == "ask":
-                self._children.question(item)
+                self._processes.ask(item)
             elif op in ("signal", "kill"):
-                if child := self._children.get(item["of"]):
+                if child := self._processes.get(item["of"]):
                     child.kill() if op == "kill" else child.signal(item["number"])
             elif op == "sync":
                 self._next.append({"op": "done", "id": item["id"]})
@@ -191,10 +191,10 @@ class HostWorker:
                 self._put(item, data)
             elif op == "make":
                 self._make_private(item["workdir"], item["path"], item.get("run", ""))
-                self._mirror.add_folder(item["key"], item["path"])
+                self._sync.add_folder(item["key"], item["path"])
                 self._done(item)
             elif op == "follow":
-                self._mirror.add_file(item["key"], item["path"])
+                self._sync.add_file(item["key"], item["path"])
                 self._make_private(item["workdir"], str(Path(item["path"]).parent))
             elif op == "remove":
                 self._remove(item["path"])
@@ -202,11 +202,10 @@ class HostWorker:
             elif op in ("clean", "lease", "listens"):
                 self._done(item, **self._answer(item))
         except OSError as error:
-            why = f"{error.filename or item.get('path', '')}: {error.strerror}"
-            self._done(item, why=why)
+            self._done(item, why=f"{error.filename or item.get('path', '')}: {error.strerror}")
 
     def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request that is answered with data, and return the data."""
+        """Carry out a request whose reply contains data, and return the data."""
         if item["op"] == "clean":
             return {"removed": clean(Path(item["workdir"]), item["run"])}
         if item["op"] == "lease":
@@ -215,10 +214,10 @@ class HostWorker:
 
     def _done(self, item: dict[str, Any], **more: object) -> None:
         if "id" in item:
-            self._say({"op": "done", "id": item["id"], **more})
+            self._queue({"op": "done", "id": item["id"], **more})
 
     def _remove(self, path: str) -> None:
-        self._mirror.remove(path)
+        self._sync.remove(path)
         shutil.rmtree(path, ignore_errors=True)
         if (fd := self._owned.pop(path, -1)) >= 0:
             os.close(fd)
@@ -248,7 +247,7 @@ class HostWorker:
         path = Path(item["path"])
         temporary = path.with_name(f".{path.name}.put")
         if item["at"] == 0:
-            self._mirror.exclude(item["path"])
+            self._sync.exclude(item["path"])
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             os.close(os.open(temporary, flags, item["mode"]))
@@ -269,7 +268,7 @@ def _own(folder: Path, run: str) -> int:
         fd = os.open(folder / _MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:  # such as a full disk
         return -1
-    with contextlib.suppress(OSError):  # a file system without locks, where no folder is ever cleaned
+    with contextlib.suppress(OSError):  # without locks on the file system, no folder is ever cleaned
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(fd, run.encode(errors="surrogateescape"))
     return fd
@@ -296,13 +295,13 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            of = os.read(fd, 1 << 16).decode(errors="surrogateescape")
-            if run and of != run and not of.startswith(f"{run}/"):
+            owner = os.read(fd, 1 << 16).decode(errors="surrogateescape")
+            if run and owner != run and not owner.startswith(f"{run}/"):
                 continue
             sizes = [path.lstat().st_size for path in folder.rglob("*")]
             shutil.rmtree(folder)
-            removed.append({"path": str(folder), "bytes": sum(sizes), "run": of})
-        except OSError:  # in use, or it cannot be removed
+            removed.append({"path": str(folder), "bytes": sum(sizes), "run": owner})
+        except OSError:  # in use, or not removable
             continue
         finally:
             os.close(fd)
@@ -313,7 +312,7 @@ def clean(workdir: Path, run: str) -> list[dict[str, Any]]:
 
 
 def _usual_workdir() -> str:
-    """Return a local folder that is private to this user or does not exist; names taken by others are skipped."""
+    """Return the first local folder that is private to this user or does not exist yet."""
     names = agent_socket.local_names(f"ringtap-{_user()}")
     for path in names:
         try:
@@ -332,7 +331,7 @@ def _user() -> str:
 
 
 def _listens(port: int) -> bool:
-    """Return True if a process listens on a TCP port; a trial connection would reach the server as a client."""
+    """Return True if a process listens on a TCP port; found without a connection, which would count as a client."""
     rows: list[list[str]] = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -343,7 +342,7 @@ def _listens(port: int) -> bool:
 def main() -> int:
     """Serve on standard input and output; the argument, if any, is the folder in which commands start.
 
-    A folder with an entry named ringtap is not entered: ``python -m ringtap.cli`` would take that for the package.
+    A folder with an entry named ringtap is not entered, as ``python -m ringtap.cli`` would import that entry.
     """
     for folder in sys.argv[1:]:
         if not Path(folder, "ringtap").exists():
@@ -357,7 +356,7 @@ _GRACE_S = 3.0  # from SIGTERM to SIGKILL
 
 
 class Child:
-    """Command that runs; its output goes to files.
+    """Command that was started, with its output in files.
 
     Args:
         command: the command and its arguments.
@@ -383,9 +382,9 @@ class Child:
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self.code = 127 if isinstance(error, FileNotFoundError | NotADirectoryError) else 126
-            words = getattr(error, "strerror", None) or str(error)
+            reason = getattr(error, "strerror", None) or str(error)
             with contextlib.suppress(OSError):
-                log.write(f"ringtap: {command[0]} cannot be run: {words}\n".encode(errors="replace"))
+                log.write(f"ringtap: {command[0]} cannot be run: {reason}\n".encode(errors="replace"))
                 log.flush()
 
     def poll(self) -> int | None:
@@ -424,56 +423,56 @@ class Child:
 
 
 class HostProcesses:
-    """Commands of one controller, by the numbers that it gives them."""
+    """Commands of one controller, by the numbers of its requests."""
 
     def __init__(self) -> None:
         self._running: dict[int, Child] = {}
-        self._bereft: list[tuple[float, Child]] = []  # deadline and ended command whose process group still exists
-        self._questions: set[int] = set()
+        self._orphaned: list[tuple[float, Child]] = []  # ended commands whose process groups live, with deadlines
+        self._asked: set[int] = set()
 
     def start(self, item: dict[str, Any]) -> None:
         """Start a command whose output goes to files."""
         try:
             files = [_append(item["report"] or item["log"]), _append(item["log"])]
-        except OSError:  # the command still runs; only its output is lost, not its records
+        except OSError:  # the command runs without its output; its records are not affected
             files = [_append(os.devnull), _append(os.devnull)]
         self._running[item["id"]] = Child(item["argv"], item["environment"], *files)
 
-    def question(self, item: dict[str, Any]) -> None:
-        """Start a command whose output is part of the answer when it has ended."""
+    def ask(self, item: dict[str, Any]) -> None:
+        """Start a command whose answer contains its output."""
         files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115
         self._running[item["id"]] = Child(item["argv"], {}, *files)
-        self._questions.add(item["id"])
+        self._asked.add(item["id"])
 
     def get(self, number: int) -> Child | None:
         """Return a command that has not ended, or None."""
         return self._running.get(number)
 
     def ended(self) -> list[dict[str, Any]]:
-        """Return a frame for each command that has ended; ``files`` are its output files."""
+        """Return an exit frame for each command that has ended; ``files`` are its output files."""
         found = []
         for number, child in list(self._running.items()):
             if (code := child.poll()) is None:
                 continue
             del self._running[number]
             if child.signal_group(signal.SIGTERM):
-                self._bereft.append((time.monotonic() + _GRACE_S, child))
+                self._orphaned.append((time.monotonic() + _GRACE_S, child))
             item: dict[str, Any] = {"op": "exit", "id": number, "code": code}
-            if number in self._questions:
-                self._questions.remove(number)
+            if number in self._asked:
+                self._asked.remove(number)
                 item = {"op": "answer", "id": number, "code": code}
                 item |= {"out": _text(child.output), "err": _text(child.log)}
             else:
                 item["files"] = [child.output.name, child.log.name]
             child.close()
             found.append(item)
-        while self._bereft and time.monotonic() > self._bereft[0][0]:
-            self._bereft.pop(0)[1].kill()
+        while self._orphaned and time.monotonic() > self._orphaned[0][0]:
+            self._orphaned.pop(0)[1].kill()
         return found
 
     def end_all(self) -> None:
         """Send SIGTERM to all process groups, and SIGKILL 3 s later."""
-        left = [*self._running.values(), *(child for _, child in self._bereft)]
+        left = [*self._running.values(), *(child for _, child in self._orphaned)]
         for child in left:
             child.signal_group(signal.SIGTERM)
         deadline_s = time.monotonic() + _GRACE_S
@@ -486,7 +485,7 @@ class HostProcesses:
 def _append(path: str) -> IO[bytes]:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     file = Path(path).open("a+b")  # noqa: SIM115
-    mend_last_line(file.fileno(), lambda _: True)  # of an earlier process
+    mend_last_line(file.fileno(), lambda _: True)  # an earlier process may have left it incomplete
     return file
 
 

@@ -29,7 +29,7 @@ def check_lost(hosts: Hosts) -> None:
         LostHostError: a host is lost.
     """
     if lost := hosts.lost():
-        raise LostHostError(_words(lost))
+        raise LostHostError(_describe(lost))
 
 
 def check_alive(hosts: Hosts) -> None:
@@ -39,12 +39,12 @@ def check_alive(hosts: Hosts) -> None:
         LostHostError: a host is lost or does not answer.
     """
     if lost := hosts.lost() or _silent(hosts):
-        raise LostHostError(_words(lost))
+        raise LostHostError(_describe(lost))
 
 
-def _words(lost: Mapping[str, str]) -> str:
+def _describe(lost: Mapping[str, str]) -> str:
     """Describe the loss of hosts; only printable characters are kept, as a host's last output may contain anything."""
-    by_reason: dict[str, list[str]] = {}  # all hosts behind one jump host or switch are lost for the same reason
+    by_reason: dict[str, list[str]] = {}  # hosts behind one jump host or switch are lost for the same reason
     for name, why in lost.items():
         by_reason.setdefault(" ".join(why.split()), []).append(name)
     text = "; ".join(
@@ -58,7 +58,7 @@ def _words(lost: Mapping[str, str]) -> str:
 def losses_named(hosts: Hosts) -> Iterator[None]:
     """Report the loss of a host as the reason if the measurement within the block fails.
 
-    The other ranks of a job notice a loss at once, the connection perhaps much later, so every host is queried.
+    The other ranks of a job fail at once, but the connection may notice a loss much later, so every host is queried.
 
     Raises:
         LostHostError: the measurement failed, and a host is lost.
@@ -69,7 +69,7 @@ def losses_named(hosts: Hosts) -> Iterator[None]:
         raise
     except MeasurementError as error:
         if lost := hosts.lost() or _silent(hosts):
-            raise LostHostError(f"{_words(lost)} ({error})") from error
+            raise LostHostError(f"{_describe(lost)} ({error})") from error
         raise
 
 
@@ -78,7 +78,7 @@ def _silent(hosts: Hosts) -> dict[str, str]:
     if isinstance(hosts, LocalHosts | TestbedHosts):
         return {}
 
-    def why(host: str) -> str:
+    def problem(host: str) -> str:
         try:
             hosts.ask(host, ["true"], _ANSWER_S)
         except MeasurementError as error:
@@ -86,8 +86,8 @@ def _silent(hosts: Hosts) -> dict[str, str]:
         return ""
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(hosts.names, pool.map(why, hosts.names), strict=True))
-    return {host: words for host, words in found.items() if words}
+        found = dict(zip(hosts.names, pool.map(problem, hosts.names), strict=True))
+    return {host: reason for host, reason in found.items() if reason}
 
 
 @contextmanager
@@ -113,8 +113,7 @@ def _connect(cluster: Cluster, all_needed: bool) -> Hosts:
     if cluster.reach == "local":
         return LocalHosts([host.name for host in cluster.hosts])
     if cluster.reach == "ssh":
-        own = sys.executable
-        servers = [SshHost(host.name, host.ssh, host.python or own, host.workdir) for host in cluster.hosts]
+        servers = [SshHost(host.name, host.ssh, host.python or sys.executable, host.workdir) for host in cluster.hosts]
         return SshHosts(servers, all_needed=all_needed)
     pythons = {host.name: host.python for host in cluster.hosts if host.python}
     return SlurmHosts(nodes_of(cluster, allocated_nodes()), pythons)

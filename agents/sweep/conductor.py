@@ -1,4 +1,4 @@
-"""Run of a whole sweep: set up the hosts, check the generators, measure every series, and keep the results."""
+"""Run of a whole sweep: sets up the hosts, checks the generators, measures every series, and keeps the results."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Progress:
 
 
 PRECHECK_TRIES = 3  # the machine may be busy for a moment
-_NOT_ASKED = "not asked for: a sweep records what tells iteration times and loads"
+_NOT_ASKED = "not asked for: a sweep records only iteration times and loads"
 _NOT_COLLECTED = {
     "packets": "not asked for: the bottleneck is counted at its interfaces",
     "host load": _NOT_ASKED,
@@ -105,7 +105,7 @@ class SweepSetup(NamedTuple):
     """Hosts and roles of a sweep."""
 
     hosts: Hosts
-    stage: SweepRoles
+    network: SweepRoles
 
 
 class PendingSeries(NamedTuple):
@@ -127,19 +127,19 @@ class Conductor:
     Args:
         plan: the sweep.
         run: the sweep's run directory.
-        ground: the hosts and roles of the plan's cluster; None: build the plan's testbed.
+        setup: the hosts and roles of the plan's cluster; None: build the plan's testbed.
         only: the only series to measure; empty: all.
         force: measure even if other traffic uses the links.
     """
 
     def __init__(
-        self, plan: SweepPlan, run: RunDirectory, ground: SweepSetup | None, only: str = "", *, force: bool = False
+        self, plan: SweepPlan, run: RunDirectory, setup: SweepSetup | None, only: str = "", *, force: bool = False
     ) -> None:
-        self._plan, self._run, self._ground, self._only, self._force = plan, run, ground, only, force
+        self._plan, self._run, self._setup, self._only, self._force = plan, run, setup, only, force
         self._points = run.path / POINTS_JSONL
 
-    def _todo(self) -> list[PendingSeries]:
-        """Return the points that have not been measured yet, by series."""
+    def _pending(self) -> list[PendingSeries]:
+        """Return the series that have points to measure."""
         done = {(item["series"], item.get("step")) for item in read_points(self._points)[0]}
         found = []
         for model in self._plan.models:
@@ -147,37 +147,37 @@ class Conductor:
                 steps = [Step(index, load) for index, load in enumerate(self._plan.loads)]
                 if self._plan.random_order:
                     random.Random(f"{self._plan.seed} {model.name} {kind}").shuffle(steps)
-                one = PendingSeries(model, kind, steps)
-                left = [step for step in steps if (one.name, step.index) not in done]
-                if left and self._only in ("", one.name):
-                    found.append(one._replace(steps=left))
+                series = PendingSeries(model, kind, steps)
+                left = [step for step in steps if (series.name, step.index) not in done]
+                if left and self._only in ("", series.name):
+                    found.append(series._replace(steps=left))
         return found
 
-    def conduct(self) -> None:
+    def run(self) -> None:
         """Measure all points that have not been measured yet.
 
         Raises:
             MeasurementError: the testbed, a generator, a job or a host failed.
         """
-        todo = self._todo()
-        if not todo:
+        pending = self._pending()
+        if not pending:
             return
         expected_s = {(point["series"], point["load"]): point["duration_s"] for point in estimate(self._plan)}
-        progress = Progress(sum(expected_s[one.name, step.load] for one in todo for step in one.steps))
-        set_up: AbstractContextManager[SweepSetup] = (
-            nullcontext(self._ground) if self._ground else self._testbed(progress)
+        progress = Progress(sum(expected_s[series.name, step.load] for series in pending for step in series.steps))
+        context: AbstractContextManager[SweepSetup] = (
+            nullcontext(self._setup) if self._setup else self._testbed(progress)
         )
         try:
-            with set_up as ground, losses_named(ground.hosts):
-                self._run.info["bottleneck"] = ground.stage.bottleneck
+            with context as setup, losses_named(setup.hosts):
+                self._run.info["bottleneck"] = setup.network.bottleneck
                 self._run.save()
-                if self._ground:
-                    self._look_first(ground, progress)
+                if self._setup:
+                    self._check_idle_links(setup, progress)
                 if max(self._plan.loads) > 0:
-                    for kind in dict.fromkeys(one.kind for one in todo):
-                        self._precheck(ground, kind, progress)
-                for one in todo:
-                    self._series(ground, one, expected_s, progress)
+                    for kind in dict.fromkeys(series.kind for series in pending):
+                        self._precheck(setup, kind, progress)
+                for series in pending:
+                    self._measure(setup, series, expected_s, progress)
         finally:
             progress.close()
 
@@ -195,45 +195,45 @@ class Conductor:
             with closing(TestbedHosts(spec)) as hosts:
                 yield SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""))
 
-    def _look_first(self, ground: SweepSetup, progress: Progress) -> None:
+    def _check_idle_links(self, setup: SweepSetup, progress: Progress) -> None:
         """Check that no other traffic uses the links, and keep the result in run.json.
 
         Raises:
             MeasurementError: other traffic uses the links, and ``force`` is not set.
         """
-        idle = look_at_idle_links(self._plan, ground.hosts, ground.stage, self._attempt("precheck", "idle"))
+        idle = look_at_idle_links(self._plan, setup.hosts, setup.network, self._attempt("precheck", "idle"))
         self._run.info["idle"] = idle
         self._run.save()
         if not idle["words"]:
             return
-        words = "; ".join(idle["words"])
+        text = "; ".join(idle["words"])
         if not self._force:
             raise MeasurementError(
-                f"others use the links while the sweep does not yet: {words}: measure when they are idle, or all the "
+                f"others use the links while the sweep does not yet: {text}: measure when they are idle, or all the "
                 "same with --force"
             )
-        progress.say(f"warning: others use the links: {words}")
+        progress.say(f"warning: others use the links: {text}")
 
-    def _precheck(self, ground: SweepSetup, kind: str, progress: Progress) -> None:
+    def _precheck(self, setup: SweepSetup, kind: str, progress: Progress) -> None:
         """Check that a generator alone can load the bottleneck, and keep the result in run.json."""
         for _ in range(PRECHECK_TRIES):
-            result = check_generator(self._plan, kind, ground.hosts, ground.stage, self._attempt("precheck", kind))
+            result = check_generator(self._plan, kind, setup.hosts, setup.network, self._attempt("precheck", kind))
             if result["ok"] and (self._force or not result["others"]):
                 break
         others = [item for item in self._run.info.get("precheck", []) if item["kind"] != kind]
         self._run.info["precheck"] = [*others, result]
         self._run.save()
-        words = "; ".join(result["others"])
-        beside = f", and beside it {words}" if words else ""
+        traffic = "; ".join(result["others"])
+        beside = f", and beside it {traffic}" if traffic else ""
         progress.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck{beside}")
         if not result["ok"]:
             raise MeasurementError(
                 f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, "
                 f"{result['required_share']:.0%} are needed{beside}: are its hosts busy, or its links?"
             )
-        if words and not self._force:
+        if traffic and not self._force:
             raise MeasurementError(
-                f"others use the links: {words}: measure when they are idle, or all the same with --force"
+                f"others use the links: {traffic}: measure when they are idle, or all the same with --force"
             )
 
     def _attempt(self, first: str, second: str) -> Path:
@@ -243,25 +243,25 @@ class Conductor:
             number += 1
         return path
 
-    def _series(
-        self, ground: SweepSetup, todo: PendingSeries, expected_s: dict[tuple[str, float], float], progress: Progress
+    def _measure(
+        self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float], progress: Progress
     ) -> None:
-        name, (hosts, stage) = todo.name, ground
-        path = self._attempt(todo.model.name, todo.kind)
-        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, **stage.clock())
+        name, (hosts, network) = pending.name, setup
+        path = self._attempt(pending.model.name, pending.kind)
+        run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, **network.clock())
         hosts.publish(path)
-        cross = CrossTraffic(self._plan, todo.kind, hosts, stage, path)
-        series = Series(self._plan, todo.model, hosts, stage, run, cross, tolerant=self._force)
+        cross = CrossTraffic(self._plan, pending.kind, hosts, network, path)
+        series = Series(self._plan, pending.model, hosts, network, run, cross, tolerant=self._force)
         points, rejected = JsonLinesWriter(self._points), JsonLinesWriter(self._run.path / REJECTED_JSONL)
         try:
             progress.tick(f"{name}: starting the job", 0.0)
             with losses_named(hosts), series:
-                for point, keep in series.measure(todo.steps, lambda seconds: progress.tick(name, seconds)):
+                for point, keep in series.measure(pending.steps, lambda seconds: progress.tick(name, seconds)):
                     (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
                     if keep:
                         progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
-                        for words in (*point["cut"], *point["others"]):
-                            progress.say(f"warning: {name}: {words}")
+                        for problem in (*point["cut"], *point["others"]):
+                            progress.say(f"warning: {name}: {problem}")
                     else:
                         progress.say(f"{name}: measured again: {point['why']}")
             check_lost(hosts)
@@ -297,8 +297,8 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
         )
     if changes.free:
         say(f"The plan has changed in what no measured point depends on: {', '.join(changes.free)}")
-        made = {"t_ns": time.time_ns(), "keys": changes.free}
-        run.info["plan_changes"] = [*run.info.get("plan_changes", []), made]
+        change = {"t_ns": time.time_ns(), "keys": changes.free}
+        run.info["plan_changes"] = [*run.info.get("plan_changes", []), change]
     run.info |= {"status": "running", "why": "", "plan": now}
     run.save()
     return run
@@ -307,20 +307,20 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
 @contextmanager
 def _kept(run: RunDirectory) -> Iterator[None]:
     """Record in run.json how the measurement within the block ends."""
-    kept = (
+    advice = (
         f"Kept what was measured in {run.path}. To resume: ringtap sweep PLAN.toml -o {shell_word(run.path)} --resume"
     )
     try:
         yield
     except KeyboardInterrupt:
         run.finish("partial", "interrupted")
-        print(kept, file=sys.stderr)
+        print(advice, file=sys.stderr)
         raise
     except RingtapError as error:
         has_points = bool(read_points(run.path / POINTS_JSONL)[0])
         run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", str(error))
         if has_points:
-            print(kept, file=sys.stderr)
+            print(advice, file=sys.stderr)
         raise
     run.finish("complete")
 
@@ -329,10 +329,10 @@ def _check_space(plan: SweepPlan, path: Path) -> None:
     """Check that this machine has space for the files of all hosts.
 
     Raises:
-        UsageError: it does not.
+        UsageError: there is too little space.
     """
     count = len(plan.topology.hosts if isinstance(plan.topology, Cluster) else layout(plan)[0].hosts)
-    with suppress(OSError):  # an unwritable folder is reported when it is made
+    with suppress(OSError):  # an unwritable folder is reported when the run directory is created
         if problem := space_problem(nearest_folder(path.absolute()), count * room_bytes(plan)):
             raise UsageError(f"{problem}: free some, or name another folder with -o")
 
@@ -341,20 +341,20 @@ def _checked_roles(plan: SweepPlan, hosts: Hosts) -> SweepRoles:
     """Return a cluster's roles after checking that its hosts meet the sweep's needs and reach each other.
 
     Raises:
-        UsageError: a host does not meet them, or a connection fails.
+        UsageError: a host does not meet the needs, or a connection fails.
         MeasurementError: a host does not answer.
     """
-    stage = cluster_roles(plan, ask_hosts(plan, hosts))
-    if problems := check_ways(stage, hosts):
+    network = cluster_roles(plan, ask_hosts(plan, hosts))
+    if problems := check_ways(network, hosts):
         raise UsageError("; ".join(problems))
-    return stage
+    return network
 
 
 def _check_machine(plan: SweepPlan) -> None:
     """Check that this machine has the software that a sweep on a testbed needs.
 
     Raises:
-        UsageError: it does not, or the testbed is not valid.
+        UsageError: software is missing, or the testbed is not valid.
     """
     layout(plan)
     if needs_iperf3(plan):
@@ -367,10 +367,10 @@ def _check_machine(plan: SweepPlan) -> None:
 
 
 def check_series(plan: SweepPlan, only: str) -> None:
-    """Check that a plan has a series; an empty name is accepted.
+    """Check that a plan has a series of this name; an empty name is accepted.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the plan has no such series.
     """
     names = series_names(plan)
     if only and only not in names:
@@ -380,19 +380,14 @@ def check_series(plan: SweepPlan, only: str) -> None:
 
 
 def run_sweep(
-    plan: SweepPlan,
-    path: Path,
-    resume: bool = False,
-    force: bool = False,
-    only: str = "",
-    access: str = "private",
+    plan: SweepPlan, path: Path, resume: bool = False, force: bool = False, only: str = "", access: str = "private"
 ) -> dict[str, Any]:
     """Measure a sweep into a run directory.
 
     Args:
         plan: the sweep.
-        path: the run directory to make or to resume.
-        resume: keep the existing points and measure the missing ones; without a run, measure all.
+        path: the run directory to create or to resume.
+        resume: keep the existing points and measure the missing ones; if there is no run yet, measure all.
         force: measure loads beyond the calibration of the sender's traffic generator, and on links with other traffic.
         only: the only series to measure; empty: all.
         access: access rights of a new run directory.
@@ -407,36 +402,36 @@ def run_sweep(
     """
     check_series(plan, only)
     _check_space(plan, path)
-    begin_s, ground, missing = time.monotonic(), None, _NOT_COLLECTED
+    begin_s, setup, missing = time.monotonic(), None, _NOT_COLLECTED
 
-    def say(words: str) -> None:
-        print(words, file=sys.stderr, flush=True)
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     with termination_as_interrupt(), ExitStack() as stack:
         me = holder(path, sum(point["duration_s"] for point in estimate(plan, only)))
-        goes_on = resume and (path / RUN_JSON).exists()
-        if goes_on:
+        resumes = resume and (path / RUN_JSON).exists()
+        if resumes:
             stack.enter_context(locked(path, me, say))
         if isinstance(plan.topology, Cluster):
             hosts = stack.enter_context(reached(plan.topology))
             take_leases(hosts, me, say)
             if resume and isinstance(hosts, SshHosts):
                 hosts.clean(path)
-            ground = SweepSetup(hosts, _checked_roles(plan, hosts))
+            setup = SweepSetup(hosts, _checked_roles(plan, hosts))
             say(f"{counted(len(hosts.names), 'host')} by {plan.topology.reach}: {', '.join(hosts.names)}")
         else:
             _check_machine(plan)
             missing = _NOT_COLLECTED | _NOT_ON_A_TESTBED
-        calibration = check_host(plan, force, say, ground.hosts if ground else None)
+        calibration = check_host(plan, force, say, setup.hosts if setup else None)
         run = _open(plan, path, resume, access, say)
-        if not goes_on:
+        if not resumes:
             stack.enter_context(locked(path, me, say))
         run.info["not_collected"] = [{"what": what, "why": why} for what, why in missing.items()]
         run.info["calibration"] = calibration
         scale = f"links of {format_rate(plan.capacity_bps)}, 1:{plan.scale:g}"
         say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
         with _kept(run):
-            Conductor(plan, run, ground, only, force=force).conduct()
+            Conductor(plan, run, setup, only, force=force).run()
     count = len(read_points(path / POINTS_JSONL)[0])
     return {
         "path": str(path),
@@ -446,8 +441,8 @@ def run_sweep(
     }
 
 
-# of a plan in run.json, which other programs and people may have written
-_MEASURED: Shape = {
+# required keys of a plan in run.json, which may have been edited by other programs or people
+_PLAN_SHAPE: Shape = {
     "loads": [Number(0, 1e3)],
     "traffic": [NAME],
     "models": [{"name": NAME}],
@@ -486,7 +481,7 @@ def plan_changes(before: Mapping[str, Any], now: Mapping[str, Any], points: Sequ
         UsageError: ``before`` is not a plan.
     """
     try:
-        check(before, _MEASURED)
+        check(before, _PLAN_SHAPE)
     except ShapeError as error:
         raise UsageError(f"run.json does not say what was measured ({error}): use a new folder") from error
     old, new = _flat(before), _flat(now)
@@ -500,13 +495,13 @@ def plan_changes(before: Mapping[str, Any], now: Mapping[str, Any], points: Sequ
 
 
 def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a plan's values by dotted keys, with models and machines by their names."""
+    """Return a plan's values by dotted keys; the keys of models and machines contain their names."""
     found: dict[str, Any] = {}
     for key, value in item.items():
-        if isinstance(value, list) and all(isinstance(one, dict) and "name" in one for one in value):
-            for one in value:
-                about = {name: what for name, what in one.items() if name != "name"}
-                found |= _flat(about, f"{prefix}{key}.{one['name']}.")
+        if isinstance(value, list) and all(isinstance(entry, dict) and "name" in entry for entry in value):
+            for entry in value:
+                rest = {name: what for name, what in entry.items() if name != "name"}
+                found |= _flat(rest, f"{prefix}{key}.{entry['name']}.")
         elif isinstance(value, dict) and key != "environment":
             found |= _flat(value, f"{prefix}{key}.")
         else:
@@ -516,10 +511,10 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _touches(key: str, before: Mapping[str, Any], now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if measured points depend on a changed key."""
-    kinds = {one["traffic"] for one in points}
-    loaded_by_iperf = any(one["traffic"] == "iperf" and one["requested_bps"] for one in points)
+    kinds = {point["traffic"] for point in points}
+    loaded_by_iperf = any(point["traffic"] == "iperf" and point["requested_bps"] for point in points)
     known = dict.fromkeys(_FREE, False) | {
-        "loads": any(_load(before, one) is None or _load(before, one) != _load(now, one) for one in points),
+        "loads": any(_load(before, point) is None or _load(before, point) != _load(now, point) for point in points),
         "traffic": not kinds <= set(now["traffic"]),
         "iperf_streams": loaded_by_iperf,
         "topology.most_load_bps": loaded_by_iperf,
@@ -541,9 +536,9 @@ def _load(plan: Mapping[str, Any], point: Mapping[str, Any]) -> float | None:
 
 def _touches_model(key: str, now: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> bool:
     name, _, what = key.removeprefix("models.").rpartition(".")
-    if all(one["model"] != name for one in points):
+    if all(point["model"] != name for point in points):
         return False
-    model: Mapping[str, Any] = next((one for one in now["models"] if one["name"] == name), {})
+    model: Mapping[str, Any] = next((entry for entry in now["models"] if entry["name"] == name), {})
     return bool(what != "title" and not (model.get("command") and what in _FREE_OF_COMMAND)) or not model
 
 
@@ -555,6 +550,6 @@ def _touches_machine(
     roles += [plan["topology"]["cross_to"] for plan in (before, now)]
     if name not in roles or what in _FREE_OF_HOST:
         return False
-    measured = {one["model"] for one in points}
+    measured = {point["model"] for point in points}
     commands = [model.get("command") or () for model in now["models"] if model["name"] in measured]
     return what != "job_python" or any("{python}" in word for command in commands for word in command)

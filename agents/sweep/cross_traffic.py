@@ -28,19 +28,19 @@ class CrossTraffic:
         plan: the sweep.
         kind: ``iperf``, ``consistent`` or ``burst``.
         hosts: the hosts on which processes run.
-        stage: roles and addresses of the hosts, and the load limit.
+        network: roles and addresses of the hosts, and the load limit.
         run: the published job run directory for plans and logs.
 
     Attributes:
         port: TCP port on which the receiver listens; 0 before `start_receiver`.
     """
 
-    def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, stage: SweepRoles, run: Path) -> None:
-        self._plan, self.kind, self._hosts, self._stage = plan, kind, hosts, stage
-        self._from, self._to = stage.roles.cross_from, stage.roles.cross_to
+    def __init__(self, plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRoles, run: Path) -> None:
+        self._plan, self.kind, self._hosts, self._network = plan, kind, hosts, network
+        self._from, self._to = network.roles.cross_from, network.roles.cross_to
         self._sent = run / "nodes" / self._from / "sent"
         self._received = run / "nodes" / self._to / "received"
-        # shared by this run's sender and receiver; in the environment, which other users of the hosts cannot read
+        # shared by this run's sender and receiver through the environment, which other users of the hosts cannot read
         self._token = {TOKEN_VARIABLE: secrets.token_hex(8)}
         self.port = 0
         self._sender: HostProcess | None = None
@@ -54,18 +54,16 @@ class CrossTraffic:
         """
         if not max(self._plan.loads):
             return
-        address = self._stage.cross[self._to]
-        self.port = free_port(self._hosts, self._to, address, ports=self._stage.ports)
+        address = self._network.cross[self._to]
+        self.port = free_port(self._hosts, self._to, address, ports=self._network.ports)
         if self.kind == "iperf":
-            command = iperf3.server_argv(self._stage.iperf3[self._to], self.port, address)
+            command = iperf3.server_argv(self._network.iperf3[self._to], self.port, address)
         else:
-            log = [
-                "--log",
-                self._hosts.path(self._to, self._received / "flows.rec"),
-            ]
-            command = [*self._hosts.ringtap(self._to), "traffic", "serve", "--bind", f"{address}:{self.port}", *log]
-        name, words = f"{self.kind} receiver", self._received / "receiver.log"
-        server = self._hosts.start(self._to, name, command, words, environment=self._token)
+            log = self._hosts.path(self._to, self._received / "flows.rec")
+            bind = f"{address}:{self.port}"
+            command = [*self._hosts.ringtap(self._to), "traffic", "serve", "--bind", bind, "--log", log]
+        name, output = f"{self.kind} receiver", self._received / "receiver.log"
+        server = self._hosts.start(self._to, name, command, output, environment=self._token)
         if not self._hosts.wait_for_port(self._to, self.port, server):
             server.stop()
             raise MeasurementError(f"the {server.name} does not listen on port {self.port}: {server.last_words()}")
@@ -76,13 +74,13 @@ class CrossTraffic:
         Args:
             load_bps: requested load, in bits of payload per second, at the scale of the links.
             name: name of the step, for its files.
-            longest_s: longest duration in seconds, after which the sender ends by itself.
+            longest_s: seconds after which the sender ends by itself.
 
         Raises:
             UsageError: the load exceeds the limit of the plan.
             MeasurementError: the host is lost.
         """
-        most_bps = self._stage.most_load_bps
+        most_bps = self._network.most_load_bps
         if most_bps and load_bps > most_bps:
             raise UsageError(f"{load_bps:.0f} bit/s are more than the plan's most_load of {most_bps} bit/s")
         self._sent.mkdir(parents=True, exist_ok=True)
@@ -92,22 +90,22 @@ class CrossTraffic:
         self._sender = self._hosts.start(self._from, name, command, log, environment=self._token, report=self._report)
 
     def _iperf(self, load_bps: float, longest_s: float) -> list[str]:
-        streams, most_bps = self._plan.iperf_streams, self._stage.most_load_bps
+        streams, most_bps = self._plan.iperf_streams, self._network.most_load_bps
         command = iperf3.client_argv(
-            self._stage.iperf3[self._from],
-            self._stage.cross[self._to],
+            self._network.iperf3[self._from],
+            self._network.cross[self._to],
             self.port,
             load_bps,
             longest_s,
             streams=streams,
-            bind=self._stage.cross[self._from],
+            bind=self._network.cross[self._from],
             block_bytes=max(LEAST_BLOCK_BYTES, round(IPERF_BLOCK_BYTES / self._plan.scale)),
         )
         # pacing by the kernel also limits the rate at which iperf3 catches up after a pause
         return [*command, "--fq-rate", str(round(most_bps / streams))] if most_bps else command
 
     def _flows(self, load_bps: float, name: str, longest_s: float) -> list[str]:
-        destination, most_bps = f"{self._stage.cross[self._to]}:{self.port}", self._stage.most_load_bps
+        destination, most_bps = f"{self._network.cross[self._to]}:{self.port}", self._network.most_load_bps
         path = self._sent / f"{name}.plan"
         write_plan(self._flow_plan(load_bps, name, longest_s, destination), path)
         self._hosts.put(self._from, path)
@@ -115,7 +113,7 @@ class CrossTraffic:
         record = ["--log", log, "--json", "--line-rate", f"{self._plan.capacity_bps}bit"]
         record += ["--pacing", f"{most_bps}bit"] if most_bps else []
         plan = self._hosts.path(self._from, path)
-        source = self._stage.cross[self._from]
+        source = self._network.cross[self._from]
         return [*self._hosts.ringtap(self._from), "traffic", "send", plan, "--source", source, *record]
 
     def _flow_plan(self, load_bps: float, name: str, longest_s: float, destination: str) -> FlowPlan:
@@ -164,9 +162,9 @@ def free_port(hosts: Hosts, host: str, address: str, count: int = 1, ports: tupl
     code = f"from ringtap.agents.sweep.host_facts import free_port\nprint(free_port({address!r}, {count}, {ports!r}))"
     done = hosts.ask(host, [hosts.python(host), "-c", code])
     if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
         among = f" among {ports[0]}-{ports[1]}" if ports else ""
-        raise MeasurementError(f"host {host} has no free port at {address}{among}: {words}")
+        raise MeasurementError(f"host {host} has no free port at {address}{among}: {message}")
     with understood(host):
         port = int(done.stdout)
         if not 0 < port <= 65536 - count:

@@ -23,7 +23,7 @@ from ringtap.rundir import open_log
 from ringtap.schema import LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL, SOCKETS_REC
 from ringtap.units import counted, format_rate
 
-# Of links of 250 Mbit/s, idle ones carried 0.2 Mbit/s of ringtap's own, and loaded ones were accounted for to 0.5 %
+# on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
 MOST_OTHER_SHARE = 0.03
 MOST_ERROR_SHARE = 1e-4
 SOCKETS_EVERY = "10ms,sockets=100ms"  # value of `ringtap run --every`; sufficient for connections
@@ -32,7 +32,7 @@ _SPARE_ROWS = 500
 
 
 class PortBytes(NamedTuple):
-    """Payload bytes and segments of any kind that one or several connections have transferred."""
+    """Payload bytes and segments that one or several connections have transferred."""
 
     received_bytes: int = 0
     segments_in: int = 0
@@ -41,16 +41,17 @@ class PortBytes(NamedTuple):
     acknowledged_bytes: int = 0
 
 
-_MOVED = ("bytes_received", "segs_in", "bytes_sent", "segs_out", "bytes_acked")  # of sockets.rec
+# columns of sockets.rec, in the order of PortBytes
+_COUNTERS = ("bytes_received", "segs_in", "bytes_sent", "segs_out", "bytes_acked")
 
 
 class _Connection(NamedTuple):
-    """Connection: whether it is cross traffic, its inode, the header bytes per segment, and its counters."""
+    """Connection of the sweep with its newest counters; ``is_cross`` is True for cross traffic."""
 
     is_cross: bool
     inode: int
     header_bytes: int
-    moved: PortBytes
+    counters: PortBytes
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class Disturbance:
 
     Attributes:
         other_bps: other traffic at the bottleneck, in bit/s, as frames on the wire; None if it is not known.
-        other_why: reason that it is not known; empty if it is, or if there can be none.
+        other_why: reason that it is not known; empty if it is known, or if there cannot be other traffic.
         links: events of the links, one sentence each.
-        others: places with much other traffic, one sentence each.
+        others: hosts and directions with much other traffic, one sentence each.
     """
 
     other_bps: float | None
@@ -76,7 +77,7 @@ class Rates(NamedTuple):
     Attributes:
         total: rate that its interfaces counted, by direction (``rx``, ``tx``).
         own: rate of the sweep's connections, by direction.
-        acknowledged_bps: rate of the cross traffic sent by the host that the receiver acknowledged.
+        acknowledged_bps: rate of the host's cross traffic that the receiver acknowledged.
     """
 
     total: dict[str, float]
@@ -96,7 +97,7 @@ class SocketCounts:
     def __init__(self, folder: Path, port: Attachment, cross_port: int) -> None:
         self._folder, self._port, self._cross_port = folder, port, cross_port
         self._rows = 0
-        self._now: dict[int, _Connection] = {}  # by cookie
+        self._newest: dict[int, _Connection] = {}  # by cookie
         self._window = (0, 0)
         self._rates: Rates | None = None
 
@@ -108,72 +109,75 @@ class SocketCounts:
         """
         if self._window != (start_ns, end_ns) or self._rates is None:
             self._window = (start_ns, end_ns)
-            self._rates = self._measured(start_ns, end_ns, mtu)
+            self._rates = self._measure(start_ns, end_ns, mtu)
         return self._rates
 
-    def _measured(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
+    def _measure(self, start_ns: int, end_ns: int, mtu: int) -> Rates:
         path = self._folder / SOCKETS_REC
         if not path.is_file():
             raise UsageError(f"the connections of {self._folder.name} were not recorded")
         records = open_log(path)
-        at = {field.name: number for number, field in enumerate(records.fields)}
+        columns = {field.name: number for number, field in enumerate(records.fields)}
         first_ns = last_ns = 0
         before: dict[int, PortBytes] | None = None
         for row in records.tail(self._rows):
-            t_ns = row[at["t_ns"]]
+            t_ns = row[columns["t_ns"]]
             if t_ns > end_ns:
                 break
             if t_ns >= start_ns:
                 first_ns, last_ns = first_ns or t_ns, t_ns
                 if before is None and t_ns > first_ns:
-                    before = {cookie: one.moved for cookie, one in self._now.items()}
-            self._take(row, at)
+                    before = {cookie: connection.counters for cookie, connection in self._newest.items()}
+            self._update(row, columns)
             self._rows += 1
         if before is None:
             raise UsageError(
                 f"the connections of {self._folder.name} moved nothing, or were not sampled, in the window"
             )
         counters, seconds = Counters(self._folder, start_ns, end_ns), (last_ns - first_ns) / 1e9
-        bits = {way: 8 * counters.port_bytes(self._port.nics, way, mtu, first_ns, last_ns) for way in ("rx", "tx")}
+        nics = self._port.nics
+        bits = {
+            direction: 8 * counters.port_bytes(nics, direction, mtu, first_ns, last_ns) for direction in ("rx", "tx")
+        }
         widths = {field.name: field.width_bits for field in records.fields}
-        into, out, acknowledged = self._own_bytes(before, [widths[name] for name in _MOVED])
+        received, sent, acknowledged = self._own_bytes(before, [widths[name] for name in _COUNTERS])
         return Rates(
-            {way: value / seconds for way, value in bits.items()},
-            {"rx": into * 8 / seconds, "tx": out * 8 / seconds},
+            {direction: value / seconds for direction, value in bits.items()},
+            {"rx": received * 8 / seconds, "tx": sent * 8 / seconds},
             acknowledged * 8 / seconds,
         )
 
     def _own_bytes(self, before: dict[int, PortBytes], widths_bits: list[int]) -> tuple[float, float, float]:
-        """Bytes received and sent by the sweep's connections, and acknowledged bytes of cross traffic, with headers."""
+        """Return bytes that the sweep's connections received and sent, and acknowledged cross traffic, with headers."""
         owned = {item["inode"] for item in read_json_lines(self._folder / OWNERS_JSONL, OWNER)[0]}
-        into = out = acknowledged = 0.0
-        for cookie, one in self._now.items():
-            if one.is_cross or one.inode in owned:
-                steps = map(growth, before.get(cookie, PortBytes()), one.moved, widths_bits)
+        received = sent = acknowledged = 0.0
+        for cookie, connection in self._newest.items():
+            if connection.is_cross or connection.inode in owned:
+                steps = map(growth, before.get(cookie, PortBytes()), connection.counters, widths_bits)
                 known = [round(step) for step in steps if step is not None]
-                if len(known) < len(_MOVED):
+                if len(known) < len(_COUNTERS):
                     raise UsageError(f"the counters of a connection of {self._folder.name} were reset in the window")
                 grown = PortBytes(*known)
-                into += grown.received_bytes + one.header_bytes * grown.segments_in
-                out += grown.sent_bytes + one.header_bytes * grown.segments_out
-                if one.is_cross and grown.sent_bytes:
-                    headers = one.header_bytes * grown.segments_out / grown.sent_bytes
+                received += grown.received_bytes + connection.header_bytes * grown.segments_in
+                sent += grown.sent_bytes + connection.header_bytes * grown.segments_out
+                if connection.is_cross and grown.sent_bytes:
+                    headers = connection.header_bytes * grown.segments_out / grown.sent_bytes
                     acknowledged += grown.acknowledged_bytes * (1 + headers)
-        return into, out, acknowledged
+        return received, sent, acknowledged
 
-    def _take(self, row: tuple[Any, ...], at: Mapping[str, int]) -> None:
+    def _update(self, row: tuple[Any, ...], columns: Mapping[str, int]) -> None:
         """Keep the counters of a record's connection if it uses the port."""
-        source, destination = (_address(row[at["family"]], row[at[key]]) for key in ("source", "destination"))
-        is_cross = self._cross_port in [int.from_bytes(row[at[key]], "big") for key in ("sport", "dport")]
+        source, destination = (_address(row[columns["family"]], row[columns[key]]) for key in ("source", "destination"))
+        is_cross = self._cross_port in [int.from_bytes(row[columns[key]], "big") for key in ("sport", "dport")]
         if source not in self._port.addresses or (destination in self._port.addresses and not is_cross):
             return
-        cookie = row[at["cookie"]]
-        known = self._now.get(cookie)
-        self._now[cookie] = _Connection(
+        cookie = row[columns["cookie"]]
+        known = self._newest.get(cookie)
+        self._newest[cookie] = _Connection(
             is_cross=is_cross,
-            inode=row[at["inode"]] or (known.inode if known else 0),
+            inode=row[columns["inode"]] or (known.inode if known else 0),
             header_bytes=HEADER_BYTES + (0 if "." in source else _IPV6_MORE_BYTES),
-            moved=PortBytes(*(row[at[name]] for name in _MOVED)),
+            counters=PortBytes(*(row[columns[name]] for name in _COUNTERS)),
         )
 
 
@@ -193,7 +197,7 @@ class Counters:
         end_ns: its end, which is close to the newest sample.
 
     Raises:
-        UsageError: they were not recorded.
+        UsageError: the counters were not recorded.
     """
 
     def __init__(self, folder: Path, start_ns: int, end_ns: int) -> None:
@@ -214,7 +218,7 @@ class Counters:
         """Return the growth of a counter between two times.
 
         Raises:
-            UsageError: it is not known.
+            UsageError: the growth is not known.
         """
         column, width_bits = self._columns[f"{nic}.{name}"]
         found = window_growth(self._times, [row[column] for row in self._rows], start_ns, end_ns, width_bits)
@@ -222,31 +226,33 @@ class Counters:
             raise UsageError(f"counter {name} of interface {nic} {found}")
         return found
 
-    def port_bytes(self, nics: Sequence[str], way: str, mtu: int, start_ns: int, end_ns: int) -> float:
+    def port_bytes(self, nics: Sequence[str], direction: str, mtu: int, start_ns: int, end_ns: int) -> float:
         """Return the bytes of frames on the wire that interfaces counted in one direction between two times.
 
         Raises:
-            UsageError: it was not recorded.
+            UsageError: an interface was not recorded.
         """
         found = 0.0
         for nic in nics:
             if nic not in self:
                 raise UsageError(f"interface {nic} was not recorded")
-            size_bytes, packets = (self.grown(nic, f"{way}_{unit}", start_ns, end_ns) for unit in ("bytes", "packets"))
+            size_bytes, packets = (
+                self.grown(nic, f"{direction}_{unit}", start_ns, end_ns) for unit in ("bytes", "packets")
+            )
             found += frame_bytes(size_bytes, packets, mtu)
         return found
 
-    def rate_bps(self, nics: Sequence[str], way: str, mtu: int, start_ns: int, end_ns: int) -> float:
+    def rate_bps(self, nics: Sequence[str], direction: str, mtu: int, start_ns: int, end_ns: int) -> float:
         """Return the mean rate of interfaces in one direction from the first to the last sample of a window, in bit/s.
 
         Raises:
-            UsageError: it was not recorded.
+            UsageError: an interface was not recorded.
         """
         times = self._times[bisect_left(self._times, start_ns) : bisect_right(self._times, end_ns)]
         if len(times) < 2:
             raise UsageError("its interfaces were not recorded in the window")
         first_ns, last_ns = times[0], times[-1]
-        return self.port_bytes(nics, way, mtu, first_ns, last_ns) * 8e9 / float(last_ns - first_ns)
+        return self.port_bytes(nics, direction, mtu, first_ns, last_ns) * 8e9 / float(last_ns - first_ns)
 
 
 class Watch:
@@ -254,18 +260,18 @@ class Watch:
 
     Args:
         run: job run directory of the series.
-        stage: roles and addresses of the hosts.
+        network: roles and addresses of the hosts.
         capacity_bps: capacity of the bottleneck.
         cross_port: TCP port of the cross traffic's receiver; 0 if there is none.
     """
 
-    def __init__(self, run: Path, stage: SweepRoles, capacity_bps: int, cross_port: int) -> None:
-        self._run, self._stage, self._capacity_bps = run, stage, capacity_bps
-        self._mtu = int(stage.bottleneck["mtu"])
-        total = stage.bottleneck["total"][0]
+    def __init__(self, run: Path, network: SweepRoles, capacity_bps: int, cross_port: int) -> None:
+        self._run, self._network, self._capacity_bps = run, network, capacity_bps
+        self._mtu = int(network.bottleneck["mtu"])
+        total = network.bottleneck["total"][0]
         self._bottleneck = (total["node"], total["direction"])
         self._sockets = {
-            node: SocketCounts(self._folder(node), port, cross_port) for node, port in stage.attachments.items()
+            node: SocketCounts(self._folder(node), port, cross_port) for node, port in network.attachments.items()
         }
 
     def _folder(self, node: str) -> Path:
@@ -282,9 +288,9 @@ class Watch:
         links = tuple(self.links(start_ns - round(settle_s * 1e9), end_ns, start_ns))
         others: list[str] = []
         other_bps = None
-        at_bottleneck = self._stage.attachments.get(self._bottleneck[0])  # None for a testbed's switch
+        at_bottleneck = self._network.attachments.get(self._bottleneck[0])  # None for a testbed's switch
         other_why = at_bottleneck.why if at_bottleneck else ""
-        for node, port in self._stage.attachments.items():
+        for node, port in self._network.attachments.items():
             if port.why:
                 continue
             try:
@@ -292,12 +298,12 @@ class Watch:
             except UsageError as error:
                 other_why = str(error) if node == self._bottleneck[0] else other_why
                 continue
-            for way, total_bps in rates.total.items():
-                more_bps = max(0.0, total_bps - rates.own[way])
-                if (node, way) == self._bottleneck:
-                    other_bps = more_bps
-                if more_bps > MOST_OTHER_SHARE * self._capacity_bps:
-                    others.append(other_words(node, way, more_bps, self._capacity_bps))
+            for direction, total_bps in rates.total.items():
+                rest_bps = max(0.0, total_bps - rates.own[direction])
+                if (node, direction) == self._bottleneck:
+                    other_bps = rest_bps
+                if rest_bps > MOST_OTHER_SHARE * self._capacity_bps:
+                    others.append(other_words(node, direction, rest_bps, self._capacity_bps))
         return Disturbance(other_bps, other_why, links, tuple(others))
 
     def rates(self, node: str, start_ns: int, end_ns: int) -> Rates:
@@ -316,7 +322,7 @@ class Watch:
             end_ns: end of the time.
             start_ns: start of the time in which frames with errors count.
         """
-        for node, nics in self._stage.links.items():
+        for node, nics in self._network.links.items():
             log = read_json_lines(self._folder(node) / LINKS_JSONL, LINK_STATE)[0]
             for nic in nics:
                 yield from _link_words(node, nic, [item for item in log if item["nic"] == nic], since_ns, end_ns)
@@ -330,11 +336,11 @@ class Watch:
     def _error_words(self, node: str, nic: str, counters: Counters, start_ns: int, end_ns: int) -> Iterator[str]:
         if nic not in counters:
             return
-        for way, say in (("rx", "received"), ("tx", "sent")):
-            errors = counters.grown(nic, f"{way}_errors", start_ns, end_ns)
-            frames = errors + counters.grown(nic, f"{way}_packets", start_ns, end_ns)
+        for direction, verb in (("rx", "received"), ("tx", "sent")):
+            errors = counters.grown(nic, f"{direction}_errors", start_ns, end_ns)
+            frames = errors + counters.grown(nic, f"{direction}_packets", start_ns, end_ns)
             if errors > MOST_ERROR_SHARE * frames:
-                yield f"{nic} of {node} {say} {counted(round(errors), 'frame')} with errors"
+                yield f"{nic} of {node} {verb} {counted(round(errors), 'frame')} with errors"
 
 
 def _link_words(node: str, nic: str, log: list[dict[str, Any]], since_ns: int, end_ns: int) -> Iterator[str]:
@@ -344,20 +350,19 @@ def _link_words(node: str, nic: str, log: list[dict[str, Any]], since_ns: int, e
     lost = next((item for item in states if not item["carrier"]), None)
     if lost is not None:
         back = next((item for item in log if item["t_ns"] > lost["t_ns"] and item["carrier"]), None)
-        lasted = f"for {(back['t_ns'] - lost['t_ns']) / 1e9:.1f} s" if back else "to the end of the window"
-        yield f"{nic} of {node} had no link {lasted}"
+        duration = f"for {(back['t_ns'] - lost['t_ns']) / 1e9:.1f} s" if back else "to the end of the window"
+        yield f"{nic} of {node} had no link {duration}"
     elif states and states[-1]["carrier_changes"] != states[0]["carrier_changes"]:
         yield f"{nic} of {node} lost its link for a moment"
 
 
-def other_words(node: str, way: str, bps: float, capacity_bps: float) -> str:
+def other_words(node: str, direction: str, bps: float, capacity_bps: float) -> str:
     """Return a sentence about traffic that is not the sweep's."""
-    took = {"rx": "took in", "tx": "sent"}[way]
-    return f"{node} {took} {format_rate(bps)} of other traffic ({bps / capacity_bps:.0%} of the capacity)"
+    verb = {"rx": "took in", "tx": "sent"}[direction]
+    return f"{node} {verb} {format_rate(bps)} of other traffic ({bps / capacity_bps:.0%} of the capacity)"
 
 
-# Quiet windows had at most 2.1 % of late samples; windows with visibly wrong times had 4 to 17 %
-# (docs/method/method.md)
+# quiet windows had at most 2.1 % of late samples, windows with visibly wrong times 4 to 17 % (docs/method/method.md)
 MOST_LATE_SHARE = 0.03
 _LATE_PERIODS = 1.5
 

@@ -12,22 +12,21 @@ from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.units import counted, format_duration, format_rate
 
-# number of different loads that a report needs, and least rise from the lightest to the heaviest
-# (`analysis/model/congestion_point.py`)
+# minima of a report (`analysis/model/congestion_point.py`): number of different loads, and rise to the heaviest load
 LEAST_LOADS = {"a fit": 3, "a congestion point": 4}
 LEAST_RISE = 1.2
 MERGE_SHARE = 0.01
 STAGE_UP_S = 4.0
 PRECHECK_S = 6.0
 JOB_START_S = 10.0
-# samples of ten interfaces every 10 ms, and the log of a thousand flows a second
+# samples of ten interfaces every 10 ms, and the log of a thousand flows per second
 ROOM_BYTES_PER_S = 120_000
 LEAST_ROOM_BYTES = 16_000_000
 _HEADER_SHARE = 1448 / 1514
 
 
 def layout(plan: SweepPlan) -> tuple[TestbedSpec, Roles]:
-    """Return the testbed and the roles that a plan asks for.
+    """Return the testbed and the roles of a plan.
 
     Raises:
         UsageError: a name or size is not valid for a testbed.
@@ -80,7 +79,7 @@ def iteration_s(plan: SweepPlan, model: Model, load: float) -> float:
 
 
 def series_names(plan: SweepPlan) -> list[str]:
-    """Names of the series of a sweep, in the order in which they are measured."""
+    """Return the names of a sweep's series, in the order in which they are measured."""
     return [f"{model.name}-{kind}" for model in plan.models for kind in plan.traffic]
 
 
@@ -125,10 +124,10 @@ def doubts(plan: SweepPlan) -> list[str]:
     loads = sorted(plan.loads)
     # loads that hardly differ count as one, as in reports
     different = 1 + sum(second - first >= MERGE_SHARE for first, second in itertools.pairwise(loads))
-    lacking = [what for what, least in LEAST_LOADS.items() if different < least]
+    lacking = [result for result, least in LEAST_LOADS.items() if different < least]
     found = []
     if lacking:
-        what = " and ".join(f"{one} ({LEAST_LOADS[one]})" for one in lacking)
+        what = " and ".join(f"{result} ({LEAST_LOADS[result]})" for result in lacking)
         found.append(f"{different} different load{'s' if different > 1 else ''}, too few for {what}: add loads")
     for model in plan.models if different > 1 and not lacking else ():
         if not model.command and iteration_s(plan, model, loads[-1]) < LEAST_RISE * iteration_s(plan, model, loads[0]):

@@ -1,7 +1,7 @@
 """Facts about a host of a cluster before a sweep: ``python -m ringtap.agents.sweep.host_facts [QUESTION]``.
 
-The question is JSON. ``room`` asks for free space on a disk (``folder``, ``bytes``), ``jobs`` for what jobs need (by
-name: ``command``, ``directory`` and ``environment``).
+The question is a JSON object. ``room`` asks for free space on a disk (``folder``, ``bytes``). ``jobs`` asks for the
+program, script and interpreter of jobs (by name: ``command``, ``directory`` and ``environment``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def host_facts() -> dict[str, Any]:
     states = psutil.net_if_stats()
     interfaces: dict[str, dict[str, Any]] = {}
     for label, entries in psutil.net_if_addrs().items():
-        name = label.partition(":")[0]  # eth0:1 is a label of another address of eth0
+        name = label.partition(":")[0]  # eth0:1 labels another address of eth0
         below = []
         with suppress(OSError):
             below = [path.name.removeprefix("lower_") for path in Path("/sys/class/net", name).glob("lower_*")]
@@ -63,7 +63,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def space_problem(path: Path, needed_bytes: int) -> str:
-    """Return the reason that a folder's disk has no space for a run's files; empty if it has.
+    """Return the reason that a folder's disk has no space for a run's files; empty if it has space.
 
     Raises:
         OSError: the disk cannot be queried.
@@ -86,10 +86,10 @@ def nearest_folder(path: Path) -> Path:
 
 
 def room_problem(folder: str, needed_bytes: int) -> str:
-    """Return the reason that a folder, which need not exist yet, has no space for a run's files; empty if it has.
+    """Return the reason that a folder has no space for a run's files; empty if it has space.
 
     Args:
-        folder: the folder; empty: the default of sweeps, below /tmp.
+        folder: the folder, which need not exist yet; empty: the default of sweeps, below /tmp.
         needed_bytes: space that the files may need.
     """
     path = nearest_folder(Path(folder or "/tmp"))
@@ -115,7 +115,7 @@ def job_facts(command: list[str], directory: str, environment: Mapping[str, str]
     Returns:
         ``problems``, one sentence each, and ``torch``: True if the job's interpreter has torch, None if unknown.
     """
-    kept_environment, kept_folder = dict(os.environ), os.open(".", os.O_RDONLY)
+    saved_environment, saved_folder = dict(os.environ), os.open(".", os.O_RDONLY)
     try:
         os.environ.update(environment)
         try:
@@ -124,10 +124,10 @@ def job_facts(command: list[str], directory: str, environment: Mapping[str, str]
             return {"problems": [f"the job's folder {directory} cannot be entered: {error.strerror}"], "torch": None}
         return _command_facts(command)
     finally:
-        os.fchdir(kept_folder)
-        os.close(kept_folder)
+        os.fchdir(saved_folder)
+        os.close(saved_folder)
         os.environ.clear()
-        os.environ.update(kept_environment)
+        os.environ.update(saved_environment)
 
 
 def _command_facts(command: list[str]) -> dict[str, Any]:
@@ -145,10 +145,10 @@ def _command_facts(command: list[str]) -> dict[str, Any]:
     if re.fullmatch(r"python(\d+(\.\d+)?)?", Path(program).name):
         from ringtap.agents.doctor import job_interpreter
 
-        found = job_interpreter.check(program, _INTERPRETER_S)["steps"]
-        has_torch = found.state == "ok"
-        if found.state == "unavailable":
-            problems.append(f"steps of the job cannot be recorded: {found.reason}; {found.remedy}")
+        steps = job_interpreter.check(program, _INTERPRETER_S)["steps"]
+        has_torch = steps.state == "ok"
+        if steps.state == "unavailable":
+            problems.append(f"steps of the job cannot be recorded: {steps.reason}; {steps.remedy}")
         if any(re.fullmatch(r"-[a-zA-Z]*[IES][a-zA-Z]*", option) for option in options):
             problems.append(f"the job's command starts Python with {' '.join(options)}, so its steps are not recorded")
     return {"problems": problems, "torch": has_torch}

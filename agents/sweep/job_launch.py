@@ -11,12 +11,12 @@ from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.plan import PLACEHOLDERS, Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 
-# by sh, as older versions of env(1) cannot change folders
+# with sh, as older versions of env(1) cannot change the folder
 _IN_FOLDER = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh"]
 
 
 class Process(NamedTuple):
-    """Process of a job to be started.
+    """Process of a job that is to be started.
 
     Attributes:
         host: host on which it runs.
@@ -51,21 +51,21 @@ def own_environment(plan: SweepPlan, model: Model, host: str) -> dict[str, str]:
     return {**plan.topology.environment, **model.environment, **machine.environment, **gpus}
 
 
-def processes(plan: SweepPlan, model: Model, stage: SweepRoles, hosts: Hosts, port: int) -> list[Process]:
+def processes(plan: SweepPlan, model: Model, network: SweepRoles, hosts: Hosts, port: int) -> list[Process]:
     """Return the processes of a model's job, rank 0 first.
 
     Args:
         plan: the sweep.
         model: the model.
-        stage: the workers and their addresses.
+        network: the workers and their addresses.
         hosts: the hosts.
         port: a free TCP port of the first worker.
     """
-    workers = stage.roles.workers
+    workers = network.roles.workers
     counts = [ranks_of(plan, host) for host in workers]
     found = []
     for number, host in enumerate(workers):
-        master = {"MASTER_ADDR": stage.training[workers[0]], "MASTER_PORT": str(port)}
+        master = {"MASTER_ADDR": network.training[workers[0]], "MASTER_PORT": str(port)}
         values = {
             "python": job_python(plan, host, hosts),
             "host": host,
@@ -75,10 +75,10 @@ def processes(plan: SweepPlan, model: Model, stage: SweepRoles, hosts: Hosts, po
             "master_addr": master["MASTER_ADDR"],
             "master_port": master["MASTER_PORT"],
         }
-        interface = stage.interface[host]
+        interface = network.interface[host]
         environment = {
             "GLOO_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": f"={interface}",  # without "=", NCCL takes any interface whose name begins so
+            "NCCL_SOCKET_IFNAME": f"={interface}",  # without "=", NCCL takes any interface with this prefix
             "OMP_NUM_THREADS": "1",
             **own_environment(plan, model, host),
             **master,
@@ -88,16 +88,16 @@ def processes(plan: SweepPlan, model: Model, stage: SweepRoles, hosts: Hosts, po
             found.append(Process(host, command, environment, "job.out"))
             continue
         for local in range(counts[number]):
-            place = {"RANK": sum(counts[:number]) + local, "LOCAL_RANK": local}
-            place |= {"WORLD_SIZE": sum(counts), "LOCAL_WORLD_SIZE": counts[number]}
-            own = {name: str(value) for name, value in place.items()}
+            ranks = {"RANK": sum(counts[:number]) + local, "LOCAL_RANK": local}
+            ranks |= {"WORLD_SIZE": sum(counts), "LOCAL_WORLD_SIZE": counts[number]}
+            own = {name: str(value) for name, value in ranks.items()}
             found.append(Process(host, command, environment | own, f"job-{local}.out" if local else "job.out"))
     return found
 
 
 def _command(plan: SweepPlan, model: Model, values: Mapping[str, str], python: str) -> list[str]:
     command = filled(model.command, values) or [python, *_scale_model(plan, model)]
-    if model.framework == "horovod":  # on each host, its variables are derived from torchrun's
+    if model.framework == "horovod":  # derives Horovod's variables from torchrun's
         command = [python, "-m", "ringtap.examples.horovod_rank", *command]
     return [*_IN_FOLDER, model.directory, *command] if model.directory else command
 

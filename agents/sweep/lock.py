@@ -1,7 +1,7 @@
 """Mutual exclusion of sweeps: a lock on the run directory, and a lease on every host that the sweep uses.
 
-Both end with the process that holds them, however it ends: the lock is a kernel lock (flock), and the lease is a socket
-held by the host worker (`ringtap.agents.hosts.lease`).
+Both end with the process that holds them, even if it is killed: the lock is a kernel lock (flock), and the lease is a
+socket of the host worker (`ringtap.agents.hosts.lease`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringtap.agents.hosts import Hosts
 from ringtap.errors import MeasurementError, UsageError
 
 LOCK_FILE = "sweep.lock"
-_ENDING_S = 10.0  # longest time a host worker needs to end processes of its sweep
+_ENDING_S = 10.0  # longest time that a host worker needs to end the processes of its sweep
 _POLL_S = 0.25
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -55,8 +55,8 @@ def holder(run: Path, expected_s: float) -> dict[str, Any]:
     }
 
 
-def _words(found: dict[str, Any]) -> str:
-    """Describe the holder of a lock or lease, with begin and end; only printable characters of its facts are kept.
+def _describe(found: dict[str, Any]) -> str:
+    """Describe the holder of a lock or lease, with start and expected end; unprintable characters are removed.
 
     Returns:
         Text such as "alice's sweep, process 4711 on desk, since 2026-03-01 10:00 UTC, expected to end at
@@ -66,10 +66,10 @@ def _words(found: dict[str, Any]) -> str:
         pid, uid = found.get("pid"), found.get("uid")
         return "a sweep that gives no answer" + (f", process {pid} there, of user {uid}" if pid else "")
     text = f"{found.get('user')}'s sweep, process {found.get('pid')} on {found.get('host')}"
-    for key, say in (("since_s", ", since {}"), ("until_s", ", expected to end at {}")):
+    for key, template in (("since_s", ", since {}"), ("until_s", ", expected to end at {}")):
         with suppress(TypeError, ValueError, OverflowError, OSError):
             when = datetime.fromtimestamp(int(str(found.get(key))), timezone.utc)
-            text += say.format(when.strftime("%Y-%m-%d %H:%M UTC"))
+            text += template.format(when.strftime("%Y-%m-%d %H:%M UTC"))
     return "".join(character for character in text if character.isprintable())[:300]
 
 
@@ -89,11 +89,13 @@ def locked(path: Path, me: dict[str, Any], say: Callable[[str], None]) -> Iterat
     try:
         fd = _lock(file)
     except BlockingIOError:
-        raise UsageError(f"{path} is being measured by {_words(_read(file))}: wait for it to end, or end it") from None
+        raise UsageError(
+            f"{path} is being measured by {_describe(_read(file))}: wait for it to end, or end it"
+        ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise UsageError(f"{file} cannot be written: {error.strerror}") from error
-        say(f"warning: the file system of {path} has no locks: see that no other sweep measures into it")
+        say(f"warning: the file system of {path} has no locks: make sure that no other sweep measures into it")
         yield
         return
     try:
@@ -154,13 +156,13 @@ def take_leases(hosts: Hosts, me: dict[str, Any], say: Callable[[str], None]) ->
         except MeasurementError as error:
             if hosts.lost():
                 raise
-            say(f"warning: {error}: see that no other sweep uses it")
+            say(f"warning: {error}: make sure that no other sweep uses it")
     if problem := lease_problem(taken):
         raise UsageError(problem)
 
 
 def lease_problem(taken: Mapping[str, dict[str, Any]]) -> str:
-    """Return an error message that names the sweeps that use hosts; empty if there are none.
+    """Return an error message that names the sweeps that use hosts; empty if no sweep does.
 
     Args:
         taken: facts about the sweep that holds the lease, by host.
@@ -168,9 +170,9 @@ def lease_problem(taken: Mapping[str, dict[str, Any]]) -> str:
     users: dict[str, list[str]] = {}
     for name, found in taken.items():
         if found:
-            users.setdefault(_words(found), []).append(name)
-    words = "; ".join(f"{', '.join(names)} in use by {who}" for who, names in users.items())
-    return f"another sweep measures on these hosts ({words}): wait for it to end, or end it" if words else ""
+            users.setdefault(_describe(found), []).append(name)
+    text = "; ".join(f"{', '.join(names)} in use by {user}" for user, names in users.items())
+    return f"another sweep measures on these hosts ({text}): wait for it to end, or end it" if text else ""
 
 
 def _take(hosts: Hosts, name: str, me: dict[str, Any]) -> dict[str, Any]:

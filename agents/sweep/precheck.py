@@ -37,7 +37,7 @@ _CALIBRATION_S = 60.0
 
 
 def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: Hosts | None) -> dict[str, Any] | None:
-    """Compare the plan's flows with the sending host's calibration, which is made if there is none.
+    """Compare the plan's flows with the calibration of the sending host; a host without one is calibrated.
 
     Args:
         plan: the sweep.
@@ -65,11 +65,11 @@ def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: 
 
 
 def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Calibration:
-    say(f"Asking {host} what its traffic generator can do; takes 10 s the first time")
+    say(f"Reading the calibration of {host}'s traffic generator; takes 10 s the first time")
     done = hosts.ask(host, [hosts.python(host), "-m", "ringtap.trafficgen.calibration"], _CALIBRATION_S)
     if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        raise MeasurementError(f"host {host} could not be calibrated: {words}")
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MeasurementError(f"host {host} could not be calibrated: {message}")
     with understood(host):
         found = Calibration(**json.loads(done.stdout))
         found.exceeded_by(0.0, 0.0, False)  # fails unless its values are numbers
@@ -78,56 +78,56 @@ def _calibration_of(hosts: Hosts, host: str, say: Callable[[str], None]) -> Cali
 
 
 def most_bps(plan: SweepPlan) -> float:
-    """Rate of the generator's check in bit/s: a testbed's capacity, or the highest load of the plan on real links."""
+    """Return the rate of the generator check in bit/s: a testbed's capacity, or the highest load on real links."""
     if isinstance(plan.topology, Cluster):
         return max(plan.loads) * plan.capacity_bps
     return float(plan.capacity_bps)
 
 
-def look_at_idle_links(plan: SweepPlan, hosts: Hosts, stage: SweepRoles, path: Path) -> dict[str, Any]:
+def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path: Path) -> dict[str, Any]:
     """Measure the traffic on the links of a cluster while the sweep does not use them.
 
     Args:
         plan: the sweep.
         hosts: the hosts.
-        stage: roles and addresses of the hosts.
-        path: the job run directory to make.
+        network: roles and addresses of the hosts.
+        path: the job run directory to create.
 
     Returns:
         ``{rates, words}``: ``rx_bps`` and ``tx_bps`` by host, and a sentence for each high rate.
 
     Raises:
-        MeasurementError: a host is lost, or its recorder does not count.
+        MeasurementError: a host is lost, or its recorder records nothing.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **stage.clock())
+    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series="precheck-idle", **network.clock())
     hosts.publish(path)
     try:
-        _start_recorders(hosts, run, stage.attachments, stage.attachments)
-        start_ns, end_ns = _counted_window(hosts)
+        _start_recorders(hosts, run, network.attachments, network.attachments)
+        start_ns, end_ns = _record_window(hosts)
     finally:
         hosts.stop_all()
         hosts.gather(path)
     rates: dict[str, dict[str, int]] = {}
-    words = []
-    for node, port in stage.attachments.items():
+    sentences = []
+    for node, port in network.attachments.items():
         try:
             counters = Counters(run.path / "nodes" / node, start_ns, end_ns)
-            for way in ("rx", "tx"):
-                bps = counters.rate_bps(port.nics, way, stage.bottleneck["mtu"], start_ns, end_ns)
-                rates.setdefault(node, {})[f"{way}_bps"] = round(bps)
+            for direction in ("rx", "tx"):
+                bps = counters.rate_bps(port.nics, direction, network.bottleneck["mtu"], start_ns, end_ns)
+                rates.setdefault(node, {})[f"{direction}_bps"] = round(bps)
                 if bps > MOST_OTHER_SHARE * plan.capacity_bps:
-                    words.append(other_words(node, way, bps, plan.capacity_bps))
+                    sentences.append(other_words(node, direction, bps, plan.capacity_bps))
         except UsageError as error:
             raise MeasurementError(f"host {node} could not count its idle links: {error}") from error
-    run.finish("complete", "; ".join(words))
-    return {"rates": rates, "words": words}
+    run.finish("complete", "; ".join(sentences))
+    return {"rates": rates, "words": sentences}
 
 
 def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], attached: Container[str]) -> None:
-    """Start recorders, on attached nodes also of connections, and wait until all of them count.
+    """Start recorders of interfaces, on attached nodes also of connections, and wait until all of them record.
 
     Raises:
-        MeasurementError: a recorder does not count.
+        MeasurementError: a recorder records nothing.
     """
     recorders = []
     for node in dict.fromkeys(nodes):
@@ -142,12 +142,12 @@ def _start_recorders(hosts: Hosts, run: RunDirectory, nodes: Iterable[str], atta
         while not path.exists():
             check_lost(hosts)
             if process.exit_code() is not None or time.monotonic() > deadline_s:
-                raise MeasurementError(f"the {process.name} counts nothing: {process.last_words()} ({process.log})")
+                raise MeasurementError(f"the {process.name} records nothing: {process.last_words()} ({process.log})")
             time.sleep(_POLL_S)
 
 
-def _counted_window(hosts: Hosts) -> tuple[int, int]:
-    """Wait for a window in which recorders count; return its start and end (CLOCK_REALTIME, ns)."""
+def _record_window(hosts: Hosts) -> tuple[int, int]:
+    """Wait until a window has been recorded; return its start and end (CLOCK_REALTIME, ns)."""
     time.sleep(_WARM_UP_S)
     start_ns = time.time_ns()
     time.sleep(_WINDOW_S)
@@ -157,7 +157,7 @@ def _counted_window(hosts: Hosts) -> tuple[int, int]:
     return start_ns, end_ns
 
 
-def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: SweepRoles, path: Path) -> dict[str, Any]:
+def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, network: SweepRoles, path: Path) -> dict[str, Any]:
     """Send one kind of cross traffic at the highest rate, without a job, and measure the rate that arrives.
 
     The check uses the bytes that the receiver acknowledged, or, if they are not recorded, all traffic at the
@@ -165,31 +165,31 @@ def check_generator(plan: SweepPlan, kind: str, hosts: Hosts, stage: SweepRoles,
 
     Returns:
         ``{kind, requested_bps, reached_bps, share_of_capacity, required_share, ok, judged_by, total_bps, others}``;
-        measured rates as frames on the wire.
+        measured rates count frames on the wire.
     """
-    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", **stage.clock())
+    run = RunDirectory.create(path, "job", sys.argv, plan.seed, series=f"precheck-{kind}", **network.clock())
     hosts.publish(path)
-    cross = CrossTraffic(plan, kind, hosts, stage, path)
+    cross = CrossTraffic(plan, kind, hosts, network, path)
     requested_bps = most_bps(plan)
-    watched = [node for node, port in stage.attachments.items() if not port.why]
+    watched = [node for node, port in network.attachments.items() if not port.why]
     try:
-        _start_recorders(hosts, run, (stage.timekeeper, stage.roles.cross_from, *watched), stage.attachments)
+        _start_recorders(hosts, run, (network.timekeeper, network.roles.cross_from, *watched), network.attachments)
         cross.start_receiver()
         cross.start_sender(requested_bps, "full", _WARM_UP_S + _WINDOW_S + 10)
-        start_ns, end_ns = _counted_window(hosts)
+        start_ns, end_ns = _record_window(hosts)
         cross.check()
     finally:
         cross.stop_sender()
         hosts.stop_all()
         hosts.gather(path)
-    mtu, counters = stage.bottleneck["mtu"], stage.bottleneck["total"]
+    mtu, counters = network.bottleneck["mtu"], network.bottleneck["total"]
     total_bps = sum(_rate_bps(run, counter, mtu, start_ns, end_ns) for counter in counters)
-    watch = Watch(run.path, stage, plan.capacity_bps, cross.port)
+    watch = Watch(run.path, network, plan.capacity_bps, cross.port)
     try:
-        rates = watch.rates(stage.roles.cross_from, start_ns, end_ns)
+        rates = watch.rates(network.roles.cross_from, start_ns, end_ns)
         reached_bps, judged_by = rates.acknowledged_bps, "acknowledged bytes"
     except UsageError as error:  # no socket diagnostics on that host
-        reached_bps, judged_by = total_bps, f"all that came through the bottleneck: {error}"
+        reached_bps, judged_by = total_bps, f"all traffic through the bottleneck: {error}"
     others = watch.window(start_ns, end_ns, 0.0).others
     run.finish("complete", f"reached {format_rate(reached_bps)}")
     required = REQUIRED_SHARE * requested_bps / plan.capacity_bps
@@ -211,7 +211,7 @@ def _rate_bps(run: RunDirectory, counter: dict[str, str], mtu: int, start_ns: in
     """Return the mean rate of an interface counter between two times, in bit/s, as frames on the wire.
 
     Raises:
-        MeasurementError: its recorder left no samples of that time.
+        MeasurementError: the recorder has no samples of that time.
     """
     try:
         counters = Counters(run.path / "nodes" / counter["node"], start_ns, end_ns)

@@ -1,4 +1,4 @@
-"""Preflight of a cluster: query the facts of each host, report all problems, and derive the roles of the sweep."""
+"""Preflight of a cluster: queries facts about each host, reports all problems, and derives the roles of the sweep."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import PLACEHOLDERS, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
 
-# Windows are set by the workers' clocks, and their counters read by the receiver's; the difference must be small
-# compared with the settling time
+# the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be
+# small compared with the settling time
 MOST_APART_S = 0.2
 _ANSWER_S = 100.0  # the first answer waits for the connection, which has a time limit of its own
 _AT_ONCE = 8
-_ROOM_LEFT_BYTES = 1_000_000  # with less, a host may have been unable to write its messages
+_ROOM_LEFT_BYTES = 1_000_000  # with less, a host may fail to write its messages
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ def ask_hosts(plan: SweepPlan, hosts: Hosts) -> list[Answer]:
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda host: _call(plan, host, hosts), cluster.hosts))
+        answers = list(pool.map(lambda host: _ask_host(plan, host, hosts), cluster.hosts))
     pythons = {host.name: job_python(plan, host.name, hosts) for host in cluster.hosts}
-    return [replace(one, problems=(*one.problems, *_torch_problems(one, answers, pythons))) for one in answers]
+    return [replace(item, problems=(*item.problems, *_torch_problems(item, answers, pythons))) for item in answers]
 
 
 def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any]:
-    """Return the question for a host, in addition to its facts (`ringtap.agents.sweep.host_facts`)."""
+    """Return the question to `ringtap.agents.sweep.host_facts` on a host."""
     cluster = plan.topology
     assert isinstance(cluster, Cluster)
     question: dict[str, Any] = {"jobs": {}}
@@ -63,7 +63,7 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
     for model in plan.models if host.name in cluster.workers else ():
         if model.command:
             values = dict.fromkeys(PLACEHOLDERS, "0") | {"python": job_python(plan, host.name, hosts)}
-            # without secrets, as the question is an argument, which every user of the host can read
+            # without secrets, as every user of the host can read the arguments of a process
             command = mask_words(filled(model.command, values | {"host": host.name}))
             variables = mask_variables(own_environment(plan, model, host.name))
             about = {"command": command, "directory": model.directory, "environment": variables}
@@ -72,7 +72,7 @@ def _question(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> dict[str, Any
 
 
 def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
-    """Return the reason that a host has no space for more files now; empty if it has, or is not queried."""
+    """Return the reason that a host now has no space for more files; empty if it has space or is not queried."""
     assert isinstance(plan.topology, Cluster)
     if plan.topology.reach != "ssh":
         return ""
@@ -80,11 +80,11 @@ def room_problem(plan: SweepPlan, hosts: Hosts, host: str) -> str:
     with suppress(MeasurementError), understood(host):
         command = [hosts.python(host), "-m", "ringtap.agents.sweep.host_facts", json.dumps(question)]
         room = str(json.loads(hosts.ask(host, command).stdout)["room"])
-        return room.partition(", and the sweep")[0]  # the size asked for is not of interest here
+        return room.partition(", and the sweep")[0]  # without the size that was asked for
     return ""
 
 
-def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
+def _ask_host(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
     name = host.name
     try:
         question = json.dumps(_question(plan, host, hosts))
@@ -92,11 +92,11 @@ def _call(plan: SweepPlan, host: ClusterHost, hosts: Hosts) -> Answer:
         apart_s = _apart_s(hosts, name)
     except MeasurementError as error:
         lost = hosts.lost().get(name)
-        way = plan.topology.reach if isinstance(plan.topology, Cluster) else ""
-        return Answer(name, {}, (f"{name} cannot be used over {way}: {lost}" if lost else str(error),))
+        reach = plan.topology.reach if isinstance(plan.topology, Cluster) else ""
+        return Answer(name, {}, (f"{name} cannot be used over {reach}: {lost}" if lost else str(error),))
     if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        return Answer(name, {}, (f"host {name}: {hosts.python(name)} cannot say what is there: {words}",))
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Answer(name, {}, (f"host {name}: {hosts.python(name)} cannot describe the host: {message}",))
     try:
         with understood(name):
             facts = json.loads(done.stdout)
@@ -119,16 +119,16 @@ def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
     done = hosts.ask(host, [hosts.python(host), "-S", "-c", "import time; print(time.time_ns())"])
     after_ns = time.time_ns()
     with understood(host):
-        there_ns = int(done.stdout)
-    return (there_ns - after_ns) / 1e9, (there_ns - before_ns) / 1e9
+        host_ns = int(done.stdout)
+    return (host_ns - after_ns) / 1e9, (host_ns - before_ns) / 1e9
 
 
 def _clock_problems(name: str, apart_s: tuple[float, float]) -> list[str]:
     least, most = apart_s
     if least <= MOST_APART_S and most >= -MOST_APART_S:
         return []
-    by_s, way = (least, "ahead of") if least > 0 else (-most, "behind")
-    return [f"the clock of host {name} is {by_s:.1f} s {way} this machine's: let chrony or ntpd set both"]
+    by_s, relation = (least, "ahead of") if least > 0 else (-most, "behind")
+    return [f"the clock of host {name} is {by_s:.1f} s {relation} this machine's: let chrony or ntpd set both"]
 
 
 def _address_problems(host: ClusterHost, facts: dict[str, Any]) -> list[str]:
@@ -140,7 +140,7 @@ def _address_problems(host: ClusterHost, facts: dict[str, Any]) -> list[str]:
     found = []
     for key, address in {"training": host.training, "cross": host.cross}.items():
         if address and not _interface_of(address, facts):
-            own = sorted(one for nic in nics.values() for one in nic["addresses"])
+            own = sorted(each for nic in nics.values() for each in nic["addresses"])
             found.append(f"host {host.name} does not have its {key} address {address}: it has {', '.join(own)}")
     if not found and host.interface and host.training and _interface_of(host.training, facts) != host.interface:
         on = _interface_of(host.training, facts)
@@ -164,12 +164,12 @@ def _torch_problems(answer: Answer, answers: Sequence[Answer], pythons: Mapping[
     """Return a sentence for each job whose interpreter has torch on another host but not on this one."""
     found = []
     for model, about in answer.facts.get("jobs", {}).items():
-        with_it = [one.host for one in answers if one.facts.get("jobs", {}).get(model, {}).get("torch")]
-        if about["torch"] is False and with_it and not about["problems"]:
+        with_torch = [other.host for other in answers if other.facts.get("jobs", {}).get(model, {}).get("torch")]
+        if about["torch"] is False and with_torch and not about["problems"]:
             where = f"host {answer.host}, model {model}"
             found.append(
-                f"{where}: the job's interpreter {pythons[answer.host]} has no torch, and {pythons[with_it[0]]} on "
-                f"{with_it[0]} has: install it, or name another interpreter as job_python in [[hosts]]"
+                f"{where}: the job's interpreter {pythons[answer.host]} has no torch, and {pythons[with_torch[0]]} on "
+                f"{with_torch[0]} has: install it, or name another interpreter as job_python in [[hosts]]"
             )
     return found
 
@@ -195,31 +195,31 @@ def cluster_roles(plan: SweepPlan, answers: Sequence[Answer]) -> SweepRoles:
     if problems:
         raise UsageError("; ".join(problems))
     facts = {answer.host: answer.facts for answer in answers}
-    places = {host.name: _place(host, facts[host.name]) for host in cluster.hosts}
+    ports = {host.name: _port(host, facts[host.name]) for host in cluster.hosts}
     roles = Roles("custom", cluster.workers, cluster.cross_from, cluster.cross_to)
-    counters = _counters(roles, places, facts)
-    used = {name: nics for name in places if (nics := _used_nics(name, roles, places[name]))}
-    at = counters["total"][0]
-    mtu = int(facts[at["node"]]["interfaces"][at["nic"]]["mtu"])
+    counters = _counters(roles, ports, facts)
+    used = {name: nics for name in ports if (nics := _used_nics(name, roles, ports[name]))}
+    total = counters["total"][0]
+    mtu = int(facts[total["node"]]["interfaces"][total["nic"]]["mtu"])
     return SweepRoles(
         roles=roles,
         recorded=tuple(host.name for host in cluster.hosts),
-        training={name: place.training for name, place in places.items()},
-        cross={name: place.cross for name, place in places.items()},
-        interface={name: places[name].training_nic for name in cluster.workers},
+        training={name: port.training for name, port in ports.items()},
+        cross={name: port.cross for name, port in ports.items()},
+        interface={name: ports[name].training_nic for name in cluster.workers},
         bottleneck=counters | {"mtu": mtu},
-        one_clock=len({one["boot_id"] for one in facts.values()}) == 1,
-        iperf3={name: one["iperf3"] for name, one in facts.items()},
+        one_clock=len({item["boot_id"] for item in facts.values()}) == 1,
+        iperf3={name: item["iperf3"] for name, item in facts.items()},
         most_load_bps=cluster.most_load_bps,
         ports=cluster.ports,
-        kernel_ports={name: one.get("kernel_ports", []) for name, one in facts.items()},
+        kernel_ports={name: item.get("kernel_ports", []) for name, item in facts.items()},
         links={name: _with_below(nics, facts[name]) for name, nics in used.items()},
         attachments={name: _attachment(name, nics, facts) for name, nics in used.items()},
     )
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Port:
     """Training and cross address of a host, and the interfaces that have them."""
 
     training: str
@@ -228,16 +228,16 @@ class _Place:
     cross_nic: str
 
 
-def _place(host: ClusterHost, facts: dict[str, Any]) -> _Place:
+def _port(host: ClusterHost, facts: dict[str, Any]) -> _Port:
     training = host.training or facts["interfaces"][host.interface]["addresses"][0]
     cross = host.cross or training
-    return _Place(training, cross, _interface_of(training, facts), _interface_of(cross, facts))
+    return _Port(training, cross, _interface_of(training, facts), _interface_of(cross, facts))
 
 
-def _used_nics(name: str, roles: Roles, place: _Place) -> tuple[str, ...]:
+def _used_nics(name: str, roles: Roles, port: _Port) -> tuple[str, ...]:
     """Return the interfaces of a host that carry the sweep's traffic."""
-    training = [place.training_nic] if name in roles.workers else []
-    cross = [place.cross_nic] if name in (roles.cross_from, roles.cross_to) else []
+    training = [port.training_nic] if name in roles.workers else []
+    cross = [port.cross_nic] if name in (roles.cross_from, roles.cross_to) else []
     return tuple(dict.fromkeys((*training, *cross)))
 
 
@@ -249,44 +249,44 @@ def _with_below(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _standing(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
-    """Return interfaces without those above others of them, as a VLAN's frames are also counted by the one below."""
+def _counted_once(nics: Sequence[str], facts: dict[str, Any]) -> tuple[str, ...]:
+    """Return interfaces without those above another one of them, which counts a VLAN's frames, too."""
     return tuple(nic for nic in nics if not set(_with_below([nic], facts)[1:]) & set(nics))
 
 
 def _attachment(name: str, nics: tuple[str, ...], facts: dict[str, dict[str, Any]]) -> Attachment:
     own = facts[name]["interfaces"]
-    standing = _standing(nics, facts[name])
-    above = [nic for nic in own if set(_with_below([nic], facts[name])) & set(standing)]
+    lowest = _counted_once(nics, facts[name])
+    above = [nic for nic in own if set(_with_below([nic], facts[name])) & set(lowest)]
     addresses = {address for nic in above for key in ("addresses", "addresses6") for address in own[nic].get(key, [])}
     mine = {address for nic in nics for address in own[nic]["addresses"]}
     for other, found in facts.items():
-        if other != name and mine & {one for nic in found["interfaces"].values() for one in nic["addresses"]}:
-            return Attachment(standing, frozenset(addresses), f"{name} and {other} share their interfaces")
-    return Attachment(standing, frozenset(addresses))
+        if other != name and mine & {each for nic in found["interfaces"].values() for each in nic["addresses"]}:
+            return Attachment(lowest, frozenset(addresses), f"{name} and {other} share their interfaces")
+    return Attachment(lowest, frozenset(addresses))
 
 
-def _counters(roles: Roles, places: dict[str, _Place], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _counters(roles: Roles, ports: dict[str, _Port], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the interface counters of the bottleneck.
 
     The total is all traffic that the receiver receives, or, if the sender also trains, all that the sender sends. The
     cross traffic is counted at one end, on an interface that carries no training traffic.
 
     Raises:
-        UsageError: there is no such interface.
+        UsageError: neither end has such an interface.
     """
     if not roles.cross_to:
         worker = roles.workers[0]
-        return {"cross": [], "total": [_counter(worker, places[worker].training_nic, "rx")]}
+        return {"cross": [], "total": [_counter(worker, ports[worker].training_nic, "rx")]}
     sender, receiver = roles.cross_from, roles.cross_to
-    at, direction = (sender, "tx") if sender in roles.workers else (receiver, "rx")
-    nics = dict.fromkeys((places[at].training_nic, places[at].cross_nic))
-    total = [_counter(at, nic, direction) for nic in _standing(tuple(nics), facts[at])]
-    for host, way in ((receiver, "rx"), (sender, "tx")):
-        place = places[host]
-        training = (place.training_nic, *facts[host]["interfaces"][place.training_nic]["below"])
-        if host not in roles.workers or place.cross_nic not in training:
-            return {"cross": [_counter(host, place.cross_nic, way)], "total": total}
+    node, direction = (sender, "tx") if sender in roles.workers else (receiver, "rx")
+    nics = dict.fromkeys((ports[node].training_nic, ports[node].cross_nic))
+    total = [_counter(node, nic, direction) for nic in _counted_once(tuple(nics), facts[node])]
+    for host, direction in ((receiver, "rx"), (sender, "tx")):
+        port = ports[host]
+        training = (port.training_nic, *facts[host]["interfaces"][port.training_nic]["below"])
+        if host not in roles.workers or port.cross_nic not in training:
+            return {"cross": [_counter(host, port.cross_nic, direction)], "total": total}
     raise UsageError(
         f"{sender} and {receiver} both train, and by the interface that carries their cross traffic: it could not be "
         "told from the training; give one of them a cross address on an interface of its own, such as a VLAN"

@@ -41,7 +41,7 @@ class SweepRoles:
         ports: first and last TCP port on which processes may listen; None: any.
         kernel_ports: first and last port that each host's kernel picks.
         links: interfaces that carry the sweep's traffic, and those below them, by host.
-        attachments: interfaces by which the sweep's traffic enters and leaves each host that has any.
+        attachments: interfaces by which the sweep's traffic enters and leaves a host, by host.
     """
 
     roles: Roles

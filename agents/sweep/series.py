@@ -31,13 +31,13 @@ from ringtap.units import counted
 _TAIL_BYTES = 65_536
 _LONGEST = 300
 _FIRST_HAND = 3  # score of a line that names a cause
-# messages of a rank because another rank has ended, and of a launcher because a rank has
+# messages of a rank after another rank has ended, and of a launcher after a rank has ended
 _SECOND_HAND = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed out waiting|\bChildFailedError\b|elastic|SIGTERM|heartbeat|"
     r"store.*timeout|remote process exited",
     re.IGNORECASE,
 )
-# jobs that run well print warnings, too; glog's begin with a letter and the date
+# warnings, which jobs without a failure also print; those of glog begin with a letter and the date
 _WARNING = re.compile(r"(\[rank\d+\]:)?\s*\[?[IW]\d{4} |\bwarning\b|Warning:", re.IGNORECASE)
 _TELLING = re.compile(
     r"\w(Error|Exception|Interrupt)\b|\berror\b|no space left|disk quota|cannot|can't|not found|no such file|"
@@ -52,13 +52,13 @@ def telling_line(text: str) -> tuple[int, str]:
     Returns:
         A score (3: a cause; 2: a possible consequence of a failure elsewhere; 1: other output; 0: none), and the line.
     """
-    # an output may contain anything; only printable characters are kept
+    # only printable characters are kept, as an output may contain anything
     printable = "".join(character if character.isprintable() else "\n" for character in text)
     lines = [" ".join(line.split()) for line in printable.splitlines() if line.strip()]
     causes = [line for line in lines if _TELLING.search(line) and not _WARNING.search(line)]
     first_hand = [line for line in causes if not _SECOND_HAND.search(line)]
-    # the last line of the last traceback is the error; a launcher's own output comes after it
-    for score, found in ((3, first_hand), (2, causes), (1, lines)):
+    # the last cause is the error of the last traceback; a launcher's own output after it is second-hand
+    for score, found in ((_FIRST_HAND, first_hand), (2, causes), (1, lines)):
         if found:
             return score, found[-1][:_LONGEST]
     return 0, "no output"
@@ -67,7 +67,7 @@ def telling_line(text: str) -> tuple[int, str]:
 def words_of_hosts(
     plan: SweepPlan, hosts: Hosts, run: RunDirectory, processes: Mapping[str, Sequence[HostProcess]]
 ) -> tuple[bool, str]:
-    """Return the most telling output line of every host with its file, best first; hosts with the same line share one.
+    """Return the most telling output line of every host with its file, best first; equal lines are joined.
 
     Args:
         plan: the sweep.
@@ -87,31 +87,31 @@ def words_of_hosts(
             found.append((4, host, lost or f"{full}: free some, then resume", None))
             continue
         logs = list(dict.fromkeys(process.log for process in started))
-        said = [(*telling_line(_tail(log)), log) for log in logs]
-        agent = run.node(host) / AGENT_LOG
-        if (heard := telling_line(_tail(agent)))[0] > 1:  # at score 1, it only reports its start
-            said.append((*heard, agent))
-        score, line, log = max(said, key=lambda one: one[0])
-        if not score:
+        candidates = [(*telling_line(_tail(log)), log) for log in logs]
+        agent_log = run.node(host) / AGENT_LOG
+        if (agent := telling_line(_tail(agent_log)))[0] > 1:  # at score 1, it only reports its start
+            candidates.append((*agent, agent_log))
+        best, line, log = max(candidates, key=lambda candidate: candidate[0])
+        if not best:
             silent.append(host)
             continue
         ended = any(process.exit_code() not in (None, 0) for process in started)
-        found.append((score + (0.5 if ended else 0), host, line, log))
+        found.append((best + (0.5 if ended else 0), host, line, log))
     # a host whose process failed comes before hosts with the same score that still run
-    found.sort(key=lambda one: -one[0])
-    is_told = bool(found) and found[0][0] >= _FIRST_HAND
-    alike: dict[str, tuple[list[str], Path | None]] = {}
-    for says, name, words, file in found:
-        if not is_told or not 2 <= says < _FIRST_HAND:  # if a cause is known, its consequences are left out
-            alike.setdefault(words, ([], file))[0].append(name)
-    told = [f"{', '.join(names)}: {words}{f' ({file})' if file else ''}" for words, (names, file) in alike.items()]
-    if silent and not is_told:
-        told.append(f"no output from {', '.join(silent)}")
-    return is_told, "; ".join(told)
+    found.sort(key=lambda item: -item[0])
+    is_known = bool(found) and found[0][0] >= _FIRST_HAND
+    by_line: dict[str, tuple[list[str], Path | None]] = {}
+    for score, name, line, file in found:
+        if not is_known or not 2 <= score < _FIRST_HAND:  # if a cause is known, its consequences are left out
+            by_line.setdefault(line, ([], file))[0].append(name)
+    texts = [f"{', '.join(names)}: {line}{f' ({file})' if file else ''}" for line, (names, file) in by_line.items()]
+    if silent and not is_known:
+        texts.append(f"no output from {', '.join(silent)}")
+    return is_known, "; ".join(texts)
 
 
 def _room(plan: SweepPlan, hosts: Hosts, host: str) -> str:
-    """Return a message if the disk of a cluster's host is full, as it may then have written no output."""
+    """Return a message if the disk of a cluster's host is full, which may be why the host wrote no output."""
     return room_problem(plan, hosts, host) if isinstance(plan.topology, Cluster) else ""
 
 
@@ -125,10 +125,10 @@ def _tail(path: Path) -> str:
 
 
 _POLL_S = 0.05
-_MASTER_PORTS = 2  # torch's, and the next one for Horovod
-# A job stands still if no iteration ends for this many times the longest one plus the delay of the logs
+_MASTER_PORTS = 2  # one for torch, and the next one for Horovod
+# a job has stalled if no iteration ends for so many times the longest one, plus the delay of the logs
 _STALLED_ITERATIONS = 3
-_ON_THE_WAY_S = 2.0
+_LOG_DELAY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -153,19 +153,19 @@ class StepWatcher:
     """
 
     def __init__(self, run: RunDirectory, ranks: Mapping[str, int]) -> None:
-        self._wanted = ranks
+        self._expected = ranks
         self._folders = [run.path / "nodes" / worker / "steps" for worker in ranks]
         self._rows: dict[Path, list[tuple[Any, ...]]] = {}
 
     def iteration_ends_ns(self) -> list[int]:
-        """End of each iteration at the slowest rank (CLOCK_REALTIME, ns), up to the last that all ranks have ended."""
+        """Return the end of each iteration that all ranks have ended, at the slowest rank (CLOCK_REALTIME, ns)."""
         for folder in self._folders:
             for path in sorted(folder.glob("rank*.rec")):
                 if path.suffixes == [".rec"] and path.stat().st_size:  # a new file may still lack its header
                     rows = self._rows.setdefault(path, [])
                     rows += open_log(path).tail(len(rows))
-        seen = self.ranks_stepped()
-        if any(seen[worker] < count for worker, count in self._wanted.items()):
+        stepped = self.ranks_stepped()
+        if any(stepped[worker] < count for worker, count in self._expected.items()):
             return []
         # if a rank has several optimizers, the one that stepped first counts
         ranks = [[row[3] for row in rows if row[1] == rows[0][1]] for rows in self._rows.values()]
@@ -177,7 +177,7 @@ class StepWatcher:
 
 
 def stalled_s(ends_ns: Sequence[int], now_ns: int) -> float:
-    """Return the seconds since the last iteration ended if a job stands still, otherwise 0.
+    """Return the seconds since the last iteration ended if a job has stalled, otherwise 0.
 
     Args:
         ends_ns: ends of iterations (CLOCK_REALTIME, ns), at least two.
@@ -185,7 +185,7 @@ def stalled_s(ends_ns: Sequence[int], now_ns: int) -> float:
     """
     since_ns = now_ns - ends_ns[-1]
     longest_ns = max(after - before for before, after in pairwise(ends_ns))
-    return since_ns / 1e9 if since_ns > _STALLED_ITERATIONS * longest_ns + _ON_THE_WAY_S * 1e9 else 0.0
+    return since_ns / 1e9 if since_ns > _STALLED_ITERATIONS * longest_ns + _LOG_DELAY_S * 1e9 else 0.0
 
 
 class Series:
@@ -195,7 +195,7 @@ class Series:
         plan: the sweep.
         model: the training job.
         hosts: the hosts on which processes run.
-        stage: roles and addresses of the hosts.
+        network: roles and addresses of the hosts.
         run: the job run directory, new and published.
         cross: the cross traffic.
         tolerant: if True, a window with traffic that is not the sweep's is not measured again.
@@ -206,14 +206,14 @@ class Series:
         plan: SweepPlan,
         model: Model,
         hosts: Hosts,
-        stage: SweepRoles,
+        network: SweepRoles,
         run: RunDirectory,
         cross: CrossTraffic,
         *,
         tolerant: bool = False,
     ) -> None:
-        self._plan, self._model, self._workers = plan, model, stage.roles.workers
-        self._hosts, self._stage, self._run, self._cross = hosts, stage, run, cross
+        self._plan, self._model, self._workers = plan, model, network.roles.workers
+        self._hosts, self._network, self._run, self._cross = hosts, network, run, cross
         self._watcher = StepWatcher(run, {host: ranks_of(plan, host) for host in self._workers})
         self._tolerant, self._is_testbed = tolerant, isinstance(plan.topology, Testbed)
         self._jobs: list[HostProcess] = []
@@ -240,15 +240,15 @@ class Series:
         self._stop()
 
     def _start(self) -> None:
-        for host in self._stage.recorded:
+        for host in self._network.recorded:
             if host not in self._workers:
                 self._recorders.append(self._start_agent(host, [], {}))
         self._cross.start_receiver()
-        self._watch = Watch(self._run.path, self._stage, self._plan.capacity_bps, self._cross.port)
+        self._watch = Watch(self._run.path, self._network, self._plan.capacity_bps, self._cross.port)
         first = self._workers[0]
-        port = free_port(self._hosts, first, self._stage.training[first], _MASTER_PORTS, self._stage.ports)
-        for one in processes(self._plan, self._model, self._stage, self._hosts, port):
-            self._jobs.append(self._start_agent(one.host, one.command, one.environment, one.log))
+        port = free_port(self._hosts, first, self._network.training[first], _MASTER_PORTS, self._network.ports)
+        for process in processes(self._plan, self._model, self._network, self._hosts, port):
+            self._jobs.append(self._start_agent(process.host, process.command, process.environment, process.log))
         self._wait_for_warm_up()
 
     def _start_agent(
@@ -273,12 +273,12 @@ class Series:
         while len(self._watcher.iteration_ends_ns()) <= self._plan.window.warmup_iterations:
             self._check()
             if time.monotonic() > deadline:
-                is_told, words = self._words()
-                question = "" if is_told else ": does it step an optimizer?"
+                is_known, reason = self._diagnose()
+                question = "" if is_known else ": does it step an optimizer?"
                 raise MeasurementError(
                     f"{self._model.title} made "
                     f"{counted(len(self._watcher.iteration_ends_ns()), 'iteration')} in {timeout_s:g} s, "
-                    f"too few to warm up{question}{self._unstepped()}: {words}"
+                    f"too few to warm up{question}{self._unstepped()}: {reason}"
                 )
             time.sleep(_POLL_S)
 
@@ -289,28 +289,28 @@ class Series:
             code = process.exit_code()
             if code is not None:
                 raise MeasurementError(
-                    f"{process.name} ended with exit code {code} before its series did: {self._words()[1]}"
+                    f"{process.name} ended with exit code {code} before its series did: {self._diagnose()[1]}"
                 )
         self._cross.check()
 
     def _unstepped(self) -> str:
         """Return text that lists the workers whose ranks have not all stepped an optimizer; empty if there are none."""
-        seen = self._watcher.ranks_stepped()
-        wanted = {host: ranks_of(self._plan, host) for host in self._workers}
-        missing = [f"{host} {seen[host]} of {wanted[host]}" for host in self._workers if seen[host] < wanted[host]]
+        stepped = self._watcher.ranks_stepped()
+        ranks = {host: ranks_of(self._plan, host) for host in self._workers}
+        missing = [f"{host} {stepped[host]} of {ranks[host]}" for host in self._workers if stepped[host] < ranks[host]]
         return f" (ranks that stepped an optimizer: {', '.join(missing)})" if missing else ""
 
-    def _words(self) -> tuple[bool, str]:
+    def _diagnose(self) -> tuple[bool, str]:
         """Diagnose a failure: return True if a cause is known, and the most telling output of every host."""
         with suppress(MeasurementError):
             self._hosts.gather(self._run.path)
-        is_told, words = words_of_hosts(self._plan, self._hosts, self._run, self._logs)
-        if is_told or self._hosts.lost() or not isinstance(self._plan.topology, Cluster):
-            return is_told, words
-        with suppress(MeasurementError):  # such as a firewall that was set up meanwhile
-            if blocked := check_ways(self._stage, self._hosts):
+        is_known, text = words_of_hosts(self._plan, self._hosts, self._run, self._logs)
+        if is_known or self._hosts.lost() or not isinstance(self._plan.topology, Cluster):
+            return is_known, text
+        with suppress(MeasurementError):  # a firewall may have been set up meanwhile
+            if blocked := check_ways(self._network, self._hosts):
                 return True, "; ".join(blocked)
-        return is_told, words
+        return is_known, text
 
     def measure(self, steps: Sequence[Step], tick: Callable[[float], None]) -> Iterator[tuple[dict[str, Any], bool]]:
         """Measure the load steps; a disturbed window is measured again, as often as the plan allows.
@@ -329,10 +329,10 @@ class Series:
             tries: list[dict[str, Any]] = []
             while not tries or (self._why_again(tries[-1]) and len(tries) <= self._plan.window.retries):
                 tries.append(self._try(step, len(tries), tick))
-            best = min(tries, key=lambda one: (len(one["cut"]), len(one["others"]), float(one["late_share"])))
-            for one in tries:
-                if one is not best:
-                    yield one | {"why": self._why_again(one)}, False
+            best = min(tries, key=lambda item: (len(item["cut"]), len(item["others"]), float(item["late_share"])))
+            for point in tries:
+                if point is not best:
+                    yield point | {"why": self._why_again(point)}, False
             yield best, True
 
     def _why_again(self, point: dict[str, Any]) -> str:
@@ -353,11 +353,11 @@ class Series:
             start_ns, end_ns, iterations = self._window(window, tick)
         finally:
             self._cross.stop_sender()
-        # a host that is cut off may not count as lost yet, and its silence would be taken for a long iteration
+        # a host without a link may not count as lost yet, and the pause would be taken for a long iteration
         check_alive(self._hosts)
         self._hosts.gather(self._run.path)
-        recorder = self._run.path / "nodes" / self._stage.timekeeper / NIC_REC
-        found = self._watch.window(start_ns, end_ns, window.settle_s)
+        recorder = self._run.path / "nodes" / self._network.timekeeper / NIC_REC
+        disturbance = self._watch.window(start_ns, end_ns, window.settle_s)
         return {
             "series": f"{self._model.name}-{self._cross.kind}",
             "model": self._model.name,
@@ -369,10 +369,10 @@ class Series:
             "iterations": iterations,
             "ended": "enough" if iterations >= window.min_iterations else "time",
             "late_share": round(late_share(recorder, start_ns, end_ns), 4),
-            "other_bps": None if found.other_bps is None else round(found.other_bps),
-            "other_why": found.other_why,
-            "others": list(found.others),
-            "cut": list(found.links),
+            "other_bps": None if disturbance.other_bps is None else round(disturbance.other_bps),
+            "other_why": disturbance.other_why,
+            "others": list(disturbance.others),
+            "cut": list(disturbance.links),
         }
 
     def _window(self, window: Window, tick: Callable[[float], None]) -> tuple[int, int, int]:
@@ -406,10 +406,10 @@ class Series:
             what = f"no two iterations in {spent_s:.0f} s under this load"
         if cut := "; ".join(self._watch.links(since_ns, now_ns, since_ns)):
             return MeasurementError(f"{self._model.title} ended {what}: {cut}: see to the link, then resume")
-        is_told, words = self._words()
-        if len(ends) < 2 and not is_told:
+        is_known, reason = self._diagnose()
+        if len(ends) < 2 and not is_known:
             return MeasurementError(f"{self._model.title} ended {what}: raise window.max_time")
-        return MeasurementError(f"{self._model.title} ended {what}: {words}")
+        return MeasurementError(f"{self._model.title} ended {what}: {reason}")
 
     def _stop(self) -> None:
         self._cross.stop_sender()

@@ -1,6 +1,6 @@
-"""Trial of the TCP connections that a sweep will make between the hosts of a cluster, on ports like those it uses.
+"""Trial of the TCP connections that a sweep will make between the hosts of a cluster.
 
-Command on the hosts: ``python -m ringtap.agents.sweep.tcp_paths listen|try JSON``.
+Command on the hosts: ``python -m ringtap.agents.sweep.tcp_paths listen|try|end JSON``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError
 
-# enough for full packets, which are lost where the MTUs along the path differ, while handshakes succeed
+# enough for full packets, which are lost if the MTUs along the path differ, although handshakes succeed
 _TRIAL_BYTES = 1 << 18
 _CONNECT_S = 4.0
 _REFUSED_S = 15.0  # a listener may not have started yet
@@ -47,65 +47,66 @@ class TcpPath(NamedTuple):
     use: str
 
 
-def ways(stage: SweepRoles) -> list[TcpPath]:
+def ways(network: SweepRoles) -> list[TcpPath]:
     """Return all connections that a sweep will make between its hosts."""
-    roles, training = stage.roles, stage.training
+    roles, training = network.roles, network.training
     first = roles.workers[0]
     found = [
-        TcpPath(one, training[one], other, training[other], "training")
-        for one in roles.workers
-        for other in roles.workers
-        if one != other
+        TcpPath(source, training[source], target, training[target], "training")
+        for source in roles.workers
+        for target in roles.workers
+        if source != target
     ]
-    if stage.ports:
-        found += [TcpPath(one, training[one], first, training[first], "rendezvous") for one in roles.workers[1:]]
+    if network.ports:
+        others = roles.workers[1:]
+        found += [TcpPath(source, training[source], first, training[first], "rendezvous") for source in others]
     if roles.cross_to:
-        ends = (roles.cross_from, roles.cross_to)
-        found.append(TcpPath(ends[0], stage.cross[ends[0]], ends[1], stage.cross[ends[1]], "cross traffic"))
+        source, target = roles.cross_from, roles.cross_to
+        found.append(TcpPath(source, network.cross[source], target, network.cross[target], "cross traffic"))
     return found
 
 
-def check_ways(stage: SweepRoles, hosts: Hosts) -> list[str]:
+def check_ways(network: SweepRoles, hosts: Hosts) -> list[str]:
     """Try all connections that a sweep will make.
 
     Returns:
-        One sentence per group of failed connections, the last with the ports to open; empty if all succeed.
+        One sentence per group of failed connections; the last one names the ports to open. Empty if all succeed.
 
     Raises:
         MeasurementError: a host does not answer.
     """
-    planned = ways(stage)
-    targets = list(dict.fromkeys((way.target, way.target_address, _ports(stage, way)) for way in planned))
+    planned = ways(network)
+    targets = list(dict.fromkeys((path.target, path.target_address, _ports(network, path)) for path in planned))
     with ThreadPoolExecutor(2 * len(hosts.names) + 1) as pool:  # each listener occupies a thread
-        asked = [pool.submit(_free_port, hosts, *target) for target in targets]
-        port = {target: one.result() for target, one in zip(targets, asked, strict=True)}
-        at = {way: port[way.target, way.target_address, _ports(stage, way)] for way in planned}
+        found = [pool.submit(_free_port, hosts, *target) for target in targets]
+        free = {target: answer.result() for target, answer in zip(targets, found, strict=True)}
+        port = {path: free[path.target, path.target_address, _ports(network, path)] for path in planned}
         listening = {}
-        for host in dict.fromkeys(way.target for way in planned):
-            places = sorted({(way.target_address, at[way]) for way in planned if way.target == host})
-            callers = len([way for way in planned if way.target == host])
+        for host in dict.fromkeys(path.target for path in planned):
+            places = sorted({(path.target_address, port[path]) for path in planned if path.target == host})
+            callers = len([path for path in planned if path.target == host])
             listening[host] = pool.submit(_ask, hosts, host, "listen", {"places": places, "callers": callers})
         trying = {}
-        for host in dict.fromkeys(way.source for way in planned):
-            own = [way for way in planned if way.source == host]
-            calls = [[way.source_address, way.target_address, at[way]] for way in own]
+        for host in dict.fromkeys(path.source for path in planned):
+            own = [path for path in planned if path.source == host]
+            calls = [[path.source_address, path.target_address, port[path]] for path in own]
             trying[host] = own, pool.submit(_ask, hosts, host, "try", {"calls": calls})
         failed: dict[TcpPath, str] = {}
         for own, answer in trying.values():
             with understood(own[0].source):
-                failed |= {way: str(why) for way, why in zip(own, answer.result()["failed"], strict=True) if why}
-        for host in {way.target for way in failed}:  # its listener still waits for callers
-            place = next([way.target_address, at[way]] for way in planned if way.target == host)
+                failed |= {path: str(why) for path, why in zip(own, answer.result()["failed"], strict=True) if why}
+        for host in {path.target for path in failed}:  # its listener still waits for callers
+            place = next([path.target_address, port[path]] for path in planned if path.target == host)
             _ask(hosts, host, "end", {"place": place})
         for listener in listening.values():
-            with suppress(MeasurementError):  # the callers report whether it was reached
+            with suppress(MeasurementError):  # the callers report it
                 listener.result()
-    return _sentences(stage, failed, at)
+    return _sentences(network, failed, port)
 
 
-def _ports(stage: SweepRoles, way: TcpPath) -> tuple[int, int] | None:
+def _ports(network: SweepRoles, path: TcpPath) -> tuple[int, int] | None:
     """Return the plan's ports; None for training, as gloo and NCCL listen on ports that the kernel picks."""
-    return None if way.use == "training" else stage.ports
+    return None if path.use == "training" else network.ports
 
 
 def _free_port(hosts: Hosts, host: str, address: str, ports: tuple[int, int] | None) -> int:
@@ -118,30 +119,30 @@ def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[s
     command = [hosts.python(host), "-m", "ringtap.agents.sweep.tcp_paths", verb, json.dumps(question)]
     done = hosts.ask(host, command, _ANSWER_S)
     if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        raise MeasurementError(f"host {host} cannot try its connections: {words}")
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MeasurementError(f"host {host} cannot try its connections: {message}")
     with understood(host):
         return dict(json.loads(done.stdout or "{}"))
 
 
-def _sentences(stage: SweepRoles, failed: dict[TcpPath, str], at: dict[TcpPath, int]) -> list[str]:
-    """Describe failed connections, those that fail alike in one sentence, the last with the ports to open."""
+def _sentences(network: SweepRoles, failed: dict[TcpPath, str], port: dict[TcpPath, int]) -> list[str]:
+    """Describe failed connections: one sentence for those that fail alike; the last one names the ports to open."""
     callers: dict[tuple[str, str, str, tuple[int, int] | None], list[TcpPath]] = {}
-    for way, why in failed.items():
-        callers.setdefault((way.target, way.target_address, why, _ports(stage, way)), []).append(way)
+    for path, why in failed.items():
+        callers.setdefault((path.target, path.target_address, why, _ports(network, path)), []).append(path)
     places: dict[tuple[str, str, str], list[str]] = {}
     needs = []
-    for (target, address, why, ports), ways in callers.items():
-        sources = " and ".join(dict.fromkeys(way.source for way in ways))
-        uses = " and ".join(dict.fromkeys(way.use for way in ways))
-        among = ", ".join(map(str, sorted({at[way] for way in ways})))
+    for (target, address, why, ports), group in callers.items():
+        sources = " and ".join(dict.fromkeys(path.source for path in group))
+        uses = " and ".join(dict.fromkeys(path.use for path in group))
+        among = ", ".join(map(str, sorted({port[path] for path in group})))
         places.setdefault((sources, uses, why), []).append(f"{target} ({address}, TCP port {among})")
         if ports:
             needs.append("ports {}-{} of the plan".format(*ports))
             continue
         need = "the ports that the kernel picks"
-        if stage.kernel_ports.get(target):
-            need += " ({}-{}, net.ipv4.ip_local_port_range)".format(*stage.kernel_ports[target])
+        if network.kernel_ports.get(target):
+            need += " ({}-{}, net.ipv4.ip_local_port_range)".format(*network.kernel_ports[target])
         needs.append(need)
     found = [
         f"{sources} cannot reach {' and '.join(where)} for {uses}: {why}"
@@ -170,20 +171,20 @@ def listen(places: Sequence[Sequence[Any]], callers: int) -> None:
             for key, _ in selector.select(min(left_s, 0.1)):
                 connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
                 answers.append(pool.submit(_answer, connection))
-            if any(one.done() and one.result() for one in answers):
+            if any(answer.done() and answer.result() for answer in answers):
                 return
 
 
 def _answer(connection: socket.socket) -> bool:
-    """Receive a caller's data and send as much; return True if the caller requests the end by sending none."""
+    """Receive a caller's data and send as much back; return True if the caller sends none, which requests the end."""
     with connection, suppress(OSError):
         connection.settimeout(_CONNECT_S)
-        taken = 0
-        while taken < _TRIAL_BYTES:
+        received_bytes = 0
+        while received_bytes < _TRIAL_BYTES:
             data = connection.recv(65_536)
             if not data:
-                return taken == 0
-            taken += len(data)
+                return received_bytes == 0
+            received_bytes += len(data)
         connection.sendall(bytes(_TRIAL_BYTES))
     return False
 
@@ -197,7 +198,7 @@ def call(source: str, target: str, port: int) -> str:
                 return _exchange(connection)
         except ConnectionRefusedError:
             if time.monotonic() > deadline_s:
-                return "the connection is refused, by a firewall or since nothing can listen there"
+                return "the connection is refused, by a firewall or because nothing can listen there"
         except TimeoutError:
             return f"no answer within {_CONNECT_S:g} s, as where a firewall drops it or the answer"
         except OSError as error:
@@ -210,14 +211,14 @@ def call(source: str, target: str, port: int) -> str:
 def _exchange(connection: socket.socket) -> str:
     try:
         connection.sendall(bytes(_TRIAL_BYTES))
-        taken = 0
-        while taken < _TRIAL_BYTES:
+        received_bytes = 0
+        while received_bytes < _TRIAL_BYTES:
             data = connection.recv(65_536)
             if not data:
                 return "the connection was cut"
-            taken += len(data)
+            received_bytes += len(data)
     except OSError:
-        return f"it connects, but {_TRIAL_BYTES >> 10} kB do not come through: are the MTUs along the way the same?"
+        return f"it connects, but {_TRIAL_BYTES >> 10} kB do not come through: are the MTUs along the path the same?"
     return ""
 
 
@@ -230,7 +231,7 @@ def main() -> int:
     elif verb == "try":
         calls = question["calls"]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            answer["failed"] = list(pool.map(lambda one: call(*one), calls))
+            answer["failed"] = list(pool.map(lambda arguments: call(*arguments), calls))
     else:
         with suppress(OSError):
             socket.create_connection(tuple(question["place"]), timeout=_CONNECT_S).close()

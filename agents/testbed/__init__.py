@@ -1,1 +1,1 @@
-"""The virtual testbed: hosts and a switch as network namespaces, links of a known rate."""
+"""Virtual testbed: hosts and a switch as network namespaces, with links of a known rate."""

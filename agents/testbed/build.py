@@ -1,8 +1,8 @@
 """Construction of a testbed's namespaces, links and limits with netlink, inside its init process.
 
-A route attribute sets the congestion control: it affects unedited programs and is allowed where the kernel-wide sysctl
-is not. TCP may hand only a few packets to a link in one piece (``gso_max_segs``): at 250 Mbit/s the usual 64 kB
-super-packet blocks a link for 2 ms, and single packets cost a timer each.
+A route attribute sets the congestion control, because it also applies to unmodified programs and is allowed where the
+kernel-wide sysctl is not. TCP may pass only a few packets to a link in one piece (``gso_max_segs``): at 250 Mbit/s the
+usual piece of 64 kB blocks a link for 2 ms, whereas single packets cost a timer each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, Tes
 from ringtap.errors import MeasurementError, UsageError
 
 HOSTS_FILE = "/run/ringtap-hosts"
-# Ports must last for kept and for many short connections: 1,100 flows/s use up the default range in 25 s.
+# a larger range of ports: 1,100 short connections per second use up the default range in 25 s
 _SYSCTLS = {
     "net/ipv4/ip_local_port_range": "10000 65000",
     "net/ipv4/tcp_tw_reuse": "1",
@@ -38,7 +38,7 @@ def build(spec: TestbedSpec) -> None:
     """Build the whole testbed in the current mount namespace.
 
     Raises:
-        UsageError: the kernel lacks something the testbed needs; the message names it.
+        UsageError: the kernel lacks a feature that the testbed needs; the message names it.
     """
     _write_hosts_file(spec)
     for name in (SWITCH, *spec.hosts):
@@ -93,12 +93,8 @@ def _need(kind: str, action: Callable[[], object]) -> None:
 
 
 def _limit(spec: TestbedSpec, netlink: NetNS, index: int) -> None:
-    # the filter's own minimum MTU guards against frames that can never pass; the bucket holds at least one
     rate = spec.rate_bps // 8
-    _need(
-        "sch_tbf",
-        lambda: netlink.tc("add", "tbf", index, rate=rate, burst=spec.burst_bytes, limit=spec.queue_bytes),
-    )
+    _need("sch_tbf", lambda: netlink.tc("add", "tbf", index, rate=rate, burst=spec.burst_bytes, limit=spec.queue_bytes))
 
 
 def _address(spec: TestbedSpec, netlink: NetNS, index: int, address: str, network: str) -> None:
@@ -118,10 +114,6 @@ def _address(spec: TestbedSpec, netlink: NetNS, index: int, address: str, networ
 
 def _set_sysctls(host: str) -> None:
     """Write the namespace's own sysctls; /proc/sys shows those of the calling thread's network namespace."""
-    import threading
-
-    from ringtap.agents.testbed import namespaces
-
     failures: list[OSError] = []
 
     def work() -> None:
@@ -147,11 +139,11 @@ TCP_CONGESTION = 13
 
 
 def _socket_in(host: str) -> socket.socket:
-    """A TCP socket in another network namespace; it stays there, whichever thread uses it."""
+    """Return a TCP socket in another network namespace, to which it belongs whichever thread uses it."""
     made: list[socket.socket] = []
 
     def work() -> None:
-        with open(f"/run/netns/{host}") as file:  # noqa: PTH123 - a namespace handle, not a file to read
+        with open(f"/run/netns/{host}") as file:  # noqa: PTH123 - a handle of a namespace
             namespaces.setns(file.fileno(), namespaces.NEWNET)
         made.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
 
@@ -195,7 +187,7 @@ def _connect_ring(spec: TestbedSpec) -> tuple[list[socket.socket], list[socket.s
 
 
 def _sent_bytes(netlink: NetNS, nic: str) -> tuple[float, int]:
-    """Time (s) and bytes that an interface's limit has let through."""
+    """Return the present time (s) and the number of bytes that an interface's limit has let through."""
     index = netlink.link_lookup(ifname=nic)[0]
     for qdisc in netlink.get_qdiscs(index=index):
         if qdisc.get_attr("TCA_KIND") == "tbf":
@@ -204,11 +196,11 @@ def _sent_bytes(netlink: NetNS, nic: str) -> tuple[float, int]:
 
 
 def measure_links(spec: TestbedSpec) -> list[dict[str, Any]]:
-    """Measure every link in both directions at once.
+    """Measure all links in both directions at once.
 
     Returns:
         One item per host and direction: ``host``, ``direction`` (``up`` leaves the host), ``asked_bps``,
-        ``measured_bps`` (Ethernet frames, as the limit counts them) and ``congestion_control`` in force.
+        ``measured_bps`` (Ethernet frames, as the limit counts them) and ``congestion_control`` (the one in use).
 
     Raises:
         MeasurementError: a host cannot be reached.

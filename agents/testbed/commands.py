@@ -20,28 +20,32 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     execute = verbs.add_parser("exec", help="run a command on a host")
     execute.add_argument("--testbed", "--lab", help="the testbed, if there are several")
     execute.add_argument("host", help="a host, or switch")
-    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run")
+    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run")
     execute.set_defaults(handler=_exec)
     status = verbs.add_parser("status", help="show the testbeds that are up")
     add_json(status)
     status.set_defaults(handler=_status)
     down = verbs.add_parser("down", help="remove a testbed and everything that runs in it")
     down.add_argument("name", nargs="?", help="the testbed, if several are up")
-    down.add_argument("--all", action="store_true", help="every testbed of this user, and what a crash left of one")
+    down.add_argument(
+        "--all", action="store_true", help="remove every testbed of this user, and what is left of crashed ones"
+    )
     down.set_defaults(handler=_down)
 
 
 def _register_up(verbs: Any) -> None:
-    up = verbs.add_parser("up", help="build a testbed and measure what its links give")
+    up = verbs.add_parser("up", help="build a testbed and measure the rates of its links")
     up.add_argument("--name", default="lab", help="name of the testbed (default: lab)")
     up.add_argument("--hosts", default="S0,S1,S2,S3", help="a number, or names with commas (default: S0,S1,S2,S3)")
     up.add_argument("--rate", default="250mbit", help="limit of every link in each direction (default: 250mbit)")
     up.add_argument("--queue", default="400kB", help="queue before each limit (default: 400kB)")
     up.add_argument("--mtu", type=int, default=1500, help="bytes of an IP packet (default: 1500)")
-    up.add_argument("--congestion-control", default="cubic", help="of every TCP connection (default: cubic)")
-    up.add_argument("--burst", default="64KiB", help="bucket of each limit (default: 64KiB)")
     up.add_argument(
-        "--offload-segments", type=int, default=4, help="packets TCP may hand over in one piece (default: 4)"
+        "--congestion-control", default="cubic", help="congestion control of every TCP connection (default: cubic)"
+    )
+    up.add_argument("--burst", default="64KiB", help="bucket size of each limit (default: 64KiB)")
+    up.add_argument(
+        "--offload-segments", type=int, default=4, help="packets that TCP may pass to a link in one piece (default: 4)"
     )
     add_json(up)
     add_verbose(up)
@@ -116,9 +120,9 @@ def _status(options: argparse.Namespace) -> int:
         return 0
     for testbed in testbeds:
         spec = testbed["spec"]
-        word = "is up" if testbed["standing"] else "is gone (ringtap testbed down --all clears its record)"
+        state = "is up" if testbed["standing"] else "is gone (ringtap testbed down --all clears its record)"
         print(
-            f"{testbed['name']} {word}: pid {testbed['pid']}, {len(spec['hosts'])} hosts, "
+            f"{testbed['name']} {state}: pid {testbed['pid']}, {len(spec['hosts'])} hosts, "
             f"{spec['rate_bps'] / 1e6:g} Mbit/s"
         )
         for host in testbed["hosts"]:
@@ -140,8 +144,8 @@ def _down(options: argparse.Namespace) -> int:
         testbeds = found if options.all else [registry.find(options.name)]
         for testbed in testbeds:
             try:
-                word = "removed" if registry.remove(testbed) else "was gone; record cleared"
-                print(f"{testbed.spec.name}: {word}")
+                result = "removed" if registry.remove(testbed) else "was gone; record cleared"
+                print(f"{testbed.spec.name}: {result}")
             except MeasurementError as error:
                 failures.append(str(error))
     if failures:

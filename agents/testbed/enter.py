@@ -1,7 +1,7 @@
 """Commands on a host of a testbed: ``python -m ringtap.agents.testbed.enter TESTBED HOST COMMAND…``.
 
 The command keeps standard input and output, the working directory and the process group. It receives the signals sent
-to this process, its exit code is passed on, and it ends with this process.
+to this process and ends with it. This process exits with the command's exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _join_namespaces(testbed: registry.TestbedState, host: str) -> None:
     """Enter the host's namespaces; the PID namespace takes effect on the next fork."""
     base = Path(f"/proc/{testbed.pid}")
     folder = Path.cwd()
-    # If the user namespace differs, enter it first: it permits the others.
+    # if the user namespace differs, it is entered first, as it permits the others
     names = {"user": namespaces.NEWUSER, "net": namespaces.NEWNET, "mnt": namespaces.NEWNS, "pid": namespaces.NEWPID}
     paths = {name: base / "ns" / name for name in names} | {"net": base / "root" / "run" / "netns" / host}
     fds = []
@@ -34,7 +34,7 @@ def _join_namespaces(testbed: registry.TestbedState, host: str) -> None:
         os.close(fd)
     namespaces.unshare(namespaces.NEWNS | namespaces.NEWUTS)
     namespaces.set_hostname(host)
-    with contextlib.suppress(OSError):  # if refused, /sys/class/net shows the outer interfaces; /proc/net is right
+    with contextlib.suppress(OSError):  # if refused, /sys/class/net shows the outer interfaces, unlike /proc/net
         namespaces.make_mounts_private()
         namespaces.mount("sysfs", "/sys", "sysfs")
     with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def enter(testbed: registry.TestbedState, host: str, command: list[str]) -> int:
     """Run a command on a host (or the switch) and return its exit code.
 
     Raises:
-        UsageError: there is no such host, or the testbed cannot be entered (another user's, or gone).
+        UsageError: there is no such host, or the testbed cannot be entered because it is another user's or gone.
     """
     if host not in (*testbed.spec.hosts, SWITCH):
         raise UsageError(
@@ -56,7 +56,7 @@ def enter(testbed: registry.TestbedState, host: str, command: list[str]) -> int:
         _join_namespaces(testbed, host)
     except OSError as error:
         raise UsageError(
-            f"testbed {testbed.spec.name} cannot be entered: {error}; is it yours and standing?"
+            f"testbed {testbed.spec.name} cannot be entered: {error}; is it yours, and is it up?"
         ) from error
     return signals.relay(signals.spawn(command, os.environ, end_with_parent=True))
 

@@ -1,6 +1,6 @@
-"""Linux namespaces: functions that make and enter them and mount file systems, with the C library only.
+"""Functions that create and enter Linux namespaces and mount file systems, by calls of the C library.
 
-Python has ``os.unshare`` and ``os.setns`` only from 3.12 on.
+Python has ``os.unshare`` and ``os.setns`` only since 3.12.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def bind(source: str, target: str) -> None:
 
 
 def make_mounts_private() -> None:
-    """Keep this mount namespace's mounts from spreading to others."""
+    """Keep the mounts of this mount namespace from propagating to others."""
     mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
 
 
@@ -72,7 +72,7 @@ def isolate(kinds: int) -> None:
     """Enter new namespaces of these kinds, inside a new user namespace if this process lacks the privilege.
 
     Raises:
-        UsageError: the kernel refuses both.
+        UsageError: the kernel refuses them with and without a user namespace.
     """
     try:
         unshare(kinds)

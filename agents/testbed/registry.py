@@ -1,7 +1,8 @@
-"""The registry of testbeds: one small file per testbed that names its init process.
+"""Registry of testbeds: one small file per testbed, with the pid of its init process.
 
-A testbed lives in the namespaces of its init process. When that process ends, however it ends, the kernel removes the
-namespaces, the links and every process in them. Its pid and start time are enough to find and remove what a crash left.
+A testbed lives in the namespaces of its init process. When that process ends, even if it is killed, the kernel removes
+the namespaces, the links and every process in them. Its pid and start time suffice to find and remove a testbed whose
+owner has crashed.
 """
 
 from __future__ import annotations
@@ -23,48 +24,48 @@ from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import read_json, write_json
 
-_LONGEST_RECORD = 1 << 20  # bytes; one of 200 hosts has 60 kB
+_LONGEST_RECORD = 1 << 20  # bytes; the record of 200 hosts has 60 kB
 
 
 def _places() -> list[Path]:
-    """Folders that may hold state files, in the order in which they are tried.
+    """Return the folders that may hold state files, in the order in which they are tried.
 
-    First comes ``/run/ringtap`` for root, else the user's runtime folder; then names below /tmp; then the home, where
-    no other user can take a name. Machines may share homes, so the name there contains the machine.
+    They are ``/run/ringtap`` for root, or else the user's runtime folder; names below /tmp; and the home, where no
+    other user can take a name. Machines may share homes, so the name there contains the machine.
     """
     uid = os.geteuid()
     runtime = Path("/run" if uid == 0 else f"/run/user/{uid}") / "ringtap"
-    places = [runtime, *agent_socket.local_names(f"ringtap-{uid}")]
+    folders = [runtime, *agent_socket.local_names(f"ringtap-{uid}")]
     with contextlib.suppress(RuntimeError):  # a user without a home
-        places.append(Path.home() / f".ringtap-{os.uname().nodename}")
-    return places
+        folders.append(Path.home() / f".ringtap-{os.uname().nodename}")
+    return folders
 
 
 def state_folder() -> Path:
-    """The folder for new state files, private to this user.
+    """Return the folder for new state files, which is private to this user.
 
     Raises:
-        UsageError: there is none and none can be made.
+        UsageError: there is no such folder, and none can be created.
     """
-    places = _places()
+    folders = _places()
     try:
-        return agent_socket.first_private(places)
+        return agent_socket.first_private(folders)
     except OSError as error:
         raise UsageError(
-            f"no folder for the records of testbeds: {places[0]}, {places[1]} and {places[-1]} are neither yours alone "
-            f"nor can they be made ({error.strerror}): give one that is yours the mode 0700, or remove it"
+            f"no folder for the records of testbeds: {folders[0]}, {folders[1]} and {folders[-1]} are neither private "
+            f"to you nor can they be created ({error.strerror}): give one that is yours the mode 0700, or remove it"
         ) from error
 
 
 @dataclass(frozen=True)
 class TestbedState:
-    """A testbed on record.
+    """Recorded testbed.
 
     Attributes:
-        spec: what was built.
-        pid: the init process.
+        spec: the testbed as it was built.
+        pid: pid of the init process.
         start_ticks: its start time in clock ticks since boot; with the pid, it identifies one process.
-        owner_pid: the process that the testbed ends with, 0 if it stays.
+        owner_pid: pid of the process with which the testbed ends; 0 if it stays.
         links: measured rates of the links.
         folder: the folder of its state file.
     """
@@ -78,14 +79,14 @@ class TestbedState:
 
     @property
     def path(self) -> Path:
-        """Its state file."""
+        """State file of the testbed."""
         return self.folder / f"{self.spec.name}.json"
 
     def save(self) -> None:
         """Write the state file.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the file cannot be written.
         """
         item = {"spec": self.spec.to_json(), "pid": self.pid, "start_ticks": self.start_ticks}
         try:
@@ -94,12 +95,12 @@ class TestbedState:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}; is something in its way?") from error
 
     def alive(self) -> bool:
-        """True if the init process still runs."""
+        """Return True if the init process still runs."""
         return start_ticks(self.pid) == self.start_ticks
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None if it is gone or a zombie."""
+    """Return the start time of a process in clock ticks since boot; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -109,7 +110,7 @@ def start_ticks(pid: int) -> int | None:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the lock under which testbeds are recorded and removed.
+    """Hold the lock for recording and removing testbeds within the block.
 
     Raises:
         UsageError: the lock's file cannot be opened.
@@ -127,12 +128,12 @@ def locked() -> Iterator[None]:
 
 
 def all_testbeds() -> list[TestbedState]:
-    """Every testbed on record, by name."""
+    """Return every recorded testbed, sorted by name."""
     return read_records()[0]
 
 
 def read_records() -> tuple[list[TestbedState], list[str]]:
-    """Every testbed on record, by name, and a sentence for each file that is not a valid record."""
+    """Return every recorded testbed, sorted by name, and a sentence for each file that is not a valid record."""
     testbeds, problems = [], []
     for folder in _places():
         with contextlib.suppress(OSError):
@@ -147,19 +148,19 @@ def read_records() -> tuple[list[TestbedState], list[str]]:
 
 
 class _NoRecordError(Exception):
-    """A file that is not a record of a testbed, with the reason."""
+    """File that is not a record of a testbed, with the reason."""
 
 
 def _read_record(path: Path) -> TestbedState:
     """Read a state file and validate it.
 
     Raises:
-        _NoRecordError: it is not a record of a testbed.
+        _NoRecordError: the file is not a record of a testbed.
     """
     try:
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST_RECORD:
-            raise _NoRecordError("it is no small file")
+            raise _NoRecordError("it is not a small file")
         item = read_json(path)
         spec = TestbedSpec.from_json(item["spec"])
         numbers = (item["pid"], item["start_ticks"], item.get("owner_pid", 0))
@@ -169,19 +170,19 @@ def _read_record(path: Path) -> TestbedState:
     except OSError as error:
         raise _NoRecordError(error.strerror) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise _NoRecordError("it describes no testbed") from None
+        raise _NoRecordError("it does not describe a testbed") from None
     if any(type(number) is not int or number < 0 for number in numbers) or numbers[0] < 2:
-        raise _NoRecordError("it names no process")
+        raise _NoRecordError("it does not name a process")
     if spec.name != path.stem or not isinstance(links, list):
-        raise _NoRecordError("it describes another testbed" if isinstance(links, list) else "its links are no list")
+        raise _NoRecordError("it describes another testbed" if isinstance(links, list) else "its links are not a list")
     return TestbedState(spec, *numbers, links, path.parent)
 
 
 def find(name: str | None) -> TestbedState:
-    """The named testbed, or the only one that is up.
+    """Return the named testbed, or the only one that is up.
 
     Raises:
-        UsageError: there is none, or several and no name was given.
+        UsageError: there is no such testbed, or several are up and no name was given.
     """
     testbeds = [
         testbed for testbed in all_testbeds() if (name is None or testbed.spec.name == name) and testbed.alive()
@@ -196,13 +197,13 @@ def find(name: str | None) -> TestbedState:
 
 
 def remove(testbed: TestbedState) -> bool:
-    """End a testbed by its init process and delete its record; returns True if it was still running.
+    """End a testbed by killing its init process, and delete its record; return True if it was still running.
 
     Raises:
         MeasurementError: the init process is another user's, or did not end within 10 s.
     """
-    standing = testbed.alive()
-    if standing:
+    was_alive = testbed.alive()
+    if was_alive:
         try:
             os.kill(testbed.pid, signal.SIGKILL)
         except ProcessLookupError:  # it has just ended
@@ -211,10 +212,10 @@ def remove(testbed: TestbedState) -> bool:
             raise MeasurementError(
                 f"the init process of testbed {testbed.spec.name} (pid {testbed.pid}) is not yours"
             ) from error
-    deadline = time.monotonic() + 10
+    deadline_s = time.monotonic() + 10
     while testbed.alive():
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             raise MeasurementError(f"the init process of testbed {testbed.spec.name} (pid {testbed.pid}) does not end")
         time.sleep(0.01)
     testbed.path.unlink(missing_ok=True)
-    return standing
+    return was_alive

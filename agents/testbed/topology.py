@@ -1,4 +1,4 @@
-"""The layout of a virtual testbed, independent of its implementation.
+"""Layout of a virtual testbed, independent of its implementation.
 
 One link connects each host to the switch. A host has two interfaces on that link: ``eth0`` for the training job and
 ``cross0`` for cross traffic, so that the counters of ``cross0`` at the receiving host give the cross traffic that
@@ -22,18 +22,18 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,9}")
 
 @dataclass(frozen=True)
 class TestbedSpec:
-    """A testbed to build.
+    """Description of a testbed.
 
     Attributes:
-        name: the testbed's name, unique among those standing.
+        name: name of the testbed, unique among those that are up.
         hosts: host names, in the order of their addresses.
         rate_bps: limit of every link, in each direction, counted on Ethernet frames.
-        queue_bytes: capacity of the queue before each limit; more is dropped.
-        burst_bytes: bucket of the token bucket filter.
+        queue_bytes: capacity of the queue before each limit; packets beyond it are dropped.
+        burst_bytes: bucket size of the token bucket filter.
         mtu: bytes of an IP packet.
         congestion_control: TCP congestion control of every route.
-        offload_segments: packets that TCP may hand to a link in one piece; 1 means no segmentation offload, 44 the
-            usual 64 kB.
+        offload_segments: packets that TCP may pass to a link in one piece; 1: no segmentation offload, 44: the usual
+            64 kB.
     """
 
     name: str
@@ -48,7 +48,9 @@ class TestbedSpec:
     def __post_init__(self) -> None:
         for name in (self.name, *self.hosts):
             if not _NAME.fullmatch(name) or name == SWITCH:
-                raise UsageError(f"{name!r} is no usable name: 1 to 10 letters, digits and dashes, a letter first")
+                raise UsageError(
+                    f"{name!r} is not a valid name: 1 to 10 letters, digits and dashes, beginning with a letter"
+                )
         if len(set(self.hosts)) != len(self.hosts) or not 2 <= len(self.hosts) <= MAX_HOSTS:
             raise UsageError(f"a testbed needs 2 to {MAX_HOSTS} hosts, each name once; got {', '.join(self.hosts)}")
         if not 100_000 <= self.rate_bps <= 30_000_000_000:
@@ -77,14 +79,14 @@ class TestbedSpec:
         return f"to-{host}"
 
     def to_json(self) -> dict[str, Any]:
-        """The testbed as plain data."""
+        """Return the testbed as plain data."""
         return asdict(self) | {"hosts": list(self.hosts)}
 
     @classmethod
     def from_json(cls, item: dict[str, Any]) -> TestbedSpec:
-        """The testbed from plain data.
+        """Return the testbed from plain data.
 
-        Fields that another version added are ignored, so that its testbeds can still be removed.
+        Fields that another version of ringtap has added are ignored, so that its testbeds can still be removed.
         """
         known = {field.name for field in fields(cls)}
         return cls(**({key: value for key, value in item.items() if key in known} | {"hosts": tuple(item["hosts"])}))
@@ -107,10 +109,10 @@ class Roles:
     cross_to: str
 
     def bottleneck(self) -> dict[str, Any]:
-        """The counters of the traffic through the bottleneck (docs/reference/run-directory.md).
+        """Return the counters of the traffic through the bottleneck (docs/reference/run-directory.md).
 
-        If the sender of cross traffic also trains, its own uplink is the bottleneck; else the switch's port towards the
-        receiver is.
+        If the sender of cross traffic also trains, its own uplink is the bottleneck; otherwise it is the switch's
+        port towards the receiver.
         """
         cross = [{"node": self.cross_to, "nic": CROSS_NIC, "direction": "rx"}]
         if self.cross_from in self.workers:
@@ -121,7 +123,7 @@ class Roles:
 
 
 def thesis_roles(configuration: str) -> tuple[tuple[str, ...], Roles]:
-    """Hosts and roles of the thesis's configurations.
+    """Return the hosts and roles of a configuration of the thesis.
 
     A: four workers; S0 sends cross traffic to S3, and its outbound queue is the bottleneck.
     B: S2 sends cross traffic to S0 and does not train; the switch port towards S0 is the bottleneck.
@@ -131,7 +133,7 @@ def thesis_roles(configuration: str) -> tuple[tuple[str, ...], Roles]:
     """
     hosts = ("S0", "S1", "S2", "S3")
     if configuration == "A":
-        # gloo's ring runs from each rank to the one before it: all that S3 receives comes through S0's uplink
+        # gloo's ring runs from each rank to the previous one, so all that S3 receives comes through S0's uplink
         return hosts, Roles("A", hosts, "S0", "S3")
     if configuration == "B":
         return hosts, Roles("B", ("S0", "S1", "S3"), "S2", "S0")

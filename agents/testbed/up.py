@@ -1,4 +1,4 @@
-"""Construction of a testbed from outside: it starts the init process, records the testbed and verifies its links."""
+"""Construction of a testbed from outside: starts its init process, records it and verifies its links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERIFY_TRIES = 4
 
 
 class RunningTestbed:
-    """A running testbed that this process has built; as a context manager, it ends with the block.
+    """Running testbed that this process has built; as a context manager, it ends with the block.
 
     Unless `stay` is called, the testbed also ends with this process: its init process sees its standard input closed.
     """
@@ -27,10 +27,10 @@ class RunningTestbed:
         self._init_process = self._start(spec)
         try:
             self.state = self._record(spec)
-            self._tell("go")
+            self._send("go")
             self._expect("built")
             self.state = replace(self.state, links=self._verify() if verify else [])
-            self._tell("ready")
+            self._send("ready")
             self._expect("ready")
             self.state.save()
         except BaseException:
@@ -61,18 +61,18 @@ class RunningTestbed:
         return entry
 
     def _verify(self) -> list[dict[str, Any]]:
-        """Measured rates of the links; rates that are off, as on a busy machine, are measured up to four times."""
+        """Return measured rates of the links; rates that are off, as on a busy machine, are measured again."""
         for _ in range(VERIFY_TRIES):
-            self._tell("verify")
+            self._send("verify")
             links: list[dict[str, Any]] = self._expect("links")["links"]
             if not rate_warnings(links):
                 break
         return links
 
-    def _tell(self, word: str) -> None:
+    def _send(self, command: str) -> None:
         assert self._init_process.stdin is not None
         try:
-            self._init_process.stdin.write(word + "\n")
+            self._init_process.stdin.write(command + "\n")
             self._init_process.stdin.flush()
         except BrokenPipeError as error:
             raise MeasurementError("the testbed's init process ended early") from error
@@ -86,12 +86,12 @@ class RunningTestbed:
         if "error" in item:
             raise (UsageError if item["exit_code"] == 2 else MeasurementError)(item["error"])
         if key not in item:
-            raise RingtapError(f"the testbed's init process said {item} where {key} was due")
+            raise RingtapError(f"the testbed's init process sent {item} instead of {key}")
         return item
 
     def stay(self) -> None:
         """Make the testbed outlive this process."""
-        self._tell("stay")
+        self._send("stay")
         self._expect("stays")
         self.state = replace(self.state, owner_pid=0)
         self.state.save()
@@ -104,7 +104,7 @@ class RunningTestbed:
         assert self._init_process.stdin is not None
         assert self._init_process.stdout is not None
         self._init_process.stdin.close()
-        self._init_process.stdout.read()  # the init process holds the other end: this returns when it has ended
+        self._init_process.stdout.read()  # returns when the init process, which holds the other end, has ended
         self._init_process.stdout.close()
         self._init_process.wait()
 
@@ -116,7 +116,7 @@ class RunningTestbed:
 
 
 def rate_warnings(links: list[dict[str, Any]]) -> list[str]:
-    """One sentence per link direction whose rate is off by more than 5 %."""
+    """Return one line per link direction whose rate is off by more than 5 %."""
     return [
         f"{link['host']} {link['direction']}: {link['measured_bps'] / 1e6:.1f} of {link['asked_bps'] / 1e6:.1f} Mbit/s"
         for link in links

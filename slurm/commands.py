@@ -199,6 +199,7 @@ def resource_words(resources: Resources, environment: Environment) -> str:
     ):
         if given is not None:
             parts.append(text.format(given))
-    parts.append(f"stopped {resources.stop_before_s} s before the time limit")
+    if resources.stop_before_s:
+        parts.append(f"stopped {resources.stop_before_s} s before the time limit")
     parts.append(f"Python {environment.python}" if environment.python else "a Python environment made on each node")
     return ", ".join(parts)

@@ -24,7 +24,6 @@ DIRECTIVES = (
     "cpus-per-task",
     "gpus-per-node",
     "mem",
-    "output",
     "signal",
 )
 _TIME = re.compile(

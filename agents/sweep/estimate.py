@@ -16,7 +16,7 @@ from ringtap.units import counted, format_duration, format_rate
 LEAST_LOADS = {"a fit": 3, "a congestion point": 4}
 LEAST_RISE = 1.2
 MERGE_SHARE = 0.01
-STAGE_UP_S = 4.0
+TESTBED_UP_S = 4.0
 PRECHECK_S = 6.0
 JOB_START_S = 10.0
 # samples of ten interfaces every 10 ms, and the log of a thousand flows per second
@@ -106,7 +106,7 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
                 if number == 0:
                     seconds += JOB_START_S + window.warmup_iterations * iteration_s(plan, model, 0.0)
                 if not points:
-                    seconds += STAGE_UP_S + PRECHECK_S * (1 if only else len(plan.traffic))
+                    seconds += TESTBED_UP_S + PRECHECK_S * (1 if only else len(plan.traffic))
                 requested_bps = round(load * plan.capacity_bps)
                 item = {"series": f"{model.name}-{kind}", "load": load, "requested_bps": requested_bps}
                 points.append(item | {"duration_s": round(seconds, 1)})

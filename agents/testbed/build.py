@@ -13,8 +13,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyroute2 import NetlinkError, NetNS
 from pyroute2 import netns as named_namespaces
@@ -22,6 +23,8 @@ from pyroute2 import netns as named_namespaces
 from ringtap.agents.testbed import namespaces
 from ringtap.agents.testbed.topology import CROSS_NIC, SWITCH, TRAINING_NIC, TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
+
+_T = TypeVar("_T")
 
 HOSTS_FILE = "/run/ringtap-hosts"
 # a larger range of ports: 1,100 short connections per second use up the default range in 25 s
@@ -80,7 +83,7 @@ def _add_host(spec: TestbedSpec, host: str, switch: NetNS, bridge: int) -> None:
         inside.link("set", index=cross, mtu=spec.mtu, state="up", gso_max_segs=spec.offload_segments)
         _address(spec, inside, training, spec.training_ip(host), "10.77.0.0/24")
         _address(spec, inside, cross, spec.cross_ip(host), "10.78.0.0/24")
-        _set_sysctls(host)
+        _in_namespace(host, _set_sysctls)
 
 
 def _need(kind: str, action: Callable[[], object]) -> None:
@@ -112,24 +115,26 @@ def _address(spec: TestbedSpec, netlink: NetNS, index: int, address: str, networ
         ) from error
 
 
-def _set_sysctls(host: str) -> None:
+def _set_sysctls() -> None:
     """Write the namespace's own sysctls; /proc/sys shows those of the calling thread's network namespace."""
-    failures: list[OSError] = []
+    for name, value in _SYSCTLS.items():
+        Path("/proc/sys", name).write_text(value)
 
-    def work() -> None:
-        try:
-            with Path("/run/netns", host).open() as file:
-                namespaces.setns(file.fileno(), namespaces.NEWNET)
-            for name, value in _SYSCTLS.items():
-                Path("/proc/sys", name).write_text(value)
-        except OSError as error:
-            failures.append(error)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
+def _in_namespace(host: str, work: Callable[[], _T]) -> _T:
+    """Call a function in a thread that has joined the network namespace of a host.
+
+    Raises:
+        OSError: the namespace cannot be joined, or as the function raises.
+    """
+
+    def joined() -> _T:
+        with Path("/run/netns", host).open() as file:
+            namespaces.setns(file.fileno(), namespaces.NEWNET)
+        return work()
+
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(joined).result()
 
 
 _WARM_UP_S = 0.5
@@ -140,17 +145,7 @@ TCP_CONGESTION = 13
 
 def _socket_in(host: str) -> socket.socket:
     """Return a TCP socket in another network namespace, to which it belongs whichever thread uses it."""
-    made: list[socket.socket] = []
-
-    def work() -> None:
-        with open(f"/run/netns/{host}") as file:  # noqa: PTH123 - a handle of a namespace
-            namespaces.setns(file.fileno(), namespaces.NEWNET)
-        made.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    return made[0]
+    return _in_namespace(host, lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
 
 
 def _send(sock: socket.socket) -> None:

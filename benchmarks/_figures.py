@@ -47,12 +47,8 @@ BARS = (
     ),
     Bar("lateness_p50_us", "lateness on an idle core, median, µs", "< 10", lambda x: x < 10),
     Bar("lateness_p99_us", "lateness on an idle core, 99th percentile, µs", "< 100", lambda x: x < 100),
-    Bar(
-        "kept_flows_per_s", "flows of 1 kB a second on kept connections, one worker", "≥ 20,000", lambda x: x >= 20_000
-    ),
-    Bar(
-        "new_flows_per_s", "flows of 1 kB a second with a connection each, one worker", "≥ 5,000", lambda x: x >= 5_000
-    ),
+    Bar("kept_flows_per_s", "1 kB flows per second on kept connections, one worker", "≥ 20,000", lambda x: x >= 20_000),
+    Bar("new_flows_per_s", "1 kB flows per second with a connection each, one worker", "≥ 5,000", lambda x: x >= 5_000),
     Bar("plan_million_rss_mb", "peak memory with a plan of a million flows, MB", "< 200", lambda x: x < 200),
 )
 

@@ -93,7 +93,7 @@ def _jobs(samples: Samples) -> Table:
         rows[-1] += [_number(added_us), _NONE if share is None else _number(100 * share)]
         rows[-1] += [_with_interval(pairs, name) for name in ("mean_s", "cpu_s", "instructions")]
         rows[-1] += [str(len(pairs)), _stolen([sample])]
-    head = ["job", "rate", "without, ms", "overhead, %", "µs added to an iteration", "agent's CPU, % of a core"]
+    head = ["job", "rate", "without, ms", "overhead, %", "µs added per iteration", "agent's CPU, % of a core"]
     head += ["time, more %", "CPU time, more %", "instructions, more %", "pairs", "stolen %"]
     return Table("An iteration of a DDP job of two ranks with its recording, against without", head, rows)
 
@@ -115,7 +115,7 @@ def _agent(samples: Samples) -> Table:
                 rows.append([words, traffic, *(_number(median(taken, key)) for key in keys), _stolen(taken)])
     head = ["rate", "traffic", "CPU, % of a core", "memory, MB", "disk, MB/h", "samples/s", "missed", "connections"]
     return Table(
-        "The agent beside 100 connections; little traffic: 1 kB a second each way, much: 50 kB",
+        "The agent beside 100 connections; little traffic: 1 kB/s each way, much: 50 kB/s",
         [*head, "stolen %"],
         rows,
     )

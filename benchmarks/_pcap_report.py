@@ -10,7 +10,7 @@ from _pcap_tools import DPKT, RINGTAP, SCAPY, TCPDUMP, TSHARK_FIELDS, TSHARK_TAB
 from _report import Table, bars_table, number
 
 BARS = (
-    Bar("vs_tcpdump", "packets a second over those of `tcpdump -r FILE -w /dev/null`", "≥ 1", lambda x: x >= 1),
+    Bar("vs_tcpdump", "packets per second over those of `tcpdump -r FILE -w /dev/null`", "≥ 1", lambda x: x >= 1),
     Bar("vs_tshark", "over those of `tshark -q -z conv,tcp`", "≥ 100", lambda x: x >= 100),
     Bar("vs_dpkt", "over those of a loop with dpkt", "≥ 50", lambda x: x >= 50),
     Bar("peak_rss_mb", "peak memory, MB, the largest capture of the run", "≤ 500", lambda x: x <= 500),

@@ -139,7 +139,7 @@ def _lateness(samples: Samples) -> Table:
         if taken:
             late = [number(median(taken, key)) for key in ("p50_us", "p90_us", "p99_us", "max_us", "missed_slots")]
             rows.append([core, *late, str(len(taken)), _stolen(taken)])
-    title = "Lateness of 1000 small flows a second beside bulk flows, µs"
+    title = "Lateness of 1000 small flows per second beside bulk flows, µs"
     return Table(title, ["launcher's core", "p50", "p90", "p99", "most", "missed slots", "samples", "stolen %"], rows)
 
 
@@ -150,7 +150,7 @@ def _rates(samples: Samples) -> Table:
         taken = select(samples, "flow rate", route=route, connections=connections)
         cells = [number(median(taken, key)) for key in ("offered_per_s", "flows_per_s", "finished", "planned")]
         rows.append([route, connections, *cells, str(len(taken)), _stolen(taken)])
-    head = ["route", "connections", "offered a second", "done a second", "finished", "of", "samples", "stolen %"]
+    head = ["route", "connections", "offered per s", "done per s", "finished", "of", "samples", "stolen %"]
     return Table("Flows of 1 kB, one worker", head, rows)
 
 

@@ -11,8 +11,8 @@ from _report import Table, bars_table, number
 BARS = (
     Bar("nodes_s", "a run directory of many nodes: `analyze` and `report`, s", "< 60", lambda x: x < 60),
     Bar("nodes_peak_mb", "peak memory of either, MB", "< 2,000", lambda x: x < 2000),
-    Bar("two_over_one", "all captures by two workers that stand, over one", "≥ 1.7", lambda x: x >= 1.7),
-    Bar("cost_all_over_one", "cost a GB of all captures over that of one", "0.8 to 1.25", lambda x: 0.8 <= x <= 1.25),
+    Bar("two_over_one", "all captures by two running workers, over one", "≥ 1.7", lambda x: x >= 1.7),
+    Bar("cost_all_over_one", "cost per GB of all captures over that of one", "0.8 to 1.25", lambda x: 0.8 <= x <= 1.25),
 )
 
 
@@ -123,5 +123,5 @@ def _reads(samples: Samples) -> Table:
         seconds, size_gb = median(some, "seconds") or 0, some[0]["gigabytes"]
         cost = number(seconds / size_gb)
         rows.append([str(workers), str(files), number(size_gb), number(seconds), cost, str(len(some))])
-    head = ["workers", "captures", "GB", "s", "s a GB", "samples"]
-    return Table("Captures read by workers that stand", head, rows)
+    head = ["workers", "captures", "GB", "s", "s/GB", "samples"]
+    return Table("Captures read by running workers", head, rows)

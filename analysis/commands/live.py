@@ -27,7 +27,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     )
     parser = subparsers.add_parser(name, help=summary, description=description)
     parser.add_argument("run", type=Path, metavar="DIR", help="the run directory; it may be about to appear")
-    parser.add_argument("--plain", action="store_true", help="a line a second on standard output, until the run ends")
+    parser.add_argument(
+        "--plain", action="store_true", help="one line per second on standard output, until the run ends"
+    )
     parser.set_defaults(handler=_live)
 
 
@@ -50,7 +52,7 @@ def _live(options: argparse.Namespace) -> int:
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
-            f"this is no terminal: ringtap live --plain {shell_word(options.run)} prints a line a second instead"
+            f"this is no terminal: ringtap live --plain {shell_word(options.run)} prints one line per second instead"
         )
     say_next(watch(source.take, path), str(options.run))
     return 0

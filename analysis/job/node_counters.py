@@ -24,7 +24,7 @@ COLUMNS = {
     "nic_drops": "packets that interfaces dropped, both directions",
     "queue_backlog_bytes": "largest backlog of a queueing discipline seen",
     "queue_drops": "packets that queueing disciplines dropped",
-    "segments_retransmitted": "TCP segments that all programs of the node sent again",
+    "segments_retransmitted": "TCP segments that all programs of the node retransmitted",
     "pause_frames": "pause frames sent and received, of all priorities",
     "ecn_marks": "packets that the NIC marked or saw marked, by ethtool",
     "cnp_sent": "congestion notifications sent (RoCE): the peer is asked to slow down",

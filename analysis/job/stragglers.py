@@ -75,7 +75,7 @@ _LEAST_SECONDS_SHARE = 0.01
 _RANK_MEASURES = {
     "compute_s": ("compute (forward and backward pass)", "s", None),
     "optimizer_s": ("optimizer step", "s", None),
-    "retransmissions": ("segments sent again per iteration", "", 0.5),
+    "retransmissions": ("retransmitted segments per iteration", "", 0.5),
     "cpu_cores": ("processors busy for the rank", "", 0.1),
     "node_other_cores": ("processors of its node busy for other programs than the job", "", 0.1),
     "node_queue_drops": ("packets dropped per iteration in its node's queues", "", 0.5),
@@ -87,7 +87,7 @@ _ITERATION_MEASURES = {
     "exposed_s": ("exposed communication", "s", None),
     "cross_bytes": ("cross traffic", "bytes", 10_000.0),
     "other_bytes": ("other traffic", "bytes", 10_000.0),
-    "retransmissions": ("segments sent again", "", 0.5),
+    "retransmissions": ("retransmitted segments", "", 0.5),
     "ce_marked": ("packets marked by congested queues", "", 0.5),
     "queue_drops": ("packets dropped in queues", "", 0.5),
     "queue_backlog_bytes": ("largest backlog in a queue", "bytes", 10_000.0),

@@ -314,9 +314,11 @@ def _congestion(data: dict[str, Any]) -> list[str]:
     lines = []
     if item["retransmissions"] is not None:
         size = format_size(item["retransmitted_bytes"])
-        lines.append(f"Sent again {per}: {item['retransmissions']:.3g} segments, {size}.")
+        lines.append(f"Retransmitted {per}: {item['retransmissions']:.3g} segments, {size}.")
     elif item["segments_retransmitted"] is not None:
-        lines.append(f"Sent again {per}, by all programs of the nodes: {item['segments_retransmitted']:.3g} segments.")
+        lines.append(
+            f"Retransmitted {per}, by all programs of the nodes: {item['segments_retransmitted']:.3g} segments."
+        )
     counts = {
         "ce_marked": "packets marked by congested queues (ECN)",
         "queue_drops": "packets dropped in queues",
@@ -330,7 +332,7 @@ def _congestion(data: dict[str, Any]) -> list[str]:
     if known:
         lines.append(f"Also {per}: {', '.join(known)}.")
     if none:
-        lines.append(f"None: {', '.join(none)}.")
+        lines.append(f"Not seen: {', '.join(none)}.")
     if item["queue_backlog_bytes"] is not None:
         lines.append(f"The largest backlog seen in a queue is {format_size(item['queue_backlog_bytes'])}.")
     return lines

@@ -45,7 +45,7 @@ q                  leave; the recording and the job continue
 
 Iterations  • over 1.5 times the median; ▲ over 3 times, bar cut; × optimizer
             step skipped; ▾ a mark. Slowest rank: most often the last to end.
-Flows       yellow: segments were sent again. The sender describes a flow; if
+Flows       yellow: segments were retransmitted. The sender describes a flow; if
             only the receiver's node records, RTT, cwnd, delivery are not known.
 backlog     the largest of the last second
 behind      how much later than the first rank a rank ended the last iteration

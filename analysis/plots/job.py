@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import slow_places
@@ -21,7 +22,7 @@ BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
 _REST = "#DDDDDD"
 # what a network loses in an iteration: words, marker, colour
 _LOST = {
-    "retransmissions": ("segments sent again", "o", PURPLE),
+    "retransmissions": ("retransmitted segments", "o", PURPLE),
     "queue_drops": ("packets dropped in queues", "x", GREEN),
     "nic_drops": ("packets dropped by interfaces", "+", BLUE),
 }
@@ -106,6 +107,7 @@ def _iterations(job: Job) -> Drawn:
         on.panels[1].set_ylim(bottom=0)
         on.panels[1].set_xlim(axes.get_xlim())
         on.panels[1].set_ylabel("segments, packets")
+        on.panels[1].yaxis.set_major_locator(MaxNLocator(5, integer=True))
     on.panels[-1].set_xlabel("iteration")
     return on.drawn(NAMES[0], _iterations_caption(job, len(table) < len(job.iterations), len(slow), list(lost)), table)
 
@@ -143,9 +145,9 @@ def _times(job: Job) -> Drawn:
     said = [f"{name} {value * 1e3:.4g} ms" for value, _, name in marks]
     on.mark(axes, [value * 1e3 for value, _, _ in marks], [at for _, at, _ in marks], said, marker="o", color=VERMILION)
     axes.set_xlabel("iteration time in ms")
-    axes.set_ylabel("% at most so long")
+    axes.set_ylabel("iterations, cumulative, %")
     numbers = pd.DataFrame({"iteration_s": seconds, "share": share})
-    return on.drawn(NAMES[1], "How iteration times are spread, without warm-up; marked: median and p99.", numbers)
+    return on.drawn(NAMES[1], "Distribution of iteration times, without warm-up; marked: median and p99.", numbers)
 
 
 def _ranks(job: Job) -> Drawn | None:
@@ -225,7 +227,7 @@ def _pairs(job: Job) -> Drawn | None:
     if len(ranks) > _MOST_PAIRS:
         return None
     matrix = matrix.reindex(index=ranks, columns=ranks).fillna(0.0) / 1e6
-    figure = new_figure(7.4, 3.0)
+    figure = new_figure(4.6, 3.2)
     axes: Axes = figure.add_subplot()
     image: Any = axes.imshow(matrix.to_numpy(), cmap="Blues", vmin=0)
     figure.colorbar(image, ax=axes, label="MB over the recording")
@@ -236,4 +238,4 @@ def _pairs(job: Job) -> Drawn | None:
     axes.set_xlabel("to rank")
     axes.set_ylabel("from rank")
     numbers = amounts.rename("payload_bytes").reset_index()
-    return Drawn(NAMES[4], "Who sends to whom: payload between ranks over the whole recording, in MB.", figure, numbers)
+    return Drawn(NAMES[4], "Payload between ranks over the whole recording, in MB.", figure, numbers)

@@ -205,13 +205,11 @@ def _spread_axis(axes: Axes, found: Sequence[Tails]) -> None:
     ]
     if spreads:
         axes.set_xscale("log")
-        axes.set_xlim(min(spreads) / 1.6, max(spreads) * 1.6)
-        ticks = [
-            value
-            for value in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-            if min(spreads) / 2 < value < max(spreads) * 2
-        ]
-        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        low, high = min(spreads) / 1.6, max(spreads) * 1.6
+        axes.set_xlim(low, high)
+        steps = (1, 2, 5) if max(spreads) < 50 * min(spreads) else (1,)
+        ticks = [step * 10.0**power for power in range(-3, 4) for step in steps]
+        axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
 

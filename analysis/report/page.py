@@ -31,6 +31,7 @@ _COLOURS = {
     "#aa4499": "purple",
     "#000000": "black",
 }
+_POINTS_PER_REM = 6.9  # of the largest size at which a figure is shown, for labels not to be huge
 _BEFORE_SVG = re.compile(r"^.*?<svg[^>]*>", re.DOTALL)
 _METADATA = re.compile(r"<metadata>.*?</metadata>\s*|<defs>\s*<style.*?</style>\s*</defs>\s*", re.DOTALL)
 _VIEW_BOX = re.compile(r'viewBox="([-0-9. ]+)"')
@@ -82,6 +83,7 @@ def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
     body = _ATTRIBUTE_COLOUR.sub(_variable, body)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" role="img" '
+        f'style="max-width:{float(view_box[1].split()[2]) / _POINTS_PER_REM:.4g}rem" '
         f'viewBox="{view_box[1]}" aria-label="{html.escape(drawn.caption)}">\n<g id="f{number}-all">{body}</g>\n</svg>'
     )
     parts = "\n".join(

@@ -111,7 +111,7 @@ def _volume(found: Structure) -> list[str]:
     rows = [[f"{source} > {destination}", format_size(size)] for (source, destination), size in edges[:_MOST_ROWS]]
     lines = text_table([["Gradients per iteration", "payload"], *rows])
     again = sum(member.stream.retransmitted_bytes for member in found.training.members)
-    lines.append(f"Sent again in all: {format_size(again)}. {found.volume.why[0].upper()}{found.volume.why[1:]}.")
+    lines.append(f"Retransmitted in all: {format_size(again)}. {found.volume.why[0].upper()}{found.volume.why[1:]}.")
     return lines
 
 

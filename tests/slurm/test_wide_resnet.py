@@ -88,5 +88,5 @@ def test_the_network_that_could_not_be_seen_is_in_its_report(
     assert asked < data["demand"]["sent_bytes"] < 1.25 * asked
     assert {row["from_rank"] for row in data["flows"]["rows"] if row["class"] == "training"} == {0, 1}
     page = (run / "report" / "report.html").read_text()
-    assert "Who sends to whom" in page
+    assert "Payload between ranks" in page
     assert all(node in page for node in data["run"]["nodes"])

@@ -417,7 +417,7 @@ def test_the_page_of_a_job_has_tables(tmp_path):
     raw = (tmp_path / "job" / "report" / "report.html").read_text()
     data = json.loads((tmp_path / "job" / "report" / "report.json").read_text())
     tables = dict(re.findall(r'aria-label="([^"]*)"><table>(.*?)</table>', raw, re.DOTALL))
-    assert {"Time", "Ranks", "Links", "Network", "Nodes", "Flows that moved most", "Not collected"} <= set(tables)
+    assert {"Time", "Ranks", "Links", "Network", "Nodes", "Largest flows", "Not collected"} <= set(tables)
     assert "<pre>" not in raw
     assert tables["Ranks"].count('<th scope="row">') == 2
     assert '<td class="n">130.00</td>' in tables["Ranks"]
@@ -448,8 +448,8 @@ def test_slow_iterations_and_losses_are_drawn_into_the_iterations(tmp_path):
     figure = raw[start : raw.index("</figure>", start)]
     said = re.findall(r"<use [^>]*><title>([^<]*)</title></use>", figure)
     assert [text.split(":")[0] for text in said] == [f"iteration {number}" for number in slow]
-    assert all("260 ms" in text and "segments sent again: 4" in text for text in said)
-    assert "Marked: the 3 slowest. Below: segments sent again in each." in figure
+    assert all("260 ms" in text and "retransmitted segments: 4" in text for text in said)
+    assert "Marked: the 3 slowest. Below: retransmitted segments in each." in figure
     with (tmp_path / "job" / "report" / "figures" / "job-iterations.csv").open() as stream:
         assert {float(row["retransmissions"]) for row in csv.DictReader(stream)} == {4.0}
 

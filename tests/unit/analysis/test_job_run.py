@@ -372,7 +372,7 @@ def test_a_job_too_short_for_bytes_says_so(tmp_path):
     assert "The job is too short to say what it moves in an iteration: it has 3 iterations of 200 ms" in text
     assert "Payload of the whole recording" in text
     assert "Interfaces" not in text
-    assert "Sent again in all: 16 segments" in text
+    assert "Retransmitted in all: 16 segments" in text
 
 
 def test_a_job_too_short_for_bytes_has_none_by_iteration(tmp_path):

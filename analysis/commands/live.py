@@ -27,9 +27,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     )
     parser = subparsers.add_parser(name, help=summary, description=description)
     parser.add_argument("run", type=Path, metavar="DIR", help="the run directory; it may be about to appear")
-    parser.add_argument(
-        "--plain", action="store_true", help="print one line per second until the run ends"
-    )
+    parser.add_argument("--plain", action="store_true", help="print one line per second until the run ends")
     parser.set_defaults(handler=_live)
 
 

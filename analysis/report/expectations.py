@@ -43,7 +43,7 @@ def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
     every = list(series)
     for one in every:
         found += [
-            *_punctual(one),
+            *_time_keeping(one),
             *_undisturbed(one),
             *_no_load(one),
             _rises(one),
@@ -63,7 +63,7 @@ def _precheck(item: dict[str, Any]) -> Check:
     return Check(subject, expected, f"it reached {share:.1%}", share >= required)
 
 
-def _punctual(series: Series) -> list[Check]:
+def _time_keeping(series: Series) -> list[Check]:
     late = [point.late_share for point in series.points if point.late_share is not None]
     if not late:
         return []
@@ -78,8 +78,12 @@ def _undisturbed(series: Series) -> list[Check]:
     known = any(point.other_bps is not None for point in series.points)
     if not known and not disturbed:
         return []
-    found = f"{len(disturbed)} of {len(series.points)} points disturbed: {disturbed[0][0]}" if disturbed else "it was"
-    return [Check(series.name, "the links were whole and the sweep's alone", found, not disturbed)]
+    found = (
+        f"{len(disturbed)} of {len(series.points)} points disturbed: {disturbed[0][0]}"
+        if disturbed
+        else "they were and did"
+    )
+    return [Check(series.name, "the links were up and carried only the sweep's traffic", found, not disturbed)]
 
 
 def _no_load(series: Series) -> list[Check]:

@@ -53,16 +53,16 @@ def findings(
     return sorted(said, key=lambda one: not one.firm)
 
 
-def paragraph(said: Sequence[Finding]) -> str:
-    """The outcome in a few sentences: what is firm, then what is not."""
-    firm, open_ones = [one for one in said if one.firm], [one for one in said if not one.firm]
+def paragraph(found: Sequence[Finding]) -> str:
+    """Return the findings in a few sentences: what is firm, then what is not."""
+    firm, open_ones = [one for one in found if one.firm], [one for one in found if not one.firm]
     parts = [one.text for one in firm]
     if open_ones:
         parts += [f"Less sure: {one.text[0].lower()}{one.text[1:-1]}; {one.why}." for one in open_ones]
     return " ".join(parts)
 
 
-def spoken(series: Series) -> str:
+def name_in_text(series: Series) -> str:
     """Name of a series within a sentence."""
     return f"{series.title} under {title_of(series.traffic)}" + (
         f" over {series.transport}" if series.transport else ""
@@ -76,12 +76,12 @@ def _growth(series: Sequence[Series], tails: Sequence[Tails]) -> list[Finding]:
     least, most = min(known, key=lambda item: item[2]), max(known, key=lambda item: item[2])
     text = (
         f"With cross traffic at about {100 * HEAVY_SHARE:.0f} % of the capacity an iteration takes "
-        f"{_times(*least[1:])} as long as alone for {spoken(least[0])}"
+        f"{_times(*least[1:])} as long as alone for {name_in_text(least[0])}"
     )
     if len(known) > 1:
-        text += f", and {_times(*most[1:])} for {spoken(most[0])}"
+        text += f", and {_times(*most[1:])} for {name_in_text(most[0])}"
     named = [least, most]
-    wide = [spoken(one) for one, tail, growth in known if not _narrow(tail.growth_interval, growth)]
+    wide = [name_in_text(one) for one, tail, growth in known if not _narrow(tail.growth_interval, growth)]
     firm = all(_narrow(tail.growth_interval, growth) for _, tail, growth in named)
     reason = f"the {100 * LEVEL:.0f} % interval of each ratio of means lies within {100 * FIRM_HALF_WIDTH:.0f} % of it"
     if wide:
@@ -101,7 +101,7 @@ def _narrow(interval: tuple[float, float] | None, value: float) -> bool:
 def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
     """The largest difference between two kinds at the heavy load, for traffic and for transport."""
     said = []
-    for by, what in (("traffic", "Of the kinds of traffic"), ("transport", "Of the transports")):
+    for by, what in (("traffic", "kinds of traffic"), ("transport", "transports")):
         heavy = [pair for pair in pairs if pair.by == by and pair.share == HEAVY_SHARE]
         if not heavy:
             continue
@@ -109,8 +109,8 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
         most = max(beyond or heavy, key=_effect)
         result, (first, second) = most.result, most.result.names
         text = (
-            f"{what} {second} and {first} differ most, for {most.title} at about {100 * HEAVY_SHARE:.0f} % of the "
-            f"capacity: under {second} the median iteration takes {_ratio(result.median_ratio)} as long, and the 99th "
+            f"Of all {what}, {second} and {first} differ most, for {most.title} at about {100 * HEAVY_SHARE:.0f} % of "
+            f"the capacity: under {second} the median iteration takes {_ratio(result.median_ratio)} as long, and the 99th "
             f"percentile is {_ratio(result.p99_ratio)} as large."
         )
         reason = f"{len(beyond)} of {len(heavy)} pairs at that load differ beyond chance, corrected for their number"
@@ -139,8 +139,8 @@ def _congestion(series: Sequence[Series]) -> list[Finding]:
     over = sorted(point.data_mb * 1e6 / one.demand.worker_bytes for one, point in placed)
     which = "in every series" if len(placed) == len(series) else f"in {len(placed)} of {len(series)} series"
     text = (
-        f"Congestion begins {which} at {_range(loads, '.1f')} Gbit/s of cross traffic, where {_range(over, '.2f')} "
-        "times the data that training needs would still have passed."
+        f"Congestion begins {which} at {_range(loads, '.1f')} Gbit/s of cross traffic, which leaves room for "
+        f"{_range(over, '.2f')} times the data that training needs."
     )
     narrow = inside = 0
     for one, point in placed:
@@ -150,9 +150,9 @@ def _congestion(series: Sequence[Series]) -> list[Finding]:
             narrow += (high - low) / 2 <= FIRM_HALF_WIDTH * one.capacity_gbps
             inside += low <= point.bandwidth_gbps <= high
     reason = (
-        f"the thesis's construction takes a measured point; it lies in the {100 * LEVEL:.0f} % interval of the break "
-        f"of two segments in {inside} of {len(placed)} series, and in {narrow} that interval is within "
-        f"{100 * FIRM_HALF_WIDTH:.0f} % of the capacity"
+        f"the point of the thesis's construction lies in the {100 * LEVEL:.0f} % interval of the break of two segments "
+        f"in {inside} of {counted(len(placed), 'series', 'series')}, and this interval is at most "
+        f"± {100 * FIRM_HALF_WIDTH:.0f} % of the capacity in {narrow}"
     )
     return [Finding(text, inside == narrow == len(placed), reason)]
 
@@ -167,14 +167,14 @@ def _curve(series: Sequence[Series]) -> list[Finding]:
     reason = f"{len(good)} of {len(fits)} reach {FIRM_R2_LOG:g}"
     said = [Finding(text, 2 * len(good) > len(fits), reason)]
     unsure = [
-        spoken(one)
+        name_in_text(one)
         for one, fit in fits
         if any(words.startswith("n is") or "not identifiable" in words for words in fit.warnings)
     ]
-    free = [spoken(one) for one, fit in fits if fit.free and spoken(one) not in unsure]
+    free = [name_in_text(one) for one, fit in fits if fit.free and name_in_text(one) not in unsure]
     if unsure or free:
-        text = "Which exponent n is the right one is open for " + _listed([*unsure, *free]) + "."
-        said.append(Finding(text, False, "the loads measured do not tell n, A and B apart there, or n is a fitted one"))
+        text = f"The exponent n is undecided for {_listed([*unsure, *free])}."
+        said.append(Finding(text, False, "the measured loads do not separate n, A and B, or n was fitted freely"))
     return said
 
 
@@ -185,10 +185,10 @@ def _tail_bounds(series: Sequence[Series]) -> list[Finding]:
     bounded = sum(point.p99_low_s is not None and point.p99_high_s is not None for point in points)
     if bounded == len(points):
         text = "Every 99th percentile has an interval with both ends."
-        return [Finding(text, True, "each point has the 300 independent iterations or so that this takes")]
+        return [Finding(text, True, "each point has about 300 independent iterations or more")]
     open_ones = f"{len(points) - bounded} of {counted(len(points), 'point')}"
-    text = f"The 99th percentiles of {open_ones} are little more than their longest iteration."
-    return [Finding(text, False, "about 300 independent iterations are needed to bound a p99 from above")]
+    text = f"The 99th percentiles of {open_ones} have no upper bound: they are close to the longest iteration."
+    return [Finding(text, False, "an upper bound needs about 300 independent iterations")]
 
 
 def _time_kept(checks: Sequence[Check]) -> list[Finding]:
@@ -196,7 +196,7 @@ def _time_kept(checks: Sequence[Check]) -> list[Finding]:
     if not late:
         return []
     text = f"In {_listed([one.subject for one in late])} the testbed did not keep time."
-    return [Finding(text, False, "those iteration times may be too long by as much as half")]
+    return [Finding(text, False, "those iteration times may be up to half too long")]
 
 
 def _range(ordered: Sequence[float], form: str) -> str:

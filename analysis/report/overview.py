@@ -7,7 +7,7 @@ from typing import Any
 
 from ringtap.analysis.model.breakpoint import LEVEL, compared
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.findings import spoken
+from ringtap.analysis.report.findings import name_in_text
 from ringtap.analysis.report.loads import HEAVY_SHARE, slowdown
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted
@@ -28,7 +28,7 @@ def overview(series: Sequence[Series]) -> list[Row]:
 
 
 def _row(series: Series) -> Row:
-    row: Row = {"series": series.name, "name": spoken(series), "title": series.title, "traffic": series.traffic}
+    row: Row = {"series": series.name, "name": name_in_text(series), "title": series.title, "traffic": series.traffic}
     row |= {"transport": series.transport, "points": len(series.used), "no_load_s": series.no_load_s}
     row["slowdowns"] = [_slowdown(series, share) for share in SHARES]
     row["congestion"], caveats = _congestion(series)

@@ -98,7 +98,9 @@ def test_other_traffic_is_seen_before_the_sweep_and_in_its_windows(desk: Desk, t
     report = desk.run("report", tmp_path / "forced")
     assert report.returncode == 0, report.stderr
     checks = json.loads((tmp_path / "forced" / "report" / "report.json").read_text())["checks"]
-    (alone,) = [check for check in checks if check["expected"] == "the links were whole and the sweep's alone"]
+    (alone,) = [
+        check for check in checks if check["expected"] == "the links were up and carried only the sweep's traffic"
+    ]
     assert not alone["ok"]
     assert alone["found"].startswith("1 of 1 points disturbed: S0 took in ")
     assert "Disturbed, the point at " in (tmp_path / "forced" / "report" / "report.html").read_text()

@@ -236,10 +236,7 @@ class Scan:
         self._started = True
         self._room.state[ks.MOST_KEPT] = _USUAL_MOST_KEPT
         if header is None:
-            self._walk, self._resume = (
-                self._entries["walk_blocks"],
-                self._entries["resume_blocks"],
-            )
+            self._walk, self._resume = (self._entries["walk_blocks"], self._entries["resume_blocks"])
             return 0
         self._big_endian, interface = header
         self._room.state[ks.SWAPPED] = int(self._big_endian)
@@ -423,11 +420,7 @@ class Interface(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """Description of the interface for users."""
-        return {
-            "name": self.name,
-            "linktype": self.linktype,
-            "snap_bytes": self.snap_bytes,
-        }
+        return {"name": self.name, "linktype": self.linktype, "snap_bytes": self.snap_bytes}
 
 
 def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
@@ -467,14 +460,7 @@ def interface_block(block: bytes, big_endian: bool) -> Interface | None:
         elif code == _IF_TSOFFSET and len(value) == 8:
             (offset,) = struct.unpack(f"{order}q", value)
     # an offset too large for nanoseconds in 64 bits is damage
-    return Interface(
-        name,
-        link,
-        snap,
-        scale,
-        by,
-        offset * 1_000_000_000 if abs(offset) < 2**32 else 0,
-    )
+    return Interface(name, link, snap, scale, by, offset * 1_000_000_000 if abs(offset) < 2**32 else 0)
 
 
 def _resolution(value: int) -> tuple[int, int]:

@@ -24,10 +24,7 @@ CONVERSATION = np.dtype(
     [
         ("protocol", "u1"),  # of the IP header
         ("kind", "u1"),
-        (
-            "layer",
-            "u1",
-        ),  # 1: inside a tunnel, whose own conversation counts the same frames
+        ("layer", "u1"),  # 1: inside a tunnel, whose own conversation counts the same frames
         ("family", "u1"),  # 4 or 6; 0: the row of all beyond the limit
         ("a_port", "u2"),
         ("b_port", "u2"),
@@ -38,21 +35,13 @@ CONVERSATION = np.dtype(
         ("payload", "u8", (2,)),
         ("data_packets", "u8", (2,)),  # those with payload
         ("data_bytes", "u8", (2,)),
-        (
-            "segments",
-            "u8",
-            (2,),
-        ),  # segments on the wire; one captured packet may hold several
+        ("segments", "u8", (2,)),  # segments on the wire; one captured packet may hold several
         ("retransmitted_bytes", "u8", (2,)),
         ("out_of_order_bytes", "u8", (2,)),
         ("zero_windows", "u8", (2,)),
         ("resets", "u8", (2,)),
         ("rtt_count", "u8", (2,)),
-        (
-            "rtt_sum_ns",
-            "i8",
-            (2,),
-        ),  # from data of that direction to its acknowledgement, at the capture point
+        ("rtt_sum_ns", "i8", (2,)),  # from data of that direction to its acknowledgement, at the capture point
         ("rtt_min_ns", "i8", (2,)),  # -1: none
         ("handshake_ns", "i8"),  # -1: not seen
         ("first_ns", "i8"),  # -1: no packet of the capture has a time

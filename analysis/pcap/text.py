@@ -52,10 +52,7 @@ _SENTENCES = {
     "fragments": ("packet", "are IP fragments: each counts to its conversation"),
     "fragments_without_first": ("fragment", "came without the first of its packet: without ports"),
     "time_backwards": ("packet", "are earlier than one before them: several processors captured, or a clock was set"),
-    "times_out_of_range": (
-        "packet",
-        "have an impossible time (before 1970 or after 2116)",
-    ),
+    "times_out_of_range": ("packet", "have an impossible time (before 1970 or after 2116)"),
     "without_time": ("packet", "have no time"),
     "time_jumps": (
         "packet",

@@ -396,7 +396,7 @@ def peak_to_mean(senders: Mapping[str, Integers], starts: Integers, bin_ns: int)
     """Return the highest rate in windows of several lengths, relative to the mean rate of whole iterations.
 
     Columns: ``host``, ``scale_s``, ``peak_bps`` (highest over sliding windows), ``mean_bps``, ``peak_to_mean``. Scales
-    below a bin or above half of the iterations' span are left out.
+    below a bin or above half of the iterations' span are omitted.
 
     Args:
         senders: bytes that each host sent in each bin, shape (bins,).

@@ -39,7 +39,7 @@ def is_kept(about: os.stat_result) -> bool:
 def places(path: Path) -> tuple[Path, Path]:
     """Return the possible paths of a capture's cache: beside it, and in the user's cache folder.
 
-    No name holds ``.pcap``, and that beside the capture begins with a dot, so that no usual pattern matches it.
+    Neither name contains ``.pcap``, and the name beside the capture begins with a dot, so that usual patterns skip it.
     """
     name = path.name.replace(".", "_")[:180]
     by_name, by_path = (f"{zlib.crc32(os.fsencode(text)):08x}" for text in (path.name, path.resolve()))
@@ -70,16 +70,16 @@ def load(path: Path, about: os.stat_result, bin_ns: int) -> Scanned | None:
         bin_ns: width of the bins wanted.
     """
     key = _key(path, about, bin_ns)
-    for place in places(path):
-        found = _read(place, key, {os.getuid(), 0, about.st_uid})
+    for target in places(path):
+        found = _read(target, key, {os.getuid(), 0, about.st_uid})
         if found is not None:
             return found
     return None
 
 
-def _read(place: Path, key: dict[str, Any], trusted: set[int]) -> Scanned | None:
+def _read(target: Path, key: dict[str, Any], trusted: set[int]) -> Scanned | None:
     try:
-        with place.open("rb") as file:
+        with target.open("rb") as file:
             about = os.fstat(file.fileno())
             if about.st_uid not in trusted or about.st_size < _TRAILER.size:
                 return None
@@ -125,15 +125,15 @@ class Pending:
         self.cells: BinaryIO | None = self._file
 
     def _open(self) -> tuple[Path | None, Path | None]:
-        for place in places(self._path):
+        for target in places(self._path):
             try:
-                if place.parent != self._path.parent:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                handle, name = tempfile.mkstemp(dir=place.parent, prefix=".ringtap-")
+                if target.parent != self._path.parent:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                handle, name = tempfile.mkstemp(dir=target.parent, prefix=".ringtap-")
             except OSError:
                 continue
             self._file: BinaryIO | None = os.fdopen(handle, "w+b")
-            return place, Path(name)
+            return target, Path(name)
         self._file = None
         return None, None
 
@@ -163,7 +163,7 @@ class Pending:
 
     def _write(self, scanned: Scanned) -> None:
         assert self._file is not None
-        if not isinstance(scanned.cells, np.memmap):  # else they are in the file already
+        if not isinstance(scanned.cells, np.memmap):  # else the file holds them already
             self._file.write(scanned.cells.data)
         names = ("counts", "start_ns", "bin_ns", "first_ns", "last_ns", "interfaces")
         item = {"key": self._key} | {name: getattr(scanned, name) for name in names}
@@ -186,14 +186,14 @@ class Pending:
 
 def _drop_orphans(new: Path) -> None:
     """Remove the caches of deleted captures from the user's cache folder."""
-    for place in new.parent.glob("*.ringtap-flows"):
+    for target in new.parent.glob("*.ringtap-flows"):
         try:
-            with place.open("rb") as file:
+            with target.open("rb") as file:
                 file.seek(-_TRAILER.size, os.SEEK_END)
                 *_, json_bytes, _, magic = _TRAILER.unpack(file.read())
                 file.seek(-_TRAILER.size - json_bytes, os.SEEK_END)
                 gone = magic != _MAGIC or not Path(json.loads(file.read(json_bytes))["key"]["path"]).exists()
             if gone:
-                place.unlink()
+                target.unlink()
         except (OSError, ValueError, TypeError, KeyError, struct.error):
             continue

@@ -56,18 +56,18 @@ _PACKETS_ONLY = (
 )
 _AND = ("and", "&&")
 _BEGINNINGS = "a protocol, host, net, port, portrange or proto"
-_FRAMES = 4000  # of the interpreter, enough for 200 parentheses within each other
+_FRAMES = 4000  # frames of the interpreter, enough for 200 nested parentheses
 
 
 @dataclass(frozen=True)
 class Flows:
-    """Flows that a filter decides on, one row per direction of a conversation.
+    """Flows to be filtered, one row per direction of a conversation.
 
     Attributes:
         protocol: protocol number of the IP header, shape (flows,).
-        kind: ``layout.PLAIN``, ``layout.ROCE`` or another kind of `layout`.
+        kind: ``PLAIN``, ``ROCE`` or another kind of `scan_columns`.
         layer: 1 inside a tunnel.
-        family: 4, 6 or ``layout.NO_ADDRESSES``; 0 for the row of all conversations beyond the limit.
+        family: 4, 6 or ``scan_columns.NO_ADDRESSES``; 0 for the row of all conversations beyond the limit.
         ends: addresses of source and destination as two big-endian halves, shape (2, flows, 2).
         ports: ports of source and destination, shape (2, flows).
     """
@@ -81,7 +81,7 @@ class Flows:
 
     @classmethod
     def of(cls, conversations: npt.NDArray[Any]) -> Flows:
-        """Return the flows of rows of ``layout.CONVERSATION``."""
+        """Return the flows of rows of ``scan_columns.CONVERSATION``."""
         both = [np.ascontiguousarray(conversations[name]).view(">u8").reshape(-1, 2) for name in ("a", "b")]
         ends = np.stack([np.stack(both, 1).reshape(-1, 2), np.stack(both[::-1], 1).reshape(-1, 2)]).astype(np.uint64)
         a, b = conversations["a_port"], conversations["b_port"]
@@ -98,34 +98,34 @@ class Flows:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Verdict:
     """Verdict of a part of a filter on each flow, evaluated from left to right until it is decided.
 
-    As in tcpdump, the whole filter refuses a packet, even within ``not``, if it has to look at bytes that the capture
+    As in tcpdump, the whole filter rejects a packet, even within ``not``, if it has to look at bytes that the capture
     cut off.
 
     Attributes:
-        takes: mask of the flows that match, shape (flows,).
-        refuses: mask of the flows refused for bytes that were cut off, shape (flows,); disjoint from ``takes``.
+        accepts: mask of the flows that match, shape (flows,).
+        rejects: mask of the flows rejected for bytes that were cut off, shape (flows,); disjoint from ``accepts``.
     """
 
-    takes: Mask
-    refuses: Mask
+    accepts: Mask
+    rejects: Mask
 
     @classmethod
-    def of(cls, takes: Mask) -> _Judged:
+    def of(cls, accepts: Mask) -> _Verdict:
         """Return the verdict of a test that needs no bytes that may have been cut off."""
-        return cls(np.asarray(takes), np.zeros(len(takes), bool))
+        return cls(np.asarray(accepts), np.zeros(len(accepts), bool))
 
-    def __and__(self, other: _Judged) -> _Judged:
-        return _Judged(self.takes & other.takes, self.refuses | (self.takes & other.refuses))
+    def __and__(self, other: _Verdict) -> _Verdict:
+        return _Verdict(self.accepts & other.accepts, self.rejects | (self.accepts & other.rejects))
 
-    def __or__(self, other: _Judged) -> _Judged:
-        undecided = ~self.takes & ~self.refuses
-        return _Judged(self.takes | (undecided & other.takes), self.refuses | (undecided & other.refuses))
+    def __or__(self, other: _Verdict) -> _Verdict:
+        undecided = ~self.accepts & ~self.rejects
+        return _Verdict(self.accepts | (undecided & other.accepts), self.rejects | (undecided & other.rejects))
 
-    def __invert__(self) -> _Judged:
-        return _Judged(~self.takes & ~self.refuses, self.refuses)
+    def __invert__(self) -> _Verdict:
+        return _Verdict(~self.accepts & ~self.rejects, self.rejects)
 
 
 @dataclass(frozen=True)
@@ -137,14 +137,14 @@ class _Head:
     type: str
 
 
-# verdict of a part of a filter, and the qualifiers that a name or number after it takes; it is given those before it
-_Part = Callable[["_Primitives", _Head | None], tuple[_Judged, _Head | None]]
+# maps the qualifiers before a part of a filter to its verdict and the qualifiers for a name or number after it
+_Part = Callable[["_Primitives", _Head | None], tuple[_Verdict, _Head | None]]
 
 
 def _negated(found: pp.ParseResults) -> _Part:
-    def part(primitives: _Primitives, head: _Head | None) -> tuple[_Judged, _Head | None]:
-        judged, head = found[-1](primitives, head)
-        return ~judged, head
+    def part(primitives: _Primitives, head: _Head | None) -> tuple[_Verdict, _Head | None]:
+        verdict, head = found[-1](primitives, head)
+        return ~verdict, head
 
     return part
 
@@ -153,19 +153,19 @@ def _joined(found: pp.ParseResults) -> _Part:
     """Join parts from left to right."""
     first, *rest = found
 
-    def part(primitives: _Primitives, head: _Head | None) -> tuple[_Judged, _Head | None]:
-        judged, head = first(primitives, head)
+    def part(primitives: _Primitives, head: _Head | None) -> tuple[_Verdict, _Head | None]:
+        verdict, head = first(primitives, head)
         for link, following in zip(rest[::2], rest[1::2], strict=True):
             more, head = following(primitives, head)
-            judged = judged & more if link in _AND else judged | more
-        return judged, head
+            verdict = verdict & more if link in _AND else verdict | more
+        return verdict, head
 
     return part
 
 
 @cache
 def _grammar() -> pp.ParserElement:
-    """Return the grammar of filters; it yields whether ``vxlan`` stands first, and the parts of the expression."""
+    """Return the grammar of filters; it yields True for a leading ``vxlan``, else False, and the expression's parts."""
 
     def word(*words: str, signs: str = "") -> pp.ParserElement:
         return pp.Regex(f"(?:{'|'.join(words)}){_WORD_ENDS}{signs}", re.ASCII)
@@ -205,7 +205,7 @@ def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
 
     Args:
         words: the filter; it may begin with ``vxlan and`` to match inside tunnels.
-        conversations: rows of ``layout.CONVERSATION``.
+        conversations: rows of ``scan_columns.CONVERSATION``.
 
     Returns:
         One value per flow, shape (2 * rows,).
@@ -222,7 +222,7 @@ def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
         inside, *parts = _grammar().parse_with_tabs().parse_string(words)
         mask = primitives.flows.layer == int(inside)
         for part in parts:
-            mask = mask & part(primitives, None)[0].takes & (primitives.flows.family != 0)
+            mask = mask & part(primitives, None)[0].accepts & (primitives.flows.family != 0)
         return np.asarray(mask)
     except pp.ParseBaseException as error:
         primitives.explain(error)
@@ -254,25 +254,25 @@ class _Primitives:
         token = found[1] or found[2]
         if (token and not found[1]) or token.lower() in _PACKETS_ONLY:
             raise UsageError(
-                f"{token!r} in the filter {self._text!r} cannot be told from conversations: "
+                f"{token!r} in the filter {self._text!r} needs single packets, which conversations do not hold: "
                 f"write those packets to a file first, with tcpdump -r FILE -w PART '…', and read that"
             )
         where = f"is not understood from {token!r} on, at character {found.start(1) + 1}" if token else "ends too early"
         self.wrong(f"{where}: {error.msg[:1].lower()}{error.msg[1:]}")
 
-    def protocol(self, name: str) -> _Judged:
+    def protocol(self, name: str) -> _Verdict:
         """Test for a protocol."""
         flows = self.flows
         if name == "roce":
-            return _Judged.of(flows.kind == ROCE)
+            return _Verdict.of(flows.kind == ROCE)
         if name in _FAMILIES or name in _ADDRESSED:
-            return _Judged.of(self._named(name))
+            return _Verdict.of(self._named(name))
         found = (flows.protocol == _PROTOCOLS[name]) & flows.is_ip
         if name in _OF_ONE_FAMILY:
             found = found & (flows.family == _OF_ONE_FAMILY[name])
-        return _Judged.of(found)
+        return _Verdict.of(found)
 
-    def value(self, head: _Head | None, token: str, mask: str | None = None) -> _Judged:
+    def value(self, head: _Head | None, token: str, mask: str | None = None) -> _Verdict:
         """Test for a name or number, with the qualifiers before it."""
         if head is None:
             self.wrong(f"has {token!r} with nothing that says what it is: write host, net or port before it")
@@ -287,7 +287,7 @@ class _Primitives:
             self.wrong(f"has a mask after {token!r}: write net before it")
         if head.type == "proto":
             family = self.flows.is_ip if head.name is None else self._named(head.name)
-            return _Judged.of(family & (self.flows.protocol == self._protocol_number(token)))
+            return _Verdict.of(family & (self.flows.protocol == self._protocol_number(token)))
         return self._ports(head, token) if head.type in ("port", "portrange") else self._addresses(head, token, mask)
 
     def _named(self, name: str) -> Mask:
@@ -311,10 +311,10 @@ class _Primitives:
         base = 16 if token[:2].lower() == "0x" else 8 if token.startswith("0") else 10
         number = int(token, base)
         if number > most:
-            self.wrong(f"has {token}, where {most} is the most there is")
+            self.wrong(f"has {token}, but {most} is the largest possible number")
         return number
 
-    def _ports(self, head: _Head, token: str) -> _Judged:
+    def _ports(self, head: _Head, token: str) -> _Verdict:
         low, _, high = token.partition("-") if head.type == "portrange" else (token, "", token)
         first, last = sorted((self._port(low, head), self._port(high or low, head)))
         numbers = (head.name,) if head.name else tuple(_WITH_PORTS)
@@ -333,14 +333,14 @@ class _Primitives:
         except (OSError, ValueError):
             self.wrong(f"has an unknown port {token!r}")
 
-    def _addresses(self, head: _Head, token: str, given_mask: str | None) -> _Judged:
-        found = _Judged.of(np.zeros(len(self.flows.family), bool))
+    def _addresses(self, head: _Head, token: str, given_mask: str | None) -> _Verdict:
+        found = _Verdict.of(np.zeros(len(self.flows.family), bool))
         networks = self._networks(head, token, given_mask)
         if head.name is not None:
             family = _FAMILIES.get(head.name, 4)
             networks = [network for network in networks if network[0] == family]
         if not networks:
-            self.wrong(f"has {head.name!r} before {token!r}, which is none")
+            self.wrong(f"has {head.name!r} before {token!r}, which has no such address")
         for family, value, mask in networks:
             bits = [np.uint64(part) for part in (mask >> 64, mask & (2**64 - 1))]
             want = [np.uint64(part) for part in (value >> 64, value & (2**64 - 1))]
@@ -349,11 +349,11 @@ class _Primitives:
             target = np.isin(self.flows.kind, (ARP_CUT, RARP_CUT)) & (family == 4)
             cut = (target & (self.flows.family == NO_ADDRESSES), target)
             found |= self._on(head.side, same & (self.flows.family == family), cut)
-        return found if head.name is None else _Judged.of(self._named(head.name)) & found
+        return found if head.name is None else _Verdict.of(self._named(head.name)) & found
 
-    def _on(self, side: str, either: Mask, cut: tuple[Mask, Mask]) -> _Judged:
+    def _on(self, side: str, either: Mask, cut: tuple[Mask, Mask]) -> _Verdict:
         """Combine the verdicts on source and destination for a side: ``src``, ``dst``, ``either`` or ``both``."""
-        source, destination = (_Judged(found & ~gone, gone) for found, gone in zip(either, cut, strict=True))
+        source, destination = (_Verdict(found & ~gone, gone) for found, gone in zip(either, cut, strict=True))
         if side == "either":
             return source | destination
         if side == "both":
@@ -411,7 +411,7 @@ class _Primitives:
 
 
 def _ipv4(text: str) -> int | None:
-    """Parse an IPv4 address, octets that are missing as 0; None if it is not one."""
+    """Parse an IPv4 address, with 0 for missing octets; None if it is not one."""
     octets = text.split(".")
     if len(octets) > 4 or not all(octet.isdecimal() and len(octet) < 4 and int(octet) < 256 for octet in octets):
         return None

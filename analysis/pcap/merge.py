@@ -16,9 +16,9 @@ from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.errors import UsageError
 from ringtap.units import counted
 
-_TOGETHER = 1 << 20
+_TOGETHER = 1 << 20  # cells processed together
 _Mask = npt.NDArray[np.bool_]
-# value for "none" of fields by direction where it is not 0
+# values that mean "none" in fields by direction, if not 0
 _NONE = {"rtt_min_ns": -1}
 
 
@@ -26,8 +26,8 @@ def align(traffics: Sequence[Traffic], offsets_ns: Sequence[int]) -> Traffic:
     """Merge captures of several nodes onto one clock.
 
     A packet between two of the nodes is in both captures. Each flow is taken from the capture in which it has
-    most payload, which is the sender's if packets were lost. On a tie, the capture of the sending node wins; a node is
-    recognized by the address that most of its packets have. A RoCE queue pair is chosen likewise, by its packets.
+    the most payload, which is the sender's if packets were lost. On a tie, the capture of the sending node wins; a node
+    is recognized by the address that most of its packets have. A RoCE queue pair is chosen likewise, by its packets.
 
     Args:
         traffics: one per node, read with bins of the same width; their filters apply.
@@ -75,13 +75,13 @@ def _keys(rows: npt.NDArray[Any], flows: npt.NDArray[np.int64]) -> tuple[list[by
     """Return keys that identify flows across captures, and their source addresses."""
     mine, back = rows[flows // 2], flows % 2 == 1
     ends = np.empty(len(flows), [("s", "V16"), ("d", "V16"), ("p", "u2"), ("q", "u2"), ("r", "V3")])
-    for name, (there, other) in {
+    for name, (forward, reverse) in {
         "s": ("a", "b"),
         "d": ("b", "a"),
         "p": ("a_port", "b_port"),
         "q": ("b_port", "a_port"),
     }.items():
-        ends[name] = np.where(back, mine[other], mine[there])
+        ends[name] = np.where(back, mine[reverse], mine[forward])
     ends["r"] = np.stack([mine[name] for name in ("protocol", "layer", "family")], 1).view("V3")[:, 0]
     return [key.tobytes() for key in ends], [source.tobytes() for source in ends["s"]]
 
@@ -109,7 +109,7 @@ def _best_queue_pairs(parts: Sequence[Scanned]) -> list[_Mask]:
 
 
 def _only(scanned: Scanned, flows: _Mask, pairs: _Mask) -> Scanned:
-    """Return a scan with these flows and queue pairs; rows of other flows stay, emptied, so that numbers hold."""
+    """Return a scan with these flows and queue pairs; rows of other flows are zeroed, so that numbers do not change."""
     rows = scanned.conversations.copy()
     for name in rows.dtype.names or ():
         if rows[name].ndim == 2:
@@ -149,7 +149,7 @@ _QUEUE_PAIR_SUMS = ("packets", "bytes", "payload", "acknowledgements", "naks", "
 
 
 def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> Scanned:
-    """Merge scans; conversations with the same ends become one, whichever end sent first in each part.
+    """Merge scans; conversations with the same ends become one, regardless of which end sent first in each part.
 
     Numbers of packets and bytes, round trips and counts are added up, so a packet in two parts counts twice. TCP is not
     followed across the border of two files: retransmitted bytes whose first copy is in another file, and handshakes
@@ -166,21 +166,21 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
     Raises:
         UsageError: there are no parts, not one offset per part, or their bins have different widths.
     """
-    ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
-    if not parts or len(ahead) != len(parts):
+    leads_ns = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
+    if not parts or len(leads_ns) != len(parts):
         raise UsageError(
-            f"{counted(len(ahead), 'clock offset')} for {counted(len(parts), 'capture')}: give one for each"
+            f"{counted(len(leads_ns), 'clock offset')} for {counted(len(parts), 'capture')}: give one for each"
         )
     if len({part.bin_ns for part in parts}) > 1:
         raise UsageError("the captures have bins of different widths: read them with the same one")
     bin_ns = parts[0].bin_ns
-    timed = [(part, offset) for part, offset in zip(parts, ahead, strict=True) if part.last_ns >= 0]
+    timed = [(part, offset) for part, offset in zip(parts, leads_ns, strict=True) if part.last_ns >= 0]
     first_ns = min((part.first_ns - offset for part, offset in timed), default=-1)
-    ahead = [offset if part.last_ns >= 0 else 0 for part, offset in zip(parts, ahead, strict=True)]
+    leads_ns = [offset if part.last_ns >= 0 else 0 for part, offset in zip(parts, leads_ns, strict=True)]
     parts = [part if part.last_ns >= 0 else _at(part, first_ns) for part in parts]
-    conversations, flows = _conversations(parts, ahead)
+    conversations, flows = _conversations(parts, leads_ns)
     start_ns = min(((part.start_ns - offset) // bin_ns * bin_ns for part, offset in timed), default=0)
-    begins = [part.start_ns - offset - start_ns for part, offset in zip(parts, ahead, strict=True)]
+    begins = [part.start_ns - offset - start_ns for part, offset in zip(parts, leads_ns, strict=True)]
     shifts = [(2 * begin + bin_ns) // (2 * bin_ns) for begin in begins]
     counts: dict[str, int] = {}
     for part in parts:
@@ -189,19 +189,19 @@ def merge(parts: Sequence[Scanned], offsets_ns: Sequence[int] | None = None) -> 
     return Scanned(
         conversations=conversations,
         cells=_cells(parts, flows, shifts),
-        queue_pairs=_queue_pairs(parts, ahead),
+        queue_pairs=_queue_pairs(parts, leads_ns),
         counts=counts,
         start_ns=start_ns,
         bin_ns=bin_ns,
         first_ns=first_ns,
         last_ns=max((part.last_ns - offset for part, offset in timed), default=-1),
         interfaces=_distinct([interface for part in parts for interface in part.interfaces]),
-        packets=_packets(parts, flows, ahead),
+        packets=_packets(parts, flows, leads_ns),
     )
 
 
 def _at(part: Scanned, time_ns: int) -> Scanned:
-    """Return a part whose packets have no times with all of them at one time."""
+    """Return a part without packet times, with all its packets set to one time."""
     rows, pairs, packets = part.conversations.copy(), part.queue_pairs.copy(), part.packets.copy()
     for table, name in ((rows, "first_ns"), (rows, "last_ns"), (pairs, "first_ns"), (pairs, "last_ns")):
         table[name] = time_ns
@@ -242,13 +242,13 @@ def _text(columns: Sequence[_Rows]) -> npt.NDArray[np.bytes_]:
     return whole.view(f"S{whole.shape[1]}")[:, 0]
 
 
-def _conversations(parts: Sequence[Scanned], ahead: Sequence[int]) -> tuple[_Rows, list[npt.NDArray[np.uint32]]]:
+def _conversations(parts: Sequence[Scanned], leads_ns: Sequence[int]) -> tuple[_Rows, list[npt.NDArray[np.uint32]]]:
     """Merge the conversations of all parts; return them and, for each part, the new numbers of its flows."""
     rows = np.concatenate([part.conversations for part in parts])
     if not len(rows):
         return np.zeros(0, CONVERSATION), [np.zeros(0, np.uint32) for _ in parts]
-    late = np.repeat(np.array(ahead, np.int64), [len(part.conversations) for part in parts])
-    first_ns, last_ns = rows["first_ns"] - late, rows["last_ns"] - late
+    lead_ns = np.repeat(np.array(leads_ns, np.int64), [len(part.conversations) for part in parts])
+    first_ns, last_ns = rows["first_ns"] - lead_ns, rows["last_ns"] - lead_ns
     a, b = _ends(rows, "a"), _ends(rows, "b")
     turned = a > b
     low, high = np.where(turned, b, a), np.where(turned, a, b)
@@ -296,7 +296,7 @@ def _cells(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], sh
     if total * CELL.itemsize <= _IN_MEMORY_BYTES:
         return np.concatenate([np.empty(0, CELL), *numbered])
     with tempfile.TemporaryFile() as file:
-        for some in numbered:  # written, not mapped: a page at a time would take twice as long
+        for some in numbered:  # writing to a map, a page at a time, would take twice as long
             file.write(some.data)
         file.flush()
         return np.memmap(file, CELL, "r+", shape=(total,))
@@ -314,10 +314,10 @@ def _numbered(
             yield some
 
 
-def _packets(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], ahead: Sequence[int]) -> _Rows:
+def _packets(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], leads_ns: Sequence[int]) -> _Rows:
     """Return the single packets of all parts, sorted by time if several parts have some."""
     found = []
-    for part, numbers, offset in zip(parts, flows, ahead, strict=True):
+    for part, numbers, offset in zip(parts, flows, leads_ns, strict=True):
         if len(part.packets):
             some = np.array(part.packets)
             some["flow"] = numbers[some["flow"]]
@@ -327,17 +327,17 @@ def _packets(parts: Sequence[Scanned], flows: Sequence[npt.NDArray[np.uint32]], 
     return whole[np.argsort(whole["time_ns"], kind="stable")] if len(found) > 1 else whole
 
 
-def _queue_pairs(parts: Sequence[Scanned], ahead: Sequence[int]) -> _Rows:
+def _queue_pairs(parts: Sequence[Scanned], leads_ns: Sequence[int]) -> _Rows:
     rows = np.concatenate([part.queue_pairs for part in parts])
     if not len(rows):
         return np.zeros(0, QUEUE_PAIR)
-    late = np.repeat(np.array(ahead, np.int64), [len(part.queue_pairs) for part in parts])
-    group, first = _grouped(_text([rows[name] for name in _QUEUE_PAIR_KEY]), rows["first_ns"] - late)
+    lead_ns = np.repeat(np.array(leads_ns, np.int64), [len(part.queue_pairs) for part in parts])
+    group, first = _grouped(_text([rows[name] for name in _QUEUE_PAIR_KEY]), rows["first_ns"] - lead_ns)
     merged = rows[first]
     for name in _QUEUE_PAIR_SUMS:
         merged[name] = 0
         np.add.at(merged[name], group, rows[name])
-    merged["first_ns"] -= late[first]
+    merged["first_ns"] -= lead_ns[first]
     merged["last_ns"] = np.iinfo(np.int64).min
-    np.maximum.at(merged["last_ns"], group, rows["last_ns"] - late)
+    np.maximum.at(merged["last_ns"], group, rows["last_ns"] - lead_ns)
     return merged

@@ -1,4 +1,4 @@
-"""A progress bar for long reads of captures, shown on a terminal only."""
+"""Progress bar for long reads of captures, shown on a terminal only."""
 
 from __future__ import annotations
 

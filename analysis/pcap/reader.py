@@ -1,4 +1,4 @@
-"""Reading of captures, several at once in threads or workers; the kernels do not hold the interpreter's lock."""
+"""Reading of captures, several at once in threads or workers; the kernels release the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.units import counted
 
 Progress = Callable[[int, int | None], None]
-"""Told the bytes read and the bytes there are; None where that is not known."""
+"""Called with the bytes read and the total; None if the total is not known."""
 
 _TICK_S = 0.1
-_PATIENCE_S = 2.0  # wait for threads that shall stop; one may be blocked on a pipe
+_STOP_S = 2.0  # limit of the wait for threads to stop; one may be blocked on a pipe
 _MOST_THREADS = 8  # each holds 200 MB at worst
 _FEW_CELLS = 1 << 16
 _Path = str | os.PathLike[str]
@@ -60,7 +60,7 @@ def read_captures(
 
     Raises:
         UsageError: a file is missing, not a capture or damaged from its start, or there are no packets at all.
-        MeasurementError: there was no disk space for the results.
+        MeasurementError: the results could not be written, usually because the disk is full.
     """
     words = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files = expand(words)
@@ -73,14 +73,14 @@ def read_captures(
         )
     parts = _Reading(files, bin_ns, cache, workers).run(progress or _no_progress)
     names = ["standard input" if path is None else str(path) for path in files]
-    ahead = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
-    order = sorted(range(len(parts)), key=lambda number: parts[number].first_ns - ahead[number])
+    leads_ns = [0] * len(parts) if offsets_ns is None else list(offsets_ns)
+    order = sorted(range(len(parts)), key=lambda number: parts[number].first_ns - leads_ns[number])
     if len(parts) == 1 and offsets_ns is None:
         whole = parts[0]
     else:
         from ringtap.analysis.pcap.merge import merge
 
-        whole = merge([parts[number] for number in order], [ahead[number] for number in order])
+        whole = merge([parts[number] for number in order], [leads_ns[number] for number in order])
     if not whole.counts["packets"]:
         held = f"{names[0]} holds" if len(names) == 1 else f"the {len(names)} captures hold"
         raise UsageError(f"{held} no packets{_why_none(whole.counts)}")
@@ -89,8 +89,8 @@ def read_captures(
 
 def _why_none(counts: dict[str, int]) -> str:
     if counts["corrupt_bytes"]:
-        which = "the first record has an impossible length (more than 16 MiB, or than is kept of a packet)"
-        return f" that can be read: {which}, and no sound one follows it"
+        which = "the first record has an impossible length (more than 16 MiB, or than the capture keeps of a packet)"
+        return f" that can be read: {which}, and no valid one follows it"
     if counts["malformed"]:
         return f" that can be read: the {counts['malformed']:,} there are contradict themselves"
     torn = counts["torn_bytes"]
@@ -120,7 +120,7 @@ def scan_packets(path: Path, conversations: int | None = None) -> Scanned:
 
     Args:
         path: a file.
-        conversations: number of conversations to tell apart; None for the usual one.
+        conversations: number of conversations to distinguish; None for `MOST_CONVERSATIONS`.
 
     Raises:
         UsageError: it cannot be read, or is not a capture.
@@ -169,7 +169,7 @@ class _Reading:
             if self._cache and path is not None and self._sizes[number] is not None:
                 about = path.stat()
                 self._found[number] = caches.load(path, about, self._bin_ns) if caches.is_kept(about) else None
-        # the largest first, so that no thread is left with it at the end
+        # threads take from the end: the largest file first, so that it does not finish long after the others
         todo = [number for number, found in enumerate(self._found) if found is None]
         self._todo = sorted(todo, key=lambda number: self._sizes[number] or 0)
         if self._todo and self._workers is not None:
@@ -188,8 +188,8 @@ class _Reading:
         if len(sizes) < len(order):
             raise UsageError("a pipe is read by this process alone: leave --scheduler out")
         compile.entries(_say)  # once, and not by every worker at the same time
-        where = [path.absolute() for path in files]
-        found = workers.map(scan_file, where, repeat(self._bin_ns), repeat(self._cache))
+        absolute = [path.absolute() for path in files]
+        found = workers.map(scan_file, absolute, repeat(self._bin_ns), repeat(self._cache))
         for done, (number, path) in enumerate(zip(order, files, strict=True), start=1):
             try:
                 scanned = next(found)
@@ -198,7 +198,9 @@ class _Reading:
             if scanned is None:
                 scanned = caches.load(path, path.stat(), self._bin_ns)
             if scanned is None:
-                raise UsageError(f"what a worker left beside {path} cannot be read here: it needs the same ringtap")
+                raise UsageError(
+                    f"a worker's results beside {path} cannot be read here: it needs the same version of ringtap"
+                )
             self._found[number] = scanned if len(self._files) == 1 else _on_disk(scanned)
             progress(sum(sizes[:done]), sum(sizes))
 
@@ -221,9 +223,9 @@ class _Reading:
                 progress(done, total)
         finally:
             self._stop.set()
-            until = time.monotonic() + _PATIENCE_S
+            deadline_s = time.monotonic() + _STOP_S
             for thread in threads:
-                thread.join(max(0.0, until - time.monotonic()))
+                thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _work(self) -> None:
         while not self._stop.is_set():
@@ -252,9 +254,9 @@ class _Reading:
                 return pending.keep(scanned)
             return scanned if len(self._files) == 1 else _on_disk(scanned)
         except OSError as error:
-            where = tempfile.gettempdir() if pending is None or path is None else path.parent
-            why = f"cannot be kept in {where}: {error.strerror or error}"
-            raise MeasurementError(f"what {stream.name} holds {why}; make room there, or take wider bins") from error
+            folder = tempfile.gettempdir() if pending is None or path is None else path.parent
+            why = f"cannot be written to {folder}: {error.strerror or error}"
+            raise MeasurementError(f"the scan of {stream.name} {why}; make room there, or use wider bins") from error
         finally:
             if pending is not None:
                 pending.close()

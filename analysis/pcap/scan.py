@@ -23,7 +23,7 @@ from ringtap.analysis.pcap.scan_columns import CELL, CONVERSATION, PACKET, QUEUE
 from ringtap.errors import UsageError
 
 MOST_CONVERSATIONS = 2**18
-"""Conversations told apart in one capture; packets of further ones are summed in one row of family 0."""
+"""Conversations distinguished in one capture, at most; packets of further ones are summed in one row of family 0."""
 
 _CELLS_IN_MEMORY = (96 << 20) // CELL.itemsize
 _PACKETS_IN_MEMORY = 2**22
@@ -42,19 +42,19 @@ _IF_NAME, _IF_TSRESOL, _IF_TSOFFSET = 2, 9, 14
 
 @dataclass(frozen=True)
 class Scanned:
-    """The contents of a capture.
+    """Results of a scan.
 
     Attributes:
-        conversations: rows of ``layout.CONVERSATION``, in the order of their first packets.
-        cells: rows of ``layout.CELL``; one (flow, bin) may appear several times, and in any order.
-        queue_pairs: rows of ``layout.QUEUE_PAIR``.
+        conversations: rows of ``scan_columns.CONVERSATION``, in the order of their first packets.
+        cells: rows of ``scan_columns.CELL``; one (flow, bin) may appear several times, and in any order.
+        queue_pairs: rows of ``scan_columns.QUEUE_PAIR``.
         counts: number of packets, bytes and anomalies, by name.
         start_ns: beginning of bin 0 since the epoch; a multiple of ``bin_ns``.
         bin_ns: width of a bin.
         first_ns: time of the earliest packet; -1 if there is none.
         last_ns: time of the latest packet; -1 if there is none.
         interfaces: ``name``, ``linktype`` and ``snap_bytes`` of each.
-        packets: rows of ``layout.PACKET`` in the capture's order, if they were asked for.
+        packets: rows of ``scan_columns.PACKET`` in the capture's order, if they were asked for.
     """
 
     conversations: npt.NDArray[Any]
@@ -76,7 +76,7 @@ class Scan:
         bin_ns: width of the bins.
         cells: an empty file for the cells that exceed the buffer in memory; a temporary one if None.
         packets: True to keep a row per packet too.
-        conversations: number of conversations to tell apart; None for `MOST_CONVERSATIONS`.
+        conversations: number of conversations to distinguish; None for `MOST_CONVERSATIONS`.
 
     Raises:
         UsageError: numba is not installed, or the machine is big-endian.
@@ -92,12 +92,12 @@ class Scan:
     ) -> None:
         self._entries = compile.entries()
         self._bin_ns = bin_ns
-        self._room = Arena(bin_ns, cells, packets, conversations)
+        self._arena = Arena(bin_ns, cells, packets, conversations)
         self._walk, self._resume = self._entries["walk"], self._entries["resume"]
-        self._started = self._lost = self._big_endian = False
+        self._started = self._searching = self._big_endian = False
         self._torn = b""  # start of a record that is not complete yet
-        self._wanted = _PCAP_HEADER_BYTES  # bytes that it needs
-        self._passing = self._passed = 0  # bytes of a block still to skip, and those skipped
+        self._wanted = _PCAP_HEADER_BYTES  # number of bytes that it needs
+        self._to_skip = self._skipped = 0  # bytes of a block to skip, and bytes skipped
         self._corrupt_records = self._corrupt_bytes = 0
         self._section: list[Interface] = []
         self._described: list[dict[str, Any]] = []
@@ -110,17 +110,17 @@ class Scan:
         """
         data = np.frombuffer(block, np.uint8) if len(block) else np.zeros(0, np.uint8)
         while len(data):
-            if self._passing:
-                data = self._pass_over(data)
+            if self._to_skip:
+                data = self._skip(data)
             elif self._torn:
-                # a record across two blocks: take what it needs of the second, all of it when searching for a record
-                taken = len(data) if self._lost else self._wanted - len(self._torn)
+                # a record spans two blocks: take its rest from the second, or all of it when searching for a record
+                taken = len(data) if self._searching else self._wanted - len(self._torn)
                 self._torn += data[:taken].tobytes()
                 data = data[taken:]
                 if len(self._torn) >= self._wanted:
-                    self._torn = self._go(np.frombuffer(self._torn, np.uint8))
+                    self._torn = self._process(np.frombuffer(self._torn, np.uint8))
             else:
-                self._torn = self._go(data)
+                self._torn = self._process(data)
                 return
 
     def finish(self) -> Scanned:
@@ -131,25 +131,25 @@ class Scan:
         """
         if not self._started:
             raise UsageError("is no capture: it is too short" if self._torn else "is no capture: it is empty")
-        room, flow = self._room, 0
-        if self._lost and self._torn:
-            room.state[ks.IS_END] = 1
-            self._torn = self._go(np.frombuffer(self._torn, np.uint8))
+        arena, flow = self._arena, 0
+        if self._searching and self._torn:
+            arena.state[ks.IS_END] = 1
+            self._torn = self._process(np.frombuffer(self._torn, np.uint8))
         while True:
-            flow = self._entries["finish"](room.address, flow, 0)
+            flow = self._entries["finish"](arena.address, flow, 0)
             self._make_room()
-            if flow >= 2 * room.word(ks.ROWS):
+            if flow >= 2 * arena.word(ks.ROWS):
                 break
-        self._entries["total"](room.address, room.cells.begin, room.word(ks.CELLS_AT))
-        counts = dict(zip(ks.COUNTS, room.state[ks.COUNTED :].tolist(), strict=False))
+        self._entries["total"](arena.address, arena.cells.begin, arena.word(ks.CELLS_AT))
+        counts = dict(zip(ks.COUNTS, arena.state[ks.COUNTED :].tolist(), strict=False))
         left = len(self._torn)
-        counts["torn_bytes"] = self._passed if self._passing else 0 if self._lost else left
+        counts["torn_bytes"] = self._skipped if self._to_skip else 0 if self._searching else left
         counts["corrupt_records"] = self._corrupt_records
-        counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._lost else 0)
-        (cells, *packets), least = room.rows(), room.word(ks.LEAST_BIN)
-        conversations = room.conversations[: room.word(ks.ROWS)]
-        queue_pairs = room.queue_pairs[: room.word(ks.QUEUE_PAIR_ROWS)]
-        first_ns = room.word(ks.FIRST_NS)
+        counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._searching else 0)
+        (cells, *packets), least = arena.rows(), arena.word(ks.LEAST_BIN)
+        conversations = arena.conversations[: arena.word(ks.ROWS)]
+        queue_pairs = arena.queue_pairs[: arena.word(ks.QUEUE_PAIR_ROWS)]
+        first_ns = arena.word(ks.FIRST_NS)
         if (conversations["first_ns"] < 0).any():
             # packets without a time before the first that has one count at its time
             cells["bin"][cells["bin"] == ks.UNKNOWN_BIN] = 0
@@ -160,49 +160,49 @@ class Scan:
                 packets[0]["time_ns"] = np.maximum(packets[0]["time_ns"], first_ns)
         if least < 0:
             cells["bin"] -= least
-        some = room.word(ks.LAST_NS) >= 0
+        is_timed = arena.word(ks.LAST_NS) >= 0
         return Scanned(
             conversations=conversations,
             cells=cells,
             queue_pairs=queue_pairs,
             counts=counts,
-            start_ns=(room.word(ks.BASE_BIN) + least) * self._bin_ns if some else 0,
+            start_ns=(arena.word(ks.BASE_BIN) + least) * self._bin_ns if is_timed else 0,
             bin_ns=self._bin_ns,
             first_ns=first_ns,
-            last_ns=room.word(ks.LAST_NS),
+            last_ns=arena.word(ks.LAST_NS),
             interfaces=self._described,
             packets=packets[0] if packets else np.zeros(0, PACKET),
         )
 
-    def _pass_over(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        passed = min(self._passing, len(data))
-        self._passing -= passed
-        self._passed = self._passed + passed if self._passing else 0
-        return data[passed:]
+    def _skip(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        skipped = min(self._to_skip, len(data))
+        self._to_skip -= skipped
+        self._skipped = self._skipped + skipped if self._to_skip else 0
+        return data[skipped:]
 
-    def _go(self, data: npt.NDArray[np.uint8]) -> bytes:
+    def _process(self, data: npt.NDArray[np.uint8]) -> bytes:
         """Process bytes that begin with a record, or with the file; return the incomplete tail."""
         if not self._started:
             if len(data) < _PCAP_HEADER_BYTES:
                 return data.tobytes()
-            data = data[self._begin(data[:_PCAP_HEADER_BYTES].tobytes()) :]
+            data = data[self._read_file_header(data[:_PCAP_HEADER_BYTES].tobytes()) :]
         used, size, address = 0, len(data), data.ctypes.data
-        room, state = self._room, self._room.state
+        arena, state = self._arena, self._arena.state
         while True:
-            if self._lost:
-                passed = self._resume(room.address, address + used, size - used)
-                self._corrupt_bytes += passed
-                used += passed
-                self._lost = bool(state[ks.STOPPED] != ks.MORE)
-                if self._lost:
+            if self._searching:
+                skipped = self._resume(arena.address, address + used, size - used)
+                self._corrupt_bytes += skipped
+                used += skipped
+                self._searching = bool(state[ks.STOPPED] != ks.MORE)
+                if self._searching:
                     break
-            used += self._walk(room.address, address + used, size - used)
+            used += self._walk(arena.address, address + used, size - used)
             stopped = state[ks.STOPPED]
             if stopped == ks.FULL:
                 self._make_room()
                 continue
             if stopped == ks.SECTION:
-                total = self._header(data[used:])
+                total = self._read_block(data[used:])
                 if total > 0:
                     used += total
                     continue
@@ -212,41 +212,38 @@ class Scan:
             if stopped == ks.MORE:
                 break
             if stopped == ks.PASS_OVER:
-                self._passing, self._passed = room.word(ks.NEEDED), size - used
+                self._to_skip, self._skipped = arena.word(ks.NEEDED), size - used
                 return b""
-            self._lost = True
+            self._searching = True
             self._corrupt_records += 1
             self._corrupt_bytes += 1
             used += 1
-        self._wanted = room.word(ks.NEEDED)
+        self._wanted = arena.word(ks.NEEDED)
         return data[used:].tobytes()
 
     def _make_room(self) -> None:
         """Empty the buffers of cells and packets if they are full."""
-        room = self._room
-        if room.is_full(ks.CELLS_AT):
-            self._entries["total"](room.address, room.cells.begin, room.word(ks.CELLS_AT))
-        room.make_room()
+        arena = self._arena
+        if arena.is_full(ks.CELLS_AT):
+            self._entries["total"](arena.address, arena.cells.begin, arena.word(ks.CELLS_AT))
+        arena.make_room()
 
-    def _begin(self, head: bytes) -> int:
-        """Detect the format from the first bytes; return how many of them are the header of the file."""
+    def _read_file_header(self, head: bytes) -> int:
+        """Detect the format from the first bytes; return the length of the file header."""
         header = pcap_header(head)
         if header is None and (head[:4] != _SECTION_HEADER or section_header(head[:12]) is None):
             raise UsageError("is no capture: pcap and pcapng files are read")
         self._started = True
-        self._room.state[ks.MOST_KEPT] = _USUAL_MOST_KEPT
+        self._arena.state[ks.MOST_KEPT] = _USUAL_MOST_KEPT
         if header is None:
-            self._walk, self._resume = (
-                self._entries["walk_blocks"],
-                self._entries["resume_blocks"],
-            )
+            self._walk, self._resume = self._entries["walk_blocks"], self._entries["resume_blocks"]
             return 0
         self._big_endian, interface = header
-        self._room.state[ks.SWAPPED] = int(self._big_endian)
+        self._arena.state[ks.SWAPPED] = int(self._big_endian)
         self._add_interface(interface)
         return _PCAP_HEADER_BYTES
 
-    def _header(self, data: npt.NDArray[np.uint8]) -> int:
+    def _read_block(self, data: npt.NDArray[np.uint8]) -> int:
         """Read a section header or interface block of pcapng.
 
         Returns:
@@ -258,9 +255,9 @@ class Scan:
                 return -1
             if header[1] <= len(data):
                 self._big_endian = header[0]
-                self._room.state[ks.SWAPPED] = int(header[0])
+                self._arena.state[ks.SWAPPED] = int(header[0])
                 self._section = []
-                self._room.set_interfaces(())
+                self._arena.set_interfaces(())
             total = header[1]
         else:
             total = int.from_bytes(data[4:8].tobytes(), "big" if self._big_endian else "little")
@@ -270,16 +267,16 @@ class Scan:
                     return -1
                 self._add_interface(interface)
         if total > len(data):
-            self._room.state[ks.NEEDED] = total
+            self._arena.state[ks.NEEDED] = total
             return 0
         return total
 
     def _add_interface(self, interface: Interface) -> None:
         if len(self._section) < ks.MOST_INTERFACES:
             self._section.append(interface)
-            self._room.set_interfaces(self._section)
+            self._arena.set_interfaces(self._section)
             snap = min(interface.snap_bytes, ks.MOST_FRAME_BYTES)
-            self._room.state[ks.MOST_KEPT] = max(snap, self._room.word(ks.MOST_KEPT))
+            self._arena.state[ks.MOST_KEPT] = max(snap, self._arena.word(ks.MOST_KEPT))
         if len(self._described) < ks.MOST_INTERFACES:
             self._described.append(interface.described())
 
@@ -291,7 +288,7 @@ class Arena:
         bin_ns: width of a bin.
         cells: file for the cells that exceed the buffer in memory; a temporary one if None.
         packets: True to keep a row per packet too.
-        conversations: number of conversations to tell apart; None for `MOST_CONVERSATIONS`.
+        conversations: number of conversations to distinguish; None for `MOST_CONVERSATIONS`.
     """
 
     def __init__(self, bin_ns: int, cells: BinaryIO | None, packets: bool, conversations: int | None = None) -> None:
@@ -397,9 +394,9 @@ class Spill:
 
 def _aligned(size: int) -> npt.NDArray[np.uint8]:
     """Return zeroed bytes at a multiple of 256, the size of the work areas of both directions of a conversation."""
-    room = np.zeros(size + 256, np.uint8)
-    skipped = -room.ctypes.data % 256
-    return room[skipped : skipped + size]
+    memory = np.zeros(size + 256, np.uint8)
+    skipped = -memory.ctypes.data % 256
+    return memory[skipped : skipped + size]
 
 
 class Interface(NamedTuple):
@@ -422,12 +419,8 @@ class Interface(NamedTuple):
     offset_ns: int = 0
 
     def described(self) -> dict[str, Any]:
-        """Description of the interface for users."""
-        return {
-            "name": self.name,
-            "linktype": self.linktype,
-            "snap_bytes": self.snap_bytes,
-        }
+        """Return a description of the interface for users."""
+        return {"name": self.name, "linktype": self.linktype, "snap_bytes": self.snap_bytes}
 
 
 def pcap_header(head: bytes) -> tuple[bool, Interface] | None:
@@ -466,15 +459,8 @@ def interface_block(block: bytes, big_endian: bool) -> Interface | None:
             scale, by = _resolution(value[0])
         elif code == _IF_TSOFFSET and len(value) == 8:
             (offset,) = struct.unpack(f"{order}q", value)
-    # an offset too large for nanoseconds in 64 bits is damage
-    return Interface(
-        name,
-        link,
-        snap,
-        scale,
-        by,
-        offset * 1_000_000_000 if abs(offset) < 2**32 else 0,
-    )
+    # an offset too large for nanoseconds in 64 bits is ignored
+    return Interface(name, link, snap, scale, by, offset * 1_000_000_000 if abs(offset) < 2**32 else 0)
 
 
 def _resolution(value: int) -> tuple[int, int]:

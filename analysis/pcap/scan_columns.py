@@ -1,4 +1,4 @@
-"""Tables that a scan of a capture makes: conversations, rates in bins, RoCE queue pairs.
+"""Tables of a capture's scan: conversations, rates in bins, RoCE queue pairs.
 
 Fields of shape (2,) are by direction: 0 from ``a`` to ``b``, 1 back. A flow is one direction of a conversation; its
 number is twice the conversation's row plus the direction.
@@ -12,23 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 PLAIN, ROCE, NO_PORTS, PORTS_CUT, TARGET_PORT_CUT, ARP, RARP, ARP_CUT, RARP_CUT, NOT_IP = range(10)
-"""Values of ``kind``: RoCEv2 is UDP to port 4791 with a base transport header. NO_PORTS: TCP or UDP of which the packet
-holds no ports, as later fragments. PORTS_CUT: the capture cut them off; TARGET_PORT_CUT: all but the source's. ARP and
-RARP: between protocol addresses. ARP_CUT and RARP_CUT: the capture cut off the target's, and where the row has
-NO_ADDRESSES, the sender's too. NOT_IP: all other frames, in one row."""
+"""Values of ``kind``: RoCEv2 is UDP to port 4791 with a base transport header. NO_PORTS: TCP or UDP packets that
+hold no ports, such as later fragments. PORTS_CUT: the capture cut off both ports; TARGET_PORT_CUT: only the
+destination's. ARP and RARP: between protocol addresses. ARP_CUT and RARP_CUT: the capture cut off the target's address,
+and the sender's too if the row has NO_ADDRESSES. NOT_IP: all other frames, in one row."""
 
 NO_ADDRESSES = 1
-"""Value of ``family`` of frames that are no IP, but for ARP between IPv4 addresses."""
+"""Value of ``family`` for frames that are not IP, except ARP between IPv4 addresses."""
 
 CONVERSATION = np.dtype(
     [
         ("protocol", "u1"),  # of the IP header
         ("kind", "u1"),
-        (
-            "layer",
-            "u1",
-        ),  # 1: inside a tunnel, whose own conversation counts the same frames
-        ("family", "u1"),  # 4 or 6; 0: the row of all beyond the limit
+        ("layer", "u1"),  # 1: inside a tunnel, whose own conversation counts the same frames
+        ("family", "u1"),  # 4 or 6; 0: the row of all conversations beyond the limit
         ("a_port", "u2"),
         ("b_port", "u2"),
         ("a", "V16"),  # sender of the first packet; IPv4 in the first four bytes
@@ -38,21 +35,13 @@ CONVERSATION = np.dtype(
         ("payload", "u8", (2,)),
         ("data_packets", "u8", (2,)),  # those with payload
         ("data_bytes", "u8", (2,)),
-        (
-            "segments",
-            "u8",
-            (2,),
-        ),  # segments on the wire; one captured packet may hold several
+        ("segments", "u8", (2,)),  # segments on the wire; one captured packet may hold several
         ("retransmitted_bytes", "u8", (2,)),
         ("out_of_order_bytes", "u8", (2,)),
         ("zero_windows", "u8", (2,)),
         ("resets", "u8", (2,)),
         ("rtt_count", "u8", (2,)),
-        (
-            "rtt_sum_ns",
-            "i8",
-            (2,),
-        ),  # from data of that direction to its acknowledgement, at the capture point
+        ("rtt_sum_ns", "i8", (2,)),  # from data of that direction to its acknowledgement, at the capture point
         ("rtt_min_ns", "i8", (2,)),  # -1: none
         ("handshake_ns", "i8"),  # -1: not seen
         ("first_ns", "i8"),  # -1: no packet of the capture has a time
@@ -71,11 +60,11 @@ CELL = np.dtype(
         ("payload", "u4"),
     ]
 )
-"""What a flow carried in one bin. Narrow, because a busy capture has millions: add them up as int64. A cell that would
-run over is followed by another of the same flow and bin."""
+"""Amounts of a flow in one bin. The fields are narrow, because a busy capture has millions of cells: sum them as int64.
+A cell that would overflow is followed by another one of the same flow and bin."""
 
 PACKET = np.dtype([("time_ns", "i8"), ("flow", "u4"), ("bytes", "u4"), ("payload", "u4")])
-"""One packet, for the uses that need single ones; a packet inside a tunnel has a second row, of the inner flow."""
+"""One packet, for uses that need single packets; a packet inside a tunnel has a second row, of the inner flow."""
 
 QUEUE_PAIR = np.dtype(
     [

@@ -32,9 +32,9 @@ def read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], 
         UsageError: the file cannot be read, is no capture, is damaged, or is of a link type that is not read.
         MeasurementError: the file ends within a packet.
     """
-    most = MOST_CONVERSATIONS
-    while (scanned := scan_packets(path, most)).counts["packets_over_limit"]:
-        most *= 8
+    limit = MOST_CONVERSATIONS
+    while (scanned := scan_packets(path, limit)).counts["packets_over_limit"]:
+        limit *= 8
     counts, conversations = scanned.counts, scanned.conversations
     if counts["corrupt_records"]:
         raise UsageError(f"{path} is damaged: {counts['corrupt_bytes']:,} bytes of it are no packets")
@@ -49,14 +49,14 @@ def read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], 
             f"{path} has link type {types}, which is not read here: capture on an Ethernet interface, the loopback "
             "interface or 'any'"
         )
-    # without the row of all beyond the limit, tunnels' inner packets, and packets that hold no ports
+    # without packets inside tunnels and packets without ports
     is_tcp = (conversations["protocol"] == _TCP) & (conversations["layer"] == 0) & (conversations["kind"] == PLAIN)
     table = flow_columns(conversations, np.arange(2 * len(conversations)))
-    ways = list(zip(*(np.asarray(table[end]).tolist() for end in _ENDS), strict=True))
-    counted = np.repeat(is_tcp, 2)
+    endpoints = list(zip(*(np.asarray(table[end]).tolist() for end in _ENDS), strict=True))
+    is_counted = np.repeat(is_tcp, 2)
     for at in range(0, len(scanned.packets), _BATCH):
         batch = scanned.packets[at : at + _BATCH]
-        batch = batch[(batch["payload"] > 0) & counted[batch["flow"]]]
+        batch = batch[(batch["payload"] > 0) & is_counted[batch["flow"]]]
         columns = (batch[name].tolist() for name in ("time_ns", "flow", "payload"))
         for time_ns, flow, payload_bytes in zip(*columns, strict=True):
-            yield time_ns, ways[flow], payload_bytes
+            yield time_ns, endpoints[flow], payload_bytes

@@ -22,7 +22,7 @@ from ringtap.errors import UsageError
 from ringtap.installation import install_command
 
 BLOCK_BYTES = 1 << 18
-"""Fits the second-level cache of the processors there are, so that a block is read from memory once."""
+"""Size that fits the second-level cache of common processors, so that a block is read from memory once."""
 
 _UNPACKED_BYTES = 1 << 20
 _BLOCKS_AHEAD = 4
@@ -37,11 +37,11 @@ Troubles = dict[str, int]
 
 
 def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
-    """Return the files that words on a command line stand for.
+    """Return the files named on a command line.
 
     Args:
         words: names of files or pipes, ``-`` for standard input, shell globs that the shell did not expand, or
-            directories, whose captures are taken.
+            directories that hold captures.
 
     Returns:
         One path per file; None for standard input.
@@ -87,8 +87,8 @@ def _in_directory(path: Path) -> list[Path]:
     files = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
     captures = [file for file in files if _is_capture(file)]
     if not captures:
-        there = ", ".join(file.name for file in files[:3]) + (", …" if len(files) > 3 else "")
-        raise UsageError(f"{path} is a directory without captures" + (f"; it holds {there}" if there else ""))
+        names = ", ".join(file.name for file in files[:3]) + (", …" if len(files) > 3 else "")
+        raise UsageError(f"{path} is a directory without captures" + (f"; it holds {names}" if names else ""))
     return captures
 
 
@@ -128,7 +128,7 @@ class CaptureStream:
         except (OSError, AttributeError, ValueError) as error:
             raise UsageError(f"{self.name} cannot be read: {getattr(error, 'strerror', error)}") from error
         self.about = about if stat.S_ISREG(about.st_mode) and path is not None else None
-        self._ahead: _Ahead | None = None
+        self._ahead: _ReadAhead | None = None
 
     @property
     def total_bytes(self) -> int | None:
@@ -154,7 +154,7 @@ class CaptureStream:
             yield first
             yield from plain
             return
-        self._ahead = _Ahead(lambda: unpack(itertools.chain((first,), plain), self.troubles, self.name))
+        self._ahead = _ReadAhead(lambda: unpack(itertools.chain((first,), plain), self.troubles, self.name))
         any_block = False
         for block in self._ahead:
             any_block = True
@@ -173,7 +173,7 @@ class CaptureStream:
         whole = memoryview(bytearray(BLOCK_BYTES))
         while True:
             at = 0
-            while at < BLOCK_BYTES:  # a pipe gives little at a time
+            while at < BLOCK_BYTES:  # a pipe returns few bytes per call
                 try:
                     number = self._file.readinto(whole[at:])
                 except OSError as error:
@@ -190,17 +190,17 @@ class CaptureStream:
 
 def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Iterator[bytes]:
     """Decompress gzip members one after another, in pieces of bounded size."""
-    machine: zlib._Decompress = zlib.decompressobj(31)
-    fresh = True  # nothing of the member was read yet
+    decompressor: zlib._Decompress = zlib.decompressobj(31)
+    fresh = True  # no byte of the member was read yet
     for block in blocks:
         data: bytes | memoryview = block
         while len(data):
             if fresh and data[0] == 0:  # tape blocks are padded with zeros
                 data = bytes(data).lstrip(b"\0")
                 continue
-            before = machine.copy()
+            before = decompressor.copy()
             try:
-                piece = machine.decompress(data, _UNPACKED_BYTES)
+                piece = decompressor.decompress(data, _UNPACKED_BYTES)
             except zlib.error:
                 whole = b"".join(_until_damage(before, data))
                 if whole:
@@ -211,21 +211,21 @@ def _gunzip(blocks: Iterator[memoryview], troubles: Troubles, _name: str) -> Ite
             fresh = False
             if piece:
                 yield piece
-            data = machine.unconsumed_tail
-            if machine.eof:
-                data, machine, fresh = machine.unused_data, zlib.decompressobj(31), True
+            data = decompressor.unconsumed_tail
+            if decompressor.eof:
+                data, decompressor, fresh = decompressor.unused_data, zlib.decompressobj(31), True
     if not fresh:
-        if piece := machine.flush():
+        if piece := decompressor.flush():
             yield piece
-        if not machine.eof:
+        if not decompressor.eof:
             troubles["unpacking_cut"] = 1
 
 
-def _until_damage(machine: zlib._Decompress, data: bytes | memoryview) -> Iterator[bytes]:
-    """Decompress byte by byte up to the damage, because a call that reaches it returns nothing."""
+def _until_damage(decompressor: zlib._Decompress, data: bytes | memoryview) -> Iterator[bytes]:
+    """Decompress byte by byte up to the damage, because a call that reaches it returns no output."""
     with contextlib.suppress(zlib.error):
         for at in range(len(data)):
-            yield machine.decompress(data[at : at + 1])
+            yield decompressor.decompress(data[at : at + 1])
 
 
 def _unzstd(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iterator[bytes]:
@@ -234,39 +234,39 @@ def _unzstd(blocks: Iterator[memoryview], troubles: Troubles, name: str) -> Iter
         import zstandard
     except ImportError as error:
         raise UsageError(f"zstandard is not installed here: {install_command('report')}") from error
-    unpacker = zstandard.ZstdDecompressor()
-    machine, fresh = unpacker.decompressobj(), True
+    factory = zstandard.ZstdDecompressor()
+    decompressor, fresh = factory.decompressobj(), True
     for block in blocks:
-        made: list[bytes] = []
+        pieces: list[bytes] = []
         size = 0
         for at in range(0, len(block), _ZSTD_BYTES):
             data: bytes | memoryview = block[at : at + _ZSTD_BYTES]
             while len(data):
                 try:
-                    piece = machine.decompress(data)
+                    piece = decompressor.decompress(data)
                 except zstandard.ZstdError as error:
                     if "memory" in str(error):
                         raise UsageError(
                             f"{name} is packed with a window of more than 128 MiB: unpack it with zstd --long=31 first"
                         ) from error
                     troubles["unpacking_damaged"] = 1
-                    yield b"".join(made)
+                    yield b"".join(pieces)
                     return
-                made.append(piece)
+                pieces.append(piece)
                 size += len(piece)
-                data, fresh = machine.unused_data, machine.eof
+                data, fresh = decompressor.unused_data, decompressor.eof
                 if fresh:
-                    machine = unpacker.decompressobj()
+                    decompressor = factory.decompressobj()
             if size >= _UNPACKED_BYTES:
-                yield b"".join(made)
-                made, size = [], 0
+                yield b"".join(pieces)
+                pieces, size = [], 0
         if size:
-            yield b"".join(made)
+            yield b"".join(pieces)
     if not fresh:
         troubles["unpacking_cut"] = 1
 
 
-class _Ahead:
+class _ReadAhead:
     """Bounded queue of blocks that another thread produces while earlier ones are processed."""
 
     def __init__(self, make: Callable[[], Iterator[bytes]]) -> None:

@@ -21,10 +21,10 @@ from ringtap.installation import install_command
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Any]
-"""Column name to values of equal length: arrays, or lists with None where there is no value."""
+"""Values by column name, all of one length: arrays, or lists with None for missing values."""
 
 OTHERS = "others"
-"""Protocol and ends of the row that sums what came when there were too many conversations to tell apart."""
+"""Protocol and addresses of the row that sums the packets of conversations beyond the limit."""
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6"}
 _KINDS = {ROCE: "roce", ARP: "arp", ARP_CUT: "arp", RARP: "rarp", RARP_CUT: "rarp", NOT_IP: "not-ip"}
@@ -39,6 +39,7 @@ _THEN = (
     "resets",
 )
 _SUMS = (*_FIRST, "payload", *_THEN)
+_DIRECTIONS = ("ab", "ba")
 
 
 def protocols(rows: Array) -> list[str]:
@@ -54,7 +55,7 @@ def protocols(rows: Array) -> list[str]:
 
 
 def addresses(column: Array, families: Array) -> list[str]:
-    """Return IP addresses as text; empty where there are none."""
+    """Return IP addresses as text; empty for frames without addresses."""
     names: dict[bytes, str] = {bytes((*bytes(16), NO_ADDRESSES)): ""}
     found = []
     packed = np.ascontiguousarray(column).tobytes()
@@ -69,7 +70,7 @@ def addresses(column: Array, families: Array) -> list[str]:
 
 
 def _families(rows: Array, end: str) -> Array:
-    """Return the address families of one end; NO_ADDRESSES where ARP's target was cut off."""
+    """Return the address families of one end; NO_ADDRESSES if ARP's target was cut off."""
     cut = np.isin(rows["kind"], (ARP_CUT, RARP_CUT))
     return np.where(cut, NO_ADDRESSES, rows["family"]) if end == "b" else np.asarray(rows["family"])
 
@@ -78,7 +79,7 @@ def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
     """Return the columns of conversations, one row each.
 
     Args:
-        rows: rows of ``layout.CONVERSATION``.
+        rows: rows of ``scan_columns.CONVERSATION``.
         selected: mask of the flows that count, shape (2 * rows,); amounts of the others are 0. None: all.
     """
     if selected is None:
@@ -87,7 +88,11 @@ def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
 
     def both(names: Iterable[str]) -> Columns:
         columns = [(name, rows[name].astype(np.int64) * counts) for name in names]
-        return {f"{name}_{way}": values[:, side] for name, values in columns for side, way in enumerate(("ab", "ba"))}
+        return {
+            f"{name}_{direction}": values[:, side]
+            for name, values in columns
+            for side, direction in enumerate(_DIRECTIONS)
+        }
 
     # in the documented order of the JSON: packets and bytes of one direction, then of the other
     first = both(_FIRST)
@@ -95,12 +100,12 @@ def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
     for end in ("a", "b"):
         table[end] = addresses(rows[end], _families(rows, end))
         table[f"{end}_port"] = rows[f"{end}_port"].astype(np.int64)
-    table |= {f"{name}_{way}": first[f"{name}_{way}"] for way in ("ab", "ba") for name in _FIRST}
+    table |= {f"{name}_{direction}": first[f"{name}_{direction}"] for direction in _DIRECTIONS for name in _FIRST}
     table |= both(["payload"])
     table |= {name: _times(rows[name]) for name in ("first_ns", "last_ns")}
     table |= both(_THEN)
-    for side, way in enumerate(("ab", "ba")):
-        table |= {f"{name}_{way}": values for name, values in _round_trips(rows, side, counts[:, side]).items()}
+    for side, direction in enumerate(_DIRECTIONS):
+        table |= {f"{name}_{direction}": values for name, values in _round_trips(rows, side, counts[:, side]).items()}
     table["handshake_ns"] = _known(rows["handshake_ns"], (rows["handshake_ns"] >= 0) & counts.any(1))
     table["inner"] = rows["layer"] > 0
     return table
@@ -115,19 +120,19 @@ def _round_trips(rows: Array, side: int, counts: Array) -> Columns:
 
 
 def _times(values: Array) -> Array | list[int | None]:
-    """Return times since the epoch; None where no packet has one."""
+    """Return times since the epoch; None if no packet has one."""
     return values.astype(np.int64) if (values >= 0).all() else _known(values, values >= 0)
 
 
 def _known(values: Array, known: Array) -> list[int | None]:
-    return [value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True)]
+    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]
 
 
 def flow_columns(rows: Array, flows: Array) -> Columns:
     """Return the columns of flows, one row per direction of a conversation.
 
     Args:
-        rows: rows of ``layout.CONVERSATION``.
+        rows: rows of ``scan_columns.CONVERSATION``.
         flows: numbers of the flows wanted.
     """
     mine, side = rows[flows // 2], flows % 2
@@ -140,9 +145,9 @@ def flow_columns(rows: Array, flows: Array) -> Columns:
     number = np.arange(len(mine))
     table |= {name: mine[name][number, side].astype(np.int64) for name in _SUMS}
     table |= {name: _times(mine[name]) for name in ("first_ns", "last_ns")}
-    trips = [_round_trips(mine, way, np.ones(len(mine), bool)) for way in (0, 1)]
+    trips = [_round_trips(mine, direction, np.ones(len(mine), bool)) for direction in (0, 1)]
     for name in trips[0]:
-        table[name] = [trips[way][name][row] for row, way in enumerate(side.tolist())]
+        table[name] = [trips[direction][name][row] for row, direction in enumerate(side.tolist())]
     table["inner"] = mine["layer"] > 0
     return table
 
@@ -230,7 +235,7 @@ def check_table(path: Path, force: bool) -> None:
         UsageError: the name has no known suffix, pyarrow is missing, the file exists, or its folder does not.
     """
     if path.suffix not in (".parquet", ".csv"):
-        raise UsageError(f"{path} says no format: its name must end in .parquet or .csv")
+        raise UsageError(f"{path} names no table format: its name must end in .parquet or .csv")
     if path.is_dir() or (path.exists() and not force):
         raise UsageError(
             f"{path} is there already: choose another name" + ("" if path.is_dir() else ", or give --force")

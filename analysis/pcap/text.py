@@ -1,4 +1,4 @@
-"""Text about captures: a table of sentences about anomalies, and the summary for a terminal."""
+"""Captures as text: sentences about anomalies, and the summary for a terminal."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ SORTS = {
     "duration": "last_ns",
     "resent": "retransmitted_bytes",
 }
-"""Orders of the conversations in the text, and what each looks at."""
+"""Orders of the conversations in the text, and the field that each sorts by."""
 _FEW_HOSTS, _MOST_HOSTS = 8, 32
 _OFFLOADED = 1.05  # segments per packet above which captured packets hold several wire segments
 
-# count -> what is counted, and what that means for the numbers
+# count: the thing counted, and the effect on the numbers
 _SENTENCES = {
     "unpacking_cut": ("compressed file", "ends too early: what came until then is counted"),
     "unpacking_damaged": ("compressed file", "is damaged: what came until then is counted"),
-    "bytes_after_gzip": ("compressed file", "goes on with bytes that are no gzip: they are left out"),
+    "bytes_after_gzip": ("compressed file", "continues with bytes that are not gzip: they are ignored"),
     "torn_bytes": ("byte", "at the end belong to a packet that is not whole: the capture was cut off"),
-    "corrupt_records": ("damaged place", "was passed over, up to the next record that makes sense"),
-    "corrupt_bytes": ("byte", "were passed over there"),
+    "corrupt_records": ("damaged place", "was skipped, up to the next valid record"),
+    "corrupt_bytes": ("byte", "were skipped there"),
     "packets_over_limit": (
         "packet",
         f"belong to conversations beyond the first {MOST_CONVERSATIONS:,}: one row, 'others', sums them",
@@ -47,26 +47,23 @@ _SENTENCES = {
     "malformed": ("packet", "have headers that contradict themselves: counted as far as they make sense"),
     "zero_length_ip": (
         "packet",
-        "have no length in the IP header, as segmentation offload leaves it: the frame's is taken",
+        "have no length in the IP header, as with segmentation offload: the frame's is used",
     ),
-    "fragments": ("packet", "are IP fragments: each counts to its conversation"),
-    "fragments_without_first": ("fragment", "came without the first of its packet: without ports"),
+    "fragments": ("packet", "are IP fragments: each counts for its conversation"),
+    "fragments_without_first": ("fragment", "came without the first of the packet: ports are not known"),
     "time_backwards": ("packet", "are earlier than one before them: several processors captured, or a clock was set"),
-    "times_out_of_range": (
-        "packet",
-        "have an impossible time (before 1970 or after 2116)",
-    ),
+    "times_out_of_range": ("packet", "have an impossible time (before 1970 or after 2116)"),
     "without_time": ("packet", "have no time"),
     "time_jumps": (
         "packet",
-        "are more than a day after or before the one ahead (a clock was set?): there are no rates across that",
+        "are more than a day after or before the one ahead (a clock was set?): no rate spans that time",
     ),
     "network_changes": (
         "packet",
-        "have another VLAN or VXLAN network than the one ahead in their conversation: networks are not told apart",
+        "have another VLAN or VXLAN network than the previous one in their conversation: not distinguished",
     ),
     "skipped_link_types": ("packet", "come from a link type that is not read: in the totals only"),
-    "unknown_blocks": ("block", "of pcapng hold no packets: passed over"),
+    "unknown_blocks": ("pcapng block", "hold no packets: skipped"),
     "not_ip": ("frame", "are no IP (ARP, LLDP, spanning tree, …): in the totals, and where a filter takes them"),
 }
 _NOT_TIMED = ("times_out_of_range", "without_time")
@@ -80,7 +77,7 @@ _SINGULAR = {
     "hold": "holds",
     "were": "was",
 }
-_PLURAL = {"ends": "end", "is": "are", "goes": "go", "was": "were", "came": "came"}
+_PLURAL = {"ends": "end", "is": "are", "continues": "continue", "was": "were", "came": "came"}
 
 
 def notes(traffic: Traffic) -> list[str]:
@@ -101,7 +98,7 @@ def notes(traffic: Traffic) -> list[str]:
     if segments > _OFFLOADED * packets:
         lines.append(
             f"{packets:,} packets with payload were {segments:,} segments on the wire: the host captured before "
-            f"segmentation or after joining, so that frame bytes lack their headers; payload is right"
+            f"segmentation or after joining, so frame bytes lack their headers; payload is correct"
         )
     return lines
 
@@ -138,15 +135,15 @@ def _answer(traffic: Traffic) -> str:
         return f"{why[0].upper()}{why[1:]}."
     conversations, sides = traffic.scanned.conversations, traffic.selected.reshape(-1, 2)
     amounts = (conversations["payload"][rows] * sides[rows]).sum(1)
-    total, place = int(amounts.sum()), int(amounts.argmax())
+    total, largest = int(amounts.sum()), int(amounts.argmax())
     found = f"{len(rows):,} conversation{'' if len(rows) == 1 else 's'}"
     if not total:
         return f"{found}, and none has payload."
-    columns = tables.conversation_columns(conversations[rows[[place]]], sides[rows[[place]]].reshape(-1))
+    columns = tables.conversation_columns(conversations[rows[[largest]]], sides[rows[[largest]]].reshape(-1))
     (item,) = tables.rows_of(columns)
     start, end = (endpoint(item[side], item[f"{side}_port"]) for side in "ab")
-    share = f"{amounts[place] / total:.0%} of all payload"
-    moved = f"{format_size(int(amounts[place]))} or {share}"
+    share = f"{amounts[largest] / total:.0%} of all payload"
+    moved = f"{format_size(int(amounts[largest]))} or {share}"
     return f"{found}: the one between {start} and {end} ({item['protocol']}) moves most, {moved}."
 
 
@@ -206,22 +203,22 @@ def _largest(traffic: Traffic, sort: str) -> list[str]:
     columns = tables.conversation_columns(conversations[chosen], traffic.selected.reshape(-1, 2)[chosen].reshape(-1))
     table = [_HEAD]
     for item in tables.rows_of(columns):
-        there, back = ("ab", "ba") if item["payload_ab"] >= item["payload_ba"] else ("ba", "ab")
-        ends = [endpoint(item[end], item[f"{end}_port"]) for end in there]
+        forward, back = ("ab", "ba") if item["payload_ab"] >= item["payload_ba"] else ("ba", "ab")
+        endpoints = [endpoint(item[end], item[f"{end}_port"]) for end in forward]
         seconds = (item["last_ns"] - item["first_ns"]) / 1e9 if traffic.bins else 0.0
-        trip = _round_trip_ns(item)
+        round_trip_ns = _round_trip_ns(item)
         table.append(
             (
                 item["protocol"] + (" in vxlan" if item["inner"] else ""),
-                *ends,
+                *endpoints,
                 f"{item['packets_ab'] + item['packets_ba']:,}",
-                format_size(item[f"payload_{there}"]),
+                format_size(item[f"payload_{forward}"]),
                 format_size(item[f"payload_{back}"]),
                 f"+{format_duration((item['first_ns'] - traffic.scanned.first_ns) / 1e9)}" if traffic.bins else "-",
                 format_duration(seconds) if traffic.bins else "-",
-                _rate(item[f"bytes_{there}"], seconds, traffic) or "-",
-                format_size(item[f"retransmitted_bytes_{there}"]) if item["protocol"] == "tcp" else "-",
-                format_duration(trip / 1e9) if trip is not None else "-",
+                _rate(item[f"bytes_{forward}"], seconds, traffic) or "-",
+                format_size(item[f"retransmitted_bytes_{forward}"]) if item["protocol"] == "tcp" else "-",
+                format_duration(round_trip_ns / 1e9) if round_trip_ns is not None else "-",
             )
         )
     lines = text_table(table, 3)
@@ -232,10 +229,10 @@ def _largest(traffic: Traffic, sort: str) -> list[str]:
 
 def _round_trip_ns(item: Mapping[str, Any]) -> int | None:
     """Return the whole round trip, wherever it was captured: the handshake's, or the sum of both directions' minima."""
-    ways = [item["rtt_min_ns_ab"], item["rtt_min_ns_ba"]]
+    minima = [item["rtt_min_ns_ab"], item["rtt_min_ns_ba"]]
     if item["handshake_ns"] is not None:
         return int(item["handshake_ns"])
-    return None if None in ways else sum(ways)
+    return None if None in minima else sum(minima)
 
 
 def _matrix(traffic: Traffic, asked: bool) -> list[str]:

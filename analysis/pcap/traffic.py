@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.float64]
 Cells = npt.NDArray[Any]
 
 AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
-"""What is counted by flow and bin: frame bytes on the wire, transport payload, frame bytes of packets with payload,
+"""Amounts counted by flow and bin: frame bytes on the wire, transport payload, frame bytes of packets with payload,
 packets, packets with payload."""
 GROUPS = ("flow", "hosts", "total")
 
@@ -32,7 +32,7 @@ _CHUNK = 1 << 20  # cells processed together
 _TOGETHER = 1 << 18  # approximate number of cells whose rates are computed together
 _MOST_BINS = 1 << 27
 MOST_TRAINING_BINS = 1 << 24
-"""Bins in which training can be looked for: 4.6 hours of milliseconds."""
+"""Maximum number of bins in which training is searched for: 4.6 hours in bins of 1 ms."""
 _MOST_HOSTS = 4096
 _MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_bytes")
 
@@ -42,7 +42,7 @@ class Traffic:
 
     A **conversation** is a pair of endpoints and a protocol; ``a`` is the endpoint that sent the first packet.
     A **flow** is one direction of a conversation: flow ``2 * row`` goes from ``a`` to ``b``, flow ``2 * row + 1`` from
-    ``b`` to ``a``. Conversations inside VXLAN (``inner``) are listed beside those of the tunnel; sums leave them out
+    ``b`` to ``a``. Conversations inside VXLAN (``inner``) are listed beside those of the tunnel; sums omit them
     unless a filter asks for them. ARP, and the row of all other non-IP frames, count only if a filter accepts them.
 
     Attributes:
@@ -62,9 +62,9 @@ class Traffic:
         self.scanned = scanned
         self.files = tuple(files)
         self.start_ns, self.bin_ns = scanned.start_ns, scanned.bin_ns
-        some = self._is_timed = scanned.last_ns >= scanned.first_ns >= 0
-        self.bins = (scanned.last_ns - scanned.start_ns) // scanned.bin_ns + 1 if some else 0
-        self.duration_s = (scanned.last_ns - scanned.first_ns) / 1e9 if some else 0.0
+        self._is_timed = scanned.last_ns >= scanned.first_ns >= 0
+        self.bins = (scanned.last_ns - scanned.start_ns) // scanned.bin_ns + 1 if self._is_timed else 0
+        self.duration_s = (scanned.last_ns - scanned.first_ns) / 1e9 if self._is_timed else 0.0
         self.counts = scanned.counts
         self._is_filtered = selected is not None
         self.selected = np.repeat(is_ip(scanned.conversations["kind"]), 2) if selected is None else selected
@@ -137,7 +137,8 @@ class Traffic:
                 ``not``, parentheses. Each direction is matched on its own. ``vxlan and …`` matches inside tunnels.
 
         Raises:
-            UsageError: the filter is wrong, needs single packets, or matches no packet; then it says what there is.
+            UsageError: the filter is wrong, needs single packets, or matches no packet; in that case, the message names
+                the largest conversations.
         """
         from ringtap.analysis.pcap import filter
 
@@ -146,10 +147,10 @@ class Traffic:
             found &= self.selected
         chosen = Traffic(self.scanned, self.files, found)
         if not len(chosen.flow_numbers):
-            raise UsageError(f"no packet matches {words!r}: {self._there_is()}")
+            raise UsageError(f"no packet matches {words!r}: {self._largest()}")
         return chosen
 
-    def _there_is(self) -> str:
+    def _largest(self) -> str:
         rows = self.scanned.conversations[self.rows]
         order = np.argsort(-rows["bytes"].sum(1).astype(np.int64), kind="stable")[:3]
         shown = tables.conversation_columns(rows[order])
@@ -178,7 +179,7 @@ class Traffic:
         """
         _check_amount(what, AMOUNTS)
         group = self._group_of(self.flow_numbers if flows is None else flows)
-        total = np.zeros(self._affordable(int(self.bins), self.bin_ns), np.int64)
+        total = np.zeros(self._checked_bins(), np.int64)
         for cells in self._cells():
             mine = cells[group[cells["flow"]] >= 0]
             total += np.rint(np.bincount(mine["bin"], mine[what], len(total))).astype(np.int64)
@@ -204,7 +205,7 @@ class Traffic:
             most = int(part["bin"].max())
             if part["flow"].max() >= flows or most > bins or part["bin"].min() < 0:
                 raise UsageError("the cache of a capture is damaged: read it with --no-cache, or cache=False")
-            if most == bins:  # after clocks were aligned, the last bin may be rounded up
+            if most == bins:  # rounding may add a bin when clocks are aligned
                 part = part.copy()
                 part["bin"] = np.minimum(part["bin"], bins - 1)
             yield part
@@ -218,7 +219,7 @@ class Traffic:
             bin_s: width of the bins; a multiple of the scan's, which is the default.
 
         Returns:
-            In order of time, one row per bin and flow (or pair of hosts) with something to count: ``t_ns``,
+            One row per bin and flow (or pair of hosts) with a nonzero amount, in order of time: ``t_ns``,
             beginning of the bin; by flow ``flow``, ``protocol``, ``source``, ``source_port``, ``destination``,
             ``destination_port``; by hosts ``source``, ``destination``; ``rate_bps``, bits of the bin over its width
             (packets: ``rate_pps``).
@@ -248,11 +249,12 @@ class Traffic:
         skipped, factor = self.start_ns % width_ns // self.bin_ns, width_ns // self.bin_ns
         return _Bins(self.start_ns - skipped * self.bin_ns, width_ns, skipped, factor)
 
-    def _affordable(self, count: int, width_ns: int) -> int:
-        if count > _MOST_BINS:
-            shown = f"{format_duration(self.duration_s)} in bins of {format_duration(width_ns / 1e9)}"
-            raise UsageError(f"{shown} are {count:,} bins: {bins_remedy(self.counts)}")
-        return count
+    def _checked_bins(self) -> int:
+        """Return the number of bins; raise UsageError if memory should not hold an array of so many."""
+        if self.bins > _MOST_BINS:
+            shown = f"{format_duration(self.duration_s)} in bins of {format_duration(self.bin_ns / 1e9)}"
+            raise UsageError(f"{shown} are {self.bins:,} bins: {bins_remedy(self.counts)}")
+        return int(self.bins)
 
     def _groups(self, by: str) -> _Groups:
         if by not in GROUPS:
@@ -279,8 +281,8 @@ class Traffic:
 
         Args:
             flows: flow numbers; None for all that count, outside tunnels.
-            window: number of bins averaged, centred on each bin; fewer at the ends. The thesis's
-                Figures 3-10 and 3-11 take 30 and 50 samples, B-5 18.
+            window: number of bins averaged, centred on each bin; fewer at the ends. The thesis
+                uses 30 and 50 samples in its Figures 3-10 and 3-11, and 18 in B-5.
             what: one of `AMOUNTS` in bytes.
 
         Returns:
@@ -294,9 +296,8 @@ class Traffic:
             raise UsageError(f"a moving average over {window} bins is not possible: take 1 or more")
         rate = self.binned(flows, what) * (8e9 / self.bin_ns)
         total = np.concatenate(([0.0], np.cumsum(rate)))
-        place = np.arange(len(rate))
-        first = np.maximum(place - window // 2, 0)
-        last = np.minimum(place - window // 2 + window, len(rate))
+        begin = np.arange(len(rate)) - window // 2
+        first, last = np.maximum(begin, 0), np.minimum(begin + window, len(rate))
         return np.asarray((total[last] - total[first]) / (last - first), np.float64)
 
     def host_pairs(self, what: str = "payload") -> dict[tuple[str, str], int]:
@@ -324,23 +325,23 @@ class Traffic:
             A square table: one row per source address, one column per destination address.
 
         Raises:
-            UsageError: no such amount, or more addresses than a square can show.
+            UsageError: no such amount, or too many addresses for a square table.
         """
         import pandas as pd
 
         pairs = self.host_pairs(what)
         names = sorted({name for pair in pairs for name in pair})
         if len(names) > _MOST_HOSTS:
-            raise UsageError(f"a matrix of {len(names):,} hosts cannot be shown: select some, or take host_pairs()")
-        place = {name: number for number, name in enumerate(names)}
+            raise UsageError(f"a matrix of {len(names):,} hosts cannot be shown: select some, or use host_pairs()")
+        index = {name: number for number, name in enumerate(names)}
         square = np.zeros((len(names), len(names)), np.int64)
         for (source, destination), amount in pairs.items():
-            square[place[source], place[destination]] = amount
+            square[index[source], index[destination]] = amount
         return pd.DataFrame(square, index=pd.Index(names, name="from"), columns=pd.Index(names, name="to"))
 
 
 def no_conversations(counts: Mapping[str, int]) -> str:
-    """Return a clause that says that a capture has no conversations, and why."""
+    """Return a clause about a capture without conversations, with the reason."""
     cut = counts["cut_by_snap"]
     why = f", because the headers of {counted(cut, 'packet')} were cut off: capture more of each" if cut else ""
     return f"there are no conversations{why}"
@@ -377,7 +378,7 @@ def _frame(columns: tables.Columns, index: Integers | None) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of flows whose rates are wanted.
+    """Groups of flows whose rates are computed.
 
     Attributes:
         keys: columns that name the groups.
@@ -389,7 +390,7 @@ class _Groups:
 
     @property
     def count(self) -> int:
-        """Number of groups, 1 at least."""
+        """Number of groups, at least 1."""
         return max(1, int(self.of_flow.max(initial=-1)) + 1)
 
 
@@ -417,13 +418,13 @@ class _Bins:
 def _rate_batches(
     walk: Callable[[], Iterator[Cells]], bins: _Bins, groups: _Groups, what: str
 ) -> Iterator[tables.Columns]:
-    """Yield the rates of the groups, in order of time and group, where there was something to count.
+    """Yield the rates of the groups, in order of time and group, for bins with a nonzero amount.
 
     Args:
-        walk: returns the cells in pieces, the same pieces on each call.
-        bins: the bins wanted.
-        groups: the groups wanted.
-        what: the amount, a field of ``layout.CELL``.
+        walk: returns the cells in batches, the same batches on each call.
+        bins: the bins of the rates.
+        groups: the groups of the rates.
+        what: the amount, a field of ``scan_columns.CELL``.
 
     Yields:
         ``t_ns``, the key columns and ``rate_bps`` (``rate_pps``); at least once, maybe without rows.
@@ -431,33 +432,33 @@ def _rate_batches(
     name, scale = ("rate_pps", 1e9) if what.endswith("packets") else ("rate_bps", 8e9)
     windows, ranges = _windows(walk, bins)
     for first, last in windows:
-        marks, amounts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        keys, amounts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for cells, (least, most) in zip(walk(), ranges, strict=True):
             if most < first or least >= last:
                 continue
-            place, group = bins.of(cells), groups.of_flow[cells["flow"]]
-            mine = (place >= first) & (place < last) & (group >= 0)
-            marks.append(place[mine] * groups.count + group[mine])
+            number, group = bins.of(cells), groups.of_flow[cells["flow"]]
+            mine = (number >= first) & (number < last) & (group >= 0)
+            keys.append(number[mine] * groups.count + group[mine])
             amounts.append(cells[what][mine].astype(np.int64))
-        mark, row = np.unique(np.concatenate(marks), return_inverse=True)
-        total = np.bincount(row, np.concatenate(amounts), len(mark))
-        mark, total = mark[total > 0], total[total > 0]
-        columns: tables.Columns = {"t_ns": bins.start_ns + mark // groups.count * bins.width_ns}
-        columns |= {key: values[mark % groups.count] for key, values in groups.keys.items()}
+        key, row = np.unique(np.concatenate(keys), return_inverse=True)
+        total = np.bincount(row, np.concatenate(amounts), len(key))
+        key, total = key[total > 0], total[total > 0]
+        columns: tables.Columns = {"t_ns": bins.start_ns + key // groups.count * bins.width_ns}
+        columns |= {column: values[key % groups.count] for column, values in groups.keys.items()}
         yield columns | {name: total * scale / bins.width_ns}
 
 
 def _windows(walk: Callable[[], Iterator[Cells]], bins: _Bins) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return ranges of bins with about `_TOGETHER` cells each, and the range of bins of each piece.
+    """Return ranges of bins with about `_TOGETHER` cells each, and the range of bins of each batch.
 
-    If a clock was set, bins may far outnumber cells; the ranges therefore begin at cells sampled in order of time.
+    If a clock was set, bins may far outnumber cells; the ranges therefore begin at sampled cells.
     """
     step = max(1, _TOGETHER // 64)
-    marks, ranges = [], []
+    samples, ranges = [], []
     for cells in walk():
-        place = np.sort(bins.of(cells))
-        marks.append(place[::step])
-        ranges.append((int(place[0]), int(place[-1])))
-    every = np.unique(np.sort(np.concatenate([np.zeros(1, np.int64), *marks]))[:: _TOGETHER // step])
-    edges = [*every.tolist(), max((last for _, last in ranges), default=0) + 1]
+        numbers = np.sort(bins.of(cells))
+        samples.append(numbers[::step])
+        ranges.append((int(numbers[0]), int(numbers[-1])))
+    begins = np.unique(np.sort(np.concatenate([np.zeros(1, np.int64), *samples]))[:: _TOGETHER // step])
+    edges = [*begins.tolist(), max((last for _, last in ranges), default=0) + 1]
     return list(itertools.pairwise(edges)), ranges

@@ -25,14 +25,14 @@ _LOCAL = re.compile(r"(127\.|::1$|0\.0\.0\.0$|::$|fe80:)")
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Capture point: a file, or a node of a run with its clock and addresses."""
+class _CapturePoint:
+    """A file, or a node of a run with its clock and addresses."""
 
     name: str
     files: Sequence[Path]
     to_reference: Callable[[Integers], Integers] | None = None
     addresses: frozenset[str] = frozenset()
-    lost: str = ""
+    warning: str = ""
 
 
 def read_structure(
@@ -50,13 +50,13 @@ def read_structure(
             with ``packets/``, whose clock offsets are applied and whose step logs are compared.
         bin_s: width of the time bins.
         hosts: addresses by name, for hosts that have several addresses or need a name.
-        words: filter in tcpdump's language; all other traffic is left out.
-        cache: whether the scans of the captures are stored beside them for later calls.
+        words: filter in tcpdump's language; all other traffic is ignored.
+        cache: True to store the scans of the captures beside them for later calls.
         progress: called with the bytes read of each capture and its size.
 
     Raises:
-        UsageError: not captures, or no traffic in them that could be training.
-        MeasurementError: there is no training in them; the message describes the traffic instead.
+        UsageError: a path is not a capture or a run directory, or there is no payload in the captures.
+        MeasurementError: there is no training in the captures; the message describes the traffic instead.
     """
     named = [Path(path) for path in paths]
     if not named:
@@ -65,29 +65,29 @@ def read_structure(
     if folders and len(named) > 1:
         raise UsageError(f"{folders[0]} is a run directory: name it alone, or capture files without it")
     job = open_job(folders[0]) if folders else None
-    places = [_Place(str(path), [path]) for path in named] if job is None else _places_of(job)
+    points = [_CapturePoint(str(path), [path]) for path in named] if job is None else _capture_points(job)
     vantages: list[Vantage] = []
     notes: list[str] = []
-    warnings = [place.lost for place in places if place.lost]
-    without: list[UsageError] = []
-    for place in places:
+    warnings = [point.warning for point in points if point.warning]
+    errors: list[UsageError] = []
+    for point in points:
         try:
-            traffic = _timed(read_captures(place.files, bin_s=bin_s, cache=cache, progress=progress))
+            traffic = _timed(read_captures(point.files, bin_s=bin_s, cache=cache, progress=progress))
         except UsageError as error:
             if job is None:
                 raise
-            without.append(error)
-            warnings.append(f"{place.name} is left out: {error}")
+            errors.append(error)
+            warnings.append(f"{point.name} is left out: {error}")
             continue
-        notes += [f"{place.name}: {note}" for note in notes_of(traffic)]
+        notes += [f"{point.name}: {note}" for note in notes_of(traffic)]
         try:
             chosen = traffic.select(words) if words else traffic
         except UsageError as error:
-            without.append(error)
+            errors.append(error)
             continue
-        vantages.append(Vantage(place.name, chosen, place.to_reference, place.addresses))
+        vantages.append(Vantage(point.name, chosen, point.to_reference, point.addresses))
     if not vantages:
-        raise without[0]
+        raise errors[0]
     names = {address: name for name, addresses in (hosts or {}).items() for address in addresses}
     found = replace(find_structure(streams_of(vantages, names)), warnings=tuple(warnings), notes=tuple(notes))
     return found if job is None else replace(found, steps=check_against_steps(job, found.boundaries_ns))
@@ -103,21 +103,21 @@ def _timed(traffic: Traffic) -> Traffic:
     return traffic
 
 
-def _places_of(job: Job) -> list[_Place]:
+def _capture_points(job: Job) -> list[_CapturePoint]:
     """Return the nodes of a run that captured packets."""
-    places = []
+    points = []
     for name, logs in job.nodes.items():
         files = [logs.path / each for each in logs.names("packets/*.pcap*")]
         if files:
-            places.append(_Place(name, files, logs.clock.on_reference, own_addresses(logs), _lost(logs)))
-    if not places:
+            points.append(_CapturePoint(name, files, logs.clock.on_reference, own_addresses(logs), _loss_warning(logs)))
+    if not points:
         raise UsageError(
             f"{job.path} has no packets of any node: record them with 'ringtap run --collect default,packets'"
         )
-    return places
+    return points
 
 
-def _lost(logs: NodeLogs) -> str:
+def _loss_warning(logs: NodeLogs) -> str:
     """Return a warning if the node's capture is known to lack packets, else an empty string."""
     about = logs.json(PACKETS_JSON, PACKETS)
     lost = sum(about.get(name) or 0 for name in ("dropped_by_kernel", "dropped_by_interface"))

@@ -1,4 +1,4 @@
-"""Detection of a training job's streams, and of the beginnings of its iterations."""
+"""Detection of a training job's streams, and of the starts of its iterations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NEAR = 0.3
 # starts of several streams count if they are this close to their median, as a share of the period
 _CLOSE = 0.1
 _MATCHED = 0.8
-# a stream of the job's structure carries at least this share of its largest one; less is control traffic
+# a stream with less than this share of the job's largest one is control traffic
 MAJOR_SHARE = 0.05
 # other streams between two hosts count as cross traffic from this share of all payload
 _CROSS_SHARE = 0.01
-# of a stream without its own periodicity: spread of its bytes per iteration, and rate in silence over mean rate
+# limits for a stream without its own periodicity: spread of bytes per iteration, and rate in silences over mean rate
 _SAME_BYTES, _SILENT_RATE = 0.05, 0.2
 
 
@@ -37,7 +37,7 @@ class Member:
 
     Attributes:
         stream: the stream.
-        rhythm: its own periodicity; None: not clear by itself, but the stream shares the iterations of the others.
+        rhythm: its own periodicity; None if it is not clear, and the stream shares the iterations of the others.
         volume: payload bytes per iteration, median.
         major: True if it carries gradients; False: control traffic.
     """
@@ -77,7 +77,7 @@ class Sorted:
     """Classes of all streams.
 
     Attributes:
-        training: the job; None where there is none.
+        training: the job; None if there is none.
         why: without a job, a sentence that describes the traffic; else empty.
         kinds: class and reason of each stream, in the order of the streams.
         rivals: other periodic exchanges, a few words each.
@@ -91,10 +91,10 @@ class Sorted:
 
 def sort_out(streams: Streams) -> Sorted:
     """Classify streams, and find those of the training job."""
-    looked_at = [one for one in streams.streams[:_MOST_STREAMS] if one.total >= _LEAST_SHARE * streams.total]
+    examined = [one for one in streams.streams[:_MOST_STREAMS] if one.total >= _LEAST_SHARE * streams.total]
     rhythms: dict[PayloadStream, Periodicity | None] = {}
     clear: dict[PayloadStream, Periodicity] = {}
-    for stream in looked_at:
+    for stream in examined:
         known = sorted({round(rhythm.volume) for rhythm in clear.values()})
         rhythm = rhythms[stream] = find_periodicity(stream.bins, stream.payload, known)
         if rhythm is not None and rhythm.confidence >= LEAST_CONFIDENCE:
@@ -116,9 +116,9 @@ def sort_out(streams: Streams) -> Sorted:
 
 
 def _weight(training: Training) -> tuple[int, int, bool, int]:
-    """Return the sort key of a candidate: three hosts or more before two, which may be any exchange; then the payload.
+    """Return the rank of a candidate: by hosts (three or more before two, which may be any exchange), then by payload.
 
-    Of the same streams with two periods, the one whose silences stand out wins, then the shorter period.
+    If the same streams have two periods, the one whose silences stand out ranks higher, then the shorter one.
     """
     hosts = {host for member in training.major for host in (member.stream.source, member.stream.destination)}
     rhythm = training.reference.rhythm
@@ -157,8 +157,8 @@ def _together(a: Integers, b: Integers) -> bool:
 
 def nearest(values: Integers, to: Integers) -> Integers:
     """Return for each of ``to`` the nearest of ascending values."""
-    place = np.clip(np.searchsorted(values, to), 1, len(values) - 1)
-    below, above = values[place - 1], values[place]
+    index = np.clip(np.searchsorted(values, to), 1, len(values) - 1)
+    below, above = values[index - 1], values[index]
     return np.where(to - below <= above - to, below, above)
 
 
@@ -180,8 +180,8 @@ def _training(streams: Streams, rhythms: dict[PayloadStream, Periodicity]) -> Tr
     # if the other direction has no clear periodicity, its host may not be known yet
     complete = _exchanges(major)
     for stream in streams.streams:
-        ends = {stream.source, stream.destination}
-        if stream not in rhythms and (ends <= hosts if complete else ends & hosts):
+        pair = {stream.source, stream.destination}
+        if stream not in rhythms and (pair <= hosts if complete else pair & hosts):
             volume = _shared_volume(stream, starts[shared], rhythm)
             if volume is not None:
                 volumes[stream] = volume
@@ -201,8 +201,8 @@ def _common_starts(
     """Find the first start of each iteration over all streams, without streams that are far from the others.
 
     Returns:
-        Starts near those of the reference; a mask of those at which any stream had a silence; and the slice that is
-        shared, without starts at either end that most streams lack, such as a broadcast of parameters before training.
+        Starts near those of the reference; a mask of those at which any stream had a silence; and a slice without
+        starts at either end that most streams lack, such as a broadcast of parameters before training.
     """
     at = reference.starts
     each = np.array([nearest(rhythm.starts[rhythm.found], at) for rhythm in of_streams])
@@ -222,11 +222,11 @@ def _shared_volume(stream: PayloadStream, starts: Integers, rhythm: Periodicity)
     """Return the bytes per iteration of a stream that sends equal amounts in each and little in silences; else None."""
     # the silence before a start is not part of the iteration that it begins
     edges = starts - max(int(rhythm.silence_bins) // 2, 1)
-    place = np.searchsorted(edges, stream.bins, side="right") - 1
-    inside = (place >= 0) & (place < len(edges) - 1)
+    iteration = np.searchsorted(edges, stream.bins, side="right") - 1
+    inside = (iteration >= 0) & (iteration < len(edges) - 1)
     if not inside.any():
         return None
-    volumes = np.bincount(place[inside], stream.payload[inside], len(edges) - 1)
+    volumes = np.bincount(iteration[inside], stream.payload[inside], len(edges) - 1)
     median = float(np.median(volumes))
     # a sender at constant rate sends more in a slow iteration
     if median <= 0 or float((np.abs(volumes - median) <= _SAME_BYTES * median).mean()) < _MATCHED:

@@ -88,7 +88,7 @@ def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
 
 
 def histogram(found: Structure) -> Drawn:
-    """Draw the instantaneous injection rates of the largest sender and of the cross traffic (as figure 3-8)."""
+    """Draw the instantaneous injection rates of the largest sender and of the cross traffic (like figure 3-8)."""
     starts, streams = found.training.starts, found.streams
     host, sent = max(found.senders.items(), key=lambda item: int(item[1].sum()))
     amounts = {f"training, sent by {host}": sent}
@@ -147,14 +147,14 @@ def period_figure(found: Structure) -> Drawn:
 
 
 def _fold(found: Structure) -> tuple[np.ndarray, np.ndarray]:
-    """Return time since the start of an iteration, and quartiles of the training rate over iterations, (3, slots)."""
+    """Return times since the start of an iteration, and quartiles of the training rate over iterations, (3, slots)."""
     starts, bin_ns = found.training.starts, found.streams.bin_ns
     length = max(1, round(float(np.median(np.diff(starts)))))
     width = max(1, round(length / _FOLDS))
     passed = np.concatenate(([0], np.cumsum(found.streams.dense([one.stream for one in found.training.major]))))
     edges = np.arange(0, length + 1, width)
-    places = np.minimum(starts[:-1, None] + edges[None, :], np.minimum(starts[1:, None], len(passed) - 1))
-    rates = np.diff(passed[places], axis=1) * 8e9 / (width * bin_ns)
+    bins = np.minimum(starts[:-1, None] + edges[None, :], np.minimum(starts[1:, None], len(passed) - 1))
+    rates = np.diff(passed[bins], axis=1) * 8e9 / (width * bin_ns)
     return edges[:-1] * bin_ns / 1e9, np.quantile(rates, (0.25, 0.5, 0.75), axis=0)
 
 
@@ -173,13 +173,13 @@ def iterations_figure(found: Structure) -> Drawn:
         axes.set_ylabel("ms")
         handles = [
             Line2D([], [], color=_HOSTS[0], marker="o", markersize=4, label="iteration"),
-            Line2D([], [], color=_HOSTS[1], marker="s", markersize=4, label="of that communication"),
+            Line2D([], [], color=_HOSTS[1], marker="s", markersize=4, label="communication part"),
             Line2D([], [], color=FAINT, label=f"mean iteration, {format_duration(found.period.mean_s)}"),
         ]
         legend(figure, handles, 3)
     caption = (
-        "Time of each iteration in ms, from the begin of its communication to that of the next one's, and the part of "
-        "it from the first to the last payload, against the time since the first in s."
+        "Time of each iteration in ms, from the start of its communication to the start of the next one's, and the "
+        "part from its first to its last payload, against the time since the first iteration in s."
     )
     return Drawn("iterations", caption, figure, mine)
 
@@ -202,7 +202,7 @@ def matrix_figure(found: Structure) -> Drawn:
         figure.colorbar(image, ax=axes, label="MB per iteration", shrink=0.8)
     caption = (
         f"Gradient payload in MB per iteration (median) from each sender to each receiver: {found.shape.name}. Hosts "
-        "are in the ring's order where there is one; empty cells: nothing, or not captured."
+        "of a ring are in its order. Empty cells: nothing was sent, or it was not captured."
     )
     return Drawn("matrix", caption, figure, table.rename_axis("sender").reset_index())
 
@@ -241,7 +241,7 @@ def bursts_figure(found: Structure) -> Drawn:
         legend(figure, handles, 2)
     caption = (
         "Left: distribution of the lengths of bursts of training payload, in ms, by sender; pauses of one bin do not "
-        "part them. Right: highest rate over sliding windows, over the mean rate, against the window's length in ms."
+        "separate them. Right: highest rate in sliding windows, over the mean rate, against the window's length in ms."
     )
     table = found.bursts.assign(part="burst")
     return Drawn("bursts", caption, figure, pd.concat([table, found.peaks.assign(part="peak")], ignore_index=True))
@@ -257,7 +257,7 @@ def write(found: Structure, folder: Path, samples: int | None = None) -> list[Pa
     Args:
         found: the structure.
         folder: target folder; files of the same names are overwritten.
-        samples: bins of the moving average in the figure of the flows; None: `figures.SAMPLES` at most.
+        samples: bins of the moving average in the figure of the flows; None: as in `draw`.
 
     Raises:
         UsageError: the folder or a file cannot be written.

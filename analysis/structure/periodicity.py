@@ -21,8 +21,8 @@ from scipy.special import bdtrc
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 
-# bins that together hold less than this share of a stream's bytes, each far less than a usual bin, count as silent:
-# they hold a library's own small messages
+# bins that together hold less than the first share of a stream's bytes, and each less than the second share of a usual
+# bin, count as silent: they hold a library's own small messages
 _QUIET_SHARE, _QUIET_BIN = 0.01, 0.1
 # largest distance of a silence from its expected position, as a share of the volume (retransmissions shift it)
 TOLERANCE = 0.02
@@ -30,13 +30,14 @@ LEAST_ITERATIONS = 4
 _LEAST_SILENCE_BINS = 2
 # a silence counts as found if it has this share of the usual length
 _LIKE_USUAL = 0.8
-_FAR_FROM_USUAL = 0.4
-# the smallest of the volumes with silences of nearly this length is chosen: the others are its multiples
+_FAR_FROM_USUAL = 0.4  # a silence with a smaller share is skipped
+# of the volumes whose silences have at least this share of the best length, the smallest is chosen: the others are
+# its multiples
 _NEARLY = 0.75
 # another stream's volume is adopted if its silences are longer than all others by this factor
 _STANDS_OUT = 1.2
 _MOST_ITERATIONS = 20_000
-_MOST_BUCKETS, _LEAST_ROWS = 256, 3
+_MOST_BUCKETS, _LEAST_ROWS = 256, 3  # buckets of an iteration, and iterations compared
 # least ratio of silences between iterations to those between buckets; the larger one for fewer than four iterations
 _LONGER, _FAR_LONGER = 1.05, 1.5
 _CANDIDATES_EACH, _LAGS = 10, 12
@@ -76,7 +77,7 @@ class Silences:
 
 @dataclass(frozen=True)
 class Periodicity:
-    """Repeating pattern of a stream.
+    """Periodicity of a stream.
 
     The chance model places silences of the same lengths anywhere in the stream. A step of one volume then meets a
     silence with a probability equal to the share of the stream's bytes within the tolerance of such a silence.
@@ -156,11 +157,11 @@ def find_periodicity(bins: Integers, payload: Integers, known: Sequence[float] =
         if chosen is None:
             return None
         path = _follow(silences, chosen)
-    many = _multiple(silences, path)
-    larger = _rhythm(silences, _follow(silences, chosen * many), bins, payload) if many > 1 else None
+    steps = _multiple(silences, path)
+    larger = _periodicity(silences, _follow(silences, chosen * steps), bins, payload) if steps > 1 else None
     if larger is not None and larger.confidence >= 1 - _UNLIKELY:
         return larger
-    return _rhythm(silences, path, bins, payload)
+    return _periodicity(silences, path, bins, payload)
 
 
 def _choose(silences: Silences, volumes: Numbers) -> float | None:
@@ -192,16 +193,16 @@ def _frequent(distance: Numbers, total: int) -> Numbers:
     distance = distance[(distance > total / _MOST_ITERATIONS) & (distance < total / (LEAST_ITERATIONS - 1))]
     if not len(distance):
         return np.empty(0)
-    place = np.floor(np.log(distance) / np.log1p(TOLERANCE / 2)).astype(np.int64)
-    place -= place.min()
-    count = np.bincount(place)
-    often = np.convolve(count, [0.5, 1.0, 0.5])[1:-1]
-    chosen = [one for one in np.argsort(-often, kind="stable")[:_CANDIDATES_EACH] if count[one] > 0]
-    return np.array([np.median(distance[np.abs(place - one) <= 1]) for one in chosen])
+    bucket = np.floor(np.log(distance) / np.log1p(TOLERANCE / 2)).astype(np.int64)
+    bucket -= bucket.min()
+    count = np.bincount(bucket)
+    smoothed = np.convolve(count, [0.5, 1.0, 0.5])[1:-1]
+    chosen = [number for number in np.argsort(-smoothed, kind="stable")[:_CANDIDATES_EACH] if count[number] > 0]
+    return np.array([np.median(distance[np.abs(bucket - number) <= 1]) for number in chosen])
 
 
 def _middle(silences: Silences) -> slice:
-    """Return the middle part of the silences, which is enough to find candidates."""
+    """Return the slice of the middle silences, which are enough to find candidates."""
     most = 4096
     begin = max(0, (len(silences) - most) // 2)
     return slice(begin, begin + most)
@@ -211,7 +212,7 @@ def _score(silences: Silences, volume: float) -> tuple[float, int, float]:
     """Score a volume by the usual length (lower quartile) of the silences at its multiples.
 
     Returns:
-        This length, the best silence to start from, and the probability of such silences by chance.
+        The length, the best silence to start from, and the probability of such silences by chance.
     """
     best, at, unlikely = 0.0, -1, 1.0
     for anchor in _anchors(silences, volume):
@@ -240,9 +241,9 @@ def _anchors(silences: Silences, volume: float) -> list[int]:
     """Return silences to start from: the longest in each of several stretches of one volume around the middle."""
     middle = silences.position[len(silences) // 2]
     borders = middle + (np.arange(_ANCHORS + 1) - _ANCHORS / 2) * volume
-    places = np.searchsorted(silences.position, borders)
+    indices = np.searchsorted(silences.position, borders)
     return [
-        int(begin + np.argmax(silences.length[begin:end])) for begin, end in itertools.pairwise(places) if end > begin
+        int(begin + np.argmax(silences.length[begin:end])) for begin, end in itertools.pairwise(indices) if end > begin
     ]
 
 
@@ -251,7 +252,7 @@ def _usual(silences: Silences, path: Integers) -> float:
 
 
 def _lower_quartile(values: Numbers) -> float:
-    # thousands of short arrays: np.quantile takes 50 us for each
+    # called for thousands of short arrays: np.quantile takes 50 us for each
     return float(np.sort(values)[(len(values) - 1) // 4])
 
 
@@ -260,7 +261,7 @@ def _lengths(silences: Silences, path: Integers) -> Numbers:
 
 
 def _follow(silences: Silences, volume: float) -> Integers:
-    """Return the silences one volume apart over the whole stream; -1 where there is none."""
+    """Return the silences one volume apart over the whole stream; -1 if there is none."""
     usual, anchor, _ = _score(silences, volume)
     if anchor < 0:
         return np.empty(0, np.int64)
@@ -268,11 +269,11 @@ def _follow(silences: Silences, volume: float) -> Integers:
 
 
 def _track(silences: Silences, volume: float, anchor: int, most: int, enough: float = np.inf) -> Integers:
-    """Step from a silence to those about one volume before and after; -1 where a step finds none.
+    """Step from a silence to those about one volume before and after; -1 if a step finds none.
 
-    Of several silences in reach the longest is taken; if some are as long as ``enough``, the nearest of these, because
-    a stall of the transport may be longer than the silence sought. Much shorter silences do not count: stepping on from
-    them would lose the period where bytes were retransmitted.
+    Of several silences in reach, a step takes the longest; if some are as long as ``enough``, the nearest of these,
+    because a stall of the transport may be longer than the silence sought. Much shorter silences do not count: stepping
+    on from them would lose the period where bytes were retransmitted.
     """
     least = _FAR_FROM_USUAL * min(enough, float(silences.length[anchor]))
     back = _steps(silences, -volume, anchor, most, enough, least)
@@ -294,8 +295,8 @@ def _steps(silences: Silences, step: float, anchor: int, most: int, enough: floa
             found = begin if end == begin + 1 else begin + int(length[begin:end].argmax())
         if end > begin and length[found] >= least:
             if length[found] >= enough:
-                long = [place for place in range(begin, end) if length[place] >= enough]
-                found = min(long, key=lambda place: abs(position[place] - at))
+                long = [index for index in range(begin, end) if length[index] >= enough]
+                found = min(long, key=lambda index: abs(position[index] - at))
             path.append(found)
             at, missed = float(position[found]), 0
         else:
@@ -305,23 +306,24 @@ def _steps(silences: Silences, step: float, anchor: int, most: int, enough: floa
 
 
 def _multiple(silences: Silences, path: Integers) -> int:
-    """Return the steps per iteration: the smallest n for which every n-th silence is longer than the others; else 1.
+    """Return the steps per iteration: the smallest n for which every n-th silence is longer than the others, else 1.
 
     Evenly spaced buckets of one size have a period of their own; the silence between iterations is a little longer.
     """
     lengths = _lengths(silences, path[path != 0])  # the silence before the stream has an unknown length
     for many in range(2, min(len(lengths) // _LEAST_ROWS, _MOST_BUCKETS) + 1):
         whole = lengths[: len(lengths) // many * many].reshape(-1, many)
-        place = int(np.argmax(np.median(whole, axis=0)))
+        longest = int(np.argmax(np.median(whole, axis=0)))
         # stalls occur anywhere, so the others include some too
-        others = float(np.quantile(np.delete(whole, place, axis=1), 0.9))
+        others = float(np.quantile(np.delete(whole, longest, axis=1), 0.9))
         longer = _LONGER if len(whole) >= LEAST_ITERATIONS else _FAR_LONGER
-        if float(np.quantile(whole[:, place], 0.1)) > longer * others:
+        if float(np.quantile(whole[:, longest], 0.1)) > longer * others:
             return many
     return 1
 
 
-def _rhythm(silences: Silences, path: Integers, bins: Integers, payload: Integers) -> Periodicity | None:
+def _periodicity(silences: Silences, path: Integers, bins: Integers, payload: Integers) -> Periodicity | None:
+    """Return the periodicity whose boundaries are on a path; None if these are too few."""
     lengths = _lengths(silences, path)
     if len(path) < LEAST_ITERATIONS or not (path >= 0).any():
         return None
@@ -389,14 +391,14 @@ def likeness(payload: Integers, expected_bins: float) -> Likeness:
     power = np.abs(np.fft.rfft(rate, size)) ** 2
     most = min(len(rate) - 1, int(_MOST_LAGS * expected_bins))
     values = np.fft.irfft(power, size)[: most + 1]
-    # fewer pairs at longer lags
+    # longer lags have fewer pairs
     values = values / (len(rate) - np.arange(most + 1))
     values = values / values[0] if values[0] > 0 else np.zeros(most + 1)
     lags = np.arange(most + 1, dtype=np.int64)
     begin, end = int(0.75 * expected_bins), min(int(1.33 * expected_bins) + 1, most)
     if end - begin < 3:
         return Likeness(lags, values, None, None)
-    place = begin + int(np.argmax(values[begin : end + 1]))
-    if place in (begin, end) or values[place] <= 0:
+    peak = begin + int(np.argmax(values[begin : end + 1]))
+    if peak in (begin, end) or values[peak] <= 0:
         return Likeness(lags, values, None, None)
-    return Likeness(lags, values, float(place), float(values[place]))
+    return Likeness(lags, values, float(peak), float(values[peak]))

@@ -59,8 +59,8 @@ def roles_of(streams: Streams, found: Sorted) -> tuple[tuple[Role, ...], str]:
         roles.insert(0, Role(SHARED, *shared[0], tuple(pairs[shared[0]])))
     else:
         why = (
-            f"no training flow shares a host with the cross traffic from {cross[0]} to {cross[1]}, by address: where "
-            "they are further addresses of training hosts, name them with --host NAME=ADDRESS,ADDRESS"
+            f"no training flow shares a host with the cross traffic from {cross[0]} to {cross[1]}: if these "
+            "are further addresses of training hosts, name them with --host NAME=ADDRESS,ADDRESS"
         )
     alone = [pair for pair in training if pair not in shared and pair[0] != cross[0] and pair[1] != cross[1]]
     if alone:
@@ -79,7 +79,7 @@ def mean_rates(streams: Streams, roles: tuple[Role, ...], iterations: pd.DataFra
     Args:
         streams: all streams.
         roles: the flows.
-        iterations: as from `structure.iterations_of`.
+        iterations: a table of `structure.iterations_of`.
     """
     begin = ((iterations["start_ns"] - streams.start_ns) // streams.bin_ns).to_numpy(np.int64)
     end = ((iterations["end_ns"] - streams.start_ns) // streams.bin_ns).to_numpy(np.int64)

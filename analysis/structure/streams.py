@@ -65,7 +65,7 @@ class PayloadStream:
         retransmitted_bytes: retransmitted bytes that the captures show.
         answered: True if a capture has packets of the opposite direction.
         seen_by: names of the capture points of the stream.
-        copies: number of these that captured it at the same time, and are therefore different points.
+        copies: number of capture points that captured it at the same time.
     """
 
     protocol: str
@@ -96,7 +96,7 @@ class Streams:
     """All streams of the captures, largest first.
 
     Attributes:
-        start_ns: begin of bin 0 on the common clock, CLOCK_REALTIME.
+        start_ns: start of bin 0 on the common clock, CLOCK_REALTIME.
         bin_ns: width of a bin.
         bins: number of bins.
         streams: the streams.
@@ -191,7 +191,7 @@ def _stream_numbers(flows: pd.DataFrame) -> pd.Series[int]:
 
 
 def _services(flows: pd.DataFrame) -> pd.Series[str]:
-    """Return the service port of each flow: the one of its two ports that more flows of the same hosts have."""
+    """Return the service port of each flow: that of its two ports which more flows of the same hosts use."""
     hosts = [np.minimum(flows["source"], flows["destination"]), np.maximum(flows["source"], flows["destination"])]
     ends = [
         pd.DataFrame({"low": hosts[0], "high": hosts[1], "port": flows[f"{side}_port"]})
@@ -218,7 +218,7 @@ def _cells(vantage: Vantage, flows: pd.DataFrame, bin_ns: int) -> pd.DataFrame:
     table = pd.concat(parts, ignore_index=True)
     time_ns = scanned.start_ns + table["bin"].to_numpy() * bin_ns
     if vantage.to_reference is not None:
-        # on another clock a bin overlaps two: it counts in the one with the larger part
+        # on the common clock, a bin overlaps two bins: it counts in the one with the larger part
         time_ns = vantage.to_reference(time_ns) + bin_ns // 2
     table["bin"] = time_ns // bin_ns
     place = int(flows["place"].iloc[0])
@@ -241,8 +241,9 @@ def _seen_once(
     seen = seen.reset_index()
     own = {place: _most_frequent(vantage) for place, vantage in enumerate(vantages)}
     source = flows.drop_duplicates("stream").set_index("stream")["source_address"]
-    here = [source[stream] in own[place] for stream, place in zip(seen["stream"], seen["place"], strict=True)]
-    seen = seen.assign(here=here).sort_values(["stream", "here", "payload"], ascending=[True, False, False])
+    at_sender = [source[stream] in own[place] for stream, place in zip(seen["stream"], seen["place"], strict=True)]
+    seen = seen.assign(at_sender=at_sender)
+    seen = seen.sort_values(["stream", "at_sender", "payload"], ascending=[True, False, False])
     taken: dict[int, list[tuple[int, int]]] = {}
     keep = []
     rows = zip(*(seen[name].tolist() for name in ("stream", "place", "first", "last")), strict=True)

@@ -38,7 +38,7 @@ class Structure:
         shape: topology of the exchange between hosts.
         volume: bytes of a worker per iteration, and parameters.
         roles: the three flows of figures 3-10 and 3-11.
-        roles_missing: a sentence about those of them that are missing; empty if none is.
+        roles_missing: a sentence about missing flows; empty if no flow is missing.
         steps: errors against step logs; None without step logs.
         warnings: missing parts of the captures, one sentence each.
         notes: remarks on the captures, one sentence each.
@@ -116,7 +116,7 @@ class Structure:
         return pd.DataFrame(rows).astype({"bytes_per_iteration": "Float64"})
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values, in the units of their names."""
+        """Return all results as plain values, in the units that the keys name."""
         streams, mine = self.streams, self.iterations
         training_retransmitted = sum(member.stream.retransmitted_bytes for member in self.training.members)
         item: dict[str, Any] = {"places": list(streams.places), "start_ns": streams.start_ns}
@@ -175,10 +175,10 @@ def find_structure(streams: Streams) -> Structure:
     """Find the training job in some streams, and measure its structure.
 
     Args:
-        streams: as from `streams.streams_of`.
+        streams: all streams, from `streams.streams_of`.
 
     Raises:
-        MeasurementError: there is no training in them; the message describes the traffic instead.
+        MeasurementError: there is no training in the streams; the message describes the traffic instead.
     """
     found = sort_out(streams)
     training = found.training
@@ -237,7 +237,7 @@ def only_host(training: Training) -> str | None:
 
 
 def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> float:
-    """Return the bytes that a worker sends per iteration, as a mean over the workers whose packets were captured."""
+    """Return the bytes that a worker sends per iteration: the mean over the workers whose packets were captured."""
     sent: dict[str, float] = {}
     for (source, _), volume in edges.items():
         sent[source] = sent.get(source, 0.0) + volume
@@ -303,18 +303,18 @@ def volume_of(shape: Topology, worker_bytes: float) -> Volume:
         each = demand(1, shape.workers, collective).worker_bytes
         count = round(worker_bytes / each)
         why = (
-            f"one worker a host, {8 * GRADIENT_BYTES} bit a parameter; headers of the library's own messages are in "
-            f"the payload, so up to {HEADER_SHARE:.0%} fewer"
+            f"one worker per host and {8 * GRADIENT_BYTES} bits per parameter; headers of the library's own messages "
+            f"are in the payload, so there may be up to {HEADER_SHARE:.0%} fewer parameters"
         )
         return Volume(worker_bytes, collective, count, round(count * (1 - HEADER_SHARE)), count, why)
     if shape.name in (shapes.RING_MEMBER, shapes.ONE_PEER, shapes.ONE_HOST, shapes.ONE_DIRECTION):
         if shape.name == shapes.ONE_HOST:
-            why = "all ranks share one address: what one of them sends is not to be told apart"
+            why = "all ranks share one address, so the bytes of a single rank are not observable"
             return Volume(worker_bytes, None, None, None, None, why)
         fewest = 3 if shape.name == shapes.RING_MEMBER else 2
         most = worker_bytes / demand(1, fewest).worker_bytes
         least = worker_bytes / (2 * GRADIENT_BYTES) * (1 - HEADER_SHARE)
-        why = f"were it a ring, of {fewest} workers at most {round(most):,}, of endlessly many the least"
+        why = f"if it is a ring: the most parameters with {fewest} workers, the fewest with infinitely many"
         return Volume(worker_bytes, None, None, round(least), round(most), why)
     why = f"there is no equation for this pattern ({shape.name})"
     return Volume(worker_bytes, None, None, None, None, why)
@@ -341,13 +341,13 @@ def iterations_of(
     """Return the iterations, one row per iteration, each from the start of its communication to the next start.
 
     Columns: ``start_ns``, ``end_ns`` (CLOCK_REALTIME), ``iteration_s``, ``communication_s`` (first to last payload),
-    ``silence_s`` (after it), ``bytes`` (payload of ``payload``), ``seen`` (a silence was found before and after it).
+    ``silence_s`` (after it), ``bytes`` (sum of ``payload``), ``seen`` (a silence was found before and after it).
 
     Args:
         payload: training payload in each bin, shape (bins,).
         starts: bins in which communication begins, ascending.
         found: True for starts that follow a silence.
-        start_ns: begin of bin 0.
+        start_ns: start of bin 0.
         bin_ns: width of a bin.
     """
     loud = loud_bins(payload)
@@ -396,7 +396,7 @@ def peak_to_mean(senders: Mapping[str, Integers], starts: Integers, bin_ns: int)
     """Return the highest rate in windows of several lengths, relative to the mean rate of whole iterations.
 
     Columns: ``host``, ``scale_s``, ``peak_bps`` (highest over sliding windows), ``mean_bps``, ``peak_to_mean``. Scales
-    below a bin or above half of the iterations' span are left out.
+    below a bin or above half of the iterations' span are omitted.
 
     Args:
         senders: bytes that each host sent in each bin, shape (bins,).
@@ -469,7 +469,7 @@ def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin
 
     Args:
         training: the job.
-        iterations: as from `iterations_of`.
+        iterations: a table of `iterations_of`.
         alike: autocorrelation of the training payload.
         bin_ns: width of a bin.
     """
@@ -492,13 +492,13 @@ def period_of(training: Training, iterations: pd.DataFrame, alike: Likeness, bin
     if long:
         reasons.append("some silences are far longer than usual, so that several bursts may be one iteration")
     if rhythm.silence_bins < 4:
-        reasons.append("silences are only a few bins long: --bin with a smaller one shows them better")
+        reasons.append("silences are only a few bins long: a smaller --bin shows them better")
     near = alike.period_bins is not None and abs(alike.period_bins * bin_ns / 1e9 / np.median(times) - 1) < 0.1
     if not near and float(np.std(times)) < 0.1 * float(times.mean()):
         reasons.append("the rate's autocorrelation has no peak at this period")
-    # of a few silences, a far longer one may be the only one between iterations
-    several = long and len(times) < _FEW_ITERATIONS
-    verdict = SURE if not reasons else LIKELY if len(reasons) == 1 and not several else DOUBTFUL
+    # if there are few silences, a far longer one may be the only one between iterations
+    is_doubtful = long and len(times) < _FEW_ITERATIONS
+    verdict = SURE if not reasons else LIKELY if len(reasons) == 1 and not is_doubtful else DOUBTFUL
     return Period(
         len(times),
         float(times.mean()),

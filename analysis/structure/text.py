@@ -1,4 +1,4 @@
-"""Structure of training traffic as text: results and their certainty."""
+"""Structure of training traffic as text, with the certainty of the results."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _COLLECTIVES = {
 def describe(found: Structure) -> list[str]:
     """Return the lines of the text."""
     sections = (
-        ("", _first(found)),
+        ("", _headline(found)),
         ("Time", _time(found)),
         ("Volume", _volume(found)),
         ("Bursts", _bursts(found)),
         ("Flows", _flows(found)),
         ("Other traffic", _others(found)),
         ("Against the step log", _steps(found)),
-        ("Not observable", _unseen(found)),
-        ("Warnings", _mind(found)),
+        ("Not observable", _not_observable(found)),
+        ("Warnings", _warnings(found)),
     )
     lines: list[str] = []
     for title, text in sections:
@@ -40,7 +40,7 @@ def describe(found: Structure) -> list[str]:
     return lines
 
 
-def _first(found: Structure) -> list[str]:
+def _headline(found: Structure) -> list[str]:
     period = found.period
     each = format_duration(period.mean_s)
     count = f"{period.iterations} whole iterations of {each}"
@@ -71,13 +71,13 @@ def _shape(found: Structure) -> str:
         shapes.TREE: f"a tree of {workers} hosts",
         shapes.ALL_TO_ALL: f"all-to-all exchange of {workers} hosts",
         shapes.HALVING: f"recursive halving and doubling among {workers} hosts",
-        shapes.RING_MEMBER: f"a ring of which one member is seen, {' > '.join(hosts)}",
+        shapes.RING_MEMBER: f"one member of a ring, {' > '.join(hosts)}",
         shapes.ONE_HOST: f"ranks on one host, {hosts[0]}",
         shapes.ONE_PEER: f"{hosts[0]} exchanges with {hosts[-1]}",
         shapes.SEVERAL_PEERS: f"{hosts[0]} exchanges with {others} others",
-        shapes.ONE_DIRECTION: f"one direction of what {hosts[0]} exchanges",
+        shapes.ONE_DIRECTION: f"one direction of the exchanges of {hosts[0]}",
     }
-    return texts.get(shape.name, f"{workers} hosts in no pattern that has a name")
+    return texts.get(shape.name, f"{workers} hosts in no known pattern")
 
 
 def _time(found: Structure) -> list[str]:
@@ -157,7 +157,7 @@ def _others(found: Structure) -> list[str]:
         rows.append([f"{source} > {destination}", format_size(size), f"{size / total:.1%}", why])
     lines = text_table([["Cross traffic", "payload", "of all", "what it looks like"], *rows]) if rows else []
     rest = sum(one.total for (kind, *_), items in pairs.items() if kind == OTHER for one, _ in items)
-    lines += [f"Also an exchange, but not the job above: {rival}." for rival in found.sorted.rivals]
+    lines += [f"Another exchange, not part of the job above: {rival}." for rival in found.sorted.rivals]
     return [*lines, f"All else: {format_size(rest)} of {format_size(total)}."]
 
 
@@ -175,13 +175,13 @@ def _steps(found: Structure) -> list[str]:
     ]
     if steps.boundary_median_s is not None and steps.boundary_p95_s is not None:
         median, p95 = f"{steps.boundary_median_s * 1e3:+.2f} ms", format_duration(steps.boundary_p95_s)
-        lines.append(f"Boundaries less the begin of communication by DDP: median {median}, 95 % within {p95}.")
+        lines.append(f"Boundaries minus starts of communication in DDP's log: median {median}, 95 % within {p95}.")
     if steps.clock_error_s:
-        lines.append(f"The nodes' clocks compare to within {format_duration(steps.clock_error_s)}.")
+        lines.append(f"The nodes' clocks agree to within {format_duration(steps.clock_error_s)}.")
     return lines
 
 
-def _unseen(found: Structure) -> list[str]:
+def _not_observable(found: Structure) -> list[str]:
     lines = []
     if found.shape.unseen:
         lines.append(f"{found.shape.unseen[0].upper()}{found.shape.unseen[1:]}.")
@@ -190,7 +190,7 @@ def _unseen(found: Structure) -> list[str]:
     return lines
 
 
-def _mind(found: Structure) -> list[str]:
+def _warnings(found: Structure) -> list[str]:
     count = len(found.notes)
     remarks = f"{count} remark{'s' * (count > 1)} on the captures: 'notes' in --json, or ringtap flows"
     return [*found.warnings, *([remarks] if count else [])]

@@ -22,11 +22,11 @@ class Topology:
 
     Attributes:
         name: one of the constants of this module.
-        hosts: hosts that take part, as far as they were captured; in a ring in order, each sends to the next.
+        hosts: hosts that take part and were captured; in a ring, each sends to the next one.
         hub: the host in the middle of a star; None for other topologies.
         whole: True if all exchanges between these hosts were captured.
         workers: number of workers, one per host; None if not known.
-        unseen: a sentence about facts that the captures cannot show; empty if they show everything.
+        unseen: a sentence about facts that the captures cannot show; empty if there are none.
         spread: difference of the largest and smallest edge over the largest; None for fewer than two edges.
     """
 
@@ -65,7 +65,7 @@ def _hosts(edges: Edges) -> tuple[str, ...]:
 
 
 def _name(edges: Edges, hosts: tuple[str, ...]) -> tuple[str, tuple[str, ...], str | None, str]:
-    """Return name, hosts in order, hub, and a sentence about a topology that looks the same."""
+    """Return the name, the hosts in order, the hub, and a sentence about topologies that look the same."""
     out = {host: [b for a, b in edges if a == host] for host in hosts}
     into = {host: [a for a, b in edges if b == host] for host in hosts}
     mutual = all((b, a) in edges for a, b in edges)

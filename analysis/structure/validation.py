@@ -23,12 +23,12 @@ class StepCheck:
         missed: iterations of the log, between the first and the last of these, without a boundary by packets.
         extra: boundaries beyond one per iteration.
         log_s: mean iteration time by the logs over the same iterations: between starts of communication by DDP's own
-            log, without it between ends of steps.
+            log; without it, between ends of steps.
         packets_s: mean time between boundaries by packets over the same iterations.
         period_error: ``packets_s`` over ``log_s``, less 1.
         iteration_error_s: median of the absolute differences of single iterations: against the starts of communication
-            by DDP's own log, without it against the ends of steps.
-        boundary_median_s: median of boundary less start of communication by DDP's own log; None without such logs.
+            by DDP's own log; without it, against the ends of steps.
+        boundary_median_s: median of boundary minus start of communication by DDP's own log; None without such logs.
         boundary_p95_s: 95th percentile of the absolute value of this difference; None without such logs.
         clock_error_s: largest clock error of the nodes; None if one is not known.
     """
@@ -64,19 +64,19 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
     if len(begins) > 1:
         # a rank may begin before the slowest one has ended the previous step
         near = np.abs(begins[None, :] - boundaries_ns[:, None]).argmin(axis=1)
-        place, logged = iterations[near], begins[near]
+        iteration, logged = iterations[near], begins[near]
     else:
-        place = np.searchsorted(ends, boundaries_ns)
-        logged = ends[np.minimum(place, len(ends) - 1)]
-    inside = (place > 0) & (place < len(ends)) & (boundaries_ns >= int(table["start_ns"].iloc[0]))
-    place, logged, boundaries = place[inside], logged[inside], boundaries_ns[inside]
-    used, first = np.unique(place, return_index=True)
+        iteration = np.searchsorted(ends, boundaries_ns)
+        logged = ends[np.minimum(iteration, len(ends) - 1)]
+    inside = (iteration > 0) & (iteration < len(ends)) & (boundaries_ns >= int(table["start_ns"].iloc[0]))
+    iteration, logged, boundaries = iteration[inside], logged[inside], boundaries_ns[inside]
+    used, first = np.unique(iteration, return_index=True)
     if len(used) < 2:
         return None
     at, logged = boundaries[first], logged[first]
     steps = int(used[-1] - used[0])
     log_s = float(logged[-1] - logged[0]) / 1e9 / steps
-    packets_s = float(at[-1] - at[0]) / 1e9 / max(len(place) - 1, 1)
+    packets_s = float(at[-1] - at[0]) / 1e9 / max(len(iteration) - 1, 1)
     median_s = p95_s = None
     if len(begins) > 1:
         lag = (at - logged) / 1e9
@@ -87,7 +87,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
     return StepCheck(
         len(used),
         steps + 1 - len(used),
-        len(place) - len(used),
+        len(iteration) - len(used),
         log_s,
         packets_s,
         packets_s / log_s - 1,
@@ -99,7 +99,7 @@ def check_against_steps(job: Job, boundaries_ns: Integers) -> StepCheck | None:
 
 
 def _communication_begins(job: Job) -> tuple[Integers, Integers]:
-    """Return numbers of iterations, and the time at which the first rank began to communicate, by DDP's own log."""
+    """Return the numbers of iterations, and the times at which their first rank began to communicate, by DDP's log."""
     rows = job.work.rank_iterations[["iteration", "node", "end_ns"]]
     found = [np.empty((0, 2), np.int64)]
     for node, logs in job.nodes.items():
@@ -111,9 +111,9 @@ def _communication_begins(job: Job) -> tuple[Integers, Integers]:
                 continue
             times = np.unique(logs.clock.on_reference(np.asarray(records[1]["comm_start_ns"], np.int64)))
             times = times[times > 0]
-            place = np.searchsorted(ends, times)
-            known = place < len(ends)
-            found.append(np.column_stack((iterations[place[known]], times[known])))
+            iteration = np.searchsorted(ends, times)
+            known = iteration < len(ends)
+            found.append(np.column_stack((iterations[iteration[known]], times[known])))
     pairs = np.concatenate(found)
     pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     first = np.unique(pairs[:, 0], return_index=True)[1]

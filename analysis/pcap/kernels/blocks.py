@@ -1,17 +1,9 @@
-"""Kernels for pcapng blocks (draft-ietf-opsawg-pcapng): extract packets, leave sections and interfaces."""
+"""Kernels for pcapng blocks (draft-ietf-opsawg-pcapng): packets only; the caller reads sections and interfaces."""
 
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernels.flow import count, get, put
-from ringtap.analysis.pcap.kernels.memory import (
-    inlined,
-    kernel,
-    load16,
-    load32,
-    load64,
-    swapped16,
-    swapped32,
-)
+from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load16, load32, load64, swapped16, swapped32
 from ringtap.analysis.pcap.kernels.state import (
     CORRUPT,
     DIVIDED,
@@ -40,14 +32,7 @@ from ringtap.analysis.pcap.kernels.state import (
     SWAPPED,
 )
 
-_SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = (
-    0x0A0D0D0A,
-    1,
-    2,
-    3,
-    5,
-    6,
-)
+_SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = 0x0A0D0D0A, 1, 2, 3, 5, 6
 
 _MOST_SECONDS = 2**32
 
@@ -64,7 +49,7 @@ def _is_packet(kind: int) -> bool:
 
 @inlined
 def block_stops(state: int, block: int, size: int) -> int:
-    """Return why the walk has to stop at a block of which at least 12 bytes are there; MORE if it can continue.
+    """Return the reason to stop at a block, of which at least 12 bytes are available; MORE if the walk can continue.
 
     Blocks of unknown type are counted here.
     """
@@ -88,20 +73,16 @@ def block_stops(state: int, block: int, size: int) -> int:
 
 @inlined
 def _time_ns(interface: int, high: int, low: int) -> int:
-    scale, by, offset = (
-        load64(interface + I_SCALE),
-        load64(interface + I_BY),
-        load64(interface + I_OFFSET_NS),
-    )
+    scale, by, offset = load64(interface + I_SCALE), load64(interface + I_BY), load64(interface + I_OFFSET_NS)
     ticks = high << 32 | low
-    half = high << 31 | low >> 1  # half the ticks: these may take all 64 bits, the half has a sign bit of 0
+    half = high << 31 | low >> 1  # the ticks may take all 64 bits; half of them has a sign bit of 0
     if scale == DIVIDED:
         return half // (by >> 1) + offset
     if scale == POWER_OF_TWO:
         whole, part = half >> (by - 1), ticks & ((1 << by) - 1)
         if whole > _MOST_SECONDS:
             return -1  # out of range
-        if by > 30:  # enough for nanoseconds
+        if by > 30:  # 30 bits are enough for nanoseconds
             part, by = part >> (by - 30), 30
         return whole * 1_000_000_000 + (part * 1_000_000_000 >> by) + offset
     if ticks < 0 or ticks > load64(interface + I_MOST):
@@ -148,7 +129,7 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
 
 @kernel
 def is_block(state: int, block: int, size: int) -> int:
-    """Check that two sound blocks begin at an address: 1 yes, -1 no, 0 if NEEDED bytes are required to decide."""
+    """Return 1 if two valid blocks in a row begin at an address, else -1; 0 if NEEDED bytes are required to decide."""
     place, known = 0, 1
     for _ in range(2):
         if place and place == size and get(state, IS_END):

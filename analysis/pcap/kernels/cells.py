@@ -1,4 +1,4 @@
-"""Kernels for the counters: a packet counts in the open cell of its flow, closed when the flow enters another bin.
+"""Kernels for the counters: a packet counts in its flow's open cell, which is closed when the flow enters another bin.
 
 Conversations are summed up from the cells, not packet by packet, so that each packet touches little memory.
 """
@@ -50,7 +50,7 @@ _FIRST_NS, _LAST_NS = offsets(CONVERSATION, "first_ns", "last_ns")
 
 @kernel
 def in_bin(state: int, time_ns: int) -> int:
-    """Make the bin of a time the current one.
+    """Set the current bin to that of a time.
 
     Returns:
         The time; NO_TIME if it is missing or impossible, and then the bin of the previous packet stays current.
@@ -78,7 +78,7 @@ def in_bin(state: int, time_ns: int) -> int:
 
 @kernel
 def _went_back(state: int, flow: int, time_ns: int) -> None:
-    """Record the time of a packet that is earlier than one before it, or has no time and counts at the latest."""
+    """Record the time of a packet that is earlier than a previous one; without a time, it counts at the latest time."""
     if time_ns < 0:
         time_ns = get(state, LAST_NS)
     row, work = row_of(state, flow), work_of(state, flow)
@@ -103,11 +103,7 @@ def close_cell(state: int, flow: int) -> None:
     if number == NO_BIN:
         return
     packets, data_packets = load64(work + D_PACKETS), load64(work + D_DATA_PACKETS)
-    size, data_bytes, payload = (
-        load64(work + D_BYTES),
-        load64(work + D_DATA_BYTES),
-        load64(work + D_PAYLOAD),
-    )
+    size, data_bytes, payload = load64(work + D_BYTES), load64(work + D_DATA_BYTES), load64(work + D_PAYLOAD)
     cell = get(state, CELLS_AT)
     put(state, CELLS_AT, cell + _CELL)
     store64(cell, number)

@@ -1,8 +1,8 @@
 """Machine code of the kernels: compiled once, kept in the user's cache folder, loaded without the compiler.
 
 numba compiles the kernels to LLVM code, and llvmlite compiles that to an object file. A later process only links the
-object file and calls it. It does not import numba, which alone takes as long as millions of packets. The compiler runs
-in a process of its own, so that its memory is freed when it is done.
+object file and calls it. It does not import numba: the import alone takes as long as scanning millions of packets. The
+compiler runs in its own process, so that its memory is freed when it is done.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _key(binding: Any) -> str:
     here, numba = Path(__file__).parent, importlib.util.find_spec("numba")
     sources = [*sorted(here.glob("*.py")), here.parent / "layout.py"]
     if numba is not None and numba.origin is not None:
-        sources.append(Path(numba.origin).with_name("_version.py"))  # asking for its version imports much more
+        sources.append(Path(numba.origin).with_name("_version.py"))  # numba.__version__ needs a slow import
     parts = [source.read_bytes() for source in sources if source.exists()]
     parts.append(f"{llvmlite.__version__} {sys.version_info[:2]} {os.uname().machine}".encode())
     parts.append(binding.get_host_cpu_name().encode())
@@ -109,7 +109,7 @@ def _unsealed(stored: bytes) -> bytes:
 
 
 def _store(path: Path, sealed: bytes) -> None:
-    """Store the code atomically, as two processes may do so; a cache that cannot be written is not an error."""
+    """Store the code atomically, as two processes may do so; failure to write the cache is not an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -134,19 +134,10 @@ def _compile(binding: Any) -> bytes:
 
     whole = binding.parse_assembly("")
     for function in ENTRIES:
-        made = njit(
-            (types.int64,) * 3,
-            error_model="numpy",
-            no_cpython_wrapper=True,
-            no_cfunc_wrapper=True,
-        )(function)
+        made = njit((types.int64,) * 3, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
         (text,) = made.inspect_llvm().values()
-        # replace the mangled name, of module and function, by one that can be looked up
-        text = re.sub(
-            rf"@_ZN\w*?7kernels4walk\d+{function.__name__}B\w+\(",
-            f"@ringtap_{function.__name__}(",
-            text,
-        )
+        # replace the mangled name of module and function by one that can be looked up
+        text = re.sub(rf"@_ZN\w*?7kernels4walk\d+{function.__name__}B\w+\(", f"@ringtap_{function.__name__}(", text)
         whole.link_in(binding.parse_assembly(text))
     return bytes(_machine(binding).emit_object(whole))
 

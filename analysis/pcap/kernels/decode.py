@@ -1,7 +1,7 @@
 """Kernels that decode a packet: link layers, VLAN and MPLS tags, IPv4, IPv6, fragments, the transport's payload.
 
 A packet is given by its address in memory, the number of captured bytes and its length. Link types are those of
-tcpdump.org/linktypes.html. The kernels of link, tags and IP return the offset of an inner Ethernet frame, or 0.
+tcpdump.org/linktypes.html. The kernels for links, tags and IP return the offset of an inner Ethernet frame, or 0.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _IPV4, _IPV6, _MPLS, _MPLS_MULTICAST = 0x0800, 0x86DD, 0x8847, 0x8848
 _ARP, _RARP, _PPPOE = 0x0806, 0x8035, 0x8864
 _PPP_IPV4, _PPP_IPV6 = 0x0021, 0x0057
 _TAG_MASK = 2**60 - 1  # of five VLANs
-_FOR_IPV4 = 0x04060008  # of ARP, as loaded: protocol IPv4, addresses of six and four bytes
+_FOR_IPV4 = 0x04060008  # fields of ARP as loaded: protocol IPv4, addresses of six and four bytes
 _NULL, _ETHERNET, _LOOP, _COOKED, _IPOIB, _COOKED2 = 0, 1, 108, 113, 242, 276
 _HOP_BY_HOP, _FRAGMENT, _AUTHENTICATION = 0, 44, 51
 _MIX, _MIX_REST = -7046029254386353131, -4417276706812531889  # odd, of high entropy
@@ -102,7 +102,7 @@ def _remember_first(state: int, addresses: int, identity: int, flow: int, time_n
 
 @kernel
 def _flow_of_first(state: int, addresses: int, identity: int, time_ns: int) -> int:
-    """Return the flow of a later fragment; -1 if its first was not seen, or too long ago."""
+    """Return the flow of a later fragment; -1 if the first one was not seen, or is too old."""
     slot = _slot(state, addresses, identity)
     if load64(slot + F_ADDRESSES) != addresses or load64(slot + F_ID) != identity:
         return -1
@@ -113,7 +113,7 @@ def _flow_of_first(state: int, addresses: int, identity: int, time_ns: int) -> i
 
 @inlined
 def _tcp4(state: int, at: int, kept: int, length: int, total: int, time_ns: int) -> None:
-    """Count a packet of TCP in IPv4 without options in Ethernet, of which at least 54 bytes were captured."""
+    """Count an Ethernet frame with TCP in IPv4 without options, of which at least 54 bytes were captured."""
     header_bytes = (load8(at + 46) >> 4) * 4
     payload = total - 20 - header_bytes
     if header_bytes < 20 or payload < 0:
@@ -267,16 +267,7 @@ def _transport(
     elif payload:
         add(work + D_SEGMENTS, 1)
     if kind == ROCE:
-        roce(
-            state,
-            header + 8,
-            kept - offset - 8,
-            length,
-            payload,
-            addresses,
-            family,
-            time_ns,
-        )
+        roce(state, header + 8, kept - offset - 8, length, payload, addresses, family, time_ns)
     return inner
 
 
@@ -310,19 +301,7 @@ def _ipv4(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
         identity = swapped16(ip + 4) | protocol << 32
     first = 0 if fragment & 0x1FFF else 1
     return _transport(
-        state,
-        at,
-        offset + header,
-        kept,
-        length,
-        time_ns,
-        ip + 12,
-        protocol,
-        total - header,
-        identity,
-        first,
-        layer,
-        4,
+        state, at, offset + header, kept, length, time_ns, ip + 12, protocol, total - header, identity, first, layer, 4
     )
 
 
@@ -344,16 +323,7 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
         count(state, N_MALFORMED)
         size = max(length - place, 0)
     end, identity, first = place + size, -1, 1
-    while first and protocol in (
-        _HOP_BY_HOP,
-        43,
-        _FRAGMENT,
-        _AUTHENTICATION,
-        60,
-        135,
-        139,
-        140,
-    ):
+    while first and protocol in (_HOP_BY_HOP, 43, _FRAGMENT, _AUTHENTICATION, 60, 135, 139, 140):
         if kept < place + 8:
             count(state, N_CUT)
             break
@@ -372,21 +342,7 @@ def _ipv6(state: int, at: int, offset: int, kept: int, length: int, time_ns: int
     if place > end:
         count(state, N_MALFORMED)
     size = max(end - place, 0)
-    return _transport(
-        state,
-        at,
-        place,
-        kept,
-        length,
-        time_ns,
-        ip + 8,
-        protocol,
-        size,
-        identity,
-        first,
-        layer,
-        6,
-    )
+    return _transport(state, at, place, kept, length, time_ns, ip + 8, protocol, size, identity, first, layer, 6)
 
 
 @kernel
@@ -408,16 +364,7 @@ def _not_ip(state: int, at: int, offset: int, kept: int, length: int, time_ns: i
 
 
 @kernel
-def _network(
-    state: int,
-    at: int,
-    offset: int,
-    kept: int,
-    length: int,
-    time_ns: int,
-    ethertype: int,
-    layer: int,
-) -> int:
+def _network(state: int, at: int, offset: int, kept: int, length: int, time_ns: int, ethertype: int, layer: int) -> int:
     """Decode the packet behind an ethertype and any number of tags."""
     while ethertype in (0x8100, 0x88A8, 0x9100, 0x9200):
         if kept < offset + 4:
@@ -502,7 +449,7 @@ def decode(state: int, at: int, kept: int, length: int, time_ns: int, link: int)
         time_ns: time of capture.
         link: LINKTYPE of the interface.
     """
-    # nearly every packet: Ethernet, IPv4 without options, no fragment, TCP with its whole header
+    # fast path of nearly every packet: Ethernet, IPv4 without options, no fragment, TCP with its whole header
     if (
         link == _ETHERNET
         and kept >= 54

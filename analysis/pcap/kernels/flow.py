@@ -108,7 +108,7 @@ def _ports_reversed(rest: int) -> int:
 
 @inlined
 def rest_of(ports: int, protocol: int, kind: int, layer: int, family: int) -> int:
-    """Return the part of a key beside the addresses; ``ports`` are both ports, loaded from the packet as one number."""
+    """Return the part of a key besides the addresses; ``ports`` are both ports, loaded as one number."""
     return ports | protocol << 32 | kind << 40 | layer << 48 | family << 56
 
 
@@ -126,7 +126,7 @@ def row_of(state: int, flow: int) -> int:
 
 @inlined
 def _find(state: int, addresses: int, rest: int, source: int, destination: int) -> int:
-    """Return the address of the slot that holds a key, or of the free one where it belongs."""
+    """Return the address of the slot that holds a key, or of the free slot for it."""
     slots, mask = get(state, SLOTS), get(state, SLOT_MASK)
     index = spread(state, addresses, rest) & mask
     while True:

@@ -1,6 +1,6 @@
 """Compilation and memory access of kernels: addresses are integers, loads may be unaligned, values are int64.
 
-Imported only when a kernel is compiled. Nothing here checks a bound: the callers compare with the captured length.
+Imported only when a kernel is compiled. Nothing here checks bounds: the callers compare with the captured length.
 """
 
 from __future__ import annotations
@@ -31,12 +31,7 @@ def inlined(function: Function) -> Function:
 
 def _compiled(function: Function, inline: bool) -> Function:
     signature = (types.int64,) * function.__code__.co_argcount
-    options = {
-        "error_model": "numpy",
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-        "forceinline": inline,
-    }
+    options = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": inline}
     return cast(Function, njit(signature, **options)(function))
 
 
@@ -83,5 +78,5 @@ def _times() -> Callable[[int, int], int]:
     return cast(Callable[[int, int], int], intrinsic(times))
 
 
-# the product modulo 2^64; that of ``*`` must not overflow, which is undefined in compiled code
+# product modulo 2^64; in compiled code, an overflow of ``*`` is undefined
 times = _times()

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernels.flow import add, count, get, key6, put, same16, spread
-from ringtap.analysis.pcap.kernels.memory import (
-    kernel,
-    load8,
-    load32,
-    load64,
-    store8,
-    store32,
-    store64,
-    swapped32,
-)
+from ringtap.analysis.pcap.kernels.memory import kernel, load8, load32, load64, store8, store32, store64, swapped32
 from ringtap.analysis.pcap.kernels.state import (
     LAST_NS,
     MOST_QUEUE_PAIRS,
@@ -30,18 +21,7 @@ from ringtap.analysis.pcap.scan_columns import QUEUE_PAIR, offsets
 
 _ROW = QUEUE_PAIR.itemsize
 _QUEUE_PAIR, _SOURCE, _DESTINATION = offsets(QUEUE_PAIR, "queue_pair", "source", "destination")
-(
-    _PACKETS,
-    _BYTES,
-    _PAYLOAD,
-    _ACKNOWLEDGEMENTS,
-    _NAKS,
-    _CNPS,
-    _GAPS,
-    _REPEATS,
-    _FIRST_NS,
-    _LAST_NS,
-) = offsets(
+_PACKETS, _BYTES, _PAYLOAD, _ACKNOWLEDGEMENTS, _NAKS, _CNPS, _GAPS, _REPEATS, _FIRST_NS, _LAST_NS = offsets(
     QUEUE_PAIR,
     "packets",
     "bytes",
@@ -56,13 +36,7 @@ _QUEUE_PAIR, _SOURCE, _DESTINATION = offsets(QUEUE_PAIR, "queue_pair", "source",
 )
 _BTH_BYTES, _CNP = 12, 0x81
 _RELIABLE_DATAGRAM, _DATAGRAM, _CONGESTION, _EXTENDED = 2, 3, 4, 5
-_READ_REQUEST, _READ_FIRST, _READ_ONLY, _ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE = (
-    0x0C,
-    0x0D,
-    0x10,
-    0x11,
-    0x12,
-)
+_READ_REQUEST, _READ_FIRST, _READ_ONLY, _ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE = 0x0C, 0x0D, 0x10, 0x11, 0x12
 _PSN_MASK, _PSN_HALF = 0xFFFFFF, 0x800000
 
 
@@ -99,7 +73,7 @@ def extended_bytes(opcode: int) -> int:
 
 @kernel
 def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_ns: int) -> int:
-    """Return the row of a queue pair, a new one if need be; -1 if there are too many."""
+    """Return the row number of a queue pair, which is added if it is new; -1 if there are too many."""
     size = 4 if family == 4 else 16
     key = load64(addresses) if family == 4 else key6(state, addresses, addresses + 16)
     index = spread(state, key, queue_pair) & (QUEUE_PAIR_SLOT_COUNT - 1)
@@ -137,9 +111,9 @@ def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_n
 
 @kernel
 def _order(row: int, work: int, operation: int, number: int) -> None:
-    """Check packet sequence numbers: of requests one after the other, of read responses within one response.
+    """Check packet sequence numbers: all requests are in sequence, read responses only within one response.
 
-    A read takes as many numbers as its response has packets; the request does not contain that number.
+    A read uses as many numbers as its response has packets; the request does not say how many.
     """
     response = _READ_FIRST <= operation <= _READ_ONLY
     place = work + (Q_RESPONSE if response else Q_NEXT)
@@ -156,14 +130,7 @@ def _order(row: int, work: int, operation: int, number: int) -> None:
 
 @kernel
 def roce(
-    state: int,
-    header: int,
-    kept: int,
-    length: int,
-    payload: int,
-    addresses: int,
-    family: int,
-    time_ns: int,
+    state: int, header: int, kept: int, length: int, payload: int, addresses: int, family: int, time_ns: int
 ) -> None:
     """Count a packet for its queue pair.
 

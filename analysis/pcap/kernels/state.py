@@ -5,30 +5,30 @@ Words are named by their index. Offsets into the blocks are in bytes.
 
 from __future__ import annotations
 
-# --- words of the state: what the caller sets ---------------------------------------------------------------------
-CONVERSATIONS = 0  # address of the rows of layout.CONVERSATION
-DIRECTIONS = 1  # address of the work area: two direction blocks per conversation
+# --- words of the state that the caller sets ----------------------------------------------------------------------
+CONVERSATIONS = 0  # address of the rows of scan_columns.CONVERSATION
+DIRECTIONS = 1  # address of the work areas: two per conversation, one per direction
 SLOTS = 2  # address of the hash table of flows
 HOLES = 3  # address of the TCP holes: MOST_HOLES per direction
 MOST_ROWS = 4
 CELLS_AT = 5  # address of the next cell; reset by the caller after it has taken the cells
-CELLS_END = 6  # each end follows its begin
+CELLS_END = 6  # each end is the word after its begin
 BIN_NS = 7
 SWAPPED = 8  # 1 if the file's byte order is not the machine's
 INTERFACES = 9  # address of the interfaces of the section; a pcap file has one
 INTERFACE_COUNT = 10
 MOST_KEPT = 11  # largest number of captured bytes that a record may have
 FRAGMENTS = 12  # address of the table of first fragments
-QUEUE_PAIRS = 13  # address of the rows of layout.QUEUE_PAIR
-QUEUE_PAIR_WORK = 14  # address of their work area
+QUEUE_PAIRS = 13  # address of the rows of scan_columns.QUEUE_PAIR
+QUEUE_PAIR_WORK = 14  # address of their work areas
 QUEUE_PAIR_SLOTS = 15
-PACKETS_AT = 16  # address of the next row of layout.PACKET; 0: none are wanted
+PACKETS_AT = 16  # address of the next row of scan_columns.PACKET; 0: packets are not kept
 PACKETS_END = 17
 IS_END = 18  # 1 if the stream ends with the block
 SECRETS = 32  # four random numbers below 2^32 per scan, so that no capture can be crafted to make keys collide
 
-# --- what the kernels keep ----------------------------------------------------------------------------------------
-SLOT_MASK = 20  # slots in use, a power of two, minus one
+# --- words of the state that the kernels set ----------------------------------------------------------------------
+SLOT_MASK = 20  # number of slots in use, a power of two, minus one
 ROWS = 21
 BASE_BIN = 22  # of the first packet, since the epoch
 BIN = 23  # of the last packet, since BASE_BIN
@@ -37,13 +37,13 @@ BIN_END_NS = 25
 LEAST_BIN = 26
 FIRST_NS = 27
 LAST_NS = 28  # the latest time seen
-NEEDED = 29  # bytes from where the walk stopped that it needs to continue
+NEEDED = 29  # bytes needed to continue, from the place of the stop on
 STOPPED = 30  # reason for the stop: one of those below
 QUEUE_PAIR_ROWS = 31
 TAG = 36  # code of the packet's VLAN or VNI
 UNTAGGED = 1
 
-# --- counts of what the capture held ------------------------------------------------------------------------------
+# --- counts of packets and anomalies ------------------------------------------------------------------------------
 COUNTED = 40
 COUNTS = (
     "packets",
@@ -93,9 +93,9 @@ CORRUPT = 2  # an impossible record
 SECTION = 3  # a pcapng block that the caller reads: section header or interface
 PASS_OVER = 4  # a block to skip, of which NEEDED bytes are still to come
 
-# --- a direction's block ------------------------------------------------------------------------------------------
+# --- work area of a direction -------------------------------------------------------------------------------------
 D_BIN = 0  # of the open cell; NO_BIN: none
-D_PACKETS = 8  # of the open cell, up to D_PAYLOAD
+D_PACKETS = 8  # of the open cell, as all fields up to D_PAYLOAD
 D_DATA_PACKETS = 16
 D_BYTES = 24
 D_DATA_BYTES = 32
@@ -122,25 +122,14 @@ MOST_HOLES = 4
 # --- a slot of the hash table of flows ----------------------------------------------------------------------------
 K_ADDRESSES = 0
 K_REST = 8  # ports, protocol, kind, layer, family
-K_FLOW = 16  # plus one; 0: free
+K_FLOW = 16  # flow plus one; 0: free
 SLOT_SHIFT = 5
 FIRST_SLOTS = 2**14
-SLOTS_A_ROW = 8  # at least: the processor predicts a search that finds its slot at once
+SLOTS_A_ROW = 8  # at least: most searches then find their slot at once, which the processor predicts
 
 # --- an interface -------------------------------------------------------------------------------------------------
-I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS, I_MOST = (
-    0,
-    8,
-    16,
-    24,
-    32,
-    40,
-)  # I_MOST: largest number of ticks that fits
-TIMES, DIVIDED, POWER_OF_TWO = (
-    0,
-    1,
-    2,
-)  # values of I_SCALE: use of I_BY to convert ticks to nanoseconds
+I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS, I_MOST = 0, 8, 16, 24, 32, 40  # I_MOST: largest number of ticks that fits
+TIMES, DIVIDED, POWER_OF_TWO = 0, 1, 2  # values of I_SCALE: use of I_BY to convert ticks to nanoseconds
 INTERFACE_BYTES = 64
 MOST_INTERFACES = 1024
 
@@ -148,7 +137,7 @@ MOST_INTERFACES = 1024
 F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
 FRAGMENT_SHIFT = 5
 FRAGMENT_SLOTS = 8192
-FRAGMENT_LIFE_NS = 60_000_000_000  # reassembly timeout of RFC 8200, and least one of RFC 1122
+FRAGMENT_LIFE_NS = 60_000_000_000  # reassembly timeout of RFC 8200, and minimum of RFC 1122
 
 # --- a queue pair's work area -------------------------------------------------------------------------------------
 Q_NEXT = 0  # PSN expected of the next request; -1: not known
@@ -158,9 +147,9 @@ MOST_QUEUE_PAIRS = 2**16
 QUEUE_PAIR_SLOT_COUNT = 2**18
 
 # --- limits -------------------------------------------------------------------------------------------------------
-MOST_FRAME_BYTES = 2**24  # no link has packets of this size; a record that says so is damage
+MOST_FRAME_BYTES = 2**24  # no link has packets of this size; a record with a larger one is damaged
 MOST_BLOCK_BYTES = 2**25
-ROOM = 8  # upper bound on the cells, and rows, of a packet
+ROOM = 8  # upper bound on the cells, or packet rows, that one packet adds
 FULL_CELL_BYTES = 2**31
 FULL_CELL_PACKETS = 2**16 - 1
 MOST_NS = 2**62  # a time after 2100, such that sums and differences of times fit a word

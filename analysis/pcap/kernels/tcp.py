@@ -6,23 +6,15 @@ left the hole; otherwise they are retransmissions of bytes lost before the captu
 further ahead, with or without payload, and by an acknowledgement of bytes that were not captured. Round trips are
 timed for one segment at a time, and not across a retransmission (Karn and Partridge, SIGCOMM 1987).
 
-tshark classifies whole segments: below the highest byte sent, a segment is out of order within that time of the highest
-segment, otherwise a retransmission. It is always a retransmission if it was acknowledged before or ends at the highest
-byte.
+tshark, by contrast, classifies whole segments. A segment below the highest byte sent is out of order if it comes within
+that time of the highest segment, otherwise it is a retransmission. It is always a retransmission if it was acknowledged
+before or ends at the highest byte.
 """
 
 from __future__ import annotations
 
 from ringtap.analysis.pcap.kernels.flow import add, count, get, row_of
-from ringtap.analysis.pcap.kernels.memory import (
-    inlined,
-    kernel,
-    load8,
-    load64,
-    store64,
-    swapped16,
-    swapped32,
-)
+from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load8, load64, store64, swapped16, swapped32
 from ringtap.analysis.pcap.kernels.state import (
     D_HOLES,
     D_NEXT,
@@ -43,16 +35,7 @@ from ringtap.analysis.pcap.kernels.state import (
 )
 from ringtap.analysis.pcap.scan_columns import CONVERSATION, offsets
 
-(
-    _RETRANSMITTED,
-    _OUT_OF_ORDER,
-    _ZERO_WINDOWS,
-    _RESETS,
-    _RTT_COUNT,
-    _RTT_SUM,
-    _RTT_MIN,
-    _HANDSHAKE,
-) = offsets(
+_RETRANSMITTED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RTT_MIN, _HANDSHAKE = offsets(
     CONVERSATION,
     "retransmitted_bytes",
     "out_of_order_bytes",
@@ -64,7 +47,7 @@ from ringtap.analysis.pcap.scan_columns import CONVERSATION, offsets
     "handshake_ns",
 )
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
-_MOST_OUT_OF_ORDER_NS = 3_000_000  # where no handshake was seen
+_MOST_OUT_OF_ORDER_NS = 3_000_000  # if no handshake was seen
 _MOST_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
 _MOST_TRIP_NS = 240_000_000_000  # both segments live 2 minutes at most (RFC 9293, 3.4.1): beyond, a clock was set
 _MOST_SYN_BYTES = 2**16  # of data with a SYN (RFC 7413)
@@ -95,12 +78,7 @@ def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: i
         number -= 1
         for moved in range(number):
             after = holes + (moved + 1) * HOLE_BYTES
-            _set_hole(
-                after - HOLE_BYTES,
-                load64(after),
-                load64(after + HOLE_TO),
-                load64(after + HOLE_NS),
-            )
+            _set_hole(after - HOLE_BYTES, load64(after), load64(after + HOLE_TO), load64(after + HOLE_NS))
     _set_hole(holes + number * HOLE_BYTES, begin, end, time_ns)
     store64(work + D_HOLES, number + 1)
 
@@ -117,10 +95,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
     while index < number:
         hole = holes + index * HOLE_BYTES
         left, since = load64(hole), load64(hole + HOLE_NS)
-        begin, end = (
-            _signed(left - sequence),
-            _signed(load64(hole + HOLE_TO) - sequence),
-        )
+        begin, end = _signed(left - sequence), _signed(load64(hole + HOLE_TO) - sequence)
         first, last = max(begin, 0), min(end, payload)
         if first >= last:
             index += 1
@@ -131,24 +106,14 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
             _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
             if number < MOST_HOLES:
                 tail = holes + number * HOLE_BYTES
-                _set_hole(
-                    tail,
-                    (sequence + last) & 0xFFFFFFFF,
-                    (sequence + end) & 0xFFFFFFFF,
-                    since,
-                )
+                _set_hole(tail, (sequence + last) & 0xFFFFFFFF, (sequence + end) & 0xFFFFFFFF, since)
                 number += 1
             index += 1
         elif first > begin:
             _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
             index += 1
         elif last < end:
-            _set_hole(
-                hole,
-                (sequence + last) & 0xFFFFFFFF,
-                (sequence + end) & 0xFFFFFFFF,
-                since,
-            )
+            _set_hole(hole, (sequence + last) & 0xFFFFFFFF, (sequence + end) & 0xFFFFFFFF, since)
             index += 1
         else:
             number -= 1
@@ -159,15 +124,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
 
 
 @kernel
-def _not_in_order(
-    state: int,
-    flow: int,
-    work: int,
-    sequence: int,
-    payload: int,
-    end: int,
-    time_ns: int,
-) -> None:
+def _not_in_order(state: int, flow: int, work: int, sequence: int, payload: int, end: int, time_ns: int) -> None:
     following = load64(work + D_NEXT)
     ahead = _signed(sequence - following)
     if abs(ahead) >= _MOST_JUMP:
@@ -203,15 +160,7 @@ def _pass_over(state: int, flow: int, work: int, until: int, time_ns: int) -> No
 
 
 @inlined
-def _sequence(
-    state: int,
-    flow: int,
-    work: int,
-    sequence: int,
-    payload: int,
-    extra: int,
-    time_ns: int,
-) -> None:
+def _sequence(state: int, flow: int, work: int, sequence: int, payload: int, extra: int, time_ns: int) -> None:
     """Advance over new bytes; distinguish holes, retransmissions and out-of-order bytes."""
     following, end = load64(work + D_NEXT), (sequence + payload + extra) & 0xFFFFFFFF
     if sequence == following:
@@ -250,7 +199,7 @@ def _segment_size(state: int, header: int, kept: int) -> int:
 
 @kernel
 def _begin_anew(side: int) -> None:
-    """Forget what a side sent in an earlier connection."""
+    """Reset the sequence state of a side, which is from an earlier connection."""
     store64(side + D_NEXT, -1)
     store64(side + D_TIMED, -1)
     store64(side + D_HOLES, 0)
@@ -321,23 +270,14 @@ def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, 
 
 
 @inlined
-def tcp(
-    state: int,
-    flow: int,
-    work: int,
-    header: int,
-    kept: int,
-    payload: int,
-    family: int,
-    time_ns: int,
-) -> None:
+def tcp(state: int, flow: int, work: int, header: int, kept: int, payload: int, family: int, time_ns: int) -> None:
     """Follow one segment of a flow.
 
     Args:
         state: address of the state.
         flow: number of the flow.
         work: address of the flow's work area.
-        header: address of the TCP header, of which at least 20 bytes are there.
+        header: address of the TCP header, of which at least 20 bytes were captured.
         kept: captured bytes from the header on.
         payload: bytes after the header.
         family: 4 or 6.
@@ -370,10 +310,7 @@ def tcp(
         room = load64(work + D_SEGMENT_BYTES)
         options = (load8(header + 12) >> 4) * 4 - 20
         room = (room if room else (1460 if family == 4 else 1440)) - options
-        add(
-            work + D_SEGMENTS,
-            1 if payload <= room or room <= 0 else (payload + room - 1) // room,
-        )
+        add(work + D_SEGMENTS, 1 if payload <= room or room <= 0 else (payload + room - 1) // room)
     elif not flags & (_SYN | _FIN):
         following = load64(work + D_NEXT)
         if following < 0:

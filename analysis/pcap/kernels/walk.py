@@ -9,13 +9,7 @@ from ringtap.analysis.pcap.kernels.blocks import block_stops, is_block, packet_o
 from ringtap.analysis.pcap.kernels.cells import add_cells, close_all, in_bin
 from ringtap.analysis.pcap.kernels.decode import decode
 from ringtap.analysis.pcap.kernels.flow import add, count, get, put
-from ringtap.analysis.pcap.kernels.memory import (
-    inlined,
-    kernel,
-    load32,
-    load64,
-    swapped32,
-)
+from ringtap.analysis.pcap.kernels.memory import inlined, kernel, load32, load64, swapped32
 from ringtap.analysis.pcap.kernels.state import (
     BIN_END_NS,
     BIN_START_NS,
@@ -81,10 +75,7 @@ def walk(state: int, block: int, size: int) -> int:
         Bytes consumed; STOPPED in the state is the reason for the stop.
     """
     swapped, most_kept = get(state, SWAPPED), get(state, MOST_KEPT)
-    link, tick_ns = (
-        load64(get(state, INTERFACES) + I_LINK),
-        load64(get(state, INTERFACES) + I_BY),
-    )
+    link, tick_ns = load64(get(state, INTERFACES) + I_LINK), load64(get(state, INTERFACES) + I_BY)
     at, stopped, needed = 0, MORE, 16
     while at + 16 <= size:
         record = block + at
@@ -103,14 +94,7 @@ def walk(state: int, block: int, size: int) -> int:
         if _is_full(state):
             stopped = FULL
             break
-        _packet(
-            state,
-            record + 16,
-            kept,
-            length,
-            seconds * 1_000_000_000 + ticks * tick_ns,
-            link,
-        )
+        _packet(state, record + 16, kept, length, seconds * 1_000_000_000 + ticks * tick_ns, link)
         at += 16 + kept
     put(state, STOPPED, stopped)
     put(state, NEEDED, needed)
@@ -160,11 +144,7 @@ def _kept(state: int, record: int) -> int:
 @kernel
 def _is_record(state: int, record: int) -> bool:
     if get(state, SWAPPED):
-        seconds, ticks, length = (
-            swapped32(record),
-            swapped32(record + 4),
-            swapped32(record + 12),
-        )
+        seconds, ticks, length = swapped32(record), swapped32(record + 4), swapped32(record + 12)
     else:
         seconds, ticks, length = load32(record), load32(record + 4), load32(record + 12)
     kept, tick_ns = _kept(state, record), load64(get(state, INTERFACES) + I_BY)
@@ -177,13 +157,13 @@ def _is_record(state: int, record: int) -> bool:
 
 
 def resume(state: int, block: int, size: int) -> int:
-    """Look for the next sound record of a pcap file after damage.
+    """Look for the next valid record of a pcap file after damage.
 
-    A record is sound if three headers follow one another, each where the previous one ends, within a day of the latest
+    A record is valid if three headers follow one another, each where the previous one ends, within a day of the latest
     packet. At the end of the stream fewer suffice, if the last one ends with the stream.
 
     Returns:
-        Bytes to skip. STOPPED is MORE if a record begins there, else FULL: NEEDED bytes from there decide.
+        Bytes to skip. STOPPED is MORE if a record begins there, else FULL: NEEDED bytes from there on decide.
     """
     at = 0
     while at + 16 <= size:
@@ -209,7 +189,7 @@ def resume(state: int, block: int, size: int) -> int:
 
 
 def resume_blocks(state: int, block: int, size: int) -> int:
-    """Look for the next sound block of a pcapng file: two complete blocks in a row, with their length at both ends."""
+    """Look for the next valid block of a pcapng file: two complete blocks in a row, with their length at both ends."""
     at = 0
     while at + 12 <= size:
         found = is_block(state, block + at, size - at)

@@ -110,8 +110,8 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
         result, (first, second) = most.result, most.result.names
         text = (
             f"Of all {what}, {second} and {first} differ most, for {most.title} at about {100 * HEAVY_SHARE:.0f} % of "
-            f"the capacity: under {second} the median iteration takes {_ratio(result.median_ratio)} as long, and the 99th "
-            f"percentile is {_ratio(result.p99_ratio)} as large."
+            f"the capacity: under {second} the median iteration takes {_ratio(result.median_ratio)} as long, and its "
+            f"99th percentile is {_ratio(result.p99_ratio)} as large."
         )
         reason = f"{len(beyond)} of {len(heavy)} pairs at that load differ beyond chance, corrected for their number"
         loads = [abs(pair.bandwidth_gbps[0] - pair.bandwidth_gbps[1]) for pair in heavy]

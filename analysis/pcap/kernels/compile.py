@@ -83,15 +83,21 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
     return code
 
 
+def sources() -> list[Path]:
+    """Return the files that the machine code is made from: the kernels, and the columns that they write."""
+    here = Path(__file__).parent
+    return [*sorted(here.glob("*.py")), here.parent / "scan_columns.py"]
+
+
 def _key(binding: Any) -> str:
     """Return a hash of everything that the machine code depends on."""
     import llvmlite
 
-    here, numba = Path(__file__).parent, importlib.util.find_spec("numba")
-    sources = [*sorted(here.glob("*.py")), here.parent / "layout.py"]
+    parts = [source.read_bytes() for source in sources()]
+    numba = importlib.util.find_spec("numba")
     if numba is not None and numba.origin is not None:
-        sources.append(Path(numba.origin).with_name("_version.py"))  # numba.__version__ needs a slow import
-    parts = [source.read_bytes() for source in sources if source.exists()]
+        version = Path(numba.origin).with_name("_version.py")  # numba.__version__ needs a slow import
+        parts.append(version.read_bytes() if version.exists() else b"")
     parts.append(f"{llvmlite.__version__} {sys.version_info[:2]} {os.uname().machine}".encode())
     parts.append(binding.get_host_cpu_name().encode())
     parts.append(binding.get_host_cpu_features().flatten().encode())

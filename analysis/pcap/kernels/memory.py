@@ -65,7 +65,7 @@ def _store(bits: int) -> Callable[[int, int], None]:
 load8, load16, load32, load64 = (_load(bits, False) for bits in (8, 16, 32, 64))
 store8, store16, store32, store64 = (_store(bits) for bits in (8, 16, 32, 64))
 # byte-swapped: in network order, on a little-endian machine
-swapped16, swapped32, swapped64 = (_load(bits, True) for bits in (16, 32, 64))
+swapped16, swapped32 = (_load(bits, True) for bits in (16, 32))
 
 
 def _times() -> Callable[[int, int], int]:

@@ -120,8 +120,7 @@ HOLE_BYTES = 24
 MOST_HOLES = 4
 
 # --- a slot of the hash table of flows ----------------------------------------------------------------------------
-K_ADDRESSES = 0
-K_REST = 8  # ports, protocol, kind, layer, family
+K_REST = 8  # after the addresses: ports, protocol, kind, layer, family
 K_FLOW = 16  # flow plus one; 0: free
 SLOT_SHIFT = 5
 FIRST_SLOTS = 2**14

@@ -1,5 +1,6 @@
 """Machine code kept between processes."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -45,6 +46,17 @@ def scan():
     one = Scan()
     one.feed(memoryview(DATA))
     return one.finish()
+
+
+def test_the_key_covers_every_module_that_the_kernels_import():
+    imported = {
+        node.module.rpartition(".")[2]
+        for path in compile.sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ringtap.analysis.pcap")
+    }
+    assert "scan_columns" in imported
+    assert imported <= {path.stem for path in compile.sources()}
 
 
 def test_compiled_once_and_said_once(code, fresh, monkeypatch):

@@ -108,6 +108,8 @@ def _iterations(job: Job) -> Drawn:
         on.panels[1].set_xlim(axes.get_xlim())
         on.panels[1].set_ylabel("segments, packets")
         on.panels[1].yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    for panel in on.panels:
+        panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     on.panels[-1].set_xlabel("iteration")
     return on.drawn(NAMES[0], _iterations_caption(job, len(table) < len(job.iterations), len(slow), list(lost)), table)
 
@@ -210,6 +212,7 @@ def _rates(job: Job) -> Drawn | None:
     for name, (_, colour) in known.items():
         axes.plot(grouped["iteration"], grouped[name] / 1e6, color=colour, linewidth=1.1)
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axes.set_xlabel("iteration")
     axes.set_ylabel("MB per iteration")
     return on.drawn(NAMES[3], "Payload that all nodes together sent in each iteration, by their sockets.", grouped)

@@ -249,7 +249,7 @@ def worker_bytes(shape: Topology, edges: Mapping[tuple[str, str], float]) -> flo
     return sum(sent[host] for host in workers) / len(workers)
 
 
-# message headers of the libraries: gloo 48 bytes per message, 0.2 to 0.6 % of the volume in scale models
+# message headers of the libraries: gloo 48 bytes per message, 0.4 to 1.5 % of the volume in scale models
 HEADER_SHARE = 0.02
 # topologies with an equation for the volume
 _COLLECTIVES = {

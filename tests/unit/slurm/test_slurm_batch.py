@@ -132,7 +132,7 @@ def python(text: str) -> tuple[str, ...]:
 RANKS = """\
 import json, os
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-print(json.dumps([os.environ[name] for name in names]))
+print(json.dumps([os.environ[name] for name in names]) + "\\n", end="")  # one write: ranks share the output
 """
 
 

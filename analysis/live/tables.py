@@ -22,7 +22,7 @@ _MARKS = 5
 _TRAFFIC_STYLE = {"training": "", "cross": "cyan", "other": DIM}
 _LEAST_WIDTH = 8
 _PERCENT, _TENTHS = "{:.0%}".format, "{:.1f}".format
-_NO_HOST = Host("", (), None, None, None, None)
+_NO_HOST = Host("", (), None, None, None)
 
 
 def gbps(bps: float) -> str:

@@ -16,9 +16,6 @@ from ringtap.analysis.live.recent_counters import Layout
 from ringtap.analysis.runs.tail import Record
 from ringtap.records import RecordFile
 
-# CLOCK_REALTIME and CLOCK_MONOTONIC of the same moments, as times of the reference node's clock
-ToReference = Callable[[list[int], list[int]], list[int]]
-
 STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
 MOST_KEPT = 600
 _KEPT_IN_ALL = 60_000
@@ -88,7 +85,9 @@ class RankSteps:
         to_reference: converts CLOCK_REALTIME and CLOCK_MONOTONIC of its node to the reference node's clock.
     """
 
-    def __init__(self, node: str, rank: int, pid: int, file: RecordFile, to_reference: ToReference) -> None:
+    def __init__(
+        self, node: str, rank: int, pid: int, file: RecordFile, to_reference: Callable[[int, int], int]
+    ) -> None:
         self.node, self.rank, self.pid = node, rank, pid
         self.world_size = int(file.about.get("world_size") or 0)
         self.ends: deque[tuple[int, int, bool]] = deque(maxlen=MOST_KEPT)
@@ -109,30 +108,24 @@ class RankSteps:
         at = self.layout.index
         step, optimizer, end, kind_column = at["step"], at["optimizer"], at["end_ns"], at.get("kind")
         mono = at["end_mono_ns"]
-        fresh: list[Record] = []
         for record in batch:
             self.samples += 1
             kind = record[kind_column] if kind_column is not None else 0
             if kind == _MARK and not self._has_marks:
                 self._has_marks = True
                 self.ends.clear()
-                fresh.clear()
             if self._has_marks != (kind == _MARK):
                 continue
             if not self._has_marks:
                 if self._optimizer is None or record[optimizer] < self._optimizer:
                     self._optimizer = record[optimizer]  # numbered in the order of their first steps
                     self.ends.clear()
-                    fresh.clear()
                 if record[optimizer] != self._optimizer:
                     continue
-            if self.ends or fresh:
+            if self.ends:
                 self.last_step_s = (record[mono] - self._last_mono_ns) / 1e9
             self.last_end_ns, self._last_mono_ns = record[end], record[mono]
-            fresh.append(record)
-        times_ns = self._to_reference([record[end] for record in fresh], [record[mono] for record in fresh])
-        for record, end_ns in zip(fresh, times_ns, strict=True):
-            self.ends.append((record[step], end_ns, kind_column is not None and record[kind_column] == _SKIPPED))
+            self.ends.append((record[step], self._to_reference(record[end], record[mono]), kind == _SKIPPED))
 
 
 def ddp_times(layout: Layout, record: Record) -> dict[str, float | None]:

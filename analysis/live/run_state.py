@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ringtap.analysis.live.flows import Owners
 from ringtap.analysis.live.iterations import MOST_KEPT, STEP_FILE, RankSteps, ddp_times, number_generations
 from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
@@ -101,10 +99,9 @@ class NodeLog:
     def _series(self) -> list[RecentWideLog | Keyed]:
         return [*self.wide.values(), *self.keyed.values()]
 
-    def to_reference(self, t_ns: list[int], mono_ns: list[int]) -> list[int]:
-        """Convert times of this node's clocks to the reference node's clock, as far as the offset is known."""
-        times: list[int] = self._node_clock.on_reference(np.array(t_ns), np.array(mono_ns)).tolist()
-        return times
+    def to_reference(self, t_ns: int, mono_ns: int) -> int:
+        """Convert a time of this node's clocks to the reference node's clock, as far as the offset is known."""
+        return self._node_clock.moment_on_reference(t_ns, mono_ns)
 
     def poll(self) -> None:
         """Read what was added since the last poll."""

@@ -3,21 +3,26 @@
 CLOCK_REALTIME may be set during a run. All steps are therefore removed from times first, which gives the times that the
 clock would have shown without being set. Such times never jump, and one linear offset per segment converts the times of
 one node to those of another.
+
+Columns of times need NumPy. A single moment does not: the plain live view runs on nodes that only record.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringtap.json_validation import ShapeError, load_json
 from ringtap.schema import CLOCK, CLOCK_JSON
 
-Integers = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Integers = npt.NDArray[np.int64]
 
 
 class ClockStep(NamedTuple):
@@ -65,6 +70,8 @@ class NodeClock:
             mono_ns: CLOCK_MONOTONIC at the same moments. Without it ``t_ns`` must be in the order in which it was read,
                 and times within the second in which the clock was set may be off by the step.
         """
+        import numpy as np
+
         result = np.array(t_ns, np.int64)
         after = np.ones(len(result), bool)
         for step in self.steps:
@@ -81,7 +88,32 @@ class NodeClock:
         """Convert times that this clock showed to the reference clock; arguments as for `unstepped`."""
         return self.to_reference(self.unstepped(t_ns, mono_ns))
 
+    def moment_unstepped(self, t_ns: int, mono_ns: int | None = None) -> int:
+        """Convert one time as `unstepped` converts columns."""
+        result_ns = t_ns
+        for step in self.steps:
+            if mono_ns is None:
+                is_after = (
+                    t_ns >= step.t_ns - (step.step_ns + step.mono_ns - step.mono_before_ns) // 2
+                    if step.step_ns > 0
+                    else t_ns > step.t_ns - step.step_ns
+                )
+            else:
+                gap_ns = t_ns - mono_ns
+                is_stepped = abs(gap_ns - (step.t_ns - step.mono_ns)) < abs(step.step_ns) / 2
+                is_after = mono_ns >= step.mono_ns or (mono_ns > step.mono_before_ns and is_stepped)
+            result_ns -= step.step_ns * is_after
+        return result_ns if t_ns else 0
+
+    def moment_on_reference(self, t_ns: int, mono_ns: int) -> int:
+        """Convert one time as `on_reference` converts columns."""
+        own_ns = self.moment_unstepped(t_ns, mono_ns)
+        line = self.lines[max(bisect_right(self.lines, own_ns, key=lambda line: line.from_ns) - 1, 0)]
+        return own_ns - round(line.offset_ns + (own_ns - line.t0_ns) * (line.drift_ppm * 1e-6)) if own_ns else 0
+
     def _offset_ns(self, t_ns: Integers) -> Integers:
+        import numpy as np
+
         columns = [np.array(column) for column in zip(*self.lines, strict=True)]
         line = np.maximum(np.searchsorted(columns[0], t_ns, side="right") - 1, 0)
         t0_ns, offset_ns, drift_ppm = (column[line] for column in columns[1:])
@@ -90,6 +122,8 @@ class NodeClock:
 
     def to_reference(self, t_ns: Integers) -> Integers:
         """Convert unstepped times of this clock to the reference clock; 0 (not known) stays 0."""
+        import numpy as np
+
         return np.where(t_ns == 0, 0, t_ns - self._offset_ns(t_ns))
 
     def from_reference(self, t_ns: Integers) -> Integers:
@@ -104,6 +138,8 @@ def _after_by_order(t_ns: Integers, after_last: npt.NDArray[np.bool_], step: Clo
     A step forward leaves a gap; times after its middle are later. After a step back, the clock shows some times twice.
     Times are later if they follow the first jump back by more than half the step, or exceed all times before the step.
     """
+    import numpy as np
+
     window_ns = step.mono_ns - step.mono_before_ns
     if step.step_ns > 0:
         return t_ns >= step.t_ns - (step.step_ns + window_ns) // 2
@@ -168,7 +204,7 @@ def _lines(clock: NodeClock, parts: list[dict[str, Any]], reference_steps: tuple
     from the end of the last one's.
     """
     reference = NodeClock(steps=reference_steps)
-    sums_ns = np.cumsum([0, *(step.step_ns for step in reference_steps)])
+    sums_ns = list(accumulate((step.step_ns for step in reference_steps), initial=0))
     lines: list[ClockLine] = []
     for part in parts:
         offset_ns, drift_ppm = float(part["offset_ns"]), float(part.get("drift_ppm") or 0.0)
@@ -177,15 +213,15 @@ def _lines(clock: NodeClock, parts: list[dict[str, Any]], reference_steps: tuple
         own_ns = 0  # steps of this clock before the segment
         if clock.steps and (middle := _middle(part)):
             t_ns = from_ns + middle - (part.get("from_mono_ns") or middle)
-            own_ns = t_ns - int(clock.unstepped(np.array([t_ns]), np.array([middle]))[0])
+            own_ns = t_ns - clock.moment_unstepped(t_ns, middle)
         line = ClockLine(from_ns - own_ns, t0_ns - own_ns, offset_ns - own_ns, drift_ppm)
         if lines:
             last = lines[-1]
             last_ns = last.offset_ns + last.drift_ppm * 1e-6 * (line.from_ns - last.t0_ns)
             this_ns = line.offset_ns + drift_ppm * 1e-6 * (line.from_ns - line.t0_ns)
-            reference_ns = float(sums_ns[np.argmin(np.abs(this_ns + sums_ns - last_ns))])
+            reference_ns = float(min(sums_ns, key=lambda sum_ns: abs(this_ns + sum_ns - last_ns)))
         else:
-            shown_ns = np.array([from_ns - round(offset_ns + drift_ppm * 1e-6 * (from_ns - t0_ns))])
-            reference_ns = float((shown_ns - reference.unstepped(shown_ns))[0]) if from_ns else 0.0
+            shown_ns = from_ns - round(offset_ns + drift_ppm * 1e-6 * (from_ns - t0_ns))
+            reference_ns = float(shown_ns - reference.moment_unstepped(shown_ns)) if from_ns else 0.0
         lines.append(line._replace(offset_ns=line.offset_ns + reference_ns))
     return lines

@@ -24,9 +24,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument(
-        "source",
-        metavar="DIR|TABLE.csv",
-        help="a sweep's or a job's run directory, or a table of iteration times",
+        "source", metavar="DIR|TABLE.csv", help="a sweep's or a job's run directory, or a table of iteration times"
     )
     parser.add_argument(
         "-o",

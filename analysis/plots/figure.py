@@ -161,12 +161,7 @@ def sheet(
             longest = max(len(str(artist.get_label())) for artist in labels)
             legend_width = min(width, min(label_columns, len(labels)) * (0.7 + 0.075 * longest))
             boxes.append(
-                (
-                    _POINTS * (width - legend_width) / 2,
-                    _POINTS * rows * high,
-                    _POINTS * legend_width,
-                    _POINTS * foot,
-                )
+                (_POINTS * (width - legend_width) / 2, _POINTS * rows * high, _POINTS * legend_width, _POINTS * foot)
             )
     return Sheet(figure, panels, boxes if columns > 1 else [])
 

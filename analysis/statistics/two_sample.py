@@ -219,10 +219,7 @@ def _placements(of: Array, among: Array) -> Array:
 def _scatter(a: Array, b: Array, counts: tuple[float, float]) -> tuple[float, float, float]:
     """Share of pairs with b longer, its standard error and its degrees of freedom (Brunner and Munzel 2000)."""
     share = _placements(b, a)
-    parts = [
-        float(np.var(_placements(a, b), ddof=1)) / counts[0],
-        float(np.var(share, ddof=1)) / counts[1],
-    ]
+    parts = [float(np.var(_placements(a, b), ddof=1)) / counts[0], float(np.var(share, ddof=1)) / counts[1]]
     variance = sum(parts)
     if variance == 0:
         return float(share.mean()), 0.0, 1.0

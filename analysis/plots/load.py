@@ -1,4 +1,4 @@
-"""Iteration time against load, in the manner of the thesis: figures 3-2 to 3-4, 3-6, 3-7, B-2 and B-3."""
+"""Iteration time against load, like the thesis's figures 3-2 to 3-4, 3-6, 3-7, B-2 and B-3."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHARES_ABOVE = (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
 def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
-    """Mean iteration time against measured cross traffic, bars up to the p99 (figures 3-2 (a), 3-3 (a), 3-4 (a))."""
+    """Draw mean iteration times against measured cross traffic, with bars up to the p99 (figures 3-2 to 3-4 (a))."""
     on, groups = _panels(series, 0.0)
     for axes, group in zip(on.panels, groups, strict=True):
         _draw(on, axes, group, looks([one.key for one in series]))
@@ -46,7 +46,7 @@ def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
 
 
 def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
-    """The same against C/(C-BW), where n = 1 is a straight line (equation 3.2; figures 3-2 (b) to 3-4 (b), B-2)."""
+    """Draw the same against C/(C-BW), where n = 1 is a straight line (equation 3.2; figures 3-2 to 3-4 (b), B-2)."""
     capacity = setting.capacity_gbps
 
     def place(load: Any) -> Any:
@@ -78,9 +78,9 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
 
 
 def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """The traffic kinds of each model side by side, with fits and their R² (figures 3-6, 3-7, B-3).
+    """Draw the traffic kinds of each model side by side, with fits and their R² (figures 3-6, 3-7, B-3).
 
-    In grey the thesis's own fit of a series, where it has one and the capacity is its own.
+    The thesis's fit of a series is grey. It is drawn if there is one and the capacity is that of the thesis.
     """
     look = looks([one.key for one in series])
     published = setting.capacity_gbps == thesis.CAPACITY_GBPS
@@ -97,14 +97,14 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
         _kinds_panel(on, axes, group, look, published)
         load_axis(axes, setting)
     caption = (
-        "The kinds of cross traffic side by side for each model, with the chosen fits and their R²; in grey the "
-        "thesis's own fit where it gives one, over TCP where it gives both and the transport is not known."
+        "The kinds of cross traffic side by side for each model, with the chosen fits and their R². Grey is the "
+        "thesis's fit, if it gives one; the one over TCP if it gives two and the transport is not known."
     )
     return on.drawn("traffic-kinds", caption, points_table(drawn))
 
 
 def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]]]:
-    """One panel for few series; else one per traffic kind, as in the thesis, with the models in the legend."""
+    """Create one panel for few series, else one per traffic kind, as in the thesis, with the models in the legend."""
     look = looks([one.key for one in series])
     if len(series) <= _MOST_IN_ONE_PANEL:
         labels = [handle(look[one.key], name_of(one)) for one in series]
@@ -132,7 +132,7 @@ def _draw(on: Sheet, axes: Axes, series: Sequence[Series], look: dict[Key, Look]
 
 
 def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, str]]:
-    """Return marks at least that far apart, the first kept."""
+    """Return marks that are at least ``least`` apart, from the first one on."""
     kept = marks[:1]
     for mark in marks[1:]:
         if mark[0] - kept[-1][0] >= least:
@@ -159,11 +159,11 @@ def _kinds_panel(on: Sheet, axes: Axes, group: list[Series], look: dict[Key, Loo
             text = f"n = {one.fit.n:.2g}, free" if one.fit.free else one.fit.name
             text += "" if one.fit.r2 is None else f", R² {one.fit.r2:.3f}"
         handles.append(handle(shown, text))
-        # the first is over TCP where the transport is not known, as is the testbed's training traffic
+        # if the transport is not known, the first fit is the one over TCP, as on the testbed
         for fit in thesis.fits_for(*one.key)[:1] if published else ():
             grid = np.linspace(0, 0.96 * thesis.CAPACITY_GBPS, 120)
-            there = fit.A * np.exp(fit.B / (thesis.CAPACITY_GBPS - grid) ** fit.n)
-            axes.plot(grid, there, color=FAINT, linestyle=shown.line, linewidth=0.9, zorder=1)
+            times = fit.A * np.exp(fit.B / (thesis.CAPACITY_GBPS - grid) ** fit.n)
+            axes.plot(grid, times, color=FAINT, linestyle=shown.line, linewidth=0.9, zorder=1)
     log_times(axes, *time_range(group))
     axes.set_title(label(group[0].title), loc="left")
     axes.legend(handles=handles, loc="upper left", fontsize=8, handlelength=3)

@@ -16,7 +16,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("--params", required=True, metavar="COUNT", help="parameters of the model, 32 bit each")
     parser.add_argument("--workers", required=True, metavar="N", help="number of workers")
-    parser.add_argument("--iteration", metavar="TIME", help="mean iteration time, e.g. 370ms: gives the bandwidth")
+    parser.add_argument(
+        "--iteration", metavar="TIME", help="mean iteration time, e.g. 370ms; adds the bandwidth required"
+    )
     parser.add_argument(
         "--collective",
         default="ring",
@@ -48,10 +50,10 @@ def _demand(options: argparse.Namespace) -> int:
     print(
         f"{result.collective}, {counted(result.workers, 'worker')}, {counted(result.parameters, 'parameter')} of 32 bit"
     )
-    print(f"Demand a worker and iteration  {format_size(result.worker_bytes)}")
-    print(f"Busiest link, one direction    {format_size(result.busiest_link_bytes)}")
+    print(f"Demand per worker and iteration  {format_size(result.worker_bytes)}")
+    print(f"Busiest link, one direction      {format_size(result.busiest_link_bytes)}")
     if iteration_s is not None and required_bps is not None:
-        at = format_duration(iteration_s)
-        print(f"Bandwidth required             {format_rate(required_bps)} at {at} an iteration")
+        time = format_duration(iteration_s)
+        print(f"Bandwidth required               {format_rate(required_bps)} at {time} per iteration")
     print(f"Source: {result.source}")
     return 0

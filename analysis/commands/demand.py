@@ -16,9 +16,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("--params", required=True, metavar="COUNT", help="parameters of the model, 32 bit each")
     parser.add_argument("--workers", required=True, metavar="N", help="number of workers")
-    parser.add_argument(
-        "--iteration", metavar="TIME", help="mean iteration time, e.g. 370ms; adds the bandwidth required"
-    )
+    parser.add_argument("--iteration", metavar="TIME", help="mean iteration time, e.g. 370ms: gives the bandwidth")
     parser.add_argument(
         "--collective",
         default="ring",

@@ -23,7 +23,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     question = parser.add_mutually_exclusive_group(required=True)
     question.add_argument("--load", metavar="RATE", help="cross traffic, e.g. 18gbit: predict the iteration time")
     question.add_argument(
-        "--slowdown", metavar="FACTOR", help="iteration time over that without load, e.g. 1.5: predict the load"
+        "--slowdown", metavar="FACTOR", help="time over that without load, e.g. 1.5: predict the load"
     )
     add_json(parser)
     parser.set_defaults(handler=_predict)

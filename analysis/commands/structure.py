@@ -33,11 +33,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         metavar="NAME=ADDRESS,…",
         help="addresses of one host that has several, or a name for one address; may be repeated",
     )
-    parser.add_argument(
-        "--filter",
-        metavar="WORDS",
-        help="use only this traffic, in tcpdump's language, e.g. 'net 10.77.0.0/24 and tcp'",
-    )
+    parser.add_argument("--filter", metavar="WORDS", help="use only this traffic: 'net 10.77.0.0/24 and tcp'")
     parser.add_argument(
         "--average", type=int, metavar="N", help="bins of the moving average in the figure of the flows (30, or fewer)"
     )

@@ -60,9 +60,9 @@ def _write_plans(bench: Bench, cases: list[tuple[str, float]], ceiling_bps: floa
     plans, writing = [], []
     for kind, share in cases:
         plans.append(bench.path(f"load-{kind}-{share}.plan"))
-        asked = ["--kind", kind, "--load", f"{round(share * ceiling_bps)}bit", "--to", address]
-        asked += ["--duration", f"{bench.settings.load_s}s", "-o", str(plans[-1])]
-        writing.append(bench.processes.start([*TRAFFIC, "plan", *asked]))
+        arguments = ["--kind", kind, "--load", f"{round(share * ceiling_bps)}bit", "--to", address]
+        arguments += ["--duration", f"{bench.settings.load_s}s", "-o", str(plans[-1])]
+        writing.append(bench.processes.start([*TRAFFIC, "plan", *arguments]))
     for writer in writing:
         writer.result(120)
     return plans

@@ -109,8 +109,8 @@ def _agent_pid() -> int:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-                if run in words and os.getsid(int(folder.name)) != os.getsid(0):
+                arguments = (folder / "cmdline").read_bytes().split(b"\0")
+                if run in arguments and os.getsid(int(folder.name)) != os.getsid(0):
                     found.append(int(folder.name))
             except OSError:
                 continue

@@ -429,8 +429,8 @@ def _residuals(load: Array, log_time: Array, capacity: float, n: float) -> Array
     run = x[second] - x[first]
     apart = np.abs(run) > ALIKE_SHARE * np.ptp(x)  # replicates have no slope between them
     slope = np.median((log_time[second] - log_time[first])[apart] / run[apart])
-    around: Array = log_time - slope * x
-    result: Array = around - np.median(around)
+    detrended: Array = log_time - slope * x
+    result: Array = detrended - np.median(detrended)
     return result
 
 

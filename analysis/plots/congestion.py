@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, looks
-from ringtap.analysis.plots.sweep_axes import Setting, load_axis, name_of, words
+from ringtap.analysis.plots.sweep_axes import Setting, load_axis, name_of, tooltip
 from ringtap.analysis.sweeps.series import Series
 
 _DASHES = (0, (4, 2))
@@ -56,7 +56,7 @@ def _construction(on: Sheet, axes: Axes, series: Series, look: Look, setting: Se
     axes.plot(loads[shown], times[shown], zorder=3, linestyle="none", **look.marks)
     on.mark(
         axes, [one.cross_gbps for one in single], [one.mean_s for one in single],
-        [words(series, one) for one in single], marker=look.marker, color=look.colour, markersize=4, alpha=0.45,
+        [tooltip(series, one) for one in single], marker=look.marker, color=look.colour, markersize=4, alpha=0.45,
         zorder=2,
     )  # fmt: skip
     for line in (point.flat, point.tangent):

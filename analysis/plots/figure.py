@@ -97,12 +97,12 @@ class Sheet:
         """Return the finished figure."""
         return Drawn(name, caption, self.figure, numbers, self.marks, self.boxes)
 
-    def mark(self, axes: Axes, x: Any, y: Any, words: Sequence[str], **look: Any) -> None:
+    def mark(self, axes: Axes, x: Any, y: Any, texts: Sequence[str], **look: Any) -> None:
         """Draw markers, each with a text that the page shows as a tooltip."""
         (line,) = axes.plot(x, y, linestyle="none", **look)
         name = f"marks-{len(self.marks)}"
         line.set_gid(name)
-        self.marks[name] = list(words)
+        self.marks[name] = list(texts)
 
 
 def sheet(

@@ -13,17 +13,17 @@ from ringtap.analysis import thesis
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Key, Look, looks, title_of
 from ringtap.analysis.plots.sweep_axes import (
-    Place,
     Setting,
+    Transform,
     curve,
     handle,
+    identity,
     load_axis,
     log_times,
     name_of,
     points,
     points_table,
     time_range,
-    unmoved,
 )
 from ringtap.analysis.sweeps.series import Series
 
@@ -49,14 +49,14 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
     """Draw the same against C/(C-BW), where n = 1 is a straight line (equation 3.2; figures 3-2 to 3-4 (b), B-2)."""
     capacity = setting.capacity_gbps
 
-    def place(load: Any) -> Any:
+    def transform(load: Any) -> Any:
         return capacity / (capacity - load)
 
     on, groups = _panels(series, 0.5)
     heaviest = max(max(one.loads_gbps) for one in series)
-    end = max(place(min(heaviest * 1.02 + 0.05, 0.995 * capacity)), 1.01)
+    end = max(transform(min(heaviest * 1.02 + 0.05, 0.995 * capacity)), 1.01)
     for axes, group in zip(on.panels, groups, strict=True):
-        _draw(on, axes, group, looks([one.key for one in series]), place)
+        _draw(on, axes, group, looks([one.key for one in series]), transform)
         log_times(axes, *time_range(series))
         axes.set_xlim(1 - 0.02 * (end - 1), end + 0.03 * (end - 1))
         axes.set_xticks([1, *(tick for tick in axes.get_xticks() if 1 + 0.05 * (end - 1) < tick <= end)])
@@ -64,7 +64,7 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
         top = axes.twiny()
         top.set_xlim(axes.get_xlim())
         top.grid(False)
-        marks = [(place(share * capacity), f"{share * capacity:.4g}") for share in _SHARES_ABOVE]
+        marks = [(transform(share * capacity), f"{share * capacity:.4g}") for share in _SHARES_ABOVE]
         spaced = _spaced([mark for mark in marks if mark[0] <= end], 0.07 * (end - 1))
         top.set_xticks([position for position, _ in spaced], [text for _, text in spaced])
         top.set_xlabel(setting.load_label, fontsize=8, color=FAINT)
@@ -124,11 +124,13 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
     return on, [[one for one in series if one.traffic == kind] for kind in kinds]
 
 
-def _draw(on: Sheet, axes: Axes, series: Sequence[Series], look: dict[Key, Look], place: Place = unmoved) -> None:
+def _draw(
+    on: Sheet, axes: Axes, series: Sequence[Series], look: dict[Key, Look], transform: Transform = identity
+) -> None:
     for one in series:
-        points(on, axes, one, look[one.key], place)
+        points(on, axes, one, look[one.key], transform)
         if one.fit is not None:
-            curve(axes, one.fit, look[one.key], place)
+            curve(axes, one.fit, look[one.key], transform)
 
 
 def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, str]]:

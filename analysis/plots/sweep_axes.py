@@ -20,7 +20,7 @@ from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted
 
-Place = Callable[[Any], Any]
+Transform = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Setting:
         return "cross traffic in Gbit/s" + (", full size" if self.scale != 1 else "")
 
 
-def unmoved(load: Any) -> Any:
+def identity(load: Any) -> Any:
     """Return loads unchanged."""
     return load
 
@@ -73,20 +73,20 @@ def load_axis(axes: Axes, setting: Setting) -> None:
     axes.set_xlabel(setting.load_label)
 
 
-def points(on: Sheet, axes: Axes, series: Series, look: Look, place: Place = unmoved) -> None:
+def points(on: Sheet, axes: Axes, series: Series, look: Look, transform: Transform = identity) -> None:
     """Draw means as markers, each with a bar up to the 99th percentile."""
-    loads, times = place(np.array(series.loads_gbps)), np.array(series.times_s)
+    loads, times = transform(np.array(series.loads_gbps)), np.array(series.times_s)
     tails = np.fmax(finite([point.p99_s for point in series.used]), times)
     axes.vlines(loads, times, tails, color=look.colour, linewidth=0.9, zorder=2)
     axes.plot(loads, tails, linestyle="none", marker="_", markersize=4.5, color=look.colour, zorder=2)
-    on.mark(axes, loads, times, [words(series, point) for point in series.used], zorder=3, **look.marks)
+    on.mark(axes, loads, times, [tooltip(series, point) for point in series.used], zorder=3, **look.marks)
 
 
-def curve(axes: Axes, fit: FitResult, look: Look, place: Place = unmoved) -> None:
+def curve(axes: Axes, fit: FitResult, look: Look, transform: Transform = identity) -> None:
     """Draw a fit, from no load to just past its heaviest point."""
     heaviest = float(fit.bandwidth_gbps[-1])
     grid = np.linspace(0, min(heaviest * 1.02 + 0.05, 0.995 * fit.C_gbps), 120)
-    axes.plot(place(grid), fit.predict(grid), color=look.colour, linestyle=look.line, linewidth=1.3, zorder=2)
+    axes.plot(transform(grid), fit.predict(grid), color=look.colour, linestyle=look.line, linewidth=1.3, zorder=2)
 
 
 def handle(look: Look, text: str) -> Line2D:
@@ -101,7 +101,7 @@ def time_range(series: Sequence[Series]) -> tuple[float, float]:
     return min(means), max([*means, *tails])
 
 
-def words(series: Series, point: Point) -> str:
+def tooltip(series: Series, point: Point) -> str:
     """Tooltip of a point, one fact per line."""
     lines = [
         name_of(series),

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, looks, title_of
-from ringtap.analysis.plots.sweep_axes import Setting, name_of, plain_ticks, words
+from ringtap.analysis.plots.sweep_axes import Setting, name_of, plain_ticks, tooltip
 from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series import Series
@@ -126,7 +126,7 @@ def _distribution(on: Sheet, axes: Axes, series: Series, point: Point, look: Loo
         high = point.p99_high_s if point.p99_high_s is not None else times[-1]
         axes.plot([point.p99_low_s, high], [0.99, 0.99], color=look.colour, linewidth=3.2, alpha=0.4, zorder=3,
                   solid_capstyle="butt")  # fmt: skip
-    text = words(series, point)
+    text = tooltip(series, point)
     on.mark(
         axes, [middle, tail], [0.5, 0.99], [f"{text}\nmedian {middle:.4g} s", text], markersize=4.5, zorder=4,
         **look.marks,

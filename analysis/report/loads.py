@@ -123,7 +123,7 @@ def tails(series: Series) -> Tails:
 
 
 def nearest_point(series: Series, share: float) -> Point | None:
-    """Find the point with the load nearest to a share of capacity, within 8 %, and more than one iteration."""
+    """Find the point nearest to a share of capacity, within 8 %; points of a single iteration do not count."""
     target = share * series.capacity_gbps
     near = [
         (abs(point.cross_gbps - target), number)

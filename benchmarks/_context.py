@@ -1,4 +1,4 @@
-"""State that all measures share: settings, routes, processes, the time that is left, and the samples so far."""
+"""State that all measures share: settings, routes, processes, remaining time, and the samples so far."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from _processes import BenchmarkError, Processes
 
 @dataclass(frozen=True)
 class Settings:
-    """Amount of measuring.
+    """Extent of the measurements.
 
     Attributes:
         quick: short measures, with repeats only as time allows.
         repeats: repeats of every measure.
-        streams: numbers of streams of the bulk transfers with several; the first one counts for the bar.
+        streams: numbers of streams of the transfers with several streams; the target refers to the first one.
         bulk_s: length of a bulk transfer.
         load_s: length of a plan at a given load.
         lateness_s: length of a plan whose lateness is measured.
         offer_s: time for which small flows are offered.
         kept_offered: flows per second offered to kept connections.
         new_offered: flows per second offered with a connection each.
-        concurrent: flows that must be open at one time.
+        concurrent: flows that must be open at the same time.
         limit_s: time limit of the whole run; None: no limit.
     """
 
@@ -52,7 +52,7 @@ class Bench:
     """One run of the benchmark.
 
     Attributes:
-        settings: amount of measuring.
+        settings: extent of the measurements.
         processes: all processes of the run.
         routes: loopback first, then veth if it could be created.
         peers: tools to compare with.
@@ -84,19 +84,19 @@ class Bench:
         return path
 
     @contextlib.contextmanager
-    def sample(self, measure: str, **what: Any) -> Iterator[dict[str, Any]]:
-        """Take one sample, to which the block adds its figures; a failure is noted and leaves other measures alone."""
-        words = " ".join(f"{key}={value}" for key, value in what.items())
-        print(f"{time.monotonic() - self.begun_s:6.1f} s  {measure} {words}", file=sys.stderr, flush=True)
-        figures: dict[str, Any] = dict(what)
+    def sample(self, measure: str, **values: Any) -> Iterator[dict[str, Any]]:
+        """Take one sample, to which the block adds its figures; a failure is noted, and other measures go on."""
+        case = " ".join(f"{key}={value}" for key, value in values.items())
+        print(f"{time.monotonic() - self.begun_s:6.1f} s  {measure} {case}", file=sys.stderr, flush=True)
+        figures: dict[str, Any] = dict(values)
         before = CpuTimes.now()
         try:
             yield figures
         except BenchmarkError as error:
-            self.failures.append(f"{measure} {words}: {error}".replace(" :", ":"))
+            self.failures.append(f"{measure} {case}: {error}".replace(" :", ":"))
             return
         except (LookupError, ValueError) as error:  # a command's output lacks a value that this benchmark reads
-            self.failures.append(f"{measure} {words}: unexpected output ({type(error).__name__}: {error})")
+            self.failures.append(f"{measure} {case}: unexpected output ({type(error).__name__}: {error})")
             return
         figures.setdefault("stolen_pct", before.stolen_pct_since())
         self.samples.setdefault(measure, []).append(figures)

@@ -1,4 +1,4 @@
-"""Computation of medians, paired ratios and the figures with bars from samples."""
+"""Medians, paired ratios and the figures with targets, computed from samples."""
 
 from __future__ import annotations
 
@@ -11,45 +11,44 @@ from typing import Any
 from _throughput import RINGTAP
 
 Samples = dict[str, list[dict[str, Any]]]
-LOAD_ERROR_BAR_PCT = 1.0
+LOAD_ERROR_TARGET_PCT = 1.0
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A figure with a bar, the limit that it must meet.
+class Target:
+    """A figure and the limit that it must meet.
 
     Attributes:
-        key: its key in the last line.
-        words: description of the figure.
-        bar: text of the bar.
-        holds: returns True if a value meets the bar.
+        key: key of the figure in the last line.
+        figure: description of the figure.
+        limit: text of the limit.
+        is_met: returns True if a value is within the limit.
     """
 
     key: str
-    words: str
-    bar: str
-    holds: Callable[[float], bool]
+    figure: str
+    limit: str
+    is_met: Callable[[float], bool]
 
 
-BARS = (
-    Bar(
-        "one_stream_vs_iperf3_z",
-        "goodput of one stream over that of `iperf3 -Z`, loopback",
-        "≥ 0.9",
-        lambda x: x >= 0.9,
-    ),
-    Bar("n_streams_vs_iperf3", "goodput of n streams over that of `iperf3 -P n`, loopback", "≥ 1.0", lambda x: x >= 1),
-    Bar(
+TARGETS = (
+    Target("one_stream_vs_iperf3_z", "goodput, 1 stream, ringtap / `iperf3 -Z`, loopback", "≥ 0.9", lambda x: x >= 0.9),
+    Target("n_streams_vs_iperf3", "goodput, n streams, ringtap / `iperf3 -P n`, loopback", "≥ 1.0", lambda x: x >= 1),
+    Target(
         "load_error_pct_max",
-        "achieved against planned load, the worst case, %",
+        "deviation of achieved from planned load, worst case, %",
         "≤ 1",
-        lambda x: x <= LOAD_ERROR_BAR_PCT,
+        lambda x: x <= LOAD_ERROR_TARGET_PCT,
     ),
-    Bar("lateness_p50_us", "lateness on an idle core, median, µs", "< 10", lambda x: x < 10),
-    Bar("lateness_p99_us", "lateness on an idle core, 99th percentile, µs", "< 100", lambda x: x < 100),
-    Bar("kept_flows_per_s", "1 kB flows per second on kept connections, one worker", "≥ 20,000", lambda x: x >= 20_000),
-    Bar("new_flows_per_s", "1 kB flows per second with a connection each, one worker", "≥ 5,000", lambda x: x >= 5_000),
-    Bar("plan_million_rss_mb", "peak memory with a plan of a million flows, MB", "< 200", lambda x: x < 200),
+    Target("lateness_p50_us", "lateness on an idle core, median, µs", "< 10", lambda x: x < 10),
+    Target("lateness_p99_us", "lateness on an idle core, 99th percentile, µs", "< 100", lambda x: x < 100),
+    Target(
+        "kept_flows_per_s", "1 kB flows per second, kept connections, one worker", "≥ 20,000", lambda x: x >= 20_000
+    ),
+    Target(
+        "new_flows_per_s", "1 kB flows per second, one connection per flow, one worker", "≥ 5,000", lambda x: x >= 5_000
+    ),
+    Target("plan_million_rss_mb", "peak memory with a plan of a million flows, MB", "< 200", lambda x: x < 200),
 )
 
 
@@ -59,10 +58,10 @@ def median(samples: Iterable[dict[str, Any]], key: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def select(samples: Samples, measure: str, **what: Any) -> list[dict[str, Any]]:
+def select(samples: Samples, measure: str, **values: Any) -> list[dict[str, Any]]:
     """Return the samples of a measure with the given values."""
-    taken = samples.get(measure, [])
-    return [sample for sample in taken if all(sample.get(key) == value for key, value in what.items())]
+    of_measure = samples.get(measure, [])
+    return [sample for sample in of_measure if all(sample.get(key) == value for key, value in values.items())]
 
 
 def ratio(samples: Samples, route: str, streams: int, peer: str) -> float | None:
@@ -79,7 +78,7 @@ def _bulk(samples: Samples, route: str, streams: int, tool: str) -> list[dict[st
 
 
 def load_error_pct(samples: Samples, tool: str, kind: str, share: float) -> float | None:
-    """Return the median error at one load, of the samples without doubt; None if there are none."""
+    """Return the median error at one load over the samples without doubt; None if there are none."""
     return median(select(samples, "load", tool=tool, kind=kind, share=share, doubt=None), "error_pct")
 
 
@@ -87,9 +86,9 @@ def unjudged_loads(samples: Samples) -> list[str]:
     """Return a sentence for each load whose error this run cannot judge."""
     sentences = []
     for kind, share in _loads(samples):
-        taken = select(samples, "load", tool=RINGTAP, kind=kind, share=share)
+        at_load = select(samples, "load", tool=RINGTAP, kind=kind, share=share)
         if load_error_pct(samples, RINGTAP, kind, share) is None:
-            worst = max(taken, key=lambda sample: float(sample["error_pct"]))
+            worst = max(at_load, key=lambda sample: float(sample["error_pct"]))
             sentences.append(
                 f"This run cannot judge {kind} traffic at {share:.0%} of the ceiling, which missed its planned load by "
                 f"{worst['error_pct']:.1f} %: {worst['doubt']}. Measure again on a quiet machine."
@@ -102,14 +101,14 @@ def _loads(samples: Samples) -> list[tuple[str, float]]:
 
 
 def _worst_load_error_pct(samples: Samples) -> float | None:
-    """Return the largest error over the loads; None if a load that this run cannot judge may be worse."""
+    """Return the largest error of all loads; None if it may be that of a load which this run cannot judge."""
     errors = [load_error_pct(samples, RINGTAP, kind, share) for kind, share in _loads(samples)]
-    worst = _most(errors)
-    return None if None in errors and (worst or 0.0) <= LOAD_ERROR_BAR_PCT else worst
+    worst = _largest(errors)
+    return None if None in errors and (worst or 0.0) <= LOAD_ERROR_TARGET_PCT else worst
 
 
 def last_line(samples: Samples, streams: int) -> dict[str, float | None]:
-    """Return the figures that have bars; None: not measured, or it cannot be judged."""
+    """Return the figures with targets; None: not measured, or this run cannot judge it."""
     idle = select(samples, "lateness", core="idle")
     rates = {name: select(samples, "flow rate", route="loopback", connections=name) for name in ("kept", "new")}
     million = samples.get("million flows", [])
@@ -122,12 +121,12 @@ def last_line(samples: Samples, streams: int) -> dict[str, float | None]:
         median(idle, "p99_us"),
         median(rates["kept"], "flows_per_s"),
         median(rates["new"], "flows_per_s"),
-        _most(memory),
+        _largest(memory),
     )
-    return {bar.key: _rounded(value) for bar, value in zip(BARS, values, strict=True)}
+    return {target.key: _rounded(value) for target, value in zip(TARGETS, values, strict=True)}
 
 
-def _most(values: Iterable[float | None]) -> float | None:
+def _largest(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return max(known) if known else None
 

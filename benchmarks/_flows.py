@@ -1,4 +1,4 @@
-"""Many flows: the number of 1 kB flows that one worker finishes per second, and the number open at one time."""
+"""Many flows: the number of 1 kB flows that one worker finishes per second, and of flows open at the same time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from _processes import BenchmarkError
 from _ringtap import Receiver, free_port, read_sent, send, write_plan
 
 _SIZE_BYTES = 1000
-# The kernel sends a connection's first ten segments at once, 640 kB over loopback; the rest is paced and keeps the
-# flow open for seconds, however long the others take to start
-_HELD_BYTES, _HELD_BPS = 1_000_000, 800_000
+# The kernel sends a connection's first ten segments at once, 640 kB over loopback. The rest is paced, which keeps the
+# flow open for seconds, until all others have started.
+_PACED_BYTES, _PACING_BPS = 1_000_000, 800_000
 _PATIENCE_S = 20
 
 
 def measure_rate(bench: Bench, route: Route, connections: str, repeat: int) -> None:
-    """Offer more flows than can finish, on kept connections or with a connection each; count the finished ones."""
+    """Offer more flows than can finish, on kept connections or with one connection each; count those that finish."""
     offered = bench.settings.kept_offered if connections == "kept" else bench.settings.new_offered
     length_s, port, log = bench.settings.offer_s, free_port(), bench.path("rate.rec")
     gap_ns = 1e9 / offered
@@ -41,7 +41,7 @@ def measure_concurrent(bench: Bench) -> None:
     route, port, log, wanted = bench.routes[0], free_port(), bench.path("many.rec"), bench.settings.concurrent
     with bench.sample("concurrent flows", wanted=wanted) as figures:
         plan = write_plan(
-            bench.path("many.plan"), f"{route.address}:{port}", 1.0, [(0, _HELD_BYTES)] * wanted, _HELD_BPS
+            bench.path("many.plan"), f"{route.address}:{port}", 1.0, [(0, _PACED_BYTES)] * wanted, _PACING_BPS
         )
         arguments = ["--log", log, "--max-connections", wanted, "--patience", f"{_PATIENCE_S}s"]
         with Receiver(bench.processes, route, port, "--max-connections", wanted + 100):

@@ -1,4 +1,4 @@
-"""The end of every benchmark: one sentence for what cannot be measured, and nothing left running after Ctrl-C."""
+"""Entry point of every benchmark: errors as one sentence, and no process left running after Ctrl-C."""
 
 from __future__ import annotations
 

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from _context import Bench
-from _figures import LOAD_ERROR_BAR_PCT, median
+from _figures import LOAD_ERROR_TARGET_PCT, median
 from _machine import CpuTimes
 from _processes import BenchmarkError
 from _ringtap import TRAFFIC, Receiver, free_port, send, traffic, write_plan
 
 KINDS = ("consistent", "burst")
-SHARES = (0.8, 0.4, 0.1)  # if time is short, the light ones are left out
+SHARES = (0.8, 0.4, 0.1)  # heaviest first: a quick run may have no time for the others
 _OVERHEAD_S = 2.0  # time beyond a plan's length: start and end of sender and receiver
-_MOST_TAKEN_PCT = 2.0  # of the cores' time: at 80 % of the ceiling, these cores have little to spare
-_MOST_SHARE = 0.9  # of the ceiling at that moment: beyond it, the backlog at a plan's end is due to the machine
+_MOST_TAKEN_PCT = 2.0  # of the cores' time; at 80 % of the ceiling, the cores have little to spare
+_MOST_SHARE = 0.9  # of the ceiling right after a sample; above it, the machine causes the backlog at the plan's end
 
 
 def calibrate(bench: Bench) -> float | None:
     """Measure the ceiling of this host in payload bits per second, over loopback; None (and a note) if it failed.
 
-    Every later sender uses this calibration, as a user's would: ringtap keeps it in the cache folder, here the run's.
+    ringtap keeps the calibration in the cache folder, here the run's. Every later sender uses it, as a user's does.
     """
     with bench.sample("calibrate") as figures:
         ended = traffic(bench.processes, "calibrate", "--json", namespace=bench.routes[0].sender, timeout_s=60)
@@ -34,7 +34,7 @@ def calibrate(bench: Bench) -> float | None:
 
 
 def measure(bench: Bench, ceiling_bps: float, repeat: int) -> None:
-    """Take one sample of each kind at each share as time allows, and, in a full run, of each peer with pacing."""
+    """Take one sample of each kind at each share as time allows; in a full run, also of each peer with pacing."""
     route, length_s, port = bench.routes[0], bench.settings.load_s, free_port()
     cases = [(kind, share) for share in SHARES for kind in KINDS]
     plans = _write_plans(bench, cases, ceiling_bps, f"{route.address}:{port}")
@@ -60,9 +60,9 @@ def _write_plans(bench: Bench, cases: list[tuple[str, float]], ceiling_bps: floa
     plans, writing = [], []
     for kind, share in cases:
         plans.append(bench.path(f"load-{kind}-{share}.plan"))
-        asked = ["--kind", kind, "--load", f"{round(share * ceiling_bps)}bit", "--to", address]
-        asked += ["--duration", f"{bench.settings.load_s}s", "-o", str(plans[-1])]
-        writing.append(bench.processes.start([*TRAFFIC, "plan", *asked]))
+        arguments = ["--kind", kind, "--load", f"{round(share * ceiling_bps)}bit", "--to", address]
+        arguments += ["--duration", f"{bench.settings.load_s}s", "-o", str(plans[-1])]
+        writing.append(bench.processes.start([*TRAFFIC, "plan", *arguments]))
     for writer in writing:
         writer.result(120)
     return plans
@@ -77,14 +77,14 @@ def _ringtap(bench: Bench, plan: Path, port: int) -> dict[str, Any]:
         summary = send(bench.processes, bench.routes[0], plan, timeout_s=bench.settings.load_s).summary
     figures: dict[str, Any] = _against(planned_bps, float(summary["achieved_bps"]))
     figures |= {"others_pct": before.others_pct_since(), "stolen_pct": before.stolen_pct_since()}
-    # The achieved rate is over the time until the last flow's end: a backlog at the plan's end lowers it
+    # The achieved rate covers the time until the last flow's end, so a backlog at the plan's end lowers it
     figures["tail_s"] = summary["acked_bytes"] * 8 / summary["achieved_bps"] - summary["duration_s"]
     return figures | {name: summary[name] for name in ("flows", "unfinished", "failed", "missed_slots")}
 
 
 def _doubt(bench: Bench, figures: dict[str, Any], ceiling_bps: float) -> str | None:
     """Return the reason why a sample that misses the bar says nothing about the sender; None if it does."""
-    if figures["error_pct"] <= LOAD_ERROR_BAR_PCT:
+    if figures["error_pct"] <= LOAD_ERROR_TARGET_PCT:
         return None
     others_pct, stolen_pct = figures["others_pct"], figures["stolen_pct"]
     if others_pct + stolen_pct > _MOST_TAKEN_PCT:

@@ -51,7 +51,7 @@ class CpuTimes:
 
     Attributes:
         total: all ticks.
-        used: ticks in all programs and in the kernel for them.
+        used: ticks of all programs, and of the kernel on their behalf.
         stolen: ticks that a virtual machine's host gave to others.
         ours_s: user and system time of this process and of those that it has waited for, in seconds.
     """
@@ -66,7 +66,7 @@ class CpuTimes:
         """Read the current times from /proc/stat."""
         columns = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
         ours_s = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        # Interrupts count as used: the kernel charges their time to the interrupted program, including ours
+        # Interrupts count as used: the kernel adds their time to that of the interrupted program, including ours
         return CpuTimes(sum(columns), sum(columns[:3]) + sum(columns[5:7]), columns[7], ours_s)
 
     def stolen_pct_since(self) -> float:
@@ -77,7 +77,7 @@ class CpuTimes:
     def others_pct_since(self) -> float:
         """Return the per cent of all cores' time that other programs used since this reading.
 
-        Ours are this process and its children that have ended.
+        Other programs are all but this process and its children that have ended.
         """
         now = CpuTimes.now()
         used = now.used - self.used - (now.ours_s - self.ours_s) * os.sysconf("SC_CLK_TCK")

@@ -31,8 +31,8 @@ class Namespace:
     def __init__(self, pid: int) -> None:
         base, own = Path(f"/proc/{pid}/ns"), Path("/proc/self/ns")
         kinds = {"user": namespaces.NEWUSER, "net": namespaces.NEWNET}
-        # the user namespace first, if it is another one: it gives the permission for the rest
-        self._doors = [
+        # the user namespace first, if it is another one: it gives permission to enter the network namespace
+        self._handles = [
             (os.open(base / name, os.O_RDONLY | os.O_CLOEXEC), kind)
             for name, kind in kinds.items()
             if (base / name).stat().st_ino != (own / name).stat().st_ino
@@ -40,7 +40,7 @@ class Namespace:
 
     def join(self) -> None:
         """Enter the namespace; only for a forked process that then runs its command."""
-        for fd, kind in self._doors:
+        for fd, kind in self._handles:
             namespaces.setns(fd, kind)
 
 
@@ -70,11 +70,11 @@ def make_routes(processes: Processes) -> tuple[list[Route], str]:
     while time.monotonic() < deadline_s and not holder.errors_so_far().endswith("\n"):
         time.sleep(0.01)
     try:
-        said = json.loads(holder.errors_so_far())
-        left, right = Namespace(said["left"]), Namespace(said["right"])
+        pids = json.loads(holder.errors_so_far())
+        left, right = Namespace(pids["left"]), Namespace(pids["right"])
     except (ValueError, KeyError, OSError):
         why = holder.end().stderr.strip().splitlines()
-        sentence = f"Loopback only, without namespaces: {why[-1] if why else 'they did not stand in time'}"
+        sentence = f"Loopback only, without namespaces: {why[-1] if why else 'they were not ready in time'}"
         return [Route("loopback", None, None, "127.0.0.1", "lo")], sentence
     return [Route("loopback", left, left, "127.0.0.1", "lo"), Route("veth", left, right, RIGHT, "left")], ""
 
@@ -84,31 +84,31 @@ def _hold() -> None:
     from pyroute2 import IPRoute
 
     namespaces.isolate(namespaces.NEWNET)
-    made, go_on = os.pipe(), os.pipe()
+    ready, go_on = os.pipe(), os.pipe()
     other = os.fork()
     if other == 0:
         namespaces.die_with_parent(signal.SIGKILL)
         namespaces.unshare(namespaces.NEWNET)
-        os.write(made[1], b"1")
+        os.write(ready[1], b"1")
         os.read(go_on[0], 1)
-        _furnish(IPRoute, "right", RIGHT)
+        _configure(IPRoute, "right", RIGHT)
         _await_carrier(IPRoute, "right")
-        os.write(made[1], b"2")
+        os.write(ready[1], b"2")
         while True:
             signal.pause()
-    _expect(made[0], b"1")
+    _expect(ready[0], b"1")
     with IPRoute() as link:
         link.link("add", ifname="left", kind="veth", peer={"ifname": "right", "net_ns_fd": f"/proc/{other}/ns/net"})
-    _furnish(IPRoute, "left", LEFT)
+    _configure(IPRoute, "left", LEFT)
     os.write(go_on[1], b"1")
-    _expect(made[0], b"2")
+    _expect(ready[0], b"2")
     _await_carrier(IPRoute, "left")
     print(json.dumps({"left": os.getpid(), "right": other}), file=sys.stderr, flush=True)
     while True:
         signal.pause()
 
 
-def _furnish(netlink: Any, interface: str, address: str) -> None:
+def _configure(netlink: Any, interface: str, address: str) -> None:
     with netlink() as link:
         link.link("set", index=1, state="up")
         index = link.link_lookup(ifname=interface)[0]
@@ -119,7 +119,7 @@ def _furnish(netlink: Any, interface: str, address: str) -> None:
 
 
 def _await_carrier(netlink: Any, interface: str) -> None:
-    """Wait until a link is up, which may take up to a second after it was set up."""
+    """Wait until a link is up, which may take a second after its configuration."""
     with netlink() as link:
         index = link.link_lookup(ifname=interface)[0]
         for _ in range(300):

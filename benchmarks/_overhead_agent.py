@@ -22,7 +22,7 @@ SOCKETS = 100
 TRAFFIC = {"little": 1.0, "much": 0.02}  # seconds between two messages of 1 kB on a connection
 _PROGRAM = str(Path(__file__).resolve().parent / "_overhead_sockets.py")
 _START_S = 20.0
-_SETTLE_S = 1.0  # for what an agent does once: the first samples, clocks, look-up of socket owners
+_SETTLE_S = 1.0  # for the agent's first samples, clock measurement and look-up of socket owners, which it does once
 
 
 @dataclass(frozen=True)
@@ -52,31 +52,32 @@ def measure(bench: Bench, every: str, traffic: str, window_s: float) -> None:
             time.sleep(window_s)
             after = _usage(run)
         seconds = after.t_s - before.t_s
-        # a thread that has ended is left out: work that an agent does once is not part of its rate
+        # threads that have ended do not count: an agent does their work only once
         cpu_ns = sum(used - before.cpu_ns.get(thread, 0) for thread, used in after.cpu_ns.items())
         figures["agent_cpu_pct"] = cpu_ns / 1e7 / seconds
         figures["rss_mb"] = after.rss_bytes / 1e6
         figures["disk_mb_per_hour"] = (after.disk_bytes - before.disk_bytes) / seconds * 3600 / 1e6
-        figures.update(_kept_pace(run))
+        figures.update(_sampling(run))
 
 
 @contextlib.contextmanager
 def _connections(bench: Bench, route: Route, traffic: str) -> Iterator[Child]:
-    """Start the connections; yield the talker, in the recorded namespace (half as many on loopback, with both ends)."""
+    """Start the connections (half as many on loopback, which has both ends); yield the talker, which is recorded."""
     count = SOCKETS if route.name == "veth" else SOCKETS // 2
     server = bench.processes.start([sys.executable, _PROGRAM, "serve", route.address], route.receiver)
-    port = _first_word(server)
+    port = _wait_for_line(server)
     argv = [sys.executable, _PROGRAM, "talk", route.address, port, str(count), str(TRAFFIC[traffic])]
     talker = bench.processes.start(argv, route.sender)
     try:
-        _first_word(talker)
+        _wait_for_line(talker)
         yield talker
     finally:
         talker.end(signal.SIGKILL)
         server.end(signal.SIGKILL)
 
 
-def _first_word(child: Child) -> str:
+def _wait_for_line(child: Child) -> str:
+    """Wait until a program writes its first line to standard error; return the line's first word."""
     deadline_s = time.monotonic() + _START_S
     while not child.errors_so_far().endswith("\n"):
         if child.is_over(0.01) or time.monotonic() > deadline_s:
@@ -123,7 +124,7 @@ def _usage(run: Path) -> Usage:
     return Usage(cpu_ns, rss_bytes, disk_bytes, time.monotonic())
 
 
-def _kept_pace(run: Path) -> dict[str, Any]:
+def _sampling(run: Path) -> dict[str, Any]:
     """Return the samples per second actually taken, the missed samples, and the connections seen."""
     times = [row[1] for row in open_records(run / "nodes" / "here" / "nic" / "nic.rec").walk()]
     collectors = json.loads((run / "nodes" / "here" / "node.json").read_text())["collectors"]

@@ -48,9 +48,9 @@ class Block:
     stops_agent: bool
 
 
-# The agent takes a sample every 0.1 s, so it can only be switched between blocks that last longer. On busy cores, only
-# neighbouring iterations are alike within a few per cent: there only the hook is switched, and the agent's cost is
-# measured as its CPU time.
+# The agent takes a sample every 0.1 s, so the switch can include it only if blocks last longer. In the job that
+# computes, only neighbouring iterations agree within a few per cent: there the switch affects only the hook, and the
+# cost of the agent is its CPU time.
 _BLOCKS = {"computes": Block(0, 1, False), "communicates": Block(1, 3, True)}
 
 
@@ -68,7 +68,7 @@ def _launch() -> int:
 
 
 class Recording:
-    """The switch of this rank's hook and of the agent, if its pid is given."""
+    """Switch of this rank's hook, and of the agent if its pid is not 0."""
 
     def __init__(self, model: Any, agent: int) -> None:
         import torch
@@ -76,18 +76,18 @@ class Recording:
 
         self._model, self._autograd = model, torch.autograd
         self._hooks = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
-        self._given = [dict(hooks) for hooks in self._hooks]
+        self._installed = [dict(hooks) for hooks in self._hooks]
         self._backward = torch.autograd.backward
-        if not all(self._given) or not hasattr(self._backward, "__wrapped__"):
-            raise SystemExit("the hook did not load in the job: there is nothing to switch")
+        if not all(self._installed) or not hasattr(self._backward, "__wrapped__"):
+            raise SystemExit("the job did not load the hook, so there is nothing to switch")
         self._agent = agent
 
     def turn(self, on: bool) -> None:
         """Install the hook's functions or PyTorch's own; continue or stop the agent."""
-        for hooks, given in zip(self._hooks, self._given, strict=True):
+        for hooks, installed in zip(self._hooks, self._installed, strict=True):
             hooks.clear()
             if on:
-                hooks.update(given)
+                hooks.update(installed)
         self._autograd.backward = self._backward if on else self._backward.__wrapped__
         # PyTorch's default rate is every 100th iteration
         self._model._set_ddp_runtime_logging_sample_rate(1 if on else 100)
@@ -97,9 +97,9 @@ class Recording:
     def check(self, on: bool) -> None:
         """Check that the agent is in the state that this arm requires."""
         if self._agent:
-            words = Path(f"/proc/{self._agent}/stat").read_text().rpartition(")")[2].split()
-            if (words[0] != "T") != on:
-                raise SystemExit(f"the agent is in state {words[0]} in a block {'with' if on else 'without'} it")
+            state = Path(f"/proc/{self._agent}/stat").read_text().rpartition(")")[2].split()[0]
+            if (state != "T") != on:
+                raise SystemExit(f"the agent is in state {state} in a block {'with' if on else 'without'} it")
 
 
 def _agent_pid() -> int:
@@ -109,21 +109,21 @@ def _agent_pid() -> int:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-                if run in words and os.getsid(int(folder.name)) != os.getsid(0):
+                arguments = (folder / "cmdline").read_bytes().split(b"\0")
+                if run in arguments and os.getsid(int(folder.name)) != os.getsid(0):
                     found.append(int(folder.name))
             except OSError:
                 continue
     if len(found) != 1:
-        raise SystemExit(f"one agent was to be found, not {len(found)}")
+        raise SystemExit(f"{len(found)} agents found instead of one")
     return found[0]
 
 
 def _computing(rank: int) -> tuple[Any, Any, int]:
     """Return matrix products that keep a core busy for about 20 ms, mostly within its caches, and 5 MB to exchange.
 
-    The time that the hook adds does not depend on the length of an iteration; in the same time, it is known eight
-    times as precisely as with iterations of 80 ms.
+    The time that the hook adds does not depend on the length of an iteration. Iterations of 20 ms instead of 80 ms
+    measure it eight times as precisely in the same time.
     """
     import torch
 
@@ -133,7 +133,7 @@ def _computing(rank: int) -> tuple[Any, Any, int]:
 
 
 def _communicating(rank: int) -> tuple[Any, Any, int]:
-    """Return the scale model of an accelerator's job: 80 ms of sleep as computation, and 4 MB in 16 buckets."""
+    """Return the scale model of a job on accelerators: 80 ms of sleep as computation, and 4 MB in 16 buckets."""
     import torch
 
     from ringtap.examples.scale_model import build_model
@@ -142,7 +142,7 @@ def _communicating(rank: int) -> tuple[Any, Any, int]:
 
 
 class Job:
-    """One rank of the job, from joining its group to the end of its blocks.
+    """One rank of the job: it joins the group and runs the blocks.
 
     Args:
         kind: ``computes`` or ``communicates``.
@@ -170,7 +170,7 @@ class Job:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def _together(self, pair: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
+    def _reduce(self, pair: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
         """Combine a pair of blocks over the ranks: the mean of times, the sum of CPU times and of instructions."""
         import torch
 
@@ -182,8 +182,8 @@ class Job:
             for arm, row in zip(pair, values.tolist(), strict=True)
         }
 
-    def _goes_on(self, pairs: list[Any], half_width_pct: float, passed_s: float, limit_s: float) -> bool:
-        """Return True if another pair is needed, as rank 0 decides: for too few pairs, then for a wide interval."""
+    def _is_continued(self, pairs: list[Any], half_width_pct: float, passed_s: float, limit_s: float) -> bool:
+        """Return True if another pair follows: there are too few, or rank 0 finds the interval too wide."""
         import torch
 
         wanted = torch.zeros(1)
@@ -203,9 +203,9 @@ class Job:
         pairs: list[dict[str, dict[str, float | None]]] = []
         begun_s, agent_cpu_s = time.monotonic(), self._agent_cpu_s()
         try:
-            while self._goes_on(pairs, half_width_pct, time.monotonic() - begun_s, limit_s):
+            while self._is_continued(pairs, half_width_pct, time.monotonic() - begun_s, limit_s):
                 arms = order.sample(["with", "without"], 2)
-                pairs.append(self._together({arm: self._take(arm == "with") for arm in arms}))
+                pairs.append(self._reduce({arm: self._run_block(arm == "with") for arm in arms}))
         finally:
             self._recording.turn(True)
         self.agent_cpu_share = (self._agent_cpu_s() - agent_cpu_s) / (time.monotonic() - begun_s)
@@ -217,7 +217,7 @@ class Job:
         used = self._agent.cpu_times()
         return used.user + used.system
 
-    def _take(self, on: bool) -> dict[str, float]:
+    def _run_block(self, on: bool) -> dict[str, float]:
         """Run one block, without garbage collection, which would affect one of the arms by chance."""
         gc.collect(0)
         self._recording.turn(on)
@@ -233,8 +233,8 @@ class Job:
         gc.enable()
         self._recording.check(on)
         self.recorded += (self._block.settle + self._block.count) * on
-        taken = (wall_s, cpu_ns / 1e9, after - before)
-        return {key: value / self._block.count for key, value in zip(_FIGURES, taken, strict=True)}
+        used = (wall_s, cpu_ns / 1e9, after - before)
+        return {key: value / self._block.count for key, value in zip(_FIGURES, used, strict=True)}
 
 
 def _train(kind: str, limit_s: float, half_width_pct: float, seed: int) -> None:
@@ -243,11 +243,11 @@ def _train(kind: str, limit_s: float, half_width_pct: float, seed: int) -> None:
     job = Job(kind)
     pairs = job.measure(limit_s, half_width_pct, seed)
     if job.rank == 0:
-        said = {"pairs": pairs, "recorded": job.recorded, "no_instructions": job.no_instructions}
-        # the usage of an agent that is stopped half of the time means nothing
-        said["agent_cpu_share"] = None if _BLOCKS[kind].stops_agent else job.agent_cpu_share
-        print(json.dumps(said), flush=True)
-    del job  # its model must go before the group, as in the scale model
+        results = {"pairs": pairs, "recorded": job.recorded, "no_instructions": job.no_instructions}
+        # the CPU time of an agent that is stopped half of the time is not its cost
+        results["agent_cpu_share"] = None if _BLOCKS[kind].stops_agent else job.agent_cpu_share
+        print(json.dumps(results), flush=True)
+    del job  # DDP's model must be freed before the process group, as in the scale model
     gc.collect()
     dist.destroy_process_group()
 

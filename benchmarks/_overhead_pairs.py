@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _context import Bench
 
-#: A kind of job -> the figure by which its overhead is judged. The time of an iteration on a busy core depends on what
-#: else shares the core's hardware, so the CPU time of the job's own processes counts there.
+#: Kind of job -> the figure that gives its overhead. On a busy core, the time of an iteration depends on the programs
+#: that share the core's hardware, so the CPU time of the job's own processes counts there.
 JUDGED_BY = {"computes": "cpu_s", "communicates": "mean_s"}
 RANKS = 2
 #: Computation time of the iteration to which overheads refer. The job that communicates sleeps for this time.
@@ -31,7 +31,7 @@ _RINGTAP = [sys.executable, "-m", "ringtap.cli"]
 _JOB_S = 120.0
 _START_S = 60.0
 _HOOK_MODULES = ("sitecustomize", "ringtap_hook")
-#: share of pairs trimmed at either end before the mean: those that something else on the machine disturbed
+#: share of pairs trimmed at either end before the mean, because other programs may have disturbed them
 TRIMMED = 0.2
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 
@@ -39,9 +39,9 @@ _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 def interval(pairs: Sequence[dict[str, dict[str, Any]]], key: str) -> tuple[float, float, float]:
     """Return the mean difference of paired blocks, in per cent of the block without recording, and its 95 % interval.
 
-    The mean is that of the logarithms of the ratios, which favours neither arm. It is trimmed by a fifth of the pairs
-    at either end; its interval is Yuen's: Student's t with the winsorized variance (Wilcox, Introduction to Robust
-    Estimation and Hypothesis Testing, section 4.3).
+    The mean is that of the logarithms of the ratios, so that it favours neither arm. It is trimmed by a fifth of the
+    pairs at either end; its interval is Yuen's: Student's t with the winsorized variance (Wilcox, Introduction to
+    Robust Estimation and Hypothesis Testing, section 4.3).
     """
     from scipy.special import stdtrit
 
@@ -58,7 +58,7 @@ def interval(pairs: Sequence[dict[str, dict[str, Any]]], key: str) -> tuple[floa
 
 
 def added_pct(kind: str, pairs: Sequence[dict[str, dict[str, Any]]]) -> tuple[float, float, float]:
-    """Return the time that the switch adds to an iteration, in per cent, with its 95 % interval.
+    """Return the time that the switched recording adds to an iteration, in per cent, with its 95 % interval.
 
     The iterations of the job that computes are short, so their added time is given in per cent of COMPUTE_S.
     """
@@ -92,9 +92,9 @@ def instruction_counter() -> tuple[Callable[[], int] | None, str]:
     attributes = bytearray(128)
     struct.pack_into("IIQ", attributes, 0, 0, len(attributes), 1)
     struct.pack_into("Q", attributes, 40, 1 << 1 | 1 << 5 | 1 << 6)
-    place = (ctypes.c_char * len(attributes)).from_buffer(attributes)
+    buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
     libc = ctypes.CDLL(None, use_errno=True)
-    fd = libc.syscall(number, place, 0, -1, -1, 0)
+    fd = libc.syscall(number, buffer, 0, -1, -1, 0)
     if fd < 0:
         return None, f"the kernel gives no instruction counter: {os.strerror(ctypes.get_errno())}"
     return (lambda: int(struct.unpack("Q", os.read(fd, 8))[0])), ""
@@ -116,7 +116,7 @@ def measure_job(bench: Bench, kind: str, every: str, limit_s: float, half_width_
 
 
 def _check_recorded(run: Path, iterations: int) -> None:
-    """Check that the run recorded the expected iterations; otherwise the measured overhead would mean nothing."""
+    """Check that the run recorded exactly the iterations with recording, as the measured overhead assumes."""
     from _processes import BenchmarkError
 
     from ringtap.records import open_records
@@ -124,17 +124,17 @@ def _check_recorded(run: Path, iterations: int) -> None:
     steps = run / "nodes" / "here" / "steps"
     counts = [open_records(path).count for path in steps.glob("rank*-*.rec") if ".ddp." not in path.name]
     if counts != [iterations] * RANKS:
-        raise BenchmarkError(f"two ranks made {iterations} recorded steps each, in the files are {counts}")
+        raise BenchmarkError(f"two ranks made {iterations} recorded steps each, but the files have {counts}")
 
 
 def measure_imports(bench: Bench, count: int) -> None:
-    """Measure ``import torch`` in a rank process with and without the hook, both at once, on the same machine."""
+    """Measure ``import torch`` in a rank process with and without the hook, both at the same time."""
     for turn in range(count):
         kinds = [("without", {}), ("with", _job_environment(bench))]
         started = {}
         for kind, extra in kinds if turn % 2 == 0 else reversed(kinds):
-            words = [f"{key}={value}" for key, value in (extra | {"RANK": "0"}).items()]
-            argv = ["env", *words, sys.executable, "-X", "importtime", "-c", "import torch"]
+            variables = [f"{key}={value}" for key, value in (extra | {"RANK": "0"}).items()]
+            argv = ["env", *variables, sys.executable, "-X", "importtime", "-c", "import torch"]
             started[kind] = bench.processes.start(argv)
         for kind, child in started.items():
             with bench.sample("import", hook=kind, pair=turn) as figures:
@@ -143,35 +143,32 @@ def measure_imports(bench: Bench, count: int) -> None:
                 figures["cpu_ms"] = ended.cpu_s * 1000
 
 
-def _own_modules_ms(said: str) -> float:
+def _own_modules_ms(output: str) -> float:
     """Return the import time of the hook's own modules by Python's clock: more precise than pairs, but incomplete."""
-    lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", said)
+    lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", output)
     return sum(int(self_us) for self_us, name in lines if name.startswith(_HOOK_MODULES)) / 1000
 
 
 def _job_environment(bench: Bench) -> dict[str, str]:
-    """Return the variables that ``ringtap run`` adds to a job's environment; determined once."""
+    """Return the variables that ``ringtap run`` adds to a job's environment; later calls read them from a file."""
     from _processes import BenchmarkError
 
-    kept = bench.folder / "job-environment.json"
-    if not kept.exists():
+    path = bench.folder / "job-environment.json"
+    if not path.exists():
         code = "import json, os; print(json.dumps(dict(os.environ)))"
         argv = [*_RINGTAP, "run", "--node", "here", "-o", str(bench.folder / "environment"), "--"]
         given = json.loads(bench.processes.start([*argv, sys.executable, "-c", code]).result(_JOB_S).stdout)
         ours = {key: value for key, value in given.items() if key.startswith("RINGTAP_") or key == "PYTHONPATH"}
         if "RINGTAP_RUN" not in ours:
             raise BenchmarkError("ringtap run gave the job no hook")
-        kept.write_text(json.dumps(ours))
-    environment: dict[str, str] = json.loads(kept.read_text())
+        path.write_text(json.dumps(ours))
+    environment: dict[str, str] = json.loads(path.read_text())
     return environment
 
 
 def import_cost_ms(samples: list[dict[str, Any]], key: str) -> float | None:
     """Return the median over pairs of the time that the hook adds."""
-    taken = {(sample["pair"], sample["hook"]): sample[key] for sample in samples}
-    added = [
-        taken[pair, "with"] - taken[pair, "without"]
-        for pair, hook in taken
-        if hook == "with" and (pair, "without") in taken
-    ]
+    times = {(sample["pair"], sample["hook"]): sample[key] for sample in samples}
+    pairs = [pair for pair, hook in times if hook == "with" and (pair, "without") in times]
+    added = [times[pair, "with"] - times[pair, "without"] for pair in pairs]
     return statistics.median(added) if added else None

@@ -1,4 +1,4 @@
-"""Figures with bars, and tables, from samples of the overhead."""
+"""Figures with targets, and tables, from samples of the overhead."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import statistics
 from typing import Any
 
 from _context import Bench
-from _figures import Bar, Samples, median, select
+from _figures import Samples, Target, median, select
 from _overhead_pairs import JUDGED_BY, import_cost_ms, interval, overhead
-from _report import Table, bars_table
+from _report import Table, targets_table
 
 _HERTZ = {"100ms": "default (10 Hz)", "10ms": "100 Hz", "1ms": "1 kHz"}
 _NONE = "-"
-OVERHEAD_BAR_PCT = 1.0
+OVERHEAD_TARGET_PCT = 1.0
 
-BARS = (
-    Bar(
+TARGETS = (
+    Target(
         "iteration_overhead_pct",
-        "longer iterations under `ringtap run`, %, the job that it slows most",
+        "slowdown of iterations under `ringtap run`, %, the job that it slows most",
         "≤ 1",
-        lambda x: x <= OVERHEAD_BAR_PCT,
+        lambda x: x <= OVERHEAD_TARGET_PCT,
     ),
-    Bar("agent_cpu_pct_default", "agent at the default rate, % of a core, 100 connections", "≤ 1", lambda x: x <= 1),
-    Bar("agent_cpu_pct_100hz", "agent at 100 Hz, % of a core, 100 connections", "≤ 3", lambda x: x <= 3),
-    Bar("agent_cpu_pct_1khz", "agent at 1 kHz, % of a core, 100 connections", "≤ 35", lambda x: x <= 35),
-    Bar("agent_rss_mb", "resident memory of the agent, MB", "≤ 60", lambda x: x <= 60),
-    Bar("hook_import_ms", "`import torch` with the hook, more ms of CPU time", "< 20", lambda x: x < 20),
+    Target("agent_cpu_pct_default", "agent at the default rate, % of a core, 100 connections", "≤ 1", lambda x: x <= 1),
+    Target("agent_cpu_pct_100hz", "agent at 100 Hz, % of a core, 100 connections", "≤ 3", lambda x: x <= 3),
+    Target("agent_cpu_pct_1khz", "agent at 1 kHz, % of a core, 100 connections", "≤ 35", lambda x: x <= 35),
+    Target("agent_rss_mb", "resident memory of the agent, MB", "≤ 60", lambda x: x <= 60),
+    Target("hook_import_ms", "CPU time that the hook adds to `import torch`, ms", "< 20", lambda x: x < 20),
 )
 
 
@@ -41,7 +41,7 @@ def last_line(samples: Samples) -> dict[str, Any]:
         "agent_cpu_pct_default": _rounded(cpu["100ms"]),
         "agent_cpu_pct_100hz": _rounded(cpu["10ms"]),
         "agent_cpu_pct_1khz": _rounded(cpu["1ms"]),
-        "agent_rss_mb": _rounded(max((one["rss_mb"] for one in agent), default=None)),
+        "agent_rss_mb": _rounded(max((sample["rss_mb"] for sample in agent), default=None)),
         "disk_mb_per_hour": _rounded(median(_little(samples, "100ms"), "disk_mb_per_hour")),
         "hook_import_ms": _rounded(import_cost_ms(samples.get("import", []), "cpu_ms")),
     }
@@ -66,7 +66,7 @@ def tables(bench: Bench) -> list[Table]:
     """Return every table with samples; note the figures that the run cannot judge."""
     samples = bench.samples
     worst, unsure = _worst(samples), set()
-    if worst and worst[1] <= OVERHEAD_BAR_PCT < worst[2]:
+    if worst and worst[1] <= OVERHEAD_TARGET_PCT < worst[2]:
         unsure.add("iteration_overhead_pct")
     for sample in samples.get("job", []):
         _, low, high = overhead(sample)
@@ -76,7 +76,7 @@ def tables(bench: Bench) -> list[Table]:
                 f"± {sample['half_width_pct']:g} %: its interval is {low:+.2f} to {high:+.2f} %. Use a quieter machine "
                 "or give it more time (--limit-s)."
             )
-    made = (bars_table(BARS, last_line(samples), unsure), _jobs(samples), _agent(samples), _imports(samples))
+    made = (targets_table(TARGETS, last_line(samples), unsure), _jobs(samples), _agent(samples), _imports(samples))
     return [table for table in made if table.rows]
 
 
@@ -94,8 +94,8 @@ def _jobs(samples: Samples) -> Table:
         rows[-1] += [_with_interval(pairs, name) for name in ("mean_s", "cpu_s", "instructions")]
         rows[-1] += [str(len(pairs)), _stolen([sample])]
     head = ["job", "rate", "without, ms", "overhead, %", "µs added per iteration", "agent's CPU, % of a core"]
-    head += ["time, more %", "CPU time, more %", "instructions, more %", "pairs", "stolen %"]
-    return Table("An iteration of a DDP job of two ranks with its recording, against without", head, rows)
+    head += ["time added, %", "CPU time added, %", "instructions added, %", "pairs", "stolen %"]
+    return Table("Iterations of a DDP job of two ranks, with and without recording", head, rows)
 
 
 def _with_interval(pairs: list[dict[str, dict[str, Any]]], key: str) -> str:
@@ -108,14 +108,14 @@ def _with_interval(pairs: list[dict[str, dict[str, Any]]], key: str) -> str:
 def _agent(samples: Samples) -> Table:
     rows = []
     for traffic in ("little", "much"):
-        for every, words in _HERTZ.items():
+        for every, rate in _HERTZ.items():
             taken = select(samples, "agent", every=every, traffic=traffic)
             if taken:
                 keys = ("agent_cpu_pct", "rss_mb", "disk_mb_per_hour", "samples_per_s", "missed_samples", "connections")
-                rows.append([words, traffic, *(_number(median(taken, key)) for key in keys), _stolen(taken)])
+                rows.append([rate, traffic, *(_number(median(taken, key)) for key in keys), _stolen(taken)])
     head = ["rate", "traffic", "CPU, % of a core", "memory, MB", "disk, MB/h", "samples/s", "missed", "connections"]
     return Table(
-        "The agent beside 100 connections; little traffic: 1 kB/s each way, much: 50 kB/s",
+        "The agent beside 100 connections, each with little traffic (1 kB/s each way) or much (50 kB/s)",
         [*head, "stolen %"],
         rows,
     )
@@ -125,13 +125,13 @@ def _imports(samples: Samples) -> Table:
     taken = samples.get("import", [])
     rows = []
     keys = {"cpu_ms": "CPU time", "own_modules_ms": "the hook's own modules"}
-    for key, words in keys.items():
+    for key, name in keys.items():
         added = import_cost_ms(taken, key)
         if added is not None:
-            kinds = [[one for one in taken if one["hook"] == kind] for kind in ("without", "with")]
+            kinds = [[sample for sample in taken if sample["hook"] == kind] for kind in ("without", "with")]
             pairs = str(min(map(len, kinds)))
-            rows.append([words, *(_number(median(some, key)) for some in kinds), f"{added:+.1f}", pairs])
-    return Table("`import torch` in a rank process", ["", "without, ms", "with, ms", "more, ms", "pairs"], rows)
+            rows.append([name, *(_number(median(some, key)) for some in kinds), f"{added:+.1f}", pairs])
+    return Table("`import torch` in a rank process", ["", "without, ms", "with, ms", "added, ms", "pairs"], rows)
 
 
 def _stolen(taken: list[dict[str, Any]]) -> str:

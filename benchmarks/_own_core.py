@@ -29,20 +29,20 @@ def send_from_own_core(processes: Processes, route: Route, plan: Path, *argument
     return finish_sending(sending, timeout_s)
 
 
-def _clear(sending: Child, kept: int, others: Sequence[int]) -> None:
-    """Wait until the sender's launcher has moved to its core, then move the sender's other processes off it.
+def _clear(sending: Child, core: int, others: Sequence[int]) -> None:
+    """Wait until the sender's launcher has moved to its core, then move the sender's other processes to ``others``.
 
     Raises:
-        BenchmarkError: no launcher has moved there.
+        BenchmarkError: no launcher has moved to the core.
     """
     deadline_s = time.monotonic() + _MOVE_S
     while not sending.is_over(0.002) and time.monotonic() < deadline_s:
-        places = {pid: os.sched_getaffinity(pid) for pid in sending.children()}
-        if {kept} in places.values():
-            for pid in (sending.pid, *(pid for pid, place in places.items() if place != {kept})):
+        affinities = {pid: os.sched_getaffinity(pid) for pid in sending.children()}
+        if {core} in affinities.values():
+            for pid in (sending.pid, *(pid for pid, affinity in affinities.items() if affinity != {core})):
                 os.sched_setaffinity(pid, others)
             return
     if sending.is_over(0):
         sending.result(0)
     sending.end()
-    raise BenchmarkError(f"the sender has no launcher that keeps to core {kept}")
+    raise BenchmarkError(f"the sender has no launcher that stays on core {core}")

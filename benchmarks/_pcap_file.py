@@ -1,4 +1,4 @@
-"""Generator of captures for the benchmark, a separate program so that NumPy's memory does not count as a reader's.
+"""Generator of captures, a separate program so that the memory of NumPy does not count as that of a reader.
 
 python benchmarks/_pcap_file.py FILE PACKETS [SKIPPED]
 
@@ -31,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Pattern:
-    """Packets of all flows, whose times and TCP numbers can be advanced.
+    """A block of packets of all flows, which can be repeated with continuing times and TCP numbers.
 
     Args:
         packets: number of packets.
@@ -53,9 +53,9 @@ class Pattern:
         self._sent = _before(flow, payload)  # bytes of a flow before each packet
         self._sent_all = np.bincount(flow, payload, FLOWS).astype(np.int64)[flow]
         self._first = rng.integers(0, 2**32, FLOWS)[flow]
-        self._place(_records(flow, is_udp, self._back, payload, length, rng), np.minimum(length, SNAP_BYTES), is_udp)
+        self._join(_records(flow, is_udp, self._back, payload, length, rng), np.minimum(length, SNAP_BYTES), is_udp)
 
-    def _place(self, records: Bytes, kept: npt.NDArray[Any], is_udp: npt.NDArray[np.bool_]) -> None:
+    def _join(self, records: Bytes, kept: npt.NDArray[Any], is_udp: npt.NDArray[np.bool_]) -> None:
         """Join the records, and store the positions of their changing fields."""
         self._data = records[np.arange(_RECORD) < 16 + kept[:, None]]
         at = np.concatenate(([0], np.cumsum(16 + kept)[:-1]))
@@ -74,8 +74,8 @@ class Pattern:
         return self._data
 
     def _put(self, at: npt.NDArray[Any], values: Bytes) -> None:
-        for place in range(values.shape[1]):
-            self._data[at + place] = values[:, place]
+        for offset in range(values.shape[1]):
+            self._data[at + offset] = values[:, offset]
 
 
 def _before(flow: npt.NDArray[Any], payload: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -97,7 +97,7 @@ def _records(
     length: npt.NDArray[Any],
     rng: np.random.Generator,
 ) -> Bytes:
-    """Return one row per packet: record header, Ethernet, IPv4, TCP or UDP, as far as they are kept."""
+    """Return one row per packet: the record header, and the kept bytes of Ethernet, IPv4 and TCP or UDP."""
     a, hop = rng.integers(0, HOSTS, FLOWS), rng.integers(1, HOSTS, FLOWS)
     ports = np.arange(FLOWS) + 20_000
     ends = np.stack([a, (a + hop) % HOSTS])[:, flow]
@@ -146,7 +146,7 @@ def _records(
 
 def _offsets(head: dict[str, tuple[str, Any]]) -> list[int]:
     sizes = [np.dtype(kind).itemsize for kind, _ in head.values()]
-    return [sum(sizes[:place]) for place in range(len(sizes))]
+    return [sum(sizes[:index]) for index in range(len(sizes))]
 
 
 def main() -> None:

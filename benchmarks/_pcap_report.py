@@ -1,19 +1,19 @@
-"""Figures with bars, and tables, from samples of the readers of captures."""
+"""Figures with targets, and tables, from samples of the readers of captures."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from _figures import Bar, Samples, median, select
+from _figures import Samples, Target, median, select
 from _pcap_tools import DPKT, RINGTAP, SCAPY, TCPDUMP, TSHARK_FIELDS, TSHARK_TABLE
-from _report import Table, bars_table, number
+from _report import Table, number, targets_table
 
-BARS = (
-    Bar("vs_tcpdump", "packets per second over those of `tcpdump -r FILE -w /dev/null`", "≥ 1", lambda x: x >= 1),
-    Bar("vs_tshark", "over those of `tshark -q -z conv,tcp`", "≥ 100", lambda x: x >= 100),
-    Bar("vs_dpkt", "over those of a loop with dpkt", "≥ 50", lambda x: x >= 50),
-    Bar("peak_rss_mb", "peak memory, MB, the largest capture of the run", "≤ 500", lambda x: x <= 500),
+TARGETS = (
+    Target("vs_tcpdump", "packets per second, ringtap / `tcpdump -r FILE -w /dev/null`", "≥ 1", lambda x: x >= 1),
+    Target("vs_tshark", "packets per second, ringtap / `tshark -q -z conv,tcp`", "≥ 100", lambda x: x >= 100),
+    Target("vs_dpkt", "packets per second, ringtap / a loop with dpkt", "≥ 50", lambda x: x >= 50),
+    Target("peak_rss_mb", "peak memory, largest value of the run, MB", "≤ 500", lambda x: x <= 500),
 )
 _NONE = "-"
 
@@ -21,7 +21,7 @@ _NONE = "-"
 def last_line(samples: Samples) -> dict[str, float | None]:
     """Return the figures of the last line; None: not measured."""
     ours = median(_one_core(samples, RINGTAP), "packets_per_s")
-    memory = [one["peak_rss_mb"] for one in samples.get("read", []) if one["tool"] == RINGTAP]
+    memory = [sample["peak_rss_mb"] for sample in select(samples, "read", tool=RINGTAP)]
     figures: dict[str, float | None] = {
         "packets_per_s": ours,
         "vs_tcpdump": _paired(samples),
@@ -42,9 +42,9 @@ def _one_core(samples: Samples, tool: str) -> list[dict[str, Any]]:
 
 def _paired(samples: Samples) -> float | None:
     """Return the median over rounds of ringtap's packets per second divided by tcpdump's in the same round."""
-    theirs = {one["round"]: one["packets_per_s"] for one in _one_core(samples, TCPDUMP)}
-    ours = [one for one in _one_core(samples, RINGTAP) if one["round"] in theirs]
-    return median([{"ratio": one["packets_per_s"] / theirs[one["round"]]} for one in ours], "ratio")
+    theirs = {sample["round"]: sample["packets_per_s"] for sample in _one_core(samples, TCPDUMP)}
+    ours = [sample for sample in _one_core(samples, RINGTAP) if sample["round"] in theirs]
+    return median([{"ratio": sample["packets_per_s"] / theirs[sample["round"]]} for sample in ours], "ratio")
 
 
 def _over(samples: Samples, ours: float | None, tool: str) -> float | None:
@@ -60,22 +60,22 @@ def _rounded(value: float | None) -> float | None:
 
 def tables(samples: Samples) -> list[Table]:
     """Return every table with samples."""
-    return [table for table in (bars_table(BARS, last_line(samples)), _readers(samples)) if table.rows]
+    return [table for table in (targets_table(TARGETS, last_line(samples)), _readers(samples)) if table.rows]
 
 
 def _readers(samples: Samples) -> Table:
     taken = samples.get("read", [])
-    cases = dict.fromkeys((one["tool"], one["cores"], one["files"], one["packets"]) for one in taken)
+    cases = dict.fromkeys(tuple(sample[key] for key in ("tool", "cores", "files", "packets")) for sample in taken)
     ours = median(_one_core(samples, RINGTAP), "packets_per_s")
     rows = []
     for tool, cores, files, packets in cases:
         some = select(samples, "read", tool=tool, cores=cores, files=files, packets=packets)
-        rates = sorted(one["packets_per_s"] / 1e6 for one in some)
+        rates = sorted(sample["packets_per_s"] / 1e6 for sample in some)
         middle = median(some, "packets_per_s") or 0
-        against = _NONE if tool == RINGTAP else number(_paired(samples) if tool == TCPDUMP else (ours or 0) / middle)
+        relative = _NONE if tool == RINGTAP else number(_paired(samples) if tool == TCPDUMP else (ours or 0) / middle)
         read = f"{packets / 1e6:g} M" + (f" in {files} files" if files > 1 else "")
         spread = f"{rates[0]:.3g} to {rates[-1]:.3g}"
         figures = [number(median(some, key)) for key in ("seconds", "peak_rss_mb")]
-        rows.append([tool, cores, read, f"{middle / 1e6:.3g}", spread, *figures, against, str(len(some))])
-    head = ["tool", "cores", "packets", "M packets/s", "least to most", "s", "peak MB", "ringtap over it", "samples"]
+        rows.append([tool, cores, read, f"{middle / 1e6:.3g}", spread, *figures, relative, str(len(some))])
+    head = ["tool", "cores", "packets", "M packets/s", "min to max", "s", "peak MB", "ringtap / tool", "samples"]
     return Table("Readers of captures, cold processes", head, rows)

@@ -35,7 +35,7 @@ def make_file(bench: Bench, name: str, packets: int, skipped: int = 0) -> File:
     Raises:
         BenchmarkError: the disk has no room for it, or it could not be written.
     """
-    needed = packets * 112  # at most: a record's header and the 96 bytes that are kept
+    needed = packets * 112  # at most: the header of a record and 96 bytes of the packet
     free = shutil.disk_usage(bench.folder).free
     if free < needed * 1.1:
         raise BenchmarkError(
@@ -44,8 +44,8 @@ def make_file(bench: Bench, name: str, packets: int, skipped: int = 0) -> File:
         )
     path = bench.path(name)
     argv = [sys.executable, str(_HERE / "_pcap_file.py"), str(path), str(packets), str(skipped)]
-    told = json.loads(bench.processes.start(argv).result(_MOST_S).stdout.splitlines()[-1])
-    return File(path, told["packets"], told["bytes"])
+    made = json.loads(bench.processes.start(argv).result(_MOST_S).stdout.splitlines()[-1])
+    return File(path, made["packets"], made["bytes"])
 
 
 def run_ringtap(bench: Bench, files: Sequence[File], cpus: Iterable[int] | None) -> Ended:
@@ -59,9 +59,9 @@ def run_ringtap(bench: Bench, files: Sequence[File], cpus: Iterable[int] | None)
     found = json.loads(ended.stdout)
     for name in ("packets", "bytes"):
         expected = sum(getattr(file, name) for file in files)
-        within = sum(one[f"{name}_{way}"] for one in found["conversations"] for way in ("ab", "ba"))
-        if within != expected:
-            raise BenchmarkError(f"ringtap flows found {within} {name}, and the capture has {expected}")
+        counted = sum(item[f"{name}_{direction}"] for item in found["conversations"] for direction in ("ab", "ba"))
+        if counted != expected:
+            raise BenchmarkError(f"ringtap flows found {counted} {name}, but the capture has {expected}")
     return ended
 
 
@@ -76,7 +76,7 @@ def run_tcpdump(bench: Bench, file: File, cpus: Iterable[int]) -> Ended:
 
 
 def run_tshark(bench: Bench, tool: str, file: File, cpus: Iterable[int]) -> Ended:
-    """Run tshark in one of two ways that lead to the same table.
+    """Run tshark with its table of conversations or with the fields from which a script makes this table.
 
     Raises:
         BenchmarkError: it is not installed, or failed.
@@ -85,7 +85,7 @@ def run_tshark(bench: Bench, tool: str, file: File, cpus: Iterable[int]) -> Ende
     if tool == TSHARK_TABLE:
         argv += ["-q", "-z", "conv,tcp"]
     else:
-        argv += ["-T", "fields", *(word for name in _FIELDS for word in ("-e", name))]
+        argv += ["-T", "fields", *(argument for name in _FIELDS for argument in ("-e", name))]
     return bench.processes.start(argv, cpus=cpus).result(_MOST_S)
 
 
@@ -98,10 +98,10 @@ def run_loop(bench: Bench, library: str, file: File, cpus: Iterable[int]) -> flo
     if importlib.util.find_spec(library) is None:
         raise BenchmarkError(f"{library} is not installed here, so there is no ratio to it: pip install {library}")
     argv = [sys.executable, str(_HERE / "_pcap_loops.py"), library, str(file.path)]
-    told = json.loads(bench.processes.start(argv, cpus=cpus).result(_MOST_S).stdout.splitlines()[-1])
-    if told["packets"] != file.packets:
-        raise BenchmarkError(f"the loop with {library} read {told['packets']} packets of {file.packets}")
-    return float(told["loop_s"])
+    counted = json.loads(bench.processes.start(argv, cpus=cpus).result(_MOST_S).stdout.splitlines()[-1])
+    if counted["packets"] != file.packets:
+        raise BenchmarkError(f"the loop with {library} read {counted['packets']} packets of {file.packets}")
+    return float(counted["loop_s"])
 
 
 def _program(name: str) -> str:

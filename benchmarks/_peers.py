@@ -74,14 +74,14 @@ def _known(name: str, path: str) -> list[Peer]:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.SubprocessError) as error:
         raise BenchmarkError(f"peer {name}: {path} cannot be run: {error}") from error
-    said = (done.stdout + done.stderr).strip()
-    if said.startswith("iperf 3"):
+    version = (done.stdout + done.stderr).strip()
+    if version.startswith("iperf 3"):
         plain, zero_copy = partial(_iperf3, path, False), partial(_iperf3, path, True)
         return [Peer(name, plain, True), Peer(f"{name} -Z", zero_copy, True)]
-    if said.startswith("iperf version 2"):
+    if version.startswith("iperf version 2"):
         return [Peer(name, partial(_iperf2, path), False)]
     raise BenchmarkError(
-        f"peer {name}: {Path(path).name} is neither iperf3 nor iperf 2 by its --version, and no other can be driven"
+        f"peer {name}: {Path(path).name} is neither iperf3 nor iperf 2 by its --version; others are not supported"
     )
 
 
@@ -109,7 +109,7 @@ def _iperf3(
         end = report["end"]
         received_bytes, sending_s = int(end["sum_received"]["bytes"]), float(end["sum_sent"]["seconds"])
     except (ValueError, KeyError, TypeError) as error:
-        raise BenchmarkError(f"iperf3 gave no report that can be read: {client.stderr.strip()[:200]}") from error
+        raise BenchmarkError(f"iperf3 printed no readable report: {client.stderr.strip()[:200]}") from error
     return Transfer(received_bytes, sending_s, client.cpu_s + received.cpu_s)
 
 
@@ -126,9 +126,9 @@ def _iperf2(
     received = server.end()
     try:
         lines = [line.split(",") for line in received.stdout.split()]
-        # one line per stream; if there are several, one more with their sum, numbered -1
+        # one line per stream; several streams have one more line with their sum, numbered -1
         received_bytes = sum(int(columns[7]) for columns in lines if columns[5] != "-1")
         begun_s, ended_s = client.stdout.split()[-1].split(",")[6].split("-")
         return Transfer(received_bytes, float(ended_s) - float(begun_s), client.cpu_s + received.cpu_s)
     except (ValueError, IndexError) as error:
-        raise BenchmarkError("iperf 2 gave no report that can be read") from error
+        raise BenchmarkError("iperf 2 printed no readable report") from error

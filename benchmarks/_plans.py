@@ -20,13 +20,13 @@ PlanFile(pathlib.Path(sys.argv[1])).check()
 
 
 def measure(bench: Bench) -> None:
-    """Take one sample; must come first, because a child's peak memory starts at that of its parent."""
+    """Take one sample; this measure comes first, because a child's peak memory starts at that of its parent."""
     duration_s = _FLOWS * 1.001 * _MEAN_BYTES * 8 / _LOAD_BPS
     plan = bench.path("million.plan")
     with bench.sample("million flows") as figures:
-        asked = ["--kind", "consistent", "--load", f"{_LOAD_BPS}bit", "--duration", f"{duration_s:.3f}s"]
+        arguments = ["--kind", "consistent", "--load", f"{_LOAD_BPS}bit", "--duration", f"{duration_s:.3f}s"]
         address = f"{bench.routes[0].address}:5001"
-        written = traffic(bench.processes, "plan", *asked, "--to", address, "-o", plan, timeout_s=120)
+        written = traffic(bench.processes, "plan", *arguments, "--to", address, "-o", plan, timeout_s=120)
         with plan.open() as file:
             flows = json.loads(file.readline())["flows"]
         if flows < _FLOWS:

@@ -1,4 +1,4 @@
-"""Processes of the benchmark: pinned or in a namespace, with time limits and resource usage, ended with it."""
+"""Processes of the benchmark: pinned or in a namespace, with time limits and resource usage; they end with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringtap.agents.testbed import namespaces
 if TYPE_CHECKING:
     from _namespaces import Namespace
 
-_POLITE_S = 5.0
+_GRACE_S = 5.0
 
 
 class BenchmarkError(Exception):
@@ -89,20 +89,20 @@ class Child:
     @property
     def name(self) -> str:
         """The shortened command line, for messages."""
-        return " ".join(Path(word).name if word.startswith("/") else word for word in self.argv)[:160]
+        return " ".join(Path(item).name if item.startswith("/") else item for item in self.argv)[:160]
 
     def errors_so_far(self) -> str:
         """Return the text that the process has written to standard error so far."""
         return _text(self._stderr.fileno())
 
     def children(self) -> list[int]:
-        """Return the processes that it has started and that still run."""
+        """Return the pids of its running child processes."""
         with contextlib.suppress(OSError):
             return [int(word) for word in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
         return []
 
     def wait(self, timeout_s: float) -> Ended:
-        """Wait until the process ends; one that takes longer than ``timeout_s`` is ended.
+        """Wait until the process ends; end it after ``timeout_s``.
 
         Raises:
             BenchmarkError: it took longer.
@@ -120,15 +120,15 @@ class Child:
         """
         ended = self.wait(timeout_s)
         if ended.code != 0:
-            said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
-            raise BenchmarkError(f"'{self.name}' ended with {ended.code}: {said[-1] if said else 'no word why'}")
+            lines = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
+            raise BenchmarkError(f"'{self.name}' ended with {ended.code}: {lines[-1] if lines else 'no message'}")
         return ended
 
     def end(self, number: int = signal.SIGTERM) -> Ended:
         """Send the process a signal to end; after 5 s, kill it and the processes that it started."""
         if self._ended is None and not self.is_over(0):
             self._send(number)
-            if not self.is_over(_POLITE_S):
+            if not self.is_over(_GRACE_S):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
                 self.is_over(None)
@@ -149,7 +149,7 @@ class Child:
             wall_s = time.monotonic() - self._begun_s
             _, status, usage = os.wait4(self.pid, 0)
             code = self._process.returncode = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(ProcessLookupError):  # processes that it left behind in its group
+            with contextlib.suppress(ProcessLookupError):  # processes left in its group
                 os.killpg(self.pid, signal.SIGKILL)
             os.close(self._pidfd)
             stdout, stderr = _text(self._stdout.fileno()), _text(self._stderr.fileno())
@@ -179,10 +179,10 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # a second Ctrl-C waits
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # a second Ctrl-C waits
         for child in reversed(self._children):
             child.end()
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
     def start(
         self, argv: Sequence[str], namespace: Namespace | None = None, cpus: Iterable[int] | None = None

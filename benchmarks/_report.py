@@ -1,4 +1,4 @@
-"""Output of the tables, as text for a terminal and as Markdown for the documentation."""
+"""Tables of results, as text for a terminal and as Markdown for the documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from _context import Bench
-from _figures import BARS, Bar, Samples, last_line, load_error_pct, median, ratio, select, unjudged_loads
+from _figures import TARGETS, Samples, Target, last_line, load_error_pct, median, ratio, select, unjudged_loads
 from _throughput import RINGTAP
 
 _NONE = "-"
@@ -30,7 +30,7 @@ def tables(bench: Bench) -> list[Table]:
     figures, unjudged = last_line(samples, streams), unjudged_loads(samples)
     bench.notes += unjudged
     unsure = {"load_error_pct_max"} if unjudged and figures["load_error_pct_max"] is None else set()
-    made = [bars_table(BARS, figures, unsure)]
+    made = [targets_table(TARGETS, figures, unsure)]
     made += [_throughput(bench, route.name, count) for route in bench.routes for count in (1, *bench.settings.streams)]
     made += [
         _load(samples, bench.settings.load_s),
@@ -45,7 +45,7 @@ def tables(bench: Bench) -> list[Table]:
 def write(
     bench: Bench, machine: dict[str, Any], options: argparse.Namespace, figures: dict[str, Any], made: list[Table]
 ) -> None:
-    """Write every sample to the file of -o and the tables to that of --markdown; print the tables, then the figures."""
+    """Write the samples to the file of -o, the tables to the file of --markdown; print the tables and the figures."""
     if options.output:
         raw: dict[str, Any] = {"machine": machine, "settings": vars(bench.settings), "samples": bench.samples}
         raw |= {"figures": figures, "notes": bench.notes, "failures": bench.failures}
@@ -61,7 +61,7 @@ def _as_text(machine: dict[str, Any], bench: Bench, made: list[Table]) -> str:
     parts = [_machine(machine)]
     for table in made:
         lines = [[cell.strip("*").replace("`", "") for cell in line] for line in (table.head, *table.rows)]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(table.head))]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
         parts.append("\n".join([table.title, *("  " + "  ".join(line).rstrip() for line in padded)]))
     return "\n\n".join(parts + _sentences(bench))
@@ -79,24 +79,24 @@ def _machine(machine: dict[str, Any]) -> str:
     return (
         f"Measured {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, "
         f"Linux {machine['kernel']}, {machine['python']}, {machine['iperf3'] or 'no iperf3'}, TCP "
-        f"{machine['congestion_control']}. Of the cores' time, {machine['stolen_pct']:.1f} % was taken by the "
-        f"machine's own host and {machine['others_pct']:.1f} % by other programs."
+        f"{machine['congestion_control']}. The machine's own host took {machine['stolen_pct']:.1f} % of the cores' "
+        f"time, and other programs took {machine['others_pct']:.1f} %."
     )
 
 
 def _sentences(bench: Bench) -> list[str]:
-    return ["\n".join(f"- {words}" for words in said) for said in (bench.notes, bench.failures) if said]
+    return ["\n".join(f"- {text}" for text in texts) for texts in (bench.notes, bench.failures) if texts]
 
 
-def bars_table(bars: Sequence[Bar], values: dict[str, Any], unsure: Collection[str] = ()) -> Table:
-    """Return the table of figures and the bars that they must meet; this run cannot judge those in ``unsure``."""
+def targets_table(targets: Sequence[Target], values: dict[str, Any], unsure: Collection[str] = ()) -> Table:
+    """Return the table of figures with their targets; this run cannot judge the figures in ``unsure``."""
     rows = []
-    for bar in bars:
-        value = values[bar.key]
-        held = _NONE if value is None else "yes" if bar.holds(value) else "**no**"
-        held = "cannot judge" if bar.key in unsure else held
-        rows.append([bar.words, bar.bar, number(value), held])
-    return Table("Bars", ["figure", "bar", "measured", "held"], rows)
+    for target in targets:
+        value = values[target.key]
+        met = _NONE if value is None else "yes" if target.is_met(value) else "**no**"
+        met = "cannot judge" if target.key in unsure else met
+        rows.append([target.figure, target.limit, number(value), met])
+    return Table("Targets", ["figure", "target", "measured", "met"], rows)
 
 
 def _throughput(bench: Bench, route: str, streams: int) -> Table:
@@ -106,12 +106,12 @@ def _throughput(bench: Bench, route: str, streams: int) -> Table:
         if taken:
             gbits = sorted(sample["goodput_bps"] / 1e9 for sample in taken)
             middle = (median(taken, "goodput_bps") or 0) / 1e9
-            against = _NONE if tool == RINGTAP else number(ratio(bench.samples, route, streams, tool))
+            relative = _NONE if tool == RINGTAP else number(ratio(bench.samples, route, streams, tool))
             spread = f"{gbits[0]:.3g} to {gbits[-1]:.3g}"
             cpu = number(median(taken, "cpu_s_per_gb"))
-            rows.append([tool, f"{middle:.3g}", spread, cpu, against, str(len(taken)), _stolen(taken)])
+            rows.append([tool, f"{middle:.3g}", spread, cpu, relative, str(len(taken)), _stolen(taken)])
     title = f"Goodput over {route}, {streams} stream{'s' if streams > 1 else ''}, {bench.settings.bulk_s:g} s each"
-    head = ["tool", "Gbit/s", "least to most", "CPU s/GB", "ringtap over it", "samples", "stolen %"]
+    head = ["tool", "Gbit/s", "min to max", "CPU s/GB", "ringtap / tool", "samples", "stolen %"]
     return Table(title, head, rows)
 
 
@@ -127,7 +127,7 @@ def _load(samples: Samples, length_s: float) -> Table:
             [tool, kind, f"{share:.0%}", f"{planned:.4g}", f"{achieved:.4g}", error, str(len(taken)), _stolen(taken)]
         )
         rows[-1].append(number(median(taken, "others_pct")))
-    title = f"Achieved against planned load over {length_s:g} s, at shares of the calibrated ceiling"
+    title = f"Achieved and planned load over {length_s:g} s, at shares of the calibrated ceiling"
     head = ["tool", "kind", "share", "planned Gbit/s", "achieved Gbit/s", "error %", "samples", "stolen %", "others %"]
     return Table(title, head, rows)
 
@@ -140,7 +140,7 @@ def _lateness(samples: Samples) -> Table:
             late = [number(median(taken, key)) for key in ("p50_us", "p90_us", "p99_us", "max_us", "missed_slots")]
             rows.append([core, *late, str(len(taken)), _stolen(taken)])
     title = "Lateness of 1000 small flows per second beside bulk flows, µs"
-    return Table(title, ["launcher's core", "p50", "p90", "p99", "most", "missed slots", "samples", "stolen %"], rows)
+    return Table(title, ["launcher's core", "p50", "p90", "p99", "max", "missed slots", "samples", "stolen %"], rows)
 
 
 def _rates(samples: Samples) -> Table:
@@ -150,22 +150,22 @@ def _rates(samples: Samples) -> Table:
         taken = select(samples, "flow rate", route=route, connections=connections)
         cells = [number(median(taken, key)) for key in ("offered_per_s", "flows_per_s", "finished", "planned")]
         rows.append([route, connections, *cells, str(len(taken)), _stolen(taken)])
-    head = ["route", "connections", "offered per s", "done per s", "finished", "of", "samples", "stolen %"]
-    return Table("Flows of 1 kB, one worker", head, rows)
+    head = ["route", "connections", "offered/s", "finished/s", "finished", "planned", "samples", "stolen %"]
+    return Table("1 kB flows, one worker", head, rows)
 
 
 def _others(samples: Samples) -> Table:
     rows = []
     for sample in samples.get("concurrent flows", []):
-        rows.append([f"flows open at one instant, of {sample['wanted']:,}", f"{sample['open_at_once']:,}"])
+        rows.append([f"flows open at the same time, of {sample['wanted']:,}", f"{sample['open_at_once']:,}"])
         rows.append(["of them finished", f"{sample['finished']:,}"])
     for sample in samples.get("million flows", []):
         for verb in ("write", "read"):
-            words = f"{verb} a plan of {sample['flows']:,} flows ({sample['file_mb']:.0f} MB)"
-            rows.append([words, f"{sample[f'{verb}_s']:.2f} s, {sample[f'{verb}_rss_mb']:.0f} MB of memory"])
+            action = f"{verb} a plan of {sample['flows']:,} flows ({sample['file_mb']:.0f} MB)"
+            rows.append([action, f"{sample[f'{verb}_s']:.2f} s, {sample[f'{verb}_rss_mb']:.0f} MB of memory"])
     for sample in samples.get("calibrate", []):
         rows.append(["calibrated ceiling, loopback", f"{sample['ceiling_bps'] / 1e9:.3g} Gbit/s"])
-    return Table("Others", ["what", "measured"], rows)
+    return Table("Other figures", ["figure", "measured"], rows)
 
 
 def _wire(samples: Samples) -> Table:
@@ -178,16 +178,14 @@ def _wire(samples: Samples) -> Table:
             lost = number(median(taken, "lost_packets"))
             rows.append([f"{share:.0%}", load, part, *cells, lost, str(len(taken)), _stolen(taken)])
     head = ["share", "Gbit/s", "part", *_WIRE.values(), "not captured", "samples", "stolen %"]
-    return Table(
-        "Bytes on the wire (captured on veth) in each burst of 1 ms and each quiet part, against plan", head, rows
-    )
+    return Table("Bytes on the wire (captured on veth) against plan, per 1 ms burst and quiet part", head, rows)
 
 
 _WIRE = {
-    "share_within_5_percent": "within 5 %, % of them",
+    "share_within_5_percent": "share within 5 %, %",
     "error_median": "error, median %",
     "error_p95": "error, p95 %",
-    "error_worst": "error, worst %",
+    "error_worst": "error, max %",
 }
 
 

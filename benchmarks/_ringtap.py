@@ -1,4 +1,4 @@
-"""Use of ringtap through its command line: receivers, senders, plans and logs."""
+"""ringtap through its command line: receivers, senders, plans and logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringtap.errors import RingtapError
 from ringtap.records import open_records
 
 TRAFFIC = [sys.executable, "-m", "ringtap.cli", "traffic"]
-#: for the environment of the benchmark's processes: a receiver beyond loopback requires a token
+#: variable for the benchmark's processes: a receiver beyond loopback requires a token
 TOKEN = {"RINGTAP_TOKEN": "benchmark"}
 _SLACK_S = 30.0
 
@@ -63,8 +63,8 @@ class Receiver:
         deadline_s = time.monotonic() + 10
         while f"listening on {self.address}" not in self._child.errors_so_far():
             if self._child.is_over(0.005) or time.monotonic() > deadline_s:
-                said = self._child.end().stderr.strip().splitlines()
-                raise BenchmarkError(f"'{self._child.name}' does not listen: {said[-1] if said else 'no word why'}")
+                lines = self._child.end().stderr.strip().splitlines()
+                raise BenchmarkError(f"'{self._child.name}' does not listen: {lines[-1] if lines else 'no message'}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class Receiver:
 
     @property
     def received_bytes(self) -> int:
-        """The payload that it counted.
+        """The payload that the receiver counted.
 
         Raises:
             BenchmarkError: it failed, so there is no count.
@@ -142,7 +142,7 @@ def read_sent(path: Path, *names: str) -> list[tuple[int, ...]]:
     """
     try:
         log = open_records(path)
-        places = [[field.name for field in log.fields].index(name) for name in names]
+        columns = [[field.name for field in log.fields].index(name) for name in names]
     except (OSError, ValueError, RingtapError) as error:
         raise BenchmarkError(f"the sender's log cannot be read: {error}") from error
-    return [tuple(record[place] for place in places) for record in log.walk()]
+    return [tuple(record[column] for column in columns) for record in log.walk()]

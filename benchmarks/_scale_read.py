@@ -1,4 +1,4 @@
-"""Measurement of the time in which Dask workers read captures, as a separate program.
+"""Program that measures the time in which Dask workers read captures.
 
 python benchmarks/_scale_read.py SCHEDULER COUNTS FILE...
 
@@ -28,18 +28,18 @@ def main() -> int:
     try:
         with workers(scheduler) as executor:
             read_captures(files[:2], cache=False, bin_s=1.0, workers=executor)  # afterwards every worker is ready
-            told = {"start_s": time.perf_counter() - begun_s, "sets": []}
+            times = {"start_s": time.perf_counter() - begun_s, "sets": []}
             for count in map(int, counts.split(",")):
                 for file in files:
                     cache.places(file)[0].unlink(missing_ok=True)
                 begun_s = time.perf_counter()
                 found = read_captures(files[:count], workers=executor)
                 item = {"files": count, "seconds": time.perf_counter() - begun_s}
-                told["sets"].append(item | {name: found.counts[name] for name in ("packets", "bytes")})
+                times["sets"].append(item | {name: found.counts[name] for name in ("packets", "bytes")})
     except RingtapError as error:
         print(error, file=sys.stderr)
         return 1
-    print(json.dumps(told))
+    print(json.dumps(times))
     return 0
 
 

@@ -29,13 +29,13 @@ def main() -> int:
     name = f"scale{os.getpid()}"
     launch = {"WORLD_SIZE": str(len(_HOSTS)), "MASTER_ADDR": _HOSTS[0], "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
     launch |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-    launch |= {"TMPDIR": str(Path(run).resolve().parent)}  # torch leaves folders there
+    launch |= {"TMPDIR": str(Path(run).resolve().parent)}  # torch leaves folders behind in it
     try:
         with RunningTestbed(TestbedSpec(name=name, hosts=_HOSTS, rate_bps=2_000_000_000), verify=False):
             jobs = []
             for rank, host in enumerate(_HOSTS):
                 ringtap = [sys.executable, "-m", "ringtap.cli"]
-                command = [*ringtap, "lab", "exec", "--lab", name, host, "--", *ringtap, "run", "--node", host]
+                command = [*ringtap, "testbed", "exec", "--testbed", name, host, "--", *ringtap, "run", "--node", host]
                 command += ["--join" if rank else "-o", run, "--", sys.executable, str(_JOB)]
                 command += ["--iterations", iterations, "--compute-s", _COMPUTE_S]
                 jobs.append(subprocess.Popen(command, env={**os.environ, **launch, "RANK": str(rank)}))

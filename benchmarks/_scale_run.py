@@ -1,4 +1,4 @@
-"""Generator of a run directory of many nodes: copies of two recorded ones with own name, address, rank and clock.
+"""Generator of a run directory of many nodes: copies of two nodes with other names, addresses, ranks and clocks.
 
 python benchmarks/_scale_run.py SOURCE TARGET NODES
 """
@@ -31,7 +31,7 @@ JOB = "series/scale-consistent-1"
 
 @dataclass(frozen=True)
 class Copy:
-    """The properties that distinguish a copy of a recorded node."""
+    """Properties that distinguish a copy of a recorded node."""
 
     number: int
     name: str
@@ -43,7 +43,7 @@ class Copy:
     def of(cls, number: int, own: list[bytes]) -> Copy:
         """Derive the properties from the copy's number; nodes are paired as the two recorded ones were."""
         pair = number - number % 2
-        addresses = {old: _address(pair + place) for place, old in enumerate(own)}
+        addresses = {old: _address(pair + index) for index, old in enumerate(own)}
         return cls(number, node_name(number), node_name(0), number * _SHIFT_NS, addresses)
 
 

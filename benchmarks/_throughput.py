@@ -1,4 +1,4 @@
-"""Bulk transfers with one stream and several, compared with each peer in turn, so that all see the same machine."""
+"""Bulk transfers with one stream and several; ringtap and the peers take turns, so that all see the same machine."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Throughput:
         self.round_s = time.monotonic() - begun_s
 
     def _is_wanted(self, name: str, streams: int) -> bool:
-        """Return True unless a quick run leaves this tool out: of iperf3's two, it takes only the one with a bar."""
+        """Return False for the variant of iperf3 without a target in a quick run."""
         return not self._bench.settings.quick or name != ("iperf3" if streams == 1 else "iperf3 -Z")
 
     def _transfer(self, name: str, streams: int) -> None:
         bench, route = self._bench, self._route
-        what = {"route": route.name, "streams": streams, "tool": name, "round": self._rounds}
-        with bench.sample("throughput", **what) as figures:
+        case = {"route": route.name, "streams": streams, "tool": name, "round": self._rounds}
+        with bench.sample("throughput", **case) as figures:
             if name == RINGTAP:
                 done = self._ringtap(streams)
             else:
@@ -56,8 +56,8 @@ class Throughput:
         with Receiver(bench.processes, self._route, self._port) as receiver:
             if streams not in self._plans:
                 path = bench.path(f"bulk-{self._route.name}-{streams}.plan")
-                asked = ["--kind", "long-lived", "--flows", streams, "--duration", duration]
-                traffic(bench.processes, "plan", *asked, "--to", receiver.address, "-o", path)
+                arguments = ["--kind", "long-lived", "--flows", streams, "--duration", duration]
+                traffic(bench.processes, "plan", *arguments, "--to", receiver.address, "-o", path)
                 self._plans[streams] = path
             sent = send(
                 bench.processes,

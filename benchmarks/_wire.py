@@ -18,10 +18,10 @@ from _own_core import send_from_own_core
 from _processes import BenchmarkError, Child, Processes
 from _ringtap import TRAFFIC, Receiver, free_port, traffic
 
-SHARES = (0.03, 0.1)  # a burst is three times its load, and the capture costs as much again
+SHARES = (0.03, 0.1)  # small, because a burst has three times the load, and the capture costs as much again
 _LENGTH_S = 3.0
 _VERIFY_S = 300.0
-_HEADERS_BYTES = 128  # bytes kept of each packet; the rest is random payload
+_HEADERS_BYTES = 128  # captured bytes of each packet; the rest is random payload
 _BUFFER_KIB = 65536
 
 
@@ -38,16 +38,15 @@ def measure(bench: Bench, ceiling_bps: float, repeat: int) -> None:
 def _capture(bench: Bench, route: Route, load_bps: float) -> dict[str, Any]:
     plan, log, capture = (bench.path(name) for name in ("wire.plan", "wire.rec", "wire.pcap"))
     port = free_port()
-    asked = ["--kind", "burst", "--load", f"{round(load_bps)}bit", "--duration", f"{_LENGTH_S}s"]
-    traffic(bench.processes, "plan", *asked, "--to", f"{route.address}:{port}", "-o", plan)
+    arguments = ["--kind", "burst", "--load", f"{round(load_bps)}bit", "--duration", f"{_LENGTH_S}s"]
+    traffic(bench.processes, "plan", *arguments, "--to", f"{route.address}:{port}", "-o", plan)
     others = cores()[:-1] or cores()
     dump = _tcpdump(bench.processes, route, capture, port, others)
     with Receiver(bench.processes, route, port, cpus=others):
         send_from_own_core(
             bench.processes, route, plan, "--log", log, *congestion_control("--congestion-control"), timeout_s=_LENGTH_S
         )
-    said = dump.end(signal.SIGINT).stderr
-    lost = re.search(r"(\d+) packets dropped by kernel", said)
+    lost = re.search(r"(\d+) packets dropped by kernel", dump.end(signal.SIGINT).stderr)
     verdict = _verify(bench, plan, log, capture)
     capture.unlink()
     figures = {"load_bps": load_bps, "lost_packets": int(lost[1]) if lost else None}

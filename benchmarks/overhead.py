@@ -27,7 +27,7 @@ _QUICK_LIMIT_S = 115.0
 _QUICK_IMPORTS = 10  # pairs
 _IMPORT_PAIR_S = 2.5
 _JOB_LIMIT_S = 240.0
-_STARTED_S = 5.0  # time of a job before its first block and for its end
+_STARTED_S = 5.0  # time of a job before its first block and after its last
 
 
 def main() -> int:
@@ -78,12 +78,12 @@ def _measure(bench: Bench, chosen: list[str], half_width_pct: float) -> None:
             for every in ("100ms", "10ms", "1ms"):
                 _overhead_agent.measure(bench, every, traffic, 2.0 if quick else 20.0)
     if "import" in chosen:
-        possible = min(float(bench.settings.repeats), max(1.0, bench.left_s() / 3 / _IMPORT_PAIR_S))
-        _overhead_pairs.measure_imports(bench, int(possible))
+        pairs = min(float(bench.settings.repeats), max(1.0, bench.left_s() / 3 / _IMPORT_PAIR_S))
+        _overhead_pairs.measure_imports(bench, int(pairs))
     if "jobs" in chosen:
         cases = [(kind, every) for every in RATES[: 1 if quick else None] for kind in JUDGED_BY]
-        for place, (kind, every) in enumerate(cases):
-            limit_s = min(_JOB_LIMIT_S, max(_STARTED_S, bench.left_s() / (len(cases) - place) - _STARTED_S))
+        for done, (kind, every) in enumerate(cases):
+            limit_s = min(_JOB_LIMIT_S, max(_STARTED_S, bench.left_s() / (len(cases) - done) - _STARTED_S))
             _overhead_pairs.measure_job(bench, kind, every, limit_s, half_width_pct)
 
 

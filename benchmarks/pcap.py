@@ -87,7 +87,7 @@ def _measure(bench: Bench, sizes: Sizes) -> None:
     one = cores()[-1:]
     parts = {name: make_file(bench, name, getattr(sizes, name)) for name in ("tshark", "dpkt", "scapy")}
     single = make_file(bench, "one", 1)
-    run_ringtap(bench, [parts["scapy"]], None)  # compiles what is not compiled yet
+    run_ringtap(bench, [parts["scapy"]], None)  # compiles the kernels if they are not compiled yet
     for tool in (TSHARK_TABLE, TSHARK_FIELDS):
         _slow(bench, tool, parts["tshark"], _beyond_start(bench, tool, parts["tshark"], single, one))
     for tool in (DPKT, SCAPY):
@@ -106,7 +106,7 @@ def _measure(bench: Bench, sizes: Sizes) -> None:
 
 
 def _beyond_start(bench: Bench, tool: str, part: File, single: File, cpus: list[int]) -> Callable[[], float]:
-    """Return a measurement of tshark's time without its start, which takes as long as many packets."""
+    """Return a measurement of tshark's time without that of its start, which is as long as that of many packets."""
     return lambda: run_tshark(bench, tool, part, cpus).wall_s - run_tshark(bench, tool, single, cpus).wall_s
 
 
@@ -118,7 +118,7 @@ def _slow(bench: Bench, tool: str, part: File, seconds: Callable[[], float]) -> 
 
 
 def _by_turns(bench: Bench, whole: File, one: list[int]) -> None:
-    """Measure ringtap and tcpdump in turn, in every second round in the other order."""
+    """Measure ringtap and tcpdump in turn; every second round has the reverse order."""
     longest_s = 0.0
     runs: list[tuple[str, Callable[[], Ended]]] = [
         (RINGTAP, lambda: run_ringtap(bench, [whole], one)),

@@ -1,4 +1,4 @@
-"""Growth of analysis: a run directory of many nodes, and captures read by Dask workers (docs/method/benchmarks.md).
+"""Analysis of a run directory of many nodes, and of captures by Dask workers (docs/method/benchmarks.md).
 
 python benchmarks/scale.py [--quick] [-o FILE] [--markdown FILE]
 """
@@ -28,14 +28,14 @@ from _scale_run import JOB
 _HERE = Path(__file__).resolve().parent
 _QUICK_LIMIT_S = 55.0
 _MOST_S = 900.0
-_NEEDED_BYTES = 4e9  # of memory: twice what is measured
+_NEEDED_BYTES = 4e9  # of memory: twice the measured peak
 _RECORD_BYTES = 400_000  # per node, at most
-_PACKETS_A_GB = 9_680_000
+_PACKETS_PER_GB = 9_680_000
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Amount of data to analyse.
+    """Amount of data to analyze.
 
     Attributes:
         nodes: nodes of the run directory.
@@ -85,7 +85,7 @@ def _options() -> argparse.Namespace:
 
 
 def _nodes(bench: Bench, sizes: Sizes) -> None:
-    """Record a small run, multiply, analyze and report it; in a full run, also one that is four times as long."""
+    """Record a small run, multiply, analyze and report it; a full run repeats this with four times the iterations."""
     for iterations in (sizes.iterations, *(() if bench.settings.quick else (4 * sizes.iterations,))):
         sweep = bench.folder / "sweep"
         with bench.sample("make", nodes=sizes.nodes, iterations=iterations) as figures:
@@ -93,10 +93,10 @@ def _nodes(bench: Bench, sizes: Sizes) -> None:
         if not sweep.exists():
             return
         for turn in range(bench.settings.repeats if iterations == sizes.iterations else 1):
-            what = {"nodes": sizes.nodes, "iterations": iterations, "round": turn}
+            case = {"nodes": sizes.nodes, "iterations": iterations, "round": turn}
             for verb, source in (("analyze", sweep / JOB), ("report", sweep / JOB), ("report", sweep)):
                 of = "sweep" if source == sweep else "job"
-                with bench.sample("nodes", verb=verb, of=of, **what) as figures:
+                with bench.sample("nodes", verb=verb, of=of, **case) as figures:
                     target = bench.folder / "out"
                     figures.update(_usage(_ringtap(bench, verb, source, "-o", target, "--json")))
                     figures.update(_found(target / "report.json" if verb == "report" else target / "summary.json", of))
@@ -134,7 +134,7 @@ def _found(path: Path, of: str) -> dict[str, Any]:
 def _captures(bench: Bench, sizes: Sizes) -> None:
     """Measure the reading of the captures by one process, by one worker and by two, in turn."""
     most = max(sizes.counts)
-    packets = max(1000, round(sizes.gigabytes * _PACKETS_A_GB / most))
+    packets = max(1000, round(sizes.gigabytes * _PACKETS_PER_GB / most))
     files = [make_file(bench, f"part{number}.pcap", packets, number) for number in range(most)]
     size_gb = sum(file.path.stat().st_size for file in files) / 1e9
     for turn in range(bench.settings.repeats):
@@ -145,13 +145,13 @@ def _captures(bench: Bench, sizes: Sizes) -> None:
                 figures.update(_usage(_flows(bench, files, "--scheduler", f"local:{count}")))
             with bench.sample("read", workers=count, round=turn, gigabytes=size_gb) as figures:
                 counts = sizes.counts if count == 1 else sizes.counts[-1:]
-                words = ",".join(map(str, counts))
-                ended = _program(bench, "_scale_read.py", f"local:{count}", words, *(file.path for file in files))
-                told = json.loads(ended.stdout.splitlines()[-1])
-                for one in told["sets"]:
-                    _check(one, files[: one["files"]])
-                    one["gigabytes"] = sum(file.path.stat().st_size for file in files[: one["files"]]) / 1e9
-                figures.update(told | _usage(ended))
+                listed = ",".join(map(str, counts))
+                ended = _program(bench, "_scale_read.py", f"local:{count}", listed, *(file.path for file in files))
+                times = json.loads(ended.stdout.splitlines()[-1])
+                for item in times["sets"]:
+                    _check(item, files[: item["files"]])
+                    item["gigabytes"] = sum(file.path.stat().st_size for file in files[: item["files"]]) / 1e9
+                figures.update(times | _usage(ended))
 
 
 def _flows(bench: Bench, files: list[File], *options: str) -> Ended:
@@ -165,19 +165,19 @@ def _check(found: dict[str, Any], files: list[File]) -> None:
     for name in ("packets", "bytes"):
         expected = sum(getattr(file, name) for file in files)
         if found[name] != expected:
-            raise BenchmarkError(f"{found[name]} {name} were found, and the captures have {expected}")
+            raise BenchmarkError(f"{found[name]} {name} were found, but the captures have {expected}")
 
 
 def _usage(ended: Ended) -> dict[str, float]:
     return {"seconds": ended.wall_s, "cpu_s": ended.cpu_s, "peak_rss_mb": ended.peak_rss_bytes / 1e6}
 
 
-def _ringtap(bench: Bench, *words: object) -> Ended:
-    return bench.processes.start([sys.executable, "-m", "ringtap.cli", *map(str, words)]).result(_MOST_S)
+def _ringtap(bench: Bench, *arguments: object) -> Ended:
+    return bench.processes.start([sys.executable, "-m", "ringtap.cli", *map(str, arguments)]).result(_MOST_S)
 
 
-def _program(bench: Bench, name: str, *words: object) -> Ended:
-    return bench.processes.start([sys.executable, str(_HERE / name), *map(str, words)]).result(_MOST_S)
+def _program(bench: Bench, name: str, *arguments: object) -> Ended:
+    return bench.processes.start([sys.executable, str(_HERE / name), *map(str, arguments)]).result(_MOST_S)
 
 
 if __name__ == "__main__":

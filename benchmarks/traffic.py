@@ -37,7 +37,7 @@ def main() -> int:
     options = _options()
     before = CpuTimes.now()
     peers = find_peers(options.peer)
-    with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, _started_in(folder) as processes:
+    with tempfile.TemporaryDirectory(prefix="ringtap-benchmark-") as folder, _processes_in(folder) as processes:
         routes, sentence = make_routes(processes)
         bench = Bench(_settings(options), processes, routes, peers, Path(folder))
         bench.notes += [sentence] if sentence else []
@@ -80,13 +80,13 @@ def _settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def _started_in(folder: str) -> Processes:
-    """Return processes whose calibration is in the run's folder, so that the user's is neither used nor replaced."""
+def _processes_in(folder: str) -> Processes:
+    """Return processes with their calibration in the run's folder, so that they neither use nor replace the user's."""
     return Processes({"XDG_CACHE_HOME": folder} | TOKEN)
 
 
 def _measure(bench: Bench, chosen: list[str]) -> None:
-    """Measure everything once, figures with bars first; then repeat as often as requested or as time allows."""
+    """Measure everything once, figures with targets first; then repeat as often as requested or as time allows."""
     if "plans" in chosen:
         _plans.measure(bench)
     if chosen == ["plans"]:
@@ -118,13 +118,13 @@ def _measure_flows(bench: Bench, repeat: int) -> None:
 def _repeat_throughput(bench: Bench, rounds: list[Throughput]) -> None:
     """Repeat the bulk transfers: the other route, then both in turn."""
     for number in range(1, bench.settings.repeats * len(rounds)):
-        turn = rounds[number % len(rounds)]
-        if max(throughput.round_s for throughput in rounds) * _CAUTION > bench.left_s():
+        throughput = rounds[number % len(rounds)]
+        if max(each.round_s for each in rounds) * _CAUTION > bench.left_s():
             bench.notes.append(
                 f"The time of --quick allowed {number} rounds of bulk transfers, of both routes together."
             )
             return
-        turn.round()
+        throughput.round()
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Analysis verbs of the command line, one module per verb; ``fit`` and ``demand`` share a module."""
+"""Analysis verbs of the command line, one module per verb."""

@@ -12,7 +12,7 @@ from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
 from ringtap.options import add_json
 
-# tables with more iterations than this are only in the Parquet file
+# a table of more iterations than this is only in the Parquet file
 _MOST_IN_JSON = 20_000
 
 

@@ -51,7 +51,7 @@ def _demand(options: argparse.Namespace) -> int:
     print(f"Demand per worker and iteration  {format_size(result.worker_bytes)}")
     print(f"Busiest link, one direction      {format_size(result.busiest_link_bytes)}")
     if iteration_s is not None and required_bps is not None:
-        at = format_duration(iteration_s)
-        print(f"Bandwidth required               {format_rate(required_bps)} at {at} per iteration")
+        time = format_duration(iteration_s)
+        print(f"Bandwidth required               {format_rate(required_bps)} at {time} per iteration")
     print(f"Source: {result.source}")
     return 0

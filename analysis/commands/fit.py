@@ -13,7 +13,7 @@ from ringtap.options import add_force, add_json
 from ringtap.terminal import shell_word
 from ringtap.units import parse_rate_bps, whole_number
 
-FEWEST_SETS, MOST_SETS = 40, 100_000  # fewer do not reach the tails of a 95 % interval
+FEWEST_SETS, MOST_SETS = 40, 100_000  # fewer sets do not reach the tails of a 95 % interval
 _EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free": "free"}
 
 
@@ -22,7 +22,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("points", metavar="POINTS.csv", help="columns bandwidth_gbps and iteration_s")
     parser.add_argument("--capacity", default="25gbit", metavar="RATE", help="capacity of the bottleneck (25gbit)")
-    parser.add_argument("--n", metavar="N", help="exponent: 0.5, 1, 2 or free; without it the least AICc chooses")
+    parser.add_argument("--n", metavar="N", help="exponent: 0.5, 1, 2 or free (default: the one with the least AICc)")
     parser.add_argument(
         "--weights", metavar="COLUMN", help="standard error of each time; std_s is divided by sqrt(count)"
     )
@@ -30,7 +30,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--bootstrap", metavar="SETS", default="1000", help="resampled sets for intervals, 0 for none (1000)"
     )
-    parser.add_argument("-o", dest="output", metavar="FIT.json", type=Path, help="keep the fit, for ringtap predict")
+    parser.add_argument("-o", dest="output", metavar="FIT.json", type=Path, help="write the fit, for ringtap predict")
     add_force(parser)
     add_json(parser)
     parser.set_defaults(handler=_fit)

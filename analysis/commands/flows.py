@@ -38,17 +38,17 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--outbound",
         metavar="HOST",
-        help="what HOST sends; rates count packets with payload (short for --filter 'src host HOST' --of data_bytes)",
+        help="traffic from HOST; rates count packets with payload (short for --filter 'src host HOST' --of data_bytes)",
     )
     parser.add_argument("--sort", choices=_SORTS, default="payload", help="order of the conversations shown (payload)")
     add_json(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="TABLE", help="conversations to TABLE.parquet or .csv")
     parser.add_argument("--rates", type=Path, metavar="TABLE", help="rates over time to TABLE.parquet or .csv")
-    parser.add_argument("--by", choices=("flow", "hosts", "total"), default="flow", help="rates of what (flow)")
-    parser.add_argument("--of", choices=_AMOUNTS, help="rates of which amount (bytes)")
+    parser.add_argument("--by", choices=("flow", "hosts", "total"), default="flow", help="grouping of the rates (flow)")
+    parser.add_argument("--of", choices=_AMOUNTS, help="amount of the rates (bytes)")
     parser.add_argument("--bin", default="1ms", metavar="TIME", help="width of the rates' bins (1ms)")
     parser.add_argument("--matrix", action="store_true", help="payload from each host to each host")
-    parser.add_argument("--no-cache", action="store_true", help="neither use nor leave what an earlier look found")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache of a capture's scan")
     add_force(parser)
     add_option(parser)
     parser.set_defaults(handler=_flows)
@@ -63,19 +63,19 @@ def _flows(options: argparse.Namespace) -> int:
     for path in (options.output, options.rates):
         if path is not None:
             tables.check_table(path, options.force)
-    words = _filter(options)
+    expression = _filter(options)
     files = [shipped_example(file) or file for file in options.files]
-    # multiples of the usual bins are summed from these, so that one cache serves all
+    # bins that are multiples of the usual width are summed later, so that one cache serves all of them
     scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
     with workers(options.scheduler) as executor, Bar() as bar:
         whole = read_captures(files, bin_s=scan_ns / 1e9, progress=bar, cache=not options.no_cache, workers=executor)
-    traffic = whole if words is None else whole.select(words)
+    traffic = whole if expression is None else whole.select(expression)
     if options.json:
-        _print_json(traffic, words, options.matrix)
+        _print_json(traffic, expression, options.matrix)
     else:
         from ringtap.analysis.pcap.text import describe
 
-        print("\n".join(describe(traffic, words, options.matrix, options.sort)))
+        print("\n".join(describe(traffic, expression, options.matrix, options.sort)))
     _write(traffic, options, bin_ns)
     if not options.json and "-" not in files:
         names = " ".join(map(shell_word, files)) if len(files) <= _FEW_FILES else "FILE…"
@@ -115,19 +115,19 @@ def _write(traffic: Traffic, options: argparse.Namespace, bin_ns: int) -> None:
         with TableFile(options.rates, options.force) as table:
             for columns in traffic.rate_batches(options.by, amount, bin_ns / 1e9):
                 table.add(columns)
-        what = f"{amount} by {options.by}" if options.by != "total" else amount
-        written.append(f"Wrote {options.rates}: {what}, bins of {format_duration(bin_ns / 1e9)}")
+        rates = f"{amount} by {options.by}" if options.by != "total" else amount
+        written.append(f"Wrote {options.rates}: {rates}, bins of {format_duration(bin_ns / 1e9)}")
     if written:
-        # with --json, standard output is data alone
+        # with --json, standard output contains only the JSON object
         print("\n".join(written if options.json else ["", *written]), file=sys.stderr if options.json else sys.stdout)
 
 
-def _print_json(traffic: Traffic, words: str | None, with_matrix: bool) -> None:
-    """Write one JSON object, with its conversations one by one, as there may be millions."""
+def _print_json(traffic: Traffic, expression: str | None, with_matrix: bool) -> None:
+    """Write one JSON object, with the conversations one by one, because there may be millions."""
     from ringtap.analysis.pcap import tables
     from ringtap.analysis.pcap.text import notes
 
-    item: dict[str, Any] = {"files": list(traffic.files), "filter": words, "counts": traffic.counts}
+    item: dict[str, Any] = {"files": list(traffic.files), "filter": expression, "counts": traffic.counts}
     item |= {"notes": notes(traffic), "bin_s": traffic.bin_ns / 1e9}
     item |= {"start_ns": traffic.start_ns, "duration_s": traffic.duration_s} if traffic.bins else _UNTIMED
     item |= {"interfaces": traffic.scanned.interfaces}
@@ -146,8 +146,8 @@ def _print_json(traffic: Traffic, words: str | None, with_matrix: bool) -> None:
 
 def _print_rows(name: str, rows: Iterable[dict[str, Any]]) -> None:
     sys.stdout.write(f', "{name}": [')
-    between = "\n"
+    separator = "\n"
     for row in rows:
-        sys.stdout.write(between + json.dumps(row))
-        between = ",\n"
+        sys.stdout.write(separator + json.dumps(row))
+        separator = ",\n"
     sys.stdout.write("]")

@@ -23,34 +23,32 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     description = (
         f"{summary[0].upper()}{summary[1:]}: iteration times, flows, interfaces, queues, host, collectors. "
-        "Ending the view never ends the recording."
+        "Ending the view does not end the recording."
     )
     parser = subparsers.add_parser(name, help=summary, description=description)
-    parser.add_argument("run", type=Path, metavar="DIR", help="the run directory; it may be about to appear")
+    parser.add_argument("run", type=Path, metavar="DIR", help="the run directory, which may appear a little later")
     parser.add_argument("--plain", action="store_true", help="print one line per second until the run ends")
     parser.set_defaults(handler=_live)
 
 
 def _live(options: argparse.Namespace) -> int:
-    # The import comes first, to report a missing package before waiting for a run.
+    # first, so that a missing package is reported before the wait for a run
     watch = None if options.plain else _import_view()
     path = _wait_for(options.run, _APPEARS_S)
     with contextlib.suppress(OSError):
-        os.nice(_NICENESS)  # the view may run beside the job, and the job comes first
+        os.nice(_NICENESS)  # the view may share the machine with the job
 
     from ringtap.analysis.live.build_snapshot import SnapshotSource
     from ringtap.analysis.live.plain import follow_plain, say_next
 
     source = SnapshotSource(path)
     if watch is None:
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the plain view
             follow_plain(source.take, sys.stdout)
-        except KeyboardInterrupt:  # the plain view has no keys to leave it
-            return 0
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
-            f"this is no terminal: ringtap live --plain {shell_word(options.run)} prints one line per second instead"
+            f"this is not a terminal: ringtap live --plain {shell_word(options.run)} prints one line per second instead"
         )
     say_next(watch(source.take, path), str(options.run))
     return 0
@@ -60,10 +58,10 @@ def _import_view() -> Any:
     try:
         from ringtap.analysis.live.app import watch
     except ImportError as error:
-        said = installation.missing(error)
-        if said is None:
+        missing = installation.missing(error)
+        if missing is None:
             raise
-        raise UsageError(f"{said}, or use --plain: the live view needs it") from error
+        raise UsageError(f"{missing}, or use --plain: the live view needs it") from error
     return watch
 
 

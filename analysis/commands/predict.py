@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-    parser.add_argument("--fit", required=True, metavar="FIT", help="what ringtap fit -o wrote, or a report.json")
-    parser.add_argument("--series", metavar="NAME", help="which series of a report.json")
-    asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--load", metavar="RATE", help="cross traffic, e.g. 18gbit: gives the iteration time")
-    asked.add_argument("--slowdown", metavar="TIMES", help="times the time of no load, e.g. 1.5: gives the load")
+    parser.add_argument("--fit", required=True, metavar="FIT", help="output of ringtap fit -o, or a report.json")
+    parser.add_argument("--series", metavar="NAME", help="series of a report.json")
+    question = parser.add_mutually_exclusive_group(required=True)
+    question.add_argument("--load", metavar="RATE", help="cross traffic, e.g. 18gbit: predict the iteration time")
+    question.add_argument(
+        "--slowdown", metavar="FACTOR", help="time over that without load, e.g. 1.5: predict the load"
+    )
     add_json(parser)
     parser.set_defaults(handler=_predict)
 
@@ -52,18 +54,18 @@ def _times(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise UsageError(f"--slowdown {text!r} is not a number: 1.5 is half more than without cross traffic") from error
+        raise UsageError(f"--slowdown {text!r} is not a number: 1.5 is 50 % more than without cross traffic") from error
 
 
 def _time(found: Prediction) -> list[str]:
-    def between(ends: tuple[float, float] | None) -> str:
+    def interval(ends: tuple[float, float] | None) -> str:
         return "unknown" if ends is None else " to ".join(map(format_duration, ends))
 
-    at, time = f"{found.load_gbps:.4g} Gbit/s", format_duration(found.iteration_s)
+    load, time = f"{found.load_gbps:.4g} Gbit/s", format_duration(found.iteration_s)
     return [
-        f"At {at}  {time} per iteration, {found.slowdown:.3g} times that without cross traffic",
-        f"  {found.level:.0%} of the curve    {between(found.curve_s)}",
-        f"  {found.level:.0%} of a new mean   {between(found.point_s)}",
+        f"At {load}  {time} per iteration, {found.slowdown:.3g} times that without cross traffic",
+        f"  {found.level:.0%} of the curve    {interval(found.curve_s)}",
+        f"  {found.level:.0%} of a new mean   {interval(found.point_s)}",
     ]
 
 

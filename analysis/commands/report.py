@@ -24,19 +24,17 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     """Add the arguments of the verb."""
     parser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument(
-        "source",
-        metavar="DIR|TABLE.csv",
-        help="a sweep's or a job's run directory, or a table of iteration times",
+        "source", metavar="DIR|TABLE.csv", help="a sweep's or a job's run directory, or a table of iteration times"
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FOLDER",
-        help="where the report goes (DIR/report; TABLE-report here); must be empty or absent without --force",
+        help="folder of the report (DIR/report; TABLE-report here); must be empty or absent without --force",
     )
-    parser.add_argument("--force", action="store_true", help="write into the folder of -o although it is not empty")
-    parser.add_argument("--capacity", metavar="RATE", help=f"of a table: capacity of the bottleneck ({CAPACITY})")
-    parser.add_argument("--workers", metavar="N", type=int, help="of a table: workers, where it has no such column")
+    parser.add_argument("--force", action="store_true", help="write into the folder of -o even if it is not empty")
+    parser.add_argument("--capacity", metavar="RATE", help=f"for a table: capacity of the bottleneck ({CAPACITY})")
+    parser.add_argument("--workers", metavar="N", type=int, help="for a table without such a column: number of workers")
     add_json(parser)
     add_option(parser)
     parser.set_defaults(handler=report)
@@ -46,14 +44,14 @@ def report(options: argparse.Namespace) -> int:
     """Write the report and print the paths of its files."""
     source = Path(options.source)
     if source.is_dir() and (options.capacity or options.workers is not None):
-        given = "--capacity" if options.capacity else "--workers"
-        raise UsageError(f"{given} is for a table: the run {source} says its own")
+        option = "--capacity" if options.capacity else "--workers"
+        raise UsageError(f"{option} is for a table: the run {source} has its own")
     capacity_gbps = parse_rate_bps(options.capacity or CAPACITY) / 1e9
     if capacity_gbps <= 0:
         raise UsageError(f"--capacity {options.capacity} is not a positive rate")
     if options.workers is not None and options.workers < 2:
         raise UsageError(f"--workers {options.workers}: a ring has two at least")
-    folder = None if options.output is None else _free(Path(options.output), options.force)
+    folder = None if options.output is None else _checked(Path(options.output), options.force)
     written = _write(source, folder, capacity_gbps, options)
     if options.json:
         print(written.json_path.read_text(encoding="utf-8"), end="")
@@ -88,7 +86,7 @@ def _write(source: Path, folder: Path | None, capacity_gbps: float, options: arg
         return write_job_report(job, summarize(job), folder)
 
 
-def _free(folder: Path, force: bool) -> Path:
+def _checked(folder: Path, force: bool) -> Path:
     if not force and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already and not empty: choose another folder, or give --force")
+        raise UsageError(f"{folder} exists and is not empty: choose another folder, or give --force")
     return folder

@@ -31,9 +31,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
         action="append",
         default=[],
         metavar="NAME=ADDRESS,…",
-        help="addresses of one host, where it has several, or a name for one; may be repeated",
+        help="addresses of one host that has several, or a name for one address; may be repeated",
     )
-    parser.add_argument("--filter", metavar="WORDS", help="leave out all other traffic: 'net 10.77.0.0/24 and tcp'")
+    parser.add_argument("--filter", metavar="WORDS", help="use only this traffic: 'net 10.77.0.0/24 and tcp'")
     parser.add_argument(
         "--average", type=int, metavar="N", help="bins of the moving average in the figure of the flows (30, or fewer)"
     )

@@ -25,12 +25,12 @@ def register(verbs: Any, name: str, summary: str) -> None:
         help="the sender's log; may be repeated",
     )
     wire = parser.add_mutually_exclusive_group()
-    wire.add_argument("--capture", type=Path, metavar="FILE", help="what crossed the link: pcap or pcapng")
-    wire.add_argument("--nic", type=Path, metavar="NIC.rec", help="what crossed an interface, by its counters")
+    wire.add_argument("--capture", type=Path, metavar="FILE", help="capture of the link: pcap or pcapng")
+    wire.add_argument("--nic", type=Path, metavar="NIC.rec", help="log of an interface's counters")
     parser.add_argument("--interface", metavar="NAME", help="the interface, for --nic")
     parser.add_argument("--baseline", type=Path, metavar="SENT.rec", help="the same flows sent without congestion")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="a second capture or log, for the histogram")
-    parser.add_argument("--line-rate", metavar="RATE", help="of the empty link, for slowdowns: for example 10gbit")
+    parser.add_argument("--line-rate", metavar="RATE", help="rate of the empty link, for slowdowns, e.g. 10gbit")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write figures and tables there")
     add_force(parser)
     add_json(parser)
@@ -61,21 +61,21 @@ def _verify(options: argparse.Namespace) -> int:
 def _lines(data: dict[str, Any]) -> list[str]:
     """Return the numbers as lines of text."""
     flows, total, whole = data["flows"], data["bytes"], data["load"]["whole"]
-    became = ", ".join(f"{flows[name]} {name}" for name in ("finished", "unfinished", "failed", "missing"))
+    outcomes = ", ".join(f"{flows[name]} {name}" for name in ("finished", "unfinished", "failed", "missing"))
     achieved = f"{format_rate(whole['achieved_bps'])} achieved{_share(whole['error'])}"
     lines = [
-        f"{counted(flows['planned'], 'flow')} of {format_size(total['planned'])} planned: {became}",
+        f"{counted(flows['planned'], 'flow')} of {format_size(total['planned'])} planned: {outcomes}",
         f"{format_rate(whole['offered_bps'])} offered, {achieved}; {format_size(total['received'])} received",
     ]
     for name, errors in data["load"]["bins_100ms"].items():
         if errors["error_max"] is not None:
             lines.append(
-                f"{name} in 100 ms: off by {errors['error_rms']:.2%} (rms) and {errors['error_max']:.2%} (most)"
+                f"{name} in 100 ms: off by {errors['error_rms']:.2%} (rms) and {errors['error_max']:.2%} (max)"
             )
     late = data["lateness"]
     if late["launched"]:
         shown = (format_duration(max(late[key], 0.0) / 1e6) for key in ("p50_us", "p99_us", "max_us"))
-        text = "lateness: median {}, p99 {}, most {}".format(*shown)
+        text = "lateness: median {}, p99 {}, max {}".format(*shown)
         lines.append(f"{text}; {late['missed_slots']} of {late['launched']} over 1 ms")
     lines += [_completion(row) for row in data["completion"] if row["flows"]]
     for part, errors in data.get("bursts", {}).items():
@@ -83,7 +83,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
             lines.append(
                 f"{errors['windows']} {'bursts' if part == 'burst' else 'quiet parts'} on the wire: off by "
                 f"{errors['error_median']:.2%} (median), {errors['error_p95']:.2%} (p95), {errors['error_worst']:.2%} "
-                f"(worst); {errors['share_within_5_percent']:.1%} within 5 %"
+                f"(max); {errors['share_within_5_percent']:.1%} within 5 %"
             )
     return [*lines, *(f"note: {note}" for note in data["notes"])]
 
@@ -94,11 +94,11 @@ def _share(error: float | None) -> str:
 
 def _completion(row: dict[str, Any]) -> str:
     least, most = row["from_bytes"], row["to_bytes"]
-    which = "all" if not least and most is None else f"< {format_size(most)}" if most else f">= {format_size(least)}"
+    sizes = "all" if not least and most is None else f"< {format_size(most)}" if most else f">= {format_size(least)}"
     if least and most:
-        which = f"{format_size(least)} to {format_size(most)}"
+        sizes = f"{format_size(least)} to {format_size(most)}"
     text = "completion, {}: mean {}, median {}, p99 {}".format(
-        which, *(format_duration(row[f"fct_{name}_s"]) for name in ("mean", "p50", "p99"))
+        sizes, *(format_duration(row[f"fct_{name}_s"]) for name in ("mean", "p50", "p99"))
     )
     if row["slowdown_mean"] is not None:
         text += f"; slowdown {row['slowdown_mean']:.3g}, p99 {row['slowdown_p99']:.3g}"

@@ -19,7 +19,7 @@ from ringtap.analysis.model.regression import (
 from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise
 
 Interval = tuple[float, float]
-_LEAST_SCATTER = 0.05  # of the points' own scatter: lower bound of a resampled set's
+_LEAST_SCATTER = 0.05  # of the points' own scatter: lower bound of the scatter of a resampled set
 
 
 def parameter_intervals(
@@ -29,12 +29,12 @@ def parameter_intervals(
     """Return intervals of A, B and n from resampled residuals, each resampled set scaled by its own scatter.
 
     Residuals of ln t, scaled by their weights and widened for leverage, are drawn with replacement and added to the
-    fitted curve; each resampled solution's distance from the fit is divided by the scatter of its own residuals
-    (bootstrap-t: Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2.1 and 6.2.3). ln A,
-    ln B and ln n are compared, B itself where its sign is in doubt. Loads and weights stay as they are.
+    fitted curve. The distance of each resampled solution from the fit is divided by the scatter of its own residuals
+    (bootstrap-t: Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2.1 and 6.2.3). The
+    distances are those of ln A, ln B and ln n, or of B itself if its sign is in doubt. Loads and weights are fixed.
 
     Returns:
-        Lower and upper ends by name; both ends of n are n where it was given.
+        Lower and upper ends by name; both ends of n are n if it was given.
     """
     free = isinstance(n, str)
     points, parameters = len(load), 3 if free else 2
@@ -47,9 +47,9 @@ def parameter_intervals(
     own = float(np.sqrt(noise.cost(log_time - fitted) / (points - parameters)))
     drawn = np.random.default_rng(seed).integers(0, points, (samples, points))
     resampled = fitted + residual[drawn] / root
-    log_t0, b, found = solve_many(load, resampled, capacity, n, noise)
-    left = resampled - log_t0[:, None] - b[:, None] * reduced_load(load, capacity, found[:, None])
-    scatter = np.sqrt(noise.cost(left) / (points - parameters))
+    log_t0, b, exponents = solve_many(load, resampled, capacity, n, noise)
+    residuals = resampled - log_t0[:, None] - b[:, None] * reduced_load(load, capacity, exponents[:, None])
+    scatter = np.sqrt(noise.cost(residuals) / (points - parameters))
     # points on the curve have no scatter to divide by
     ratio = np.maximum(scatter / own, _LEAST_SCATTER) if own > RESIDUAL_FLOOR else np.ones(samples)
     certain = bool(np.all(b > 0) and solution.b > 0)
@@ -59,7 +59,7 @@ def parameter_intervals(
         low, high = estimate - np.quantile((values - estimate) / ratio, tails)
         return float(low), float(high)
 
-    scale = found * math.log(capacity)
+    scale = exponents * math.log(capacity)
     log_a = ends(solution.log_t0 - solution.b, log_t0 - b)
     if certain:
         log_b = ends(math.log(solution.b) + solution.n * math.log(capacity), np.log(b) + scale)
@@ -68,7 +68,7 @@ def parameter_intervals(
         bounds_b = ends(solution.b * capacity**solution.n, b * np.exp(scale))
     bounds_n = (solution.n, solution.n)
     if free:
-        low, high = _exp(ends(math.log(solution.n), np.log(found)))
+        low, high = _exp(ends(math.log(solution.n), np.log(exponents)))
         bounds_n = (max(low, FREE_BOUNDS[0]), min(high, FREE_BOUNDS[1]))
     return {"A": _exp(log_a), "B": bounds_b, "n": bounds_n}
 

@@ -1,9 +1,9 @@
 """The congestion point as the break of a continuous two-segment line, with an interval.
 
-ln t is fitted against u = ln(C/(C-BW)), in which the slope is an elasticity: per cent of time added for each per cent
-of bandwidth taken away. The break is found by profile least squares (Muggeo, Statist. Med. 22, 2003, fits the same
-model), its interval by resampling. `ringtap.analysis.model.congestion_point` has the construction of the thesis's
-appendix A.2.
+ln t is fitted against u = ln(C/(C-BW)), so that the slope is an elasticity: the per cent of time added for each per
+cent of bandwidth taken away. Profile least squares find the break (Muggeo, Statist. Med. 22, 2003, fits the same
+model), and resampling gives its interval. `ringtap.analysis.model.congestion_point` has the construction of the
+thesis's appendix A.2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIGNIFICANT = 0.05
 WIDE_SHARE = 0.5  # of the range of measured loads: a wider interval does not locate the break
 _BREAKS = 241  # candidate breaks
 _NULL_SETS = 999
-_LEAST_SHARE = 0.0025  # of the points' residual sum of squares: lower bound of a resampled set's
+_LEAST_SHARE = 0.0025  # of the points' residual sum of squares: lower bound of that of a resampled set
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class BreakPoint:
     """Break beyond which the iteration time grows faster with the load.
 
     Attributes:
-        bandwidth_gbps: load BW* of the break; not one of the measured ones.
-        iteration_s: time t* on the lines there.
+        bandwidth_gbps: load BW* of the break, usually between measured loads.
+        iteration_s: time t* on the lines at this load.
         data_mb: (C - BW*) t* in decimal megabytes.
-        elasticity: slope of ln t against ln(C/(C-BW)) before and after: 0 where bandwidth does not matter, 1 where the
-            time is inversely proportional to what is left.
+        elasticity: slope of ln t against ln(C/(C-BW)) before and after: 0 if bandwidth does not matter, 1 if the
+            time is inversely proportional to the bandwidth that is left.
         p: probability of as much improvement over one straight line by chance.
-        aicc: of the two segments, comparable with that of a fit of equation 3.7 to the same points; None where it is
-            undefined.
+        aicc: AICc of the two segments, comparable with that of a fit of equation 3.7 to the same points; None if it
+            is undefined.
         resampled: ``iterations`` within the points, or ``residuals`` around the lines.
-        samples: resampled sets.
+        samples: number of resampled sets.
         capacity_gbps: C.
-        warnings: what to know before using the numbers, one sentence each.
+        warnings: limits of the numbers, one sentence each.
     """
 
     bandwidth_gbps: BreakCandidate
@@ -71,7 +71,7 @@ class BreakPoint:
     warnings: tuple[str, ...]
 
     def at(self, bandwidth_gbps: Values) -> Array:
-        """Time in seconds on the two segments at loads below the capacity; the same shape as the argument."""
+        """Return the times in seconds on the two segments at loads below the capacity; same shape as the argument."""
         u = scaled(np.asarray(bandwidth_gbps, dtype=np.float64), self.capacity_gbps)
         past = u - scaled(np.array(self.bandwidth_gbps.value), self.capacity_gbps)
         before, after = self.elasticity
@@ -82,19 +82,19 @@ class BreakPoint:
         """The break as plain values."""
         item: dict[str, Any] = {}
         for name in ("bandwidth_gbps", "iteration_s", "data_mb"):
-            placed = getattr(self, name)
-            item |= {name: placed.value, f"{name}_interval": [placed.low, placed.high]}
+            number = getattr(self, name)
+            item |= {name: number.value, f"{name}_interval": [number.low, number.high]}
         item |= {"elasticity": list(self.elasticity), "p": self.p, "aicc": self.aicc, "level": LEVEL}
         return item | {"resampled": self.resampled, "samples": self.samples, "warnings": list(self.warnings)}
 
 
 @dataclass(frozen=True)
 class BreakResult:
-    """Either a break or the reason why there is none; never both.
+    """Either a break or the reason why there is none.
 
     Attributes:
         point: the break, or None.
-        reason: one sentence where ``point`` is None, else empty.
+        reason: one sentence if ``point`` is None, else empty.
     """
 
     point: BreakPoint | None
@@ -115,10 +115,10 @@ def find_break(
         bandwidth_gbps: loads in Gbit/s, shape (points,), in any order.
         iteration_s: mean iteration times in seconds, shape (points,).
         capacity_gbps: capacity of the bottleneck.
-        iterations_s: the iteration times behind each mean, in order of time, where they are known: then they are
-            resampled within each point, in blocks as long as they are correlated; otherwise the residuals are.
-        samples: resampled sets.
-        seed: of the resampling.
+        iterations_s: the iteration times behind each mean, in order of time, if they are known. They are resampled
+            within each point, in blocks as long as they are correlated. Without them, the residuals are resampled.
+        samples: number of resampled sets.
+        seed: seed of the resampling.
 
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
@@ -151,7 +151,7 @@ def find_break(
 
 
 def scaled(bandwidth_gbps: Array, capacity_gbps: float) -> Array:
-    """u = ln(C/(C-BW))."""
+    """Return u = ln(C/(C-BW))."""
     result: Array = -np.log1p(-bandwidth_gbps / capacity_gbps)
     return result
 
@@ -168,22 +168,30 @@ def compared(point: BreakPoint, fit: FitResult) -> str:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Two segments of several sets; every array of shape (sets,)."""
+    """Two segments of several sets; every array has shape (sets,).
 
-    place: Array
-    level: Array  # ln t at the break
+    Attributes:
+        at: u of the break.
+        level: ln t at the break.
+        before: slope before it.
+        after: slope after it.
+        rss: residual sum of squares.
+    """
+
+    at: Array
+    level: Array
     before: Array
     after: Array
     rss: Array
 
 
 class _Search:
-    """Least squares of ln t = level + before*(u - place) + (after - before)*max(0, u - place) over all places."""
+    """Least squares of ln t = level + before*(u - at) + (after - before)*max(0, u - at) over all candidate breaks."""
 
     def __init__(self, u: Array, first: float, last: float) -> None:
         self.u = u
-        self.places = np.linspace(first, last, _BREAKS)
-        past = u - self.places[:, None]
+        self.candidates = np.linspace(first, last, _BREAKS)
+        past = u - self.candidates[:, None]
         self.designs = np.stack([np.ones_like(past), past, np.maximum(past, 0.0)], axis=-1)
         self.bases = np.linalg.qr(self.designs)[0]
         self.straight = np.linalg.qr(np.column_stack([np.ones_like(u), u]))[0]
@@ -192,8 +200,8 @@ class _Search:
         """Find the least-squares break of each set, shape (sets, points); a downward bend counts as none."""
         centred = log_times - log_times.mean(axis=1, keepdims=True)
         total = (centred**2).sum(axis=1)
-        explained = np.tensordot(centred, self.bases, axes=(1, 1))  # sets, places, columns
-        # the last column of a basis is the hinge's own part: its sign is that of the change of slope
+        explained = np.tensordot(centred, self.bases, axes=(1, 1))  # sets, candidates, columns
+        # the last column of a basis belongs to the hinge alone; its sign is that of the change of slope
         turn = (self.bases[:, :, 2] * self.designs[:, :, 2]).sum(axis=1)
         upward = np.where(explained[:, :, 2] * turn > 0, explained[:, :, 2], 0.0)
         costs = total[:, None] - (explained[:, :, :2] ** 2).sum(axis=2) - upward**2
@@ -204,24 +212,24 @@ class _Search:
             numbers[chosen] = np.linalg.lstsq(self.designs[index], log_times[chosen].T, rcond=None)[0].T
         level, before, change = numbers.T
         rss = np.maximum(costs[np.arange(len(best)), best], 0.0)
-        return _Lines(self.places[best], level, before, before + change, rss)
+        return _Lines(self.candidates[best], level, before, before + change, rss)
 
     def fitted(self, lines: _Lines) -> Array:
         """ln t on the segments, shape (sets, points)."""
-        past = self.u - lines.place[:, None]
+        past = self.u - lines.at[:, None]
         result: Array = lines.level[:, None] + np.where(past < 0, lines.before[:, None], lines.after[:, None]) * past
         return result
 
     def gain(self, log_times: Array) -> Array:
-        """Reduction of a straight line's sum of squares by the break, relative to what is left; shape (sets,)."""
+        """Reduction of a straight line's sum of squares by the break, relative to the rest; shape (sets,)."""
         centred = log_times - log_times.mean(axis=1, keepdims=True)
         straight = (centred**2).sum(axis=1) - ((centred @ self.straight) ** 2).sum(axis=1)
-        left = np.maximum(self.solve(log_times).rss, len(self.u) * RESIDUAL_FLOOR**2)
-        result: Array = np.maximum(straight - left, 0.0) / left
+        rest = np.maximum(self.solve(log_times).rss, len(self.u) * RESIDUAL_FLOOR**2)
+        result: Array = np.maximum(straight - rest, 0.0) / rest
         return result
 
     def chance(self, log_time: Array, draw: np.random.Generator) -> float:
-        """p value by simulated straight lines with normal scatter; their gains depend on the loads alone."""
+        """p value from simulated straight lines with normal scatter, whose gains depend only on the loads."""
         null = self.gain(draw.normal(size=(_NULL_SETS, len(self.u))))
         return float((1 + np.sum(null >= self.gain(log_time[None])[0])) / (1 + _NULL_SETS))
 
@@ -235,7 +243,7 @@ class _Search:
 
 
 def _inner(load: Array, capacity_gbps: float) -> tuple[float, float] | None:
-    """Second and second-last load, those within 1 % of capacity counted as one; None for too few loads."""
+    """Second and second-last load; loads within 1 % of capacity count as one. None for too few loads."""
     distinct = [float(load[0])]
     for value in load:
         if value - distinct[-1] > MERGE_SHARE * capacity_gbps:
@@ -260,18 +268,18 @@ def _point(
     points, rss = len(load), max(float(found.rss[0]), len(load) * RESIDUAL_FLOOR**2)
     ratio = np.ones_like(many.rss)
     if resampled == "residuals":
-        # each set is scaled by its own scatter (bootstrap-t), badly known for few points
+        # bootstrap-t: each set is scaled by its own scatter, whose estimate from few points needs a lower bound
         ratio = np.sqrt(np.maximum(many.rss / rss, _LEAST_SHARE))
-    log_left = math.log(capacity) - found.place, math.log(capacity) - many.place
+    log_left = math.log(capacity) - found.at, math.log(capacity) - many.at
     most = np.log(capacity - load[[-1, 0]])
 
-    def placed(value: Array, values: Array, low: float = -np.inf, high: float = np.inf) -> tuple[float, float, float]:
-        """Value and ends from logarithms; the ends are clipped to ``low`` and ``high``."""
+    def estimate(value: Array, values: Array, low: float = -np.inf, high: float = np.inf) -> tuple[float, float, float]:
+        """Return value and ends from logarithms, with the ends clipped to ``low`` and ``high``."""
         ends = value - np.quantile((values - value) / ratio, [1 - (1 - LEVEL) / 2, (1 - LEVEL) / 2])
         first, last = np.exp(np.clip(ends, low, high))
         return float(np.exp(value[0])), float(first), float(last)
 
-    left, last, first = placed(*log_left, *most)
+    left, last, first = estimate(*log_left, *most)
     at = BreakCandidate(capacity - left, capacity - first, capacity - last)
     volume = [one + lines.level + math.log(125) for one, lines in zip(log_left, (found, many), strict=True)]
     warnings = []
@@ -281,13 +289,13 @@ def _point(
         )
     return BreakPoint(
         bandwidth_gbps=at,
-        iteration_s=BreakCandidate(*placed(found.level, many.level)),
-        data_mb=BreakCandidate(*placed(volume[0], volume[1])),
+        iteration_s=BreakCandidate(*estimate(found.level, many.level)),
+        data_mb=BreakCandidate(*estimate(volume[0], volume[1])),
         elasticity=(float(found.before[0]), float(found.after[0])),
         p=p,
         aicc=corrected_akaike(points * math.log(rss / points), points, 5),
         resampled=resampled,
-        samples=len(many.place),
+        samples=len(many.at),
         capacity_gbps=capacity,
         warnings=tuple(warnings),
     )

@@ -19,14 +19,14 @@ from ringtap.units import counted
 
 MIN_LOADS = 4
 MERGE_SHARE = 0.01  # loads closer than this share of capacity are one point
-MIN_RISE = 1.2  # heaviest over lightest time, below which the curve is flat
-CURVED_SHARE = 2 / 3  # of the way from the lightest loads' elasticity to 1, where the curved region begins
-MIN_ELASTICITY = 0.5  # at the heaviest loads, below which congestion was not reached
+MIN_RISE = 1.2  # heaviest over lightest time; below it, the curve is flat
+CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
+MIN_ELASTICITY = 0.5  # at the heaviest loads; below it, congestion was not reached
 
 
 @dataclass(frozen=True)
 class Line:
-    """A straight line t = intercept + slope * BW and the points it was drawn through.
+    """A straight line t = intercept + slope * BW, and the points that it was fitted to.
 
     Attributes:
         intercept_s: time at no load, in seconds.
@@ -39,7 +39,7 @@ class Line:
     points: tuple[int, ...]
 
     def at(self, bandwidth_gbps: float) -> float:
-        """Time in seconds on the line."""
+        """Return the time in seconds on the line."""
         return self.intercept_s + self.slope_s_per_gbps * bandwidth_gbps
 
 
@@ -88,11 +88,11 @@ class CongestionPoint:
 
 @dataclass(frozen=True)
 class CongestionResult:
-    """Either a congestion point or the reason why there is none; never both.
+    """Either a congestion point or the reason why there is none.
 
     Attributes:
         point: the point, or None.
-        reason: one sentence where ``point`` is None, else empty.
+        reason: one sentence if ``point`` is None, else empty.
     """
 
     point: CongestionPoint | None
@@ -103,7 +103,7 @@ Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_gbps: float) -> CongestionResult:
-    """Find where congestion sets in (thesis, section 3.2 and appendix A.2).
+    """Find the load at which congestion begins (thesis, section 3.2 and appendix A.2).
 
     Args:
         bandwidth_gbps: loads in Gbit/s, shape (points,), in any order; replicates are averaged.
@@ -133,7 +133,7 @@ def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_
 
 
 def data_volume_mb(bandwidth_gbps: float, iteration_s: float, capacity_gbps: float) -> float:
-    """Data that fits beside a load within an iteration, (C - BW) t, in decimal megabytes (thesis, section 3.2)."""
+    """Return the volume (C - BW) t that an iteration leaves room for, in decimal megabytes (thesis, section 3.2)."""
     return (capacity_gbps - bandwidth_gbps) * iteration_s * 125
 
 
@@ -152,10 +152,10 @@ def merge_replicates(load: Array, time: Array, capacity_gbps: float) -> tuple[Ar
 
 
 def elasticities(load: Array, time: Array, capacity_gbps: float) -> Array:
-    """Per cent of time added for each per cent of bandwidth taken away, between neighbouring points.
+    """Return the per cent of time added for each per cent of bandwidth taken away, between neighbouring points.
 
-    The slopes of the convex, non-decreasing, piecewise linear function of u = ln(C/(C-BW)) that is nearest to ln t in
-    least squares. 0 where bandwidth does not matter, 1 where the time is inversely proportional to what is left.
+    These are the slopes of the convex, non-decreasing, piecewise linear function of u = ln(C/(C-BW)) that is nearest to
+    ln t in least squares: 0 if bandwidth does not matter, 1 if the time is inversely proportional to what is left.
 
     Returns:
         Slopes, ascending, shape (points - 1,).
@@ -183,7 +183,7 @@ def _first_curved(load: Array, time: Array, capacity_gbps: float) -> int | str:
     if slopes[-1] <= slopes[0]:
         return "the time grows alike at light and heavy loads: a flat and a curved region cannot be told apart"
     curved = np.flatnonzero(at_point >= slopes[0] + CURVED_SHARE * (1 - slopes[0]))
-    # two points at least make the flat line, and the two heaviest are the tangent where the curve has only just begun
+    # the flat line needs two points; if the curve begins at the last point, the tangent has the two heaviest
     return min(max(int(curved[0]) + 1 if len(curved) else len(load), 2), len(load) - 2)
 
 
@@ -200,11 +200,11 @@ def _construct(load: Array, time: Array, capacity_gbps: float, first: int) -> Co
         if steeper <= 0:
             continue
         meeting = (flat.intercept_s - tangent.intercept_s) / steeper
-        # noise can tilt the first chord so that it meets the line far away; the next is then a better tangent
+        # noise can tilt the first chord so that it meets the flat line far away; then the next chord is the tangent
         if not load[max(start - 2, 1)] <= meeting <= load[start + 1]:
             continue
-        # The nearest point is chosen by load: on the scale of a figure, the lines and the points around their
-        # intersection hardly differ in time. Of two equally near points, the more congested one.
+        # The nearest point is chosen by load, because the points around the intersection hardly differ in time. Of two
+        # equally near points, the one with the higher load is chosen.
         chosen = len(load) - 1 - int(np.abs(load - meeting)[::-1].argmin())
         data_mb = data_volume_mb(float(load[chosen]), float(time[chosen]), capacity_gbps)
         point = CongestionPoint(

@@ -1,4 +1,4 @@
-"""Network demand of a training iteration: equation 3.1 of the thesis, and its relatives for other collectives."""
+"""Network demand of a training iteration: equation 3.1 of the thesis, and the equations of other collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRADIENT_BYTES = 4
 
 @dataclass(frozen=True)
 class Demand:
-    """Data that one iteration moves, in one direction of a full-duplex link.
+    """Data that one iteration sends, in one direction of a full-duplex link.
 
     Attributes:
         collective: name of the collective.
@@ -22,7 +22,7 @@ class Demand:
         workers: number of workers N.
         worker_bytes: bytes that a worker sends, averaged over the workers.
         busiest_link_bytes: bytes in the busier direction of the busiest link; it determines the bandwidth required.
-        source: where the volume comes from.
+        source: publication of the equation.
     """
 
     collective: str
@@ -33,7 +33,7 @@ class Demand:
     source: str
 
     def required_bps(self, iteration_s: float) -> float:
-        """Bandwidth in bit/s that carries the busiest link's bytes within ``iteration_s`` (thesis, Table 3.1).
+        """Return the bandwidth in bit/s that the busiest link needs to send its bytes in ``iteration_s`` (Table 3.1).
 
         Raises:
             UsageError: the time is not a positive number.
@@ -43,7 +43,7 @@ class Demand:
         return self.busiest_link_bytes * 8 / iteration_s
 
 
-Volumes = tuple[float, float]  # sent by a worker on average, through the busiest link; in units of the gradient
+Volumes = tuple[float, float]  # sent by a worker on average, and through the busiest link; in units of the gradient
 
 
 def _ring(workers: int, _group: int) -> Volumes:
@@ -56,8 +56,8 @@ def _parameter_server(workers: int, _group: int) -> Volumes:
 
 
 def _tree(workers: int, _group: int) -> Volumes:
-    # Node i has children 2i+1 and 2i+2; it sends one gradient up (except the root) and one down to each child;
-    # from five workers on node 1 is an inner node with two children, the maximum.
+    # Node i has children 2i+1 and 2i+2. It sends one gradient up (except the root) and one down to each child. With
+    # five or more workers, node 1 has two children and a parent, which is the maximum.
     sent = [(node > 0) + (2 * node + 1 < workers) + (2 * node + 2 < workers) for node in range(min(workers, 7))]
     return 2 * (workers - 1) / workers, float(max(sent))
 
@@ -88,7 +88,7 @@ COLLECTIVES = tuple(_COLLECTIVES)
 
 
 def demand(parameters: int, workers: int, collective: str = "ring", group: int = 1) -> Demand:
-    """Data that one iteration moves for 32-bit gradients.
+    """Calculate the data that one iteration sends for 32-bit gradients.
 
     With S = 4 bytes x parameters and N workers, in one direction:
 
@@ -99,7 +99,7 @@ def demand(parameters: int, workers: int, collective: str = "ring", group: int =
     reduce-scatter-all-gather   2(N-1)/N S            the same
     parameter-server            S                     N S, the server's
     tree                        2(N-1)/N S            3 S at an inner node (fewer with under five workers)
-    hierarchical, G to a node   2(L-1)/L S / G        2(L-1)/L S at each of the L = N/G nodes
+    hierarchical, G per node    2(L-1)/L S / G        2(L-1)/L S at each of the L = N/G nodes
     ==========================  ====================  ==================================================
 
     Args:
@@ -121,9 +121,9 @@ def demand(parameters: int, workers: int, collective: str = "ring", group: int =
         if group < 1 or workers % group or workers // group < 2:
             raise UsageError(f"{counted(workers, 'worker')} in groups of {group} do not make two or more full groups")
     elif group != 1:
-        raise UsageError(f"a group of {group} workers has a meaning for the hierarchical collective only")
+        raise UsageError(f"a group of {group} workers has a meaning only for the hierarchical collective")
     elif workers < 2 and collective != "parameter-server":
-        raise UsageError(f"with one worker {collective} moves nothing: give at least 2 workers")
+        raise UsageError(f"with one worker {collective} sends nothing: give at least 2 workers")
     volumes, source = _COLLECTIVES[collective]
     worker, busiest = volumes(workers, group)
     gradient_bytes = GRADIENT_BYTES * parameters

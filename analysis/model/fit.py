@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, stats
 
-from ringtap.analysis.model import regression
 from ringtap.analysis.model.bootstrap import parameter_intervals
 from ringtap.analysis.model.fit_result import LEVEL, FitResult, Terms
 from ringtap.analysis.model.regression import (
@@ -21,44 +20,57 @@ from ringtap.analysis.model.regression import (
     Solution,
     log_predict,
     reduced_load,
+    solve_linear,
     solve_log,
 )
 from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise, from_errors
 from ringtap.errors import UsageError
 from ringtap.units import counted
 
+__all__ = ["CongestionModel", "FitResult", "corrected_akaike"]
+
+EXPONENTS = (0.5, 1.0, 2.0)
+MIN_POINTS, MIN_LOADS = 4, 3
+MIN_POINTS_FREE, MIN_LOADS_FREE = 6, 4
+BOOTSTRAP_SAMPLES = 1000
 UNSURE_SHARE = 0.5  # of A: with a larger standard error its size is not known
 EXTREME_CORRELATION = 0.995
-WIDE_INTERVAL = 2.0  # ratio of the ends of the interval of n, above which n and B are not distinguished
-ALIKE_AICC = 2.0  # models this near the best one have substantial support (Burnham and Anderson, section 2.6)
+WIDE_INTERVAL = 2.0  # ratio of the ends of the interval of n; above it, n and B cannot be distinguished
+ALIKE_AICC = 2.0  # models within this of the best one have substantial support (Burnham and Anderson, section 2.6)
 OUTLIER_SHARE = 0.5  # of its weight: a point that counts for less is reported
+CUT = 1.345  # Huber's constant: without outliers, about 95 % of the efficiency of least squares
+ALIKE_SHARE = 1e-6  # of the loads' range: points closer than this are at the same load
+
+Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 def fit_warnings(
     solution: Solution, load: Array, capacity: float, noise: Noise, log_time: Array, correlation: float | None
 ) -> list[str]:
-    """Return the warnings of one fit; ``correlation`` is that of ln A with B where n was given."""
+    """Return the warnings of one fit; ``correlation`` is that of ln A with B if n was given."""
     residual = log_time - log_predict(solution, load, capacity)
     parameters = 2 if solution.n_interval is None else 3
     grows = _grows(noise, residual, log_time, parameters)
-    said = _exponent(solution)
+    warnings = _exponent_warnings(solution)
     if not grows:
-        said.append("B is statistically zero: the points show no growth with load, so n says nothing")
+        warnings.append("B is statistically zero: the points show no growth with load, so n has no meaning")
     elif solution.covariance is None:
-        said.append("standard errors are undefined: the parameters cannot be told apart")
+        warnings.append("standard errors are undefined: the parameters cannot be distinguished")
     if grows and solution.b < 0:
-        said.append("B is negative: the iteration time falls as the load grows")
+        warnings.append("B is negative: the iteration time falls as the load grows")
     if correlation is not None and abs(correlation) > EXTREME_CORRELATION:
-        said.append(f"A and B are hardly told apart (correlation {correlation:.4f}): the loads span too little")
+        warnings.append(f"A and B are hardly told apart (correlation {correlation:.4f}): the loads span too little")
     heaviest, lightest = load[-1] / capacity, load[0] / capacity
     if heaviest < 0.7:
-        said.append(f"the heaviest load is {heaviest:.0%} of capacity: the curve beyond it is extrapolated")
+        warnings.append(f"the heaviest load is {heaviest:.0%} of capacity: the curve beyond it is extrapolated")
     if lightest > 0.2:
-        said.append(f"the lightest load is {lightest:.0%} of capacity: the curve below it is extrapolated")
+        warnings.append(f"the lightest load is {lightest:.0%} of capacity: the curve below it is extrapolated")
     for share, at, off in zip(noise.share(residual), load, np.expm1(np.clip(residual, -50, 50)), strict=True):
         if share < OUTLIER_SHARE:
-            said.append(f"the point at {at:.4g} Gbit/s lies {off:+.0%} off the curve and counts for {share:.2g} of one")
-    return said
+            warnings.append(
+                f"the point at {at:.4g} Gbit/s lies {off:+.0%} off the curve and counts for {share:.2g} of one"
+            )
+    return warnings
 
 
 def alike(chosen: FitResult, candidates: Sequence[FitResult]) -> list[str]:
@@ -79,7 +91,7 @@ def _named(fit: FitResult) -> str:
     return f"n = {fit.n:.3g} with B = {fit.B:.3g}" if fit.free else f"{fit.name} with B = {fit.B:.3g}"
 
 
-def _exponent(solution: Solution) -> list[str]:
+def _exponent_warnings(solution: Solution) -> list[str]:
     if solution.n_interval is None:
         return []
     low, high = solution.n_interval
@@ -93,7 +105,7 @@ def _exponent(solution: Solution) -> list[str]:
 
 
 def _grows(noise: Noise, residual: Array, log_time: Array, parameters: int) -> bool:
-    """True if the model beats a constant time, by the F test at 5 %; the t test of B where n is given."""
+    """Return True if the model beats a constant time by the F test at 5 %, which is the t test of B if n is given."""
     if float(np.sum((log_time - log_time.mean()) ** 2)) <= len(log_time) * RESIDUAL_FLOOR**2:
         return False
     level = log_time - np.average(log_time, weights=noise.weight)
@@ -104,16 +116,6 @@ def _grows(noise: Noise, residual: Array, log_time: Array, parameters: int) -> b
     unit = 1.0 if noise.known else cost / freedom
     limit = stats.f.ppf(0.95, parameters - 1, freedom)
     return bool((total - cost) / (parameters - 1) > limit * unit)
-
-
-EXPONENTS = (0.5, 1.0, 2.0)
-MIN_POINTS, MIN_LOADS = 4, 3
-MIN_POINTS_FREE, MIN_LOADS_FREE = 6, 4
-BOOTSTRAP_SAMPLES = 1000
-
-__all__ = ["CongestionModel", "FitResult", "corrected_akaike"]
-
-Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class CongestionModel:
             raise UsageError(f"exponent {self.n:g} is outside {FREE_BOUNDS[0]:g} to {FREE_BOUNDS[1]:g}")
 
     def guess(self, bandwidth_gbps: Values, iteration_s: Values) -> tuple[float, float, float]:
-        """A, B and n of the curve through the lightest and the heaviest point, with n = 1/2 where it is not given.
+        """Return A, B and n of the curve through the lightest and the heaviest point, with n = 1/2 if it is not given.
 
         Raises:
             UsageError: the points are invalid or too few.
@@ -148,7 +150,7 @@ class CongestionModel:
         order = np.lexsort((time, load))
         load, time = load[order], time[order]
         n = self.n if isinstance(self.n, int | float) else EXPONENTS[0]
-        x = regression.reduced_load(load, self.capacity_gbps, n)
+        x = reduced_load(load, self.capacity_gbps, n)
         b = math.log(time[-1] / time[0]) / (x[-1] - x[0])
         return _public(Solution(math.log(time[0]) - b * float(x[0]), float(b), n, None), self.capacity_gbps)
 
@@ -161,14 +163,14 @@ class CongestionModel:
         Args:
             bandwidth_gbps: cross traffic in Gbit/s, shape (points,), in any order; repeated loads are replicates.
             iteration_s: mean iteration time in seconds at each, shape (points,).
-            spread_s: standard error of each mean in seconds, shape (points,): points are then weighted by it and by
-                the scatter between points that it does not explain.
+            spread_s: standard error of each mean in seconds, shape (points,). The points are weighted by it and by the
+                scatter between points that it does not explain.
             robust: reduce the weight of outliers.
-            bootstrap: resampled sets behind the intervals; 0 for none.
-            seed: of the resampling; the same seed gives the same intervals.
+            bootstrap: number of resampled sets for the intervals; 0 for no intervals.
+            seed: seed of the resampling; the same seed gives the same intervals.
 
         Returns:
-            The fit in log space with its linear-space twin; with ``n=None`` the one of least AICc.
+            The fit in log space, with the fit in linear space as ``linear``; with ``n=None`` the fit of least AICc.
 
         Raises:
             UsageError: a value is invalid, or fewer than 4 points at 3 loads (6 at 4 for a free exponent).
@@ -199,7 +201,7 @@ class CongestionModel:
 
 @dataclass(frozen=True)
 class _Points:
-    """Points in order of load; ``error`` is the standard error of each ln t, where it is known."""
+    """Points in order of load; ``error`` is the standard error of each ln t, or None if it is not known."""
 
     load: Array
     time: Array
@@ -210,7 +212,7 @@ class _Points:
 def _choose(candidates: Sequence[FitResult]) -> FitResult:
     if candidates[0].aicc is not None:
         return min((fit for fit in candidates if fit.aicc is not None), key=lambda fit: fit.aicc or 0.0)
-    # With four points the correction is undefined, but equal for all fixed exponents: the least residual wins.
+    # With four points, the correction is undefined but the same for all fixed exponents, so the least residual wins
     return min(candidates, key=lambda fit: fit.deviance)
 
 
@@ -250,7 +252,7 @@ def _relative(spread: Values, time: Array) -> Array:
 
 
 def _public(solution: Solution, capacity: float) -> tuple[float, float, float]:
-    """A, B and n of a solution."""
+    """Return A, B and n of a solution."""
     try:
         values = math.exp(solution.log_t0 - solution.b), solution.b * capacity**solution.n, solution.n
     except OverflowError:
@@ -261,7 +263,7 @@ def _public(solution: Solution, capacity: float) -> tuple[float, float, float]:
 
 
 def _r2(values: Array, fitted: Array) -> float | None:
-    """Coefficient of determination; None where the values do not vary or a fitted one overflows."""
+    """Coefficient of determination; None if the values do not vary or a fitted one overflows."""
     total = float(np.sum((values - values.mean()) ** 2))
     with np.errstate(over="ignore", invalid="ignore"):
         residual = float(np.sum((values - fitted) ** 2))
@@ -274,7 +276,7 @@ def corrected_akaike(deviance: float, points: int, parameters: int) -> float | N
     """AICc of a fit; ``parameters`` counts the scatter of the residuals as well.
 
     -2 ln L + 2k + 2k(k+1)/(m-k-1), where -2 ln L is m ln(RSS/m) without weights: Burnham and Anderson, Model Selection
-    and Multimodel Inference (2002), sections 2.2 and 2.4. None where m <= k + 1.
+    and Multimodel Inference (2002), sections 2.2 and 2.4. None if m <= k + 1.
     """
     if points <= parameters + 1:
         return None
@@ -285,11 +287,11 @@ def _fit_one(points: _Points, n: Exponent, robust: bool) -> FitResult:
     free = isinstance(n, str)
     log_time = np.log(points.time)
     noise = weigh(points.load, log_time, points.capacity, n, points.error, robust)
-    solution = regression.solve_log(points.load, log_time, points.capacity, n, noise)
+    solution = solve_log(points.load, log_time, points.capacity, n, noise)
     result = _result(solution, points, noise, free=free, space="log")
     if robust:
         return result
-    linear = regression.solve_linear(points.load, points.time, points.capacity, solution, free, noise)
+    linear = solve_linear(points.load, points.time, points.capacity, solution, free, noise)
     try:
         if linear is not None:
             return replace(result, linear=_result(linear, points, noise, free=free, space="linear"))
@@ -313,7 +315,7 @@ def _result(
     load, time, capacity = points.load, points.time, points.capacity
     A, B, n = _public(solution, capacity)
     log_time, parameters = np.log(time), 3 if free else 2
-    fitted = regression.log_predict(solution, load, capacity)
+    fitted = log_predict(solution, load, capacity)
     residual = log_time - fitted
     deviance = noise.deviance(residual, points.error)
     aicc = corrected_akaike(deviance, len(time), parameters + 1) if space == "log" else None
@@ -323,7 +325,7 @@ def _result(
     notes = fit_warnings(solution, load, capacity, noise, log_time, correlation)
     if stderr["A"] is not None and stderr["A"] > A * UNSURE_SHARE:
         notes.append(
-            f"A is not identifiable: its standard error is {stderr['A'] / A:.0%} of it; n and B make up for it"
+            f"A is not identifiable: its standard error is {stderr['A'] / A:.0%} of it; n and B compensate for it"
         )
     if space == "log" and aicc is None:
         notes.append(
@@ -367,22 +369,16 @@ def _errors(solution: Solution, capacity: float, A: float) -> tuple[dict[str, fl
     return {"A": A * float(deviation[0]), "B": float(deviation[1]), "n": stderr_n}, correlation
 
 
-# Huber's constant: about 95 % of the efficiency of least squares where there are no outliers
-CUT = 1.345
-ALIKE_SHARE = 1e-6  # of the loads' range: points nearer than this are at one load
-_TRIED = (0.5, 1.0, 2.0)
-
-
 def weigh(load: Array, log_time: Array, capacity: float, n: Exponent, error: Array | None, robust: bool) -> Noise:
     """Estimate the scatter of the points around the curve, and their weights.
 
     Args:
         load: loads, shape (points,).
         log_time: ln t of the points.
-        capacity: of the bottleneck.
-        n: exponent of the curve; outliers are judged alike for all exponents.
-        error: standard error of each ln t, or None where it is not known.
-        robust: whether outliers are to count for less.
+        capacity: capacity of the bottleneck.
+        n: exponent of the curve; the weights of outliers do not depend on it.
+        error: standard error of each ln t; None if it is not known.
+        robust: True if outliers count for less.
     """
     if robust:
         return _robust(load, log_time, capacity, error)
@@ -412,32 +408,34 @@ def _scatter_between(excess: Callable[[float], float], log_time: Array) -> float
 
 
 def _robust(load: Array, log_time: Array, capacity: float, error: Array | None) -> Noise:
-    """Noise by the median absolute residual from a line that outliers hardly move.
+    """Return the noise from the median absolute residual around a line that outliers hardly move.
 
-    It is Theil and Sen's line at the exponent that fits best, so that all exponents are judged by the same scatter.
+    It is Theil and Sen's line at the exponent that fits best. All exponents are judged by this scatter.
     """
     ones = np.ones(len(load))
-    residuals = [_residuals(load, log_time, capacity, n) for n in _TRIED]
-    residual = min(residuals, key=lambda item: _middle(item, ones))
+    residuals = [_residuals(load, log_time, capacity, n) for n in EXPONENTS]
+    residual = min(residuals, key=lambda item: _robust_scatter(item, ones))
     if error is None:
-        return Noise(ones, cut=CUT * max(_middle(residual, ones), RESIDUAL_FLOOR))
-    between = _scatter_between(lambda scatter: _middle(residual, from_errors(error, scatter).weight) - 1, log_time)
+        return Noise(ones, cut=CUT * max(_robust_scatter(residual, ones), RESIDUAL_FLOOR))
+    between = _scatter_between(
+        lambda scatter: _robust_scatter(residual, from_errors(error, scatter).weight) - 1, log_time
+    )
     return from_errors(error, between, CUT)
 
 
 def _residuals(load: Array, log_time: Array, capacity: float, n: float) -> Array:
     x = reduced_load(load, capacity, n)
-    one, other = np.triu_indices(len(x), 1)
-    run = x[other] - x[one]
+    first, second = np.triu_indices(len(x), 1)
+    run = x[second] - x[first]
     apart = np.abs(run) > ALIKE_SHARE * np.ptp(x)  # replicates have no slope between them
-    slope = np.median((log_time[other] - log_time[one])[apart] / run[apart])
-    around: Array = log_time - slope * x
-    result: Array = around - np.median(around)
+    slope = np.median((log_time[second] - log_time[first])[apart] / run[apart])
+    detrended: Array = log_time - slope * x
+    result: Array = detrended - np.median(detrended)
     return result
 
 
-def _middle(residual: Array, weight: Array) -> float:
-    """Standard deviation by the median absolute deviation of normal residuals, with two fitted parameters."""
+def _robust_scatter(residual: Array, weight: Array) -> float:
+    """Standard deviation of normal residuals from their median absolute value, with two fitted parameters."""
     points = len(residual)
     spread = float(np.median(np.abs(residual) * np.sqrt(weight)))
     return spread / float(stats.norm.ppf(0.75)) * float(np.sqrt(points / (points - 2)))

@@ -20,7 +20,7 @@ class PointsFit:
     Attributes:
         fit: the fit.
         construction: the congestion point by the construction in the thesis's appendix A.2.
-        placed: the break between two fitted line segments.
+        placed: the break of two fitted line segments.
     """
 
     fit: FitResult
@@ -39,12 +39,12 @@ class PointsFit:
         return item
 
     def _answer(self) -> str:
-        """The exponent and where congestion begins, or why that is not known; the same choice as in a report."""
-        fit, point, place = self.fit, self.construction.point, self.placed.point
+        """Return the exponent and the load where congestion begins, or the reason why there is none, as in a report."""
+        fit, point, break_point = self.fit, self.construction.point, self.placed.point
         shape = f"n = {fit.n:.3g} (fitted)" if fit.free else fit.name
         quality = "" if fit.r2 is None else f" (R² {fit.r2:.3f})"
-        if place is not None:
-            load = place.bandwidth_gbps
+        if break_point is not None:
+            load = break_point.bandwidth_gbps
             low, value, high = (100 * end / fit.C_gbps for end in (load.low, load.value, load.high))
             begins = f"congestion begins at {load.value:.4g} Gbit/s, {value:.0f} % of the capacity"
             begins += f" (95 % interval {low:.0f} to {high:.0f} %)"
@@ -56,20 +56,21 @@ class PointsFit:
         return f"The times fit {shape}{quality}; {begins}."
 
     def lines(self) -> list[str]:
-        """Return the lines of the text for a terminal."""
+        """Return the text for a terminal, line by line."""
         lines = [self._answer(), "", self.fit.report()]
-        point, place = self.construction.point, self.placed.point
+        point, break_point = self.construction.point, self.placed.point
         if point is None:
             lines.append(f"No congestion point: {self.construction.reason}")
         else:
             at = f"{point.bandwidth_gbps:.4g} Gbit/s, {format_duration(point.iteration_s)}"
             lines.append(f"Congestion point  {at}: {point.data_mb:.1f} MB per iteration")
-        if place is None:
+        if break_point is None:
             return [*lines, f"No break: {self.placed.reason}"]
-        load, volume = _between(place.bandwidth_gbps, "Gbit/s"), _between(place.data_mb, "MB per iteration")
+        load = _with_interval(break_point.bandwidth_gbps, "Gbit/s")
+        volume = _with_interval(break_point.data_mb, "MB per iteration")
         lines.append(f"Break of two lines  {load}: {volume}")
-        told = [*place.warnings, *filter(None, [compared(place, self.fit)])]
-        return [*lines, *(f"  warning: {text}" for text in told)]
+        warnings = [*break_point.warnings, *filter(None, [compared(break_point, self.fit)])]
+        return [*lines, *(f"  warning: {text}" for text in warnings)]
 
 
 def fit_points(model: CongestionModel, points: Points, robust: bool, samples: int) -> PointsFit:
@@ -79,5 +80,5 @@ def fit_points(model: CongestionModel, points: Points, robust: bool, samples: in
     return PointsFit(found, find_congestion_point(loads, times, capacity), find_break(loads, times, capacity))
 
 
-def _between(number: BreakCandidate, unit: str) -> str:
+def _with_interval(number: BreakCandidate, unit: str) -> str:
     return f"{number.value:.4g} ({number.low:.4g} to {number.high:.4g}) {unit}"

@@ -24,8 +24,8 @@ class Terms:
     Attributes:
         log_t0: ln of the time at no load, in seconds.
         b: dimensionless slope, B / C^n.
-        covariance: of log_t0, b and, where it was fitted, n; None where they cannot be distinguished.
-        freedom: degrees of freedom behind it.
+        covariance: covariance of log_t0, b and, if it was fitted, n; None if they cannot be distinguished.
+        freedom: its degrees of freedom.
         scatter: standard deviation of ln t of one measured point around the curve.
     """
 
@@ -45,25 +45,24 @@ class FitResult:
         B: numerator of the exponent, in (Gbit/s)^n.
         n: exponent; n = 1/2, 1 and 2 are equations 3.5, 3.3 and 3.6.
         C_gbps: capacity of the bottleneck, given and not fitted.
-        free: whether n was fitted too.
-        space: ``log`` when ln t was fitted, ``linear`` when t was.
-        r2: coefficient of determination of t; None where all times are equal or a prediction overflows.
-        r2_log: the same of ln t.
+        free: True if n was fitted, too.
+        space: ``log`` if ln t was fitted, ``linear`` if t was.
+        r2: coefficient of determination of t; None if all times are equal or a prediction overflows.
+        r2_log: coefficient of determination of ln t.
         deviance: -2 ln likelihood of the residuals of ln t up to constants; models are compared by it.
-        aicc: Akaike's criterion with the correction for few points, from it; None where it is undefined.
-        stderr: standard errors of A, B and n; None where undefined, n's also where n was given.
-        warnings: what to know before using the numbers, one sentence each.
+        aicc: Akaike's criterion from the deviance, corrected for few points; None if it is undefined.
+        stderr: standard errors of A, B and n; None if undefined, and for n if it was given.
+        warnings: limits of the numbers, one sentence each.
         bandwidth_gbps: loads of the points, ascending, shape (points,).
         iteration_s: times of the points in the same order, shape (points,).
         terms: the solution itself.
-        weighted: whether points were weighted by their own errors.
-        between: standard deviation of ln t between points beyond those errors; None where they were not given.
-        robust: whether outliers counted for less.
-        intervals: bootstrap intervals of A, B and n (`bootstrap.parameter_intervals`); None where none were asked for.
-        samples: resampled sets behind them.
-        linear: the same model fitted to t itself; None where that does not converge, within a linear fit and in a
-            robust one.
-        candidates: every model that was compared when no exponent was asked for, the chosen one among them.
+        weighted: True if the points were weighted by their own errors.
+        between: standard deviation of ln t between points beyond those errors; None if they were not given.
+        robust: True if outliers counted for less.
+        intervals: bootstrap intervals of A, B and n (`bootstrap.parameter_intervals`); None if not requested.
+        samples: number of resampled sets for the intervals.
+        linear: the same model fitted to t itself; None if that does not converge, in a linear fit and in a robust one.
+        candidates: all models that were compared, with the chosen one; empty if an exponent was given.
     """
 
     A: float
@@ -95,7 +94,7 @@ class FitResult:
         return "n free" if self.free else f"n = {'1/2' if self.n == 0.5 else f'{self.n:g}'}"
 
     def predict(self, bandwidth_gbps: Values) -> Array:
-        """Iteration time in seconds at the given loads in Gbit/s; the same shape as the argument.
+        """Return the iteration times in seconds at loads in Gbit/s; same shape as the argument.
 
         Raises:
             UsageError: a load is negative, at or past the capacity, or not a number.
@@ -108,9 +107,11 @@ class FitResult:
         return result
 
     def report(self) -> str:
-        """The fit as text for a terminal, several lines."""
-        how = ", ".join(["ln t", *["weighted"] * self.weighted, *["outliers held down"] * self.robust])
-        lines = [f"t = A*exp(B/(C-BW)^n), C = {self.C_gbps:g} Gbit/s, {len(self.iteration_s)} points, fitted to {how}"]
+        """Return the fit as text for a terminal, of several lines."""
+        target = ", ".join(["ln t", *["weighted"] * self.weighted, *["outliers held down"] * self.robust])
+        lines = [
+            f"t = A*exp(B/(C-BW)^n), C = {self.C_gbps:g} Gbit/s, {len(self.iteration_s)} points, fitted to {target}"
+        ]
         for fit in self.candidates or (self,):
             mark = "*" if fit.name == self.name and self.candidates else " "
             lines.append(f"{mark} {fit.name:8s} {_numbers(fit)}")
@@ -129,7 +130,7 @@ class FitResult:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers as plain values for JSON; linear fit and candidates nested."""
+        """Return the numbers as plain values for JSON, with the linear fit and the candidates nested."""
         item: dict[str, Any] = {"A": self.A, "B": self.B, "n": self.n, "C_gbps": self.C_gbps, "model": self.name}
         item |= {"space": self.space, "points": len(self.iteration_s), "r2": self.r2, "r2_log": self.r2_log}
         item |= {"aicc": self.aicc, "stderr": self.stderr, "warnings": list(self.warnings)}

@@ -1,4 +1,4 @@
-"""Predictions from a fit: the time at a load, and the load that a slowdown allows, each with its interval."""
+"""Predictions from a fit: the time at a load and the load for a slowdown, each with its interval."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, load_json
 
 Ends = tuple[float, float]
-_STEPS = 2000  # of the grid in ln(C/(C-BW)) on which ends of intervals are searched
-_NEAREST = 20.0  # ln(C/(C-BW)) up to which loads are searched: all but 2e-9 of the capacity
+_STEPS = 2000  # steps of the grid in ln(C/(C-BW)) for the search of intervals' ends
+_NEAREST = 20.0  # upper end of this grid: all but 2e-9 of the capacity
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Prediction:
     Attributes:
         load_gbps: cross traffic.
         iteration_s: time on the fitted curve.
-        curve_s: interval of the curve there, between exponents as well; None where the fit has no standard errors.
-        point_s: interval that a newly measured mean falls into.
+        curve_s: interval of the curve at this load, over all exponents; None if the fit has no standard errors.
+        point_s: interval of a newly measured mean; None if the fit has no standard errors.
         slowdown: time over that of no load.
         level: confidence of the intervals.
-        warnings: what to know before using the numbers, one sentence each.
+        warnings: limits of the numbers, one sentence each.
     """
 
     load_gbps: float
@@ -55,11 +55,11 @@ class AllowedLoad:
     Attributes:
         slowdown: time over that of no load.
         load_gbps: cross traffic that causes it.
-        low_gbps: lower end of its interval; None where the fit has no standard errors.
-        high_gbps: upper end; None where no load below the capacity is certain to cause it.
-        iteration_s: time on the fitted curve there.
+        low_gbps: lower end of its interval; None if the fit has no standard errors.
+        high_gbps: upper end; None if no load below the capacity is certain to cause it.
+        iteration_s: time on the fitted curve at this load.
         level: confidence of the interval.
-        warnings: what to know before using the numbers, one sentence each.
+        warnings: limits of the numbers, one sentence each.
     """
 
     slowdown: float
@@ -81,7 +81,7 @@ class _Model:
     freedom: int
     scatter: float
     free: bool
-    weight: float  # Akaike's, among the candidates
+    weight: float  # Akaike weight among the candidates
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Predictor:
     Attributes:
         capacity_gbps: C.
         measured_gbps: lightest and heaviest load of its points.
-        chosen: the fitted model.
-        models: every model that was compared, the chosen one among them.
+        chosen: the chosen model.
+        models: all models that were compared, with the chosen one.
     """
 
     capacity_gbps: float
@@ -126,7 +126,7 @@ class Predictor:
         return cls(capacity, (low, high), chosen, tuple(models))
 
     def at(self, load_gbps: float) -> Prediction:
-        """Iteration time at a load.
+        """Predict the iteration time at a load.
 
         Raises:
             UsageError: the load is negative, or at or past the capacity, where the model has no value.
@@ -144,13 +144,13 @@ class Predictor:
         if error is not None:
             curve = _around(log_time, reach * error)
             point = _around(log_time, reach * np.hypot(error, self.chosen.scatter))
-        alone = self.chosen.solution.log_t0
+        log_no_load = self.chosen.solution.log_t0
         return Prediction(
             load_gbps=load_gbps,
             iteration_s=_exp(float(log_time[0])),
             curve_s=curve,
             point_s=point,
-            slowdown=_exp(float(log_time[0]) - alone),
+            slowdown=_exp(float(log_time[0]) - log_no_load),
             level=LEVEL,
             warnings=(*self._outside(load_gbps), *self._unsure()),
         )
@@ -163,30 +163,32 @@ class Predictor:
         """
         if not (math.isfinite(slowdown) and slowdown >= 1):
             raise UsageError(
-                f"a slowdown of {slowdown:g} makes no sense: 1 is the time without cross traffic, 1.5 half more"
+                f"a slowdown of {slowdown:g} makes no sense: 1 is the time without cross traffic, 1.5 is 50 % more"
             )
-        model, wanted = self.chosen, math.log(slowdown)
+        model, log_slowdown = self.chosen, math.log(slowdown)
         if model.solution.b <= 0:
-            raise UsageError("the fitted time does not grow with the load, so that no load makes a slowdown")
+            raise UsageError("the fitted time does not grow with the load, so no load causes a slowdown")
         n = model.solution.n
-        load = -self.capacity_gbps * math.expm1(-math.log1p(wanted / model.solution.b) / n)
-        low, high = self._ends(wanted)
+        load = -self.capacity_gbps * math.expm1(-math.log1p(log_slowdown / model.solution.b) / n)
+        low, high = self._ends(log_slowdown)
         warnings = [*self._outside(load), *self._unsure()]
         if high is None and low is not None:
             warnings.append(
-                "the upper end of the load is missing: no load below the capacity is certain to slow that much"
+                "the upper end of the load is missing: no load below the capacity is certain to cause that slowdown"
             )
-        return AllowedLoad(slowdown, load, low, high, _exp(model.solution.log_t0 + wanted), LEVEL, tuple(warnings))
+        return AllowedLoad(
+            slowdown, load, low, high, _exp(model.solution.log_t0 + log_slowdown), LEVEL, tuple(warnings)
+        )
 
-    def _ends(self, wanted: float) -> tuple[float | None, float | None]:
-        """Return the loads from which a slowdown of exp(wanted) is possible, and from which it is certain."""
+    def _ends(self, log_slowdown: float) -> tuple[float | None, float | None]:
+        """Return the loads from which a slowdown is possible, and from which it is certain."""
 
         def limit(u: Array, sign: float) -> Array:
             load = -self.capacity_gbps * np.expm1(-u)
             error = self._error(load, self._growth, _growth_gradient)
             if error is None:
                 return np.full(len(u), -np.inf)
-            result: Array = self._growth(self.chosen, load) + sign * self._reach() * error - wanted
+            result: Array = self._growth(self.chosen, load) + sign * self._reach() * error - log_slowdown
             return result
 
         return self._crossing(lambda u: limit(u, 1.0)), self._crossing(lambda u: limit(u, -1.0))
@@ -231,7 +233,7 @@ class Predictor:
         low, high = self.measured_gbps
         if low <= load <= high:
             return []
-        return [f"{load:.4g} Gbit/s lies outside of the measured loads, {low:.4g} to {high:.4g}: this is extrapolated"]
+        return [f"{load:.4g} Gbit/s lies outside the measured loads, {low:.4g} to {high:.4g}: this is extrapolated"]
 
     def _unsure(self) -> list[str]:
         if self.models[0].solution.covariance is not None:
@@ -262,10 +264,10 @@ def read_fit(path: Path, series: str | None = None) -> Predictor:
 
 
 def _one_series(listed: Sequence[Any], wanted: str | None, path: Path) -> Any:
-    known = {str(one["series"]): one for one in listed if isinstance(one, dict) and "series" in one}
+    known = {str(item["series"]): item for item in listed if isinstance(item, dict) and "series" in item}
     if wanted not in known:
-        asked = "name one with --series" if wanted is None else f"there is no {wanted!r}"
-        raise UsageError(f"{path} holds the series {', '.join(known) or '(none)'}: {asked}")
+        problem = "name one with --series" if wanted is None else f"there is no {wanted!r}"
+        raise UsageError(f"{path} holds the series {', '.join(known) or '(none)'}: {problem}")
     if known[wanted].get("fit") is None:
         raise UsageError(f"{path} has no fit of {wanted}: {known[wanted].get('fit_reason', 'it gives no reason')}")
     return known[wanted]["fit"]
@@ -290,7 +292,7 @@ def _growth_gradient(model: _Model, load: Array, capacity: float) -> Array:
 
 
 def _exp(value: float) -> float:
-    # JSON has no infinity: a time beyond the floating point range is clipped
+    # a time beyond the floating point range is clipped, because JSON has no infinity
     return math.exp(min(max(value, -700.0), 700.0))
 
 

@@ -1,7 +1,7 @@
 """Least squares for ln t = ln t0 + b*((C/(C-BW))^n - 1), the general model (equation 3.7) in a well-conditioned form.
 
-t0 is the time at no load; A = t0*exp(-b) and B = b*C^n. Working with the dimensionless load keeps the numbers near one
-whatever the unit of bandwidth. Many sets of times at the same loads are solved in one call, as a bootstrap needs.
+t0 is the time at no load; A = t0*exp(-b) and B = b*C^n. The dimensionless load keeps the numbers near one, whatever the
+unit of bandwidth. One call can solve many sets of times at the same loads, as a bootstrap needs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Solution:
         log_t0: ln of the time at no load, in seconds.
         b: slope against (C/(C-BW))^n - 1.
         n: the exponent.
-        covariance: of (log_t0, b) or, with a free exponent, (log_t0, b, n); None where it is not defined.
+        covariance: covariance of (log_t0, b) or, with a free exponent, (log_t0, b, n); None if it is not defined.
         n_interval: 95 % profile-likelihood interval of a free exponent in log space.
     """
 
@@ -46,22 +46,22 @@ class Solution:
 
 
 def reduced_load(bandwidth: Array, capacity: float, n: float | Array) -> Array:
-    """(C/(C-BW))^n - 1, zero at no load."""
+    """Return (C/(C-BW))^n - 1, which is zero at no load."""
     # expm1 and log1p keep the precision of light loads
     result: Array = np.expm1(-n * np.log1p(-bandwidth / capacity))
     return result
 
 
 def log_predict(solution: Solution, bandwidth: Array, capacity: float) -> Array:
-    """ln t at the given loads."""
+    """Return ln t at loads."""
     return solution.log_t0 + solution.b * reduced_load(bandwidth, capacity, solution.n)
 
 
 def lines(x: Array, y: Array, noise: Noise) -> tuple[Array, Array, Array]:
-    """Straight lines through sets of points.
+    """Fit straight lines to sets of points.
 
     Args:
-        x: shape (points,) or (sets, points); not all alike.
+        x: shape (points,) or (sets, points); not all equal.
         y: shape (sets, points).
         noise: scatter of the points.
 
@@ -78,16 +78,16 @@ def lines(x: Array, y: Array, noise: Noise) -> tuple[Array, Array, Array]:
         if noise.cut is None:
             break
         # Newton's weights for soft_l1, as in iteratively reweighted least squares; its cost is convex
-        counted = noise.weight * noise.share(residual)
-        settled = np.abs(counted - weight).max() < 1e-10 * noise.weight.max()
-        weight = counted
-        if settled:
+        new_weight = noise.weight * noise.share(residual)
+        is_settled = np.abs(new_weight - weight).max() < 1e-10 * noise.weight.max()
+        weight = new_weight
+        if is_settled:
             break
     return mean_y - slope * mean_x, slope, noise.cost(residual)
 
 
 def jacobian(bandwidth: Array, capacity: float, b: float, n: float, free: bool) -> Array:
-    """Derivatives of ln t by log_t0, b and, where it is free, n; shape (points, parameters)."""
+    """Return the derivatives of ln t by log_t0, b and, if it is free, n; shape (points, parameters)."""
     x = reduced_load(bandwidth, capacity, n)
     columns = [np.ones_like(x), x]
     if free:
@@ -96,7 +96,7 @@ def jacobian(bandwidth: Array, capacity: float, b: float, n: float, free: bool) 
 
 
 def solve_log(bandwidth: Array, log_time: Array, capacity: float, n: Exponent, noise: Noise) -> Solution:
-    """Least squares on ln t, in closed form for a given exponent, searched within `FREE_BOUNDS` for a free one."""
+    """Solve least squares on ln t: in closed form for a given exponent, with a search for a free one."""
     if isinstance(n, str):
         return _solve_free(bandwidth, log_time, capacity, noise)
     intercept, slope, _ = (
@@ -108,7 +108,7 @@ def solve_log(bandwidth: Array, log_time: Array, capacity: float, n: Exponent, n
 
 
 def _solve_free(bandwidth: Array, log_time: Array, capacity: float, noise: Noise) -> Solution:
-    """Variable projection: A and B in closed form at each exponent."""
+    """Solve by variable projection, with A and B in closed form at each exponent."""
 
     def cost_at(log_n: float) -> float:
         return float(lines(reduced_load(bandwidth, capacity, math.exp(log_n)), log_time[None], noise)[2][0])
@@ -139,17 +139,16 @@ def _profile(bandwidth: Array, log_times: Array, capacity: float, noise: Noise) 
 def solve_many(
     bandwidth: Array, log_times: Array, capacity: float, n: Exponent, noise: Noise
 ) -> tuple[Array, Array, Array]:
-    """Solutions of many sets of times at the same loads.
+    """Solve many sets of times at the same loads.
 
-    A free exponent is interpolated between those of a grid of 60 by a parabola through the least cost and its
-    neighbours.
+    A free exponent is interpolated on a grid of 60 by a parabola through the least cost and its neighbours.
 
     Args:
         bandwidth: loads, shape (points,).
         log_times: ln t, shape (sets, points).
-        capacity: of the bottleneck.
+        capacity: capacity of the bottleneck.
         n: exponent.
-        noise: as estimated for the points; it is not estimated again for each set.
+        noise: scatter of the measured points; it is not estimated again for each set.
 
     Returns:
         log_t0, b and n, each of shape (sets,).
@@ -173,7 +172,7 @@ def solve_many(
 def solve_linear(
     bandwidth: Array, time: Array, capacity: float, start: Solution, free: bool, noise: Noise
 ) -> Solution | None:
-    """Least squares on t itself, started from the solution in log space; None where it does not converge.
+    """Solve least squares on t itself from a start in log space; return None if it does not converge.
 
     Known variances of ln t become those of t by the delta method.
     """

@@ -11,7 +11,7 @@ from scipy import optimize
 
 Array = npt.NDArray[np.float64]
 
-# Iteration times are read from clocks that resolve about a microsecond in a second: smaller residuals are meaningless.
+# Iteration times come from clocks that resolve about a microsecond in a second, so smaller residuals mean nothing
 RESIDUAL_FLOOR = 1e-8
 _WORST_CONDITION = 1e7
 
@@ -21,11 +21,11 @@ class Noise:
     """Scatter of the points around a curve, in ln t.
 
     Attributes:
-        weight: weight of each point, shape (points,): 1 where nothing is known, else one over its variance.
-        known: whether the weights are inverse variances, and not relative ones.
-        cut: residual, times the root of the weight, past which a point counts for less (scipy's ``soft_l1`` with this
+        weight: weight of each point, shape (points,): the inverse of its variance, or 1 if that is not known.
+        known: True if the weights are inverse variances, not relative weights.
+        cut: residual, times the root of the weight, above which a point counts for less (scipy's ``soft_l1`` with this
             ``f_scale``); None for least squares.
-        between: standard deviation of the points beyond their own errors; None where these are unknown.
+        between: standard deviation of the points beyond their own errors; None if these are not known.
     """
 
     weight: Array
@@ -34,14 +34,14 @@ class Noise:
     between: float | None = None
 
     def share(self, residual: Array) -> Array:
-        """Share of each point's weight that is left at this residual: 1 near the curve, less for outliers."""
+        """Return the share of each point's weight that remains: 1 near the curve, less for outliers."""
         if self.cut is None:
             return np.ones_like(residual)
         result: Array = 1 / np.sqrt(1 + self.weight * (residual / self.cut) ** 2)
         return result
 
     def cost(self, residual: Array) -> Array:
-        """Sum over the points, along the last axis, of weighted squares or of soft_l1's rho."""
+        """Return the sum of weighted squares, or of soft_l1's rho, over the points along the last axis."""
         squares = self.weight * residual**2
         if self.cut is not None:
             squares = 2 * self.cut**2 * (np.sqrt(1 + squares / self.cut**2) - 1)
@@ -49,9 +49,9 @@ class Noise:
         return result
 
     def covariance(self, jacobian: Array, residual: Array) -> Array | None:
-        """Covariance of the parameters; None where they cannot be distinguished or no degree of freedom is left.
+        """Covariance of the parameters; None if they cannot be distinguished or no degree of freedom is left.
 
-        With down-weighted outliers it is Huber's (Robust Statistics, 1981, equation 7.6.8).
+        With down-weighted outliers, it is Huber's (Robust Statistics, 1981, equation 7.6.8).
         """
         points, parameters = jacobian.shape
         weighted = jacobian * np.sqrt(self.weight)[:, None]
@@ -76,7 +76,7 @@ class Noise:
         return float(correction**2 * influence.sum() / (points - parameters) / mean**2)
 
     def scatter(self, residual: Array, parameters: int) -> float:
-        """Standard deviation of ln t of one point around the curve, its own error included."""
+        """Standard deviation of ln t of one point around the curve, including its own error."""
         if self.known:
             return float(np.sqrt(np.mean(1 / self.weight)))
         return float(np.sqrt(self._unit(residual, len(residual), parameters)))
@@ -84,7 +84,7 @@ class Noise:
     def deviance(self, residual: Array, error: Array | None) -> float:
         """-2 ln likelihood of the residuals up to constants, at the likeliest scatter.
 
-        Without errors of the points it is m ln(cost / m). Down-weighted outliers enter with soft_l1's rho.
+        Without errors of the points, it is m ln(cost / m). Down-weighted outliers enter with soft_l1's rho.
         """
         points = len(residual)
         if error is None:
@@ -102,6 +102,6 @@ class Noise:
 
 
 def from_errors(error: Array, between: float, cut: float | None = None) -> Noise:
-    """Noise of points with their own errors and a scatter ``between`` them that the errors do not explain."""
+    """Return the noise of points with their own errors and a scatter ``between`` them beyond these errors."""
     variance = np.maximum(error**2 + between**2, RESIDUAL_FLOOR**2)
     return Noise(1 / variance, True, cut, between)

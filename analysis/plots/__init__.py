@@ -1,1 +1,1 @@
-"""Figures: their style, and one module per kind of figure."""
+"""Figures: the style, and one module per kind of figure."""

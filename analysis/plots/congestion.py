@@ -1,4 +1,4 @@
-"""Figure of each congestion point's construction, in the manner of the thesis's figure A-1."""
+"""Figure of each congestion point's construction, like the thesis's figure A-1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, looks
-from ringtap.analysis.plots.sweep_axes import Setting, load_axis, name_of, words
+from ringtap.analysis.plots.sweep_axes import Setting, load_axis, name_of, tooltip
 from ringtap.analysis.sweeps.series import Series
 
 _DASHES = (0, (4, 2))
@@ -18,7 +18,7 @@ _BAND = 0.13
 
 
 def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """Draw the construction of each congestion point (figure A-1); None where no series has one."""
+    """Draw the construction of each congestion point (figure A-1); return None if no series has one."""
     found = [one for one in series if one.congestion.point is not None]
     if not found:
         return None
@@ -39,7 +39,7 @@ def congestion_points(series: Sequence[Series], setting: Setting) -> Drawn | Non
     caption = (
         "How each congestion point was found: a line through the flat region, the tangent to the first points of the "
         "curved region, their meeting, and the measured point whose load is nearest to it. Shaded is the 95 % interval "
-        "of the break of two segments, which looks for the same without a construction."
+        "of the break of two segments, another estimate of the same load."
     )
     return on.drawn("congestion-points", caption, _table(found))
 
@@ -56,16 +56,16 @@ def _construction(on: Sheet, axes: Axes, series: Series, look: Look, setting: Se
     axes.plot(loads[shown], times[shown], zorder=3, linestyle="none", **look.marks)
     on.mark(
         axes, [one.cross_gbps for one in single], [one.mean_s for one in single],
-        [words(series, one) for one in single], marker=look.marker, color=look.colour, markersize=4, alpha=0.45,
+        [tooltip(series, one) for one in single], marker=look.marker, color=look.colour, markersize=4, alpha=0.45,
         zorder=2,
     )  # fmt: skip
     for line in (point.flat, point.tangent):
         ends = np.array([0.0, setting.capacity_gbps])
         axes.plot(ends, [line.at(float(end)) for end in ends], color=INK, linestyle=_DASHES, linewidth=1, zorder=1)
     axes.plot([point.meeting_gbps], [point.meeting_s], "x", color=INK, markersize=6, zorder=4)
-    place = series.segments.point
-    if place is not None:
-        axes.axvspan(place.bandwidth_gbps.low, place.bandwidth_gbps.high, color=INK, alpha=_BAND, linewidth=0, zorder=0)
+    if series.segments.point is not None:
+        load = series.segments.point.bandwidth_gbps
+        axes.axvspan(load.low, load.high, color=INK, alpha=_BAND, linewidth=0, zorder=0)
     at = (point.bandwidth_gbps, point.iteration_s)
     axes.plot([at[0], at[0], -1], [0, at[1], at[1]], color=FAINT, linewidth=0.8, zorder=1)
     text = f"{at[0]:.1f} Gbit/s, {at[1]:.3f} s\n{point.data_mb:.0f} MB"

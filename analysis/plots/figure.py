@@ -24,7 +24,7 @@ from ringtap.analysis.plots.style import RC, plain
 
 _DPI = 160
 _POINTS = 72  # per inch, the unit of an SVG
-# margins of a panel in inches: two lines of tick labels and axis label fit
+# margins of a panel in inches, with room for the tick labels and the axis label
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.62, 0.12, 0.3, 0.5
 _LEGEND_LINE, _LONGEST_LABEL = 0.21, 42
 
@@ -38,12 +38,12 @@ class Drawn:
 
     Attributes:
         name: file name without its ending.
-        caption: what it shows, with units.
+        caption: its caption, with units.
         figure: the figure.
-        numbers: what was drawn.
-        marks: id of a group of marks in the SVG to the text of each mark, in the order of drawing.
-        boxes: left, top, width and height of each panel and of the legend, in points as the SVG counts them, for a page
-            too narrow for all; empty where the figure is one piece.
+        numbers: the numbers drawn.
+        marks: id of a group of marks in the SVG -> the text of each mark, in the order of drawing.
+        boxes: left, top, width and height of each panel and of the legend, in points of the SVG, for narrow pages;
+            empty if the panels are in one column.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Drawn:
     boxes: list[Box] = field(default_factory=list)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write PNG, SVG and CSV; returns their paths."""
+        """Write PNG, SVG and CSV; return their paths."""
         table = folder / f"{self.name}.csv"
         self.numbers.to_csv(table, index=False)
         with styled():
@@ -65,7 +65,7 @@ class Drawn:
 def styled() -> Iterator[None]:
     """Draw and save in the project's style."""
     with mpl.rc_context(cast(Any, RC)), warnings.catch_warnings():
-        # a name in a script that the font lacks is drawn as boxes in the PNG and as itself in the SVG
+        # characters that the font lacks are boxes in the PNG and text in the SVG
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font", category=UserWarning)
         yield
 
@@ -79,13 +79,13 @@ def new_figure(width: float, height: float) -> Figure:
 
 @dataclass
 class Sheet:
-    """A figure of equal panels with fixed margins, which need no layout.
+    """A figure of equal panels with fixed margins, which needs no layout engine.
 
     Attributes:
         figure: the figure.
         panels: its panels, row by row.
         boxes: as in `Drawn`.
-        marks: likewise.
+        marks: as in `Drawn`.
     """
 
     figure: Figure
@@ -94,15 +94,15 @@ class Sheet:
     marks: dict[str, list[str]] = field(default_factory=dict)
 
     def drawn(self, name: str, caption: str, numbers: pd.DataFrame) -> Drawn:
-        """The finished figure."""
+        """Return the finished figure."""
         return Drawn(name, caption, self.figure, numbers, self.marks, self.boxes)
 
-    def mark(self, axes: Axes, x: Any, y: Any, words: Sequence[str], **look: Any) -> None:
-        """Draw markers, one for each pair of numbers, each with a text that the page shows as a tooltip."""
+    def mark(self, axes: Axes, x: Any, y: Any, texts: Sequence[str], **look: Any) -> None:
+        """Draw markers, each with a text that the page shows as a tooltip."""
         (line,) = axes.plot(x, y, linestyle="none", **look)
         name = f"marks-{len(self.marks)}"
         line.set_gid(name)
-        self.marks[name] = list(words)
+        self.marks[name] = list(texts)
 
 
 def sheet(
@@ -127,7 +127,7 @@ def sheet(
     """
     columns = min(columns, count)
     rows = math.ceil(count / columns)
-    gap = bool(labels) and count < rows * columns  # the legend goes where a panel is missing
+    gap = bool(labels) and count < rows * columns  # room for the legend in the last row
     lines = 0 if gap else math.ceil(len(labels) / label_columns)
     wide, high = size[0] + left + _RIGHT, size[1] + _TOP + above + _BOTTOM
     foot = lines * _LEGEND_LINE + (0.1 if lines else 0.0)
@@ -141,7 +141,7 @@ def sheet(
         bottom = foot + (rows - 1 - row) * high + _BOTTOM
         box = ((column * wide + left) / width, bottom / height, size[0] / width, size[1] / height)
         axes = figure.add_axes(box)
-        # fixed positions: Matplotlib would measure every tick label for them, in each file
+        # without fixed positions, Matplotlib would measure every tick label for each file
         axes.xaxis.set_label_coords(0.5, -0.33 / size[1])
         axes.yaxis.set_label_coords(-0.44 / size[0], 0.5)
         panels.append(axes)
@@ -161,12 +161,7 @@ def sheet(
             longest = max(len(str(artist.get_label())) for artist in labels)
             legend_width = min(width, min(label_columns, len(labels)) * (0.7 + 0.075 * longest))
             boxes.append(
-                (
-                    _POINTS * (width - legend_width) / 2,
-                    _POINTS * rows * high,
-                    _POINTS * legend_width,
-                    _POINTS * foot,
-                )
+                (_POINTS * (width - legend_width) / 2, _POINTS * rows * high, _POINTS * legend_width, _POINTS * foot)
             )
     return Sheet(figure, panels, boxes if columns > 1 else [])
 
@@ -188,11 +183,11 @@ def legend(figure: Figure, handles: Sequence[Artist], columns: int = 2) -> None:
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG; returns both paths."""
+    """Write a figure as PNG and SVG; return both paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     engine = figure.get_layout_engine()
     if engine is not None:
-        # once for both files; savefig would find the margins again, twice for each
+        # once for both files; savefig would calculate the margins twice for each
         engine.execute(figure)
         figure.set_layout_engine("none")
     figure.set_facecolor("white")
@@ -207,5 +202,5 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def finite(values: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Numbers to draw, NaN where there is none."""
+    """Return numbers to draw, with NaN for None."""
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)

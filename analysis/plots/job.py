@@ -20,13 +20,13 @@ from ringtap.analysis.plots.style import INK
 NAMES = ("job-iterations", "job-times", "job-ranks", "job-rates", "job-pairs")
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
 _REST = "#DDDDDD"
-# what a network loses in an iteration: words, marker, colour
-_LOST = {
+# losses of the network in an iteration: column -> text, marker, colour
+_LOSSES = {
     "retransmissions": ("retransmitted segments", "o", PURPLE),
     "queue_drops": ("packets dropped in queues", "x", GREEN),
     "nic_drops": ("packets dropped by interfaces", "+", BLUE),
 }
-# more marks are not distinguishable: iterations are drawn as medians and longest of so many groups
+# more iterations are drawn as the medians and the longest of this many groups
 _MOST_GROUPS = 600
 _MOST_MARKS = 100
 _MOST_RANKS = 40
@@ -39,7 +39,7 @@ def draw_job(job: Job, folder: Path) -> list[Drawn]:
 
     Args:
         job: the run.
-        folder: where PNG, SVG and CSV of each go.
+        folder: target folder for the PNG, SVG and CSV files.
 
     Returns:
         The figures drawn, in the order of `NAMES`.
@@ -59,7 +59,7 @@ def _group_size(count: int) -> int:
 
 
 def _grouped(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Medians of columns, and the longest iteration, over groups of iterations few enough to draw."""
+    """Medians of columns, and the longest iteration, over groups of iterations."""
     size = _group_size(len(table))
     numbers = table[list(columns)].astype("Float64").astype(float)
     group = np.arange(len(table)) // size
@@ -70,12 +70,12 @@ def _grouped(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _iterations(job: Job) -> Drawn:
-    """Iteration times with the slow ones marked; below, what the network lost in each iteration, where it was lost."""
+    """Draw iteration times with the slow ones marked, and below them the losses of the network, if there are any."""
     parts = {"iteration_s": ("iteration", INK), "compute_s": ("compute", BLUE)}
     parts["exposed_s"] = ("exposed communication", VERMILION)
     table = _grouped(job.iterations, list(parts))
     known = {name: look for name, look in parts.items() if table[name].notna().any()}
-    lost = {name: look for name, look in _LOST.items() if (job.iterations[name].fillna(0) > 0).any()}
+    lost = {name: look for name, look in _LOSSES.items() if (job.iterations[name].fillna(0) > 0).any()}
     slow = slow_places(job)
     if len(slow) > _MOST_MARKS:
         seconds = job.iterations["iteration_s"].to_numpy(float)
@@ -93,8 +93,8 @@ def _iterations(job: Job) -> Drawn:
         )
     if len(slow):
         times = job.iterations["iteration_s"].to_numpy(float)[slow] * 1e3
-        words = [_fact(job, place) for place in slow.tolist()]
-        on.mark(axes, slow, times, words, marker="v", markersize=4, color=INK, zorder=3)
+        texts = [_tooltip(job, number) for number in slow.tolist()]
+        on.mark(axes, slow, times, texts, marker="v", markersize=4, color=INK, zorder=3)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("ms")
     for name, (_, mark, colour) in lost.items():
@@ -115,25 +115,25 @@ def _iterations(job: Job) -> Drawn:
 
 
 def _iterations_caption(job: Job, grouped: bool, slow: int, lost: list[str]) -> str:
-    caption = "Each iteration and what it was spent on, in ms"
+    caption = "Each iteration and its parts, in ms"
     if grouped:
         caption += ", medians of groups; grey: up to the longest of each"
     if slow:
         caption += f". Marked: the {slow} slowest"
     if lost:
-        caption += ". Below: " + " and ".join(_LOST[name][0] for name in lost) + " in each"
+        caption += ". Below: " + " and ".join(_LOSSES[name][0] for name in lost) + " in each"
         caption += ", means of groups" if grouped else ""
-    none = [words for name, (words, *_) in _LOST.items() if name not in lost and job.iterations[name].notna().any()]
+    none = [text for name, (text, *_) in _LOSSES.items() if name not in lost and job.iterations[name].notna().any()]
     if none:
         caption += f". None: {', '.join(none)}"
     return f"{caption}."
 
 
-def _fact(job: Job, place: int) -> str:
-    """Tooltip of a slow iteration: its time, and what the network lost in it."""
-    row = job.iterations.iloc[place]
-    lines = [f"iteration {place}: {row['iteration_s'] * 1e3:.4g} ms"]
-    lines += [f"{words}: {row[name]:.3g}" for name, (words, *_) in _LOST.items() if pd.notna(row[name])]
+def _tooltip(job: Job, number: int) -> str:
+    """Tooltip of a slow iteration: its time and the losses of the network."""
+    row = job.iterations.iloc[number]
+    lines = [f"iteration {number}: {row['iteration_s'] * 1e3:.4g} ms"]
+    lines += [f"{text}: {row[name]:.3g}" for name, (text, *_) in _LOSSES.items() if pd.notna(row[name])]
     return "\n".join(lines)
 
 
@@ -144,16 +144,18 @@ def _times(job: Job) -> Drawn:
     (axes,) = on.panels
     axes.step(seconds * 1e3, share * 100, where="post", color=BLUE)
     marks = [(float(np.median(seconds)), 50, "median"), (float(np.percentile(seconds, 99)), 99, "p99")]
-    said = [f"{name} {value * 1e3:.4g} ms" for value, _, name in marks]
-    on.mark(axes, [value * 1e3 for value, _, _ in marks], [at for _, at, _ in marks], said, marker="o", color=VERMILION)
+    texts = [f"{name} {value * 1e3:.4g} ms" for value, _, name in marks]
+    on.mark(
+        axes, [value * 1e3 for value, _, _ in marks], [at for _, at, _ in marks], texts, marker="o", color=VERMILION
+    )
     axes.set_xlabel("iteration time in ms")
-    axes.set_ylabel("iterations, cumulative, %")
+    axes.set_ylabel("share of iterations in %")
     numbers = pd.DataFrame({"iteration_s": seconds, "share": share})
-    return on.drawn(NAMES[1], "Distribution of iteration times, without warm-up; marked: median and p99.", numbers)
+    return on.drawn(NAMES[1], "Distribution of the iteration times without warm-up; marked: median and p99.", numbers)
 
 
 def _ranks(job: Job) -> Drawn | None:
-    """Compute, communication, optimizer and the rest of each rank's iterations; of many the slowest and fastest."""
+    """Draw the parts of each rank's iterations; of many ranks, only those with the longest and shortest compute."""
     table = job.ranks
     columns = ["compute_s", "overlap_s", "exposed_s", "optimizer_s", "unattributed_s"]
     if not len(table) or table[columns[:3]].isna().all(axis=None):
@@ -164,34 +166,32 @@ def _ranks(job: Job) -> Drawn | None:
     if len(numbers) > _MOST_RANKS:
         order = numbers.sort_values("compute_s", ascending=False)
         shown = pd.concat((order.head(_MOST_RANKS // 2), order.tail(_MOST_RANKS // 2)))
-    kinds = [("compute", BLUE), ("of it with communication behind", GREEN), ("exposed communication", VERMILION)]
-    # with Horovod the optimizer's step holds the exposed communication, and the rest is not known
+    kinds = [("compute", BLUE), ("compute that hides communication", GREEN), ("exposed communication", VERMILION)]
+    # with Horovod, the optimizer step includes the exposed communication, and the rest is not known
     parts = ["exposed_s"] if numbers["unattributed_s"].isna().all() else ["exposed_s", "optimizer_s", "unattributed_s"]
     kinds += [("optimizer step", PURPLE), ("not attributed", _REST)][: len(parts) - 1]
     colours = dict(zip(parts, (VERMILION, PURPLE, _REST), strict=False))
     handles = [Patch(color=colour, label=text) for text, colour in kinds]
     on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)
     (axes,) = on.panels
-    places = np.arange(len(shown))
+    rows = np.arange(len(shown))
     compute, overlap = (shown[name].fillna(0).to_numpy() * 1e3 for name in columns[:2])
-    axes.barh(places, compute, color=BLUE, height=0.7)
+    axes.barh(rows, compute, color=BLUE, height=0.7)
     hidden = np.minimum(overlap, compute)
-    axes.barh(places, hidden, left=compute - hidden, color=GREEN, height=0.3)
-    reached = compute
+    axes.barh(rows, hidden, left=compute - hidden, color=GREEN, height=0.3)
+    left = compute
     for name in parts:
         length = shown[name].fillna(0).to_numpy() * 1e3
-        axes.barh(places, length, left=reached, color=colours[name], height=0.7)
-        reached = reached + length
-    axes.set_yticks(places, [label(f"rank {row.rank} on {row.node}")[:26] for row in shown.itertuples()])
+        axes.barh(rows, length, left=left, color=colours[name], height=0.7)
+        left = left + length
+    axes.set_yticks(rows, [label(f"rank {row.rank} on {row.node}")[:26] for row in shown.itertuples()])
     axes.invert_yaxis()
     axes.set_xlabel("ms per iteration, means")
-    caption = "What each rank spent an iteration on"
+    caption = "The parts of an iteration of each rank"
     if len(shown) < len(numbers):
-        caption += f"; of {len(numbers)} ranks those with the longest and the shortest compute"
+        caption += f"; of {len(numbers)} ranks, only those with the longest and the shortest compute"
     if "unattributed_s" in parts:
-        caption += (
-            ". Not attributed is what no recorder times: loading data, Python between the phases, waiting elsewhere"
-        )
+        caption += ". Not attributed is what no recorder times: loading data, Python between the phases, other waiting"
     else:
         caption += ". The bars are shorter than the iterations: the rest was not timed"
     caption += "."
@@ -215,11 +215,13 @@ def _rates(job: Job) -> Drawn | None:
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axes.set_xlabel("iteration")
     axes.set_ylabel("MB per iteration")
-    return on.drawn(NAMES[3], "Payload that all nodes together sent in each iteration, by their sockets.", grouped)
+    return on.drawn(
+        NAMES[3], "Payload that all nodes together sent in each iteration, from their socket logs.", grouped
+    )
 
 
 def _pairs(job: Job) -> Drawn | None:
-    """Payload between each pair of ranks; None without flows of ranks, or with too many ranks."""
+    """Draw the payload between each pair of ranks; return None without flows of ranks, or with too many ranks."""
     flows = job.flows
     between = flows[(flows["class"] == "training") & flows["from_rank"].notna() & flows["to_rank"].notna()]
     if not len(between):
@@ -234,9 +236,9 @@ def _pairs(job: Job) -> Drawn | None:
     axes: Axes = figure.add_subplot()
     image: Any = axes.imshow(matrix.to_numpy(), cmap="Blues", vmin=0)
     figure.colorbar(image, ax=axes, label="MB over the recording")
-    few = list(range(0, len(ranks), max(1, len(ranks) // 16)))
-    axes.set_xticks(few, [str(ranks[place]) for place in few])
-    axes.set_yticks(few, [str(ranks[place]) for place in few])
+    ticks = list(range(0, len(ranks), max(1, len(ranks) // 16)))
+    axes.set_xticks(ticks, [str(ranks[index]) for index in ticks])
+    axes.set_yticks(ticks, [str(ranks[index]) for index in ticks])
     axes.grid(False)
     axes.set_xlabel("to rank")
     axes.set_ylabel("from rank")

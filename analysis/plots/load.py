@@ -1,4 +1,4 @@
-"""Iteration time against load, in the manner of the thesis: figures 3-2 to 3-4, 3-6, 3-7, B-2 and B-3."""
+"""Iteration time against load, like the thesis's figures 3-2 to 3-4, 3-6, 3-7, B-2 and B-3."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ringtap.analysis import thesis
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Key, Look, looks, title_of
 from ringtap.analysis.plots.sweep_axes import (
-    Place,
     Setting,
+    Transform,
     curve,
     handle,
+    identity,
     load_axis,
     log_times,
     name_of,
     points,
     points_table,
     time_range,
-    unmoved,
 )
 from ringtap.analysis.sweeps.series import Series
 
@@ -32,7 +32,7 @@ _SHARES_ABOVE = (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
 def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
-    """Mean iteration time against measured cross traffic, bars up to the p99 (figures 3-2 (a), 3-3 (a), 3-4 (a))."""
+    """Draw mean iteration times against measured cross traffic, with bars up to the p99 (figures 3-2 to 3-4 (a))."""
     on, groups = _panels(series, 0.0)
     for axes, group in zip(on.panels, groups, strict=True):
         _draw(on, axes, group, looks([one.key for one in series]))
@@ -46,17 +46,17 @@ def iteration_times(series: Sequence[Series], setting: Setting) -> Drawn:
 
 
 def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
-    """The same against C/(C-BW), where n = 1 is a straight line (equation 3.2; figures 3-2 (b) to 3-4 (b), B-2)."""
+    """Draw the same against C/(C-BW), where n = 1 is a straight line (equation 3.2; figures 3-2 to 3-4 (b), B-2)."""
     capacity = setting.capacity_gbps
 
-    def place(load: Any) -> Any:
+    def transform(load: Any) -> Any:
         return capacity / (capacity - load)
 
     on, groups = _panels(series, 0.5)
     heaviest = max(max(one.loads_gbps) for one in series)
-    end = max(place(min(heaviest * 1.02 + 0.05, 0.995 * capacity)), 1.01)
+    end = max(transform(min(heaviest * 1.02 + 0.05, 0.995 * capacity)), 1.01)
     for axes, group in zip(on.panels, groups, strict=True):
-        _draw(on, axes, group, looks([one.key for one in series]), place)
+        _draw(on, axes, group, looks([one.key for one in series]), transform)
         log_times(axes, *time_range(series))
         axes.set_xlim(1 - 0.02 * (end - 1), end + 0.03 * (end - 1))
         axes.set_xticks([1, *(tick for tick in axes.get_xticks() if 1 + 0.05 * (end - 1) < tick <= end)])
@@ -64,7 +64,7 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
         top = axes.twiny()
         top.set_xlim(axes.get_xlim())
         top.grid(False)
-        marks = [(place(share * capacity), f"{share * capacity:.4g}") for share in _SHARES_ABOVE]
+        marks = [(transform(share * capacity), f"{share * capacity:.4g}") for share in _SHARES_ABOVE]
         spaced = _spaced([mark for mark in marks if mark[0] <= end], 0.07 * (end - 1))
         top.set_xticks([position for position, _ in spaced], [text for _, text in spaced])
         top.set_xlabel(setting.load_label, fontsize=8, color=FAINT)
@@ -78,9 +78,9 @@ def rescaled_times(series: Sequence[Series], setting: Setting) -> Drawn:
 
 
 def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
-    """The traffic kinds of each model side by side, with fits and their R² (figures 3-6, 3-7, B-3).
+    """Draw the traffic kinds of each model side by side, with fits and their R² (figures 3-6, 3-7, B-3).
 
-    In grey the thesis's own fit of a series, where it has one and the capacity is its own.
+    The thesis's fit of a series is grey. It is drawn if there is one and the capacity is that of the thesis.
     """
     look = looks([one.key for one in series])
     published = setting.capacity_gbps == thesis.CAPACITY_GBPS
@@ -97,14 +97,14 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
         _kinds_panel(on, axes, group, look, published)
         load_axis(axes, setting)
     caption = (
-        "The kinds of cross traffic side by side for each model, with the chosen fits and their R²; in grey the "
-        "thesis's own fit where it gives one, over TCP where it gives both and the transport is not known."
+        "The kinds of cross traffic side by side for each model, with the chosen fits and their R². Grey is the "
+        "thesis's fit, if it gives one; the one over TCP if it gives two and the transport is not known."
     )
     return on.drawn("traffic-kinds", caption, points_table(drawn))
 
 
 def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]]]:
-    """One panel for few series; else one per traffic kind, as in the thesis, with the models in the legend."""
+    """Create one panel for few series, else one per traffic kind, as in the thesis, with the models in the legend."""
     look = looks([one.key for one in series])
     if len(series) <= _MOST_IN_ONE_PANEL:
         labels = [handle(look[one.key], name_of(one)) for one in series]
@@ -124,15 +124,17 @@ def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Se
     return on, [[one for one in series if one.traffic == kind] for kind in kinds]
 
 
-def _draw(on: Sheet, axes: Axes, series: Sequence[Series], look: dict[Key, Look], place: Place = unmoved) -> None:
+def _draw(
+    on: Sheet, axes: Axes, series: Sequence[Series], look: dict[Key, Look], transform: Transform = identity
+) -> None:
     for one in series:
-        points(on, axes, one, look[one.key], place)
+        points(on, axes, one, look[one.key], transform)
         if one.fit is not None:
-            curve(axes, one.fit, look[one.key], place)
+            curve(axes, one.fit, look[one.key], transform)
 
 
 def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, str]]:
-    """Return marks at least that far apart, the first kept."""
+    """Return marks that are at least ``least`` apart, from the first one on."""
     kept = marks[:1]
     for mark in marks[1:]:
         if mark[0] - kept[-1][0] >= least:
@@ -159,11 +161,11 @@ def _kinds_panel(on: Sheet, axes: Axes, group: list[Series], look: dict[Key, Loo
             text = f"n = {one.fit.n:.2g}, free" if one.fit.free else one.fit.name
             text += "" if one.fit.r2 is None else f", R² {one.fit.r2:.3f}"
         handles.append(handle(shown, text))
-        # the first is over TCP where the transport is not known, as is the testbed's training traffic
+        # if the transport is not known, the first fit is the one over TCP, as on the testbed
         for fit in thesis.fits_for(*one.key)[:1] if published else ():
             grid = np.linspace(0, 0.96 * thesis.CAPACITY_GBPS, 120)
-            there = fit.A * np.exp(fit.B / (thesis.CAPACITY_GBPS - grid) ** fit.n)
-            axes.plot(grid, there, color=FAINT, linestyle=shown.line, linewidth=0.9, zorder=1)
+            times = fit.A * np.exp(fit.B / (thesis.CAPACITY_GBPS - grid) ** fit.n)
+            axes.plot(grid, times, color=FAINT, linestyle=shown.line, linewidth=0.9, zorder=1)
     log_times(axes, *time_range(group))
     axes.set_title(label(group[0].title), loc="left")
     axes.legend(handles=handles, loc="upper left", fontsize=8, handlelength=3)

@@ -1,4 +1,4 @@
-"""Style of figures: one colour per model, one marker and line per traffic kind, the same in every figure."""
+"""Style of figures: one colour per model and one marker and line per traffic kind, in every figure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Okabe and Ito's colours, distinct with any colour vision
+# Okabe and Ito's colours, which can be distinguished with any colour vision
 _COLOURS = {"bert-large": "#0072B2", "vgg16": "#D55E00", "densenet161": "#009E73", "resnet50": "#AA4499"}
 _OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#999933")
 TITLES = {
@@ -32,14 +32,14 @@ RC: dict[str, Any] = {
     "axes.linewidth": 0.7,
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
-    "axes.titley": 1.0,  # Matplotlib measures every label of an axis to find another place
+    "axes.titley": 1.0,  # without a fixed position, Matplotlib measures every label of the axis
     "axes.grid": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "xtick.color": "#444444",
     "ytick.color": "#444444",
-    "xtick.bottom": False,  # the grid shows where they are
+    "xtick.bottom": False,  # the grid lines show the ticks
     "ytick.left": False,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
@@ -48,9 +48,9 @@ RC: dict[str, Any] = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
     "text.color": INK,
-    "text.parse_math": False,  # names of models may hold anything
+    "text.parse_math": False,  # names of models may contain any character
     "svg.hashsalt": "ringtap",
-    "svg.fonttype": "none",  # text stays text: searchable, in the reader's font, a fifth of the size
+    "svg.fonttype": "none",  # text stays text, which is searchable and a fifth of the size
 }
 # characters that XML forbids
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -61,7 +61,7 @@ Key = tuple[str, str, str]  # model, traffic kind, transport
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, marker and line of a series; hollow where another transport of the same kind is filled."""
+    """Colour, marker and line of a series; the markers of every transport but the first are hollow."""
 
     colour: str
     marker: str
@@ -83,7 +83,7 @@ class Look:
 
 
 def looks(series: Sequence[Key]) -> dict[Key, Look]:
-    """Assign a look to every series: fixed for models and kinds of the thesis, in order of appearance for others."""
+    """Assign a look to every series: fixed for the thesis's models and kinds, by order of appearance for others."""
     models = [name for name in dict.fromkeys(model for model, _, _ in series) if name not in _COLOURS]
     kinds = [name for name in dict.fromkeys(kind for _, kind, _ in series) if name not in _MARKS]
     transports = list(dict.fromkeys(transport for _, _, transport in series))

@@ -20,7 +20,7 @@ from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted
 
-Place = Callable[[Any], Any]
+Transform = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Setting:
         return "cross traffic in Gbit/s" + (", full size" if self.scale != 1 else "")
 
 
-def unmoved(load: Any) -> Any:
-    """Loads as they are."""
+def identity(load: Any) -> Any:
+    """Return loads unchanged."""
     return load
 
 
@@ -52,7 +52,7 @@ def name_of(series: Series) -> str:
 
 
 def log_times(axes: Axes, low: float, high: float) -> None:
-    """Make the time axis logarithmic with plain numbers, enough of them even for a short range."""
+    """Make the time axis logarithmic, with enough ticks even for a short range."""
     axes.set_yscale("log")
     axes.set_ylim(low / 1.25, high * 1.3)
     plain_ticks(axes.yaxis, low, high)
@@ -73,24 +73,24 @@ def load_axis(axes: Axes, setting: Setting) -> None:
     axes.set_xlabel(setting.load_label)
 
 
-def points(on: Sheet, axes: Axes, series: Series, look: Look, place: Place = unmoved) -> None:
-    """Draw means as markers, with a bar from each up to the 99th percentile."""
-    loads, times = place(np.array(series.loads_gbps)), np.array(series.times_s)
+def points(on: Sheet, axes: Axes, series: Series, look: Look, transform: Transform = identity) -> None:
+    """Draw means as markers, each with a bar up to the 99th percentile."""
+    loads, times = transform(np.array(series.loads_gbps)), np.array(series.times_s)
     tails = np.fmax(finite([point.p99_s for point in series.used]), times)
     axes.vlines(loads, times, tails, color=look.colour, linewidth=0.9, zorder=2)
     axes.plot(loads, tails, linestyle="none", marker="_", markersize=4.5, color=look.colour, zorder=2)
-    on.mark(axes, loads, times, [words(series, point) for point in series.used], zorder=3, **look.marks)
+    on.mark(axes, loads, times, [tooltip(series, point) for point in series.used], zorder=3, **look.marks)
 
 
-def curve(axes: Axes, fit: FitResult, look: Look, place: Place = unmoved) -> None:
-    """Draw a fit, from no load to a little past its heaviest point."""
+def curve(axes: Axes, fit: FitResult, look: Look, transform: Transform = identity) -> None:
+    """Draw a fit, from no load to just past its heaviest point."""
     heaviest = float(fit.bandwidth_gbps[-1])
     grid = np.linspace(0, min(heaviest * 1.02 + 0.05, 0.995 * fit.C_gbps), 120)
-    axes.plot(place(grid), fit.predict(grid), color=look.colour, linestyle=look.line, linewidth=1.3, zorder=2)
+    axes.plot(transform(grid), fit.predict(grid), color=look.colour, linestyle=look.line, linewidth=1.3, zorder=2)
 
 
 def handle(look: Look, text: str) -> Line2D:
-    """An entry of a legend for a series."""
+    """Return an entry of a legend for a series."""
     return line_handle(text, linestyle=look.line, linewidth=1.3, **look.marks)
 
 
@@ -101,7 +101,7 @@ def time_range(series: Sequence[Series]) -> tuple[float, float]:
     return min(means), max([*means, *tails])
 
 
-def words(series: Series, point: Point) -> str:
+def tooltip(series: Series, point: Point) -> str:
     """Tooltip of a point, one fact per line."""
     lines = [
         name_of(series),
@@ -120,7 +120,7 @@ def _bounds(low: float, high: float | None) -> str:
 
 
 def points_table(series: Sequence[Series]) -> pd.DataFrame:
-    """Table of the points of several series with their fitted times; absent numbers are empty."""
+    """Return a table of the points of several series with their fitted times; missing numbers are empty."""
     rows = []
     for one in series:
         fitted = one.fit.predict(one.loads_gbps) if one.fit is not None else [None] * len(one.used)

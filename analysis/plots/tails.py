@@ -13,14 +13,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, looks, title_of
-from ringtap.analysis.plots.sweep_axes import Setting, name_of, plain_ticks, words
+from ringtap.analysis.plots.sweep_axes import Setting, name_of, plain_ticks, tooltip
 from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted
 
-_STEPS = 200  # a distribution of more iterations is drawn at this many heights, and as many in its longest 2 %
-_BAR = "with its 95 % interval as a bar; one that ends at the longest iteration has no upper end."
+_STEPS = 200  # a distribution of more iterations is drawn with this many steps, and as many in its longest 2 %
+_BAR = "with its 95 % interval as a bar; a bar up to the longest iteration has no upper end."
 _HOLLOW_LINE = (0, (3, 1, 1, 1))
 
 
@@ -33,15 +33,15 @@ def distributions(series: Sequence[Series], setting: Setting) -> Drawn | None:
     keys = dict.fromkeys((one.model, one.transport) for one in series)
     rows = [[one for one in series if (one.model, one.transport) == key] for key in keys]
     look = looks([one.key for one in series])
-    shown = {title_of(one.traffic): Look(INK, *_of(look[one.key])) for one in series}
-    titles = [_and_transport(row[0].title, row[0].transport) for row in rows]
+    shown = {title_of(one.traffic): Look(INK, *_marker_and_line(look[one.key])) for one in series}
+    titles = [_joined(row[0].title, row[0].transport) for row in rows]
     return _grid("distributions", caption, rows, titles, look, shown, setting)
 
 
 def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
     """Draw the same with transports side by side: RDMA against TCP (figure B-1, part of 3-5 and 3-6)."""
     caption = (
-        "Distribution of the single iteration times at a light and at a heavy load, what carried the training traffic "
+        "Distribution of the single iteration times at a light and at a heavy load, transports of the training traffic "
         f"side by side. Marked are the median and the 99th percentile, {_BAR}"
     )
     keys = dict.fromkeys((one.model, one.traffic) for one in series)
@@ -61,16 +61,16 @@ def transports(series: Sequence[Series], setting: Setting) -> Drawn | None:
         name or "not noted": Look(INK, "o", _HOLLOW_LINE if number else "-", number > 0)
         for number, name in enumerate(names)
     }
-    titles = [_and_transport(row[0].title, title_of(row[0].traffic)) for row in rows]
+    titles = [_joined(row[0].title, title_of(row[0].traffic)) for row in rows]
     return _grid("transports", caption, rows, titles, look, shown, setting)
 
 
-def _of(look: Look) -> tuple[str, Any]:
+def _marker_and_line(look: Look) -> tuple[str, Any]:
     return look.marker, look.line
 
 
-def _and_transport(title: str, transport: str) -> str:
-    return f"{title}, {transport}" if transport else title
+def _joined(title: str, detail: str) -> str:
+    return f"{title}, {detail}" if detail else title
 
 
 def _grid(
@@ -82,7 +82,7 @@ def _grid(
     shown: dict[str, Look],
     setting: Setting,
 ) -> Drawn | None:
-    """Draw a row of panels per group of series, a column per load; None where no series has a point near either."""
+    """Draw a row of panels per group of series, with a column per load; return None without points near a load."""
     found = {
         (number, share): [(one, point) for one in row if (point := _with_times(one, share)) is not None]
         for number, row in enumerate(rows)
@@ -114,8 +114,8 @@ def _distribution(on: Sheet, axes: Axes, series: Series, point: Point, look: Loo
     shares = np.arange(1, len(times) + 1) / len(times)
     if len(times) > _STEPS:
         last = len(times) - 1
-        spread_out = (np.linspace(0, last, _STEPS), np.linspace(0.98 * last, last, _STEPS))
-        kept = np.unique(np.concatenate(spread_out).round().astype(int))
+        steps = (np.linspace(0, last, _STEPS), np.linspace(0.98 * last, last, _STEPS))
+        kept = np.unique(np.concatenate(steps).round().astype(int))
         times, shares = times[kept], shares[kept]
     axes.plot(
         np.concatenate((times[:1], times)), np.concatenate(([0.0], shares)), drawstyle="steps-post", color=look.colour,
@@ -126,16 +126,16 @@ def _distribution(on: Sheet, axes: Axes, series: Series, point: Point, look: Loo
         high = point.p99_high_s if point.p99_high_s is not None else times[-1]
         axes.plot([point.p99_low_s, high], [0.99, 0.99], color=look.colour, linewidth=3.2, alpha=0.4, zorder=3,
                   solid_capstyle="butt")  # fmt: skip
-    said = words(series, point)
+    text = tooltip(series, point)
     on.mark(
-        axes, [middle, tail], [0.5, 0.99], [f"{said}\nmedian {middle:.4g} s", said], markersize=4.5, zorder=4,
+        axes, [middle, tail], [0.5, 0.99], [f"{text}\nmedian {middle:.4g} s", text], markersize=4.5, zorder=4,
         **look.marks,
     )  # fmt: skip
     rows = pd.DataFrame({"iteration_s": times, "share_at_or_below": shares})
     about: dict[str, Any] = {"model": series.title, "traffic": series.traffic, "transport": series.transport}
     about["bandwidth_gbps"] = point.cross_gbps
-    for place, (column, value) in enumerate(about.items()):
-        rows.insert(place, column, value)
+    for index, (column, value) in enumerate(about.items()):
+        rows.insert(index, column, value)
     return rows
 
 
@@ -215,31 +215,31 @@ def _spread_axis(axes: Axes, found: Sequence[Tails]) -> None:
 
 
 def _spread_row(on: Sheet, axes: Axes, number: int, series: Series, found: Tails, look: Look) -> None:
-    ends = [loaded for loaded in (found.light, found.heavy) if loaded is not None and loaded.spread]
-    if not ends:
+    loads = [loaded for loaded in (found.light, found.heavy) if loaded is not None and loaded.spread]
+    if not loads:
         return
-    at = [100 * (loaded.spread or 0.0) for loaded in ends]
+    at = [100 * (loaded.spread or 0.0) for loaded in loads]
     axes.plot(at, [number] * len(at), color=look.colour, linewidth=1.0, zorder=2)
-    for loaded, value in zip(ends, at, strict=True):
-        said = f"{name_of(series)}\n{loaded.bandwidth_gbps:.2f} Gbit/s cross traffic\nspread {value:.2g} %"
+    for loaded, value in zip(loads, at, strict=True):
+        text = f"{name_of(series)}\n{loaded.bandwidth_gbps:.2f} Gbit/s cross traffic\nspread {value:.2g} %"
         if loaded.iterations is not None:
-            said += f"\n{counted(loaded.iterations, 'iteration')}"
+            text += f"\n{counted(loaded.iterations, 'iteration')}"
         face = "white" if loaded is found.light else look.colour
-        on.mark(axes, [value], [number], [said], marker="o", color=look.colour, markerfacecolor=face, zorder=3)
+        on.mark(axes, [value], [number], [text], marker="o", color=look.colour, markerfacecolor=face, zorder=3)
 
 
 def _growth_row(on: Sheet, axes: Axes, number: int, series: Series, found: Tails, look: Look) -> None:
-    there = thesis.GROWTH_AT_HEAVY.get(series.model) if series.traffic in ("consistent", "burst") else None
-    if there is not None:
-        axes.plot([there], [number], marker="x", color=FAINT, zorder=1)
+    published = thesis.GROWTH_AT_HEAVY.get(series.model) if series.traffic in ("consistent", "burst") else None
+    if published is not None:
+        axes.plot([published], [number], marker="x", color=FAINT, zorder=1)
     if found.growth is None or found.heavy is None:
         return
-    said = f"{name_of(series)}\n{found.heavy.bandwidth_gbps:.2f} Gbit/s cross traffic\n{found.growth:.3g} times as long"
+    text = f"{name_of(series)}\n{found.heavy.bandwidth_gbps:.2f} Gbit/s cross traffic\n{found.growth:.3g} times as long"
     if found.growth_interval is not None:
         low, high = found.growth_interval
         axes.plot([low, high], [number, number], color=look.colour, linewidth=1.6, zorder=2)
-        said += f" ({low:.3g} to {high:.3g})"
-    on.mark(axes, [found.growth], [number], [said], marker="o", color=look.colour, markersize=4.5, zorder=3)
+        text += f" ({low:.3g} to {high:.3g})"
+    on.mark(axes, [found.growth], [number], [text], marker="o", color=look.colour, markersize=4.5, zorder=3)
 
 
 def _table(kept: Sequence[tuple[Series, Tails]]) -> pd.DataFrame:

@@ -1,1 +1,1 @@
-"""The report of a sweep or of a table of iteration times: one page, figures, data."""
+"""Reports of sweeps, tables of iteration times and jobs: one page, figures, data."""

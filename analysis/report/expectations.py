@@ -1,4 +1,4 @@
-"""Departures of a sweep from what the thesis leads one to expect; the report names each."""
+"""Comparison of a sweep with expectations that follow from the thesis."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ VGG_R2_LOG = 0.97
 CHOSEN_R2 = 0.9
 PRECHECK_SHARE = 0.88
 MOST_LATE_SHARE = 0.03
+LATE_SAMPLES = f"at most {MOST_LATE_SHARE:.0%} of the samples in each window are late"
 SPREAD_FROM_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Check:
-    """One expectation.
+    """One expectation and its result.
 
     Attributes:
         subject: series or part of the testbed.
         expected: the expectation, as text.
-        found: what was found, as text.
-        ok: whether it holds; None where it could not be judged.
+        found: the result, as text.
+        ok: True if the expectation holds; None if it could not be judged.
     """
 
     subject: str
@@ -39,41 +40,33 @@ class Check:
 
 def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
     """Compare series with the expectations; ``info`` is their sweep's run.json, empty for a table."""
-    found = [_precheck(item) for item in info.get("precheck") or []]
+    checks = [_precheck(item) for item in info.get("precheck") or []]
     every = list(series)
     for one in every:
-        found += [
-            *_time_keeping(one),
-            *_undisturbed(one),
-            *_no_load(one),
-            _rises(one),
-            _volume(one),
-            *_vgg(one),
-            _chosen(one),
-        ]
-    return found + [check for one in every if one.traffic == "burst" for check in _tails(one, every)]
+        checks += [*_late_samples(one), *_disturbances(one), *_no_load(one), _growth(one), _volume(one)]
+        checks += [*_vgg_fit(one), _chosen_fit(one)]
+    return checks + [check for one in every if one.traffic == "burst" for check in _burst_spread(one, every)]
 
 
 def _precheck(item: dict[str, Any]) -> Check:
     subject, share = f"{item.get('kind', '?')} traffic", item.get("share_of_capacity")
-    required = float(item.get("required_share", PRECHECK_SHARE))  # real links are only loaded as far as the plan asks
+    required = float(item.get("required_share", PRECHECK_SHARE))  # depends on the plan's heaviest load
     expected = f"the generator alone reaches {required:.0%} of capacity"
     if not isinstance(share, int | float):
-        return Check(subject, expected, "what it reached was not recorded", None)
+        return Check(subject, expected, "its rate was not recorded", None)
     return Check(subject, expected, f"it reached {share:.1%}", share >= required)
 
 
-def _time_keeping(series: Series) -> list[Check]:
+def _late_samples(series: Series) -> list[Check]:
     late = [point.late_share for point in series.points if point.late_share is not None]
     if not late:
         return []
-    over = [share for share in late if share > MOST_LATE_SHARE]
-    expected = f"the machine kept time: at most {MOST_LATE_SHARE:.0%} of the samples of a window late"
-    found = f"{len(over)} of {counted(len(late), 'window')} above it" if over else "it did"
-    return [Check(series.name, expected, f"{found}; {max(late):.1%} in the worst", not over)]
+    over = sum(share > MOST_LATE_SHARE for share in late)
+    found = f"{over} of {counted(len(late), 'window')} have more" if over else "no window has more"
+    return [Check(series.name, LATE_SAMPLES, f"{found}; the worst has {max(late):.1%}", not over)]
 
 
-def _undisturbed(series: Series) -> list[Check]:
+def _disturbances(series: Series) -> list[Check]:
     disturbed = [point.disturbed for point in series.points if point.disturbed]
     known = any(point.other_bps is not None for point in series.points)
     if not known and not disturbed:
@@ -98,7 +91,7 @@ def _no_load(series: Series) -> list[Check]:
     return [Check(series.name, expected, f"{series.no_load_s:.3f} s, {off:+.1%}", abs(off) <= NO_LOAD_TOLERANCE)]
 
 
-def _rises(series: Series) -> Check:
+def _growth(series: Series) -> Check:
     expected = "the mean iteration time rises with the load"
     loads, times = series.loads_gbps, series.times_s
     if len(times) < 2:
@@ -122,7 +115,7 @@ def _volume(series: Series) -> Check:
     return Check(series.name, expected, found, low <= ratio <= high)
 
 
-def _vgg(series: Series) -> list[Check]:
+def _vgg_fit(series: Series) -> list[Check]:
     if (series.model, series.traffic) != ("vgg16", "consistent"):
         return []
     expected = f"R² of ln t at least {VGG_R2_LOG:g} with n = 1/2 (equation 3.5)"
@@ -132,8 +125,8 @@ def _vgg(series: Series) -> list[Check]:
     return [Check(series.name, expected, f"{half.r2_log:.4f}", half.r2_log >= VGG_R2_LOG)]
 
 
-def _tails(burst: Series, every: list[Series]) -> list[Check]:
-    """Check that burst traffic spreads times more; in the thesis by 39.3 % of the mean, consistent traffic by 7.8 %."""
+def _burst_spread(burst: Series, every: list[Series]) -> list[Check]:
+    """Check that times spread more under burst traffic; in the thesis, 39.3 % of the mean against 7.8 %."""
     consistent = next((one for one in every if one.key == (burst.model, "consistent", burst.transport)), None)
     if consistent is None:
         return []
@@ -141,26 +134,26 @@ def _tails(burst: Series, every: list[Series]) -> list[Check]:
     spreads = [_spreads(one, SPREAD_FROM_SHARE * one.capacity_gbps) for one in (burst, consistent)]
     shared = sorted(spreads[0].keys() & spreads[1].keys())
     if not shared:
-        return [Check(burst.name, expected, "they have no such load in common", None)]
+        return [Check(burst.name, expected, "both were not measured at such a load", None)]
     of_burst, of_consistent = (sum(each[load] for load in shared) / len(shared) for each in spreads)
     found = (
-        f"standard deviation {of_burst:.1%} of the mean, and {of_consistent:.1%}, over {counted(len(shared), 'load')}"
+        f"standard deviation {of_burst:.1%} and {of_consistent:.1%} of the mean, over {counted(len(shared), 'load')}"
     )
     return [Check(burst.name, expected, found, of_burst > of_consistent)]
 
 
-def _spreads(series: Series, heavy_gbps: float) -> dict[float, float]:
-    """Standard deviation over mean by load, at heavy loads."""
-    found = {}
+def _spreads(series: Series, least_gbps: float) -> dict[float, float]:
+    """Standard deviation over mean by load, for loads of at least ``least_gbps``."""
+    spreads = {}
     for point in series.points:
-        # a table has no requested loads; its loads are the same for all kinds where it is made from a plan
+        # a table has no requested loads; its measured loads agree between kinds only if they come from a plan
         load = point.cross_gbps if point.requested_gbps is None else point.requested_gbps
-        if point.variation is not None and load is not None and load >= heavy_gbps:
-            found[load] = point.variation
-    return found
+        if point.variation is not None and load is not None and load >= least_gbps:
+            spreads[load] = point.variation
+    return spreads
 
 
-def _chosen(series: Series) -> Check:
+def _chosen_fit(series: Series) -> Check:
     expected = f"R² of the chosen fit at least {CHOSEN_R2:g}"
     if series.fit is None or series.fit.r2 is None:
         return Check(series.name, expected, series.fit_reason or "R² is undefined", None)

@@ -1,4 +1,4 @@
-"""Findings of a sweep in plain words, each with its certainty."""
+"""Findings of a sweep as sentences, each with its certainty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.expectations import Check
+from ringtap.analysis.report.expectations import LATE_SAMPLES, Check
 from ringtap.analysis.report.loads import HEAVY_SHARE, LEVEL, Pair, Tails
 from ringtap.analysis.statistics.two_sample import ALPHA, Estimate
 from ringtap.analysis.sweeps.series import Series
@@ -24,9 +24,9 @@ class Finding:
     """One statement.
 
     Attributes:
-        text: what was found, a sentence.
-        firm: whether the measurement supports it.
-        why: why it is firm, or why not.
+        text: the statement, a sentence.
+        firm: True if the measurement supports it.
+        why: reason why it is firm or not.
     """
 
     text: str
@@ -37,25 +37,19 @@ class Finding:
 def findings(
     series: Sequence[Series], found: Sequence[Tails], pairs: Sequence[Pair], checks: Sequence[Check]
 ) -> list[Finding]:
-    """Return the statements of a report: first the firm ones, each group in order of importance."""
+    """Return the statements of a report, the firm ones first; both groups are in order of importance."""
     measured = [one for one in series if one.used]
     if not measured:
         return []
     tails = [tail for one, tail in zip(series, found, strict=True) if one.used]
-    said = [
-        *_growth(measured, tails),
-        *_kinds(pairs),
-        *_congestion(measured),
-        *_curve(measured),
-        *_tail_bounds(measured),
-        *_time_kept(checks),
-    ]
-    return sorted(said, key=lambda one: not one.firm)
+    statements = [*_growth(measured, tails), *_kinds(pairs), *_congestion(measured), *_curve(measured)]
+    statements += [*_tail_bounds(measured), *_late_samples(checks)]
+    return sorted(statements, key=lambda one: not one.firm)
 
 
-def paragraph(found: Sequence[Finding]) -> str:
-    """Return the findings in a few sentences: what is firm, then what is not."""
-    firm, open_ones = [one for one in found if one.firm], [one for one in found if not one.firm]
+def paragraph(statements: Sequence[Finding]) -> str:
+    """Return the statements as one text, the firm ones first."""
+    firm, open_ones = [one for one in statements if one.firm], [one for one in statements if not one.firm]
     parts = [one.text for one in firm]
     if open_ones:
         parts += [f"Less sure: {one.text[0].lower()}{one.text[1:-1]}; {one.why}." for one in open_ones]
@@ -64,9 +58,8 @@ def paragraph(found: Sequence[Finding]) -> str:
 
 def name_in_text(series: Series) -> str:
     """Name of a series within a sentence."""
-    return f"{series.title} under {title_of(series.traffic)}" + (
-        f" over {series.transport}" if series.transport else ""
-    )
+    over = f" over {series.transport}" if series.transport else ""
+    return f"{series.title} under {title_of(series.traffic)}{over}"
 
 
 def _growth(series: Sequence[Series], tails: Sequence[Tails]) -> list[Finding]:
@@ -100,8 +93,8 @@ def _narrow(interval: tuple[float, float] | None, value: float) -> bool:
 
 def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
     """The largest difference between two kinds at the heavy load, for traffic and for transport."""
-    said = []
-    for by, what in (("traffic", "kinds of traffic"), ("transport", "transports")):
+    statements = []
+    for by, among in (("traffic", "Of all kinds of traffic,"), ("transport", "Of all transports,")):
         heavy = [pair for pair in pairs if pair.by == by and pair.share == HEAVY_SHARE]
         if not heavy:
             continue
@@ -109,16 +102,16 @@ def _kinds(pairs: Sequence[Pair]) -> list[Finding]:
         most = max(beyond or heavy, key=_effect)
         result, (first, second) = most.result, most.result.names
         text = (
-            f"Of all {what}, {second} and {first} differ most, for {most.title} at about {100 * HEAVY_SHARE:.0f} % of "
-            f"the capacity: under {second} the median iteration takes {_ratio(result.median_ratio)} as long, and its "
-            f"99th percentile is {_ratio(result.p99_ratio)} as large."
+            f"{among} {second} and {first} differ most, for {most.title} at about {100 * HEAVY_SHARE:.0f} % of the "
+            f"capacity: under {second} the median iteration takes {_ratio(result.median_ratio)} as long, and the 99th "
+            f"percentile is {_ratio(result.p99_ratio)} as large."
         )
         reason = f"{len(beyond)} of {len(heavy)} pairs at that load differ beyond chance, corrected for their number"
         loads = [abs(pair.bandwidth_gbps[0] - pair.bandwidth_gbps[1]) for pair in heavy]
         if max(loads) > 0.5:
             reason += f"; their loads differ by up to {max(loads):.1f} Gbit/s"
-        said.append(Finding(text, bool(beyond), reason))
-    return said
+        statements.append(Finding(text, bool(beyond), reason))
+    return statements
 
 
 def _effect(pair: Pair) -> float:
@@ -132,29 +125,29 @@ def _ratio(estimate: Estimate) -> str:
 
 
 def _congestion(series: Sequence[Series]) -> list[Finding]:
-    placed = [(one, one.congestion.point) for one in series if one.congestion.point is not None]
-    if not placed:
+    found = [(one, one.congestion.point) for one in series if one.congestion.point is not None]
+    if not found:
         return []
-    loads = sorted(point.bandwidth_gbps for _, point in placed)
-    over = sorted(point.data_mb * 1e6 / one.demand.worker_bytes for one, point in placed)
-    which = "in every series" if len(placed) == len(series) else f"in {len(placed)} of {len(series)} series"
+    loads = sorted(point.bandwidth_gbps for _, point in found)
+    over = sorted(point.data_mb * 1e6 / one.demand.worker_bytes for one, point in found)
+    which = "in every series" if len(found) == len(series) else f"in {len(found)} of {len(series)} series"
     text = (
         f"Congestion begins {which} at {_range(loads, '.1f')} Gbit/s of cross traffic, which leaves room for "
         f"{_range(over, '.2f')} times the data that training needs."
     )
     narrow = inside = 0
-    for one, point in placed:
-        place = one.segments.point
-        if place is not None:
-            low, high = place.bandwidth_gbps.low, place.bandwidth_gbps.high
+    for one, point in found:
+        break_point = one.segments.point
+        if break_point is not None:
+            low, high = break_point.bandwidth_gbps.low, break_point.bandwidth_gbps.high
             narrow += (high - low) / 2 <= FIRM_HALF_WIDTH * one.capacity_gbps
             inside += low <= point.bandwidth_gbps <= high
     reason = (
         f"the point of the thesis's construction lies in the {100 * LEVEL:.0f} % interval of the break of two segments "
-        f"in {inside} of {counted(len(placed), 'series', 'series')}, and this interval is at most "
+        f"in {inside} of {counted(len(found), 'series', 'series')}, and this interval is at most "
         f"± {100 * FIRM_HALF_WIDTH:.0f} % of the capacity in {narrow}"
     )
-    return [Finding(text, inside == narrow == len(placed), reason)]
+    return [Finding(text, inside == narrow == len(found), reason)]
 
 
 def _curve(series: Sequence[Series]) -> list[Finding]:
@@ -165,17 +158,18 @@ def _curve(series: Sequence[Series]) -> list[Finding]:
     middle = statistics.median(fit.r2_log or 0.0 for _, fit in fits)
     text = f"The times follow t = A·exp(B/(C−BW)ⁿ), with a median R² (log) of {middle:.3f} over {len(fits)} series."
     reason = f"{len(good)} of {len(fits)} reach {FIRM_R2_LOG:g}"
-    said = [Finding(text, 2 * len(good) > len(fits), reason)]
+    statements = [Finding(text, 2 * len(good) > len(fits), reason)]
     unsure = [
         name_in_text(one)
         for one, fit in fits
-        if any(words.startswith("n is") or "not identifiable" in words for words in fit.warnings)
+        if any(text.startswith("n is") or "not identifiable" in text for text in fit.warnings)
     ]
     free = [name_in_text(one) for one, fit in fits if fit.free and name_in_text(one) not in unsure]
     if unsure or free:
-        text = f"The exponent n is undecided for {_listed([*unsure, *free])}."
-        said.append(Finding(text, False, "the measured loads do not separate n, A and B, or n was fitted freely"))
-    return said
+        text = f"The exponent n remains open for {_listed([*unsure, *free])}."
+        reason = "the measured loads do not distinguish n, A and B there, or n was fitted"
+        statements.append(Finding(text, False, reason))
+    return statements
 
 
 def _tail_bounds(series: Sequence[Series]) -> list[Finding]:
@@ -185,18 +179,18 @@ def _tail_bounds(series: Sequence[Series]) -> list[Finding]:
     bounded = sum(point.p99_low_s is not None and point.p99_high_s is not None for point in points)
     if bounded == len(points):
         text = "Every 99th percentile has an interval with both ends."
-        return [Finding(text, True, "each point has about 300 independent iterations or more")]
+        return [Finding(text, True, "each point has the roughly 300 independent iterations that this needs")]
     open_ones = f"{len(points) - bounded} of {counted(len(points), 'point')}"
     text = f"The 99th percentiles of {open_ones} have no upper bound: they are close to the longest iteration."
     return [Finding(text, False, "an upper bound needs about 300 independent iterations")]
 
 
-def _time_kept(checks: Sequence[Check]) -> list[Finding]:
-    late = [one for one in checks if one.expected.startswith("the machine kept time") and one.ok is False]
+def _late_samples(checks: Sequence[Check]) -> list[Finding]:
+    late = [one.subject for one in checks if one.expected == LATE_SAMPLES and one.ok is False]
     if not late:
         return []
-    text = f"In {_listed([one.subject for one in late])} the testbed did not keep time."
-    return [Finding(text, False, "those iteration times may be up to half too long")]
+    text = f"In {_listed(late)} the testbed was too busy: many samples came late."
+    return [Finding(text, False, "the iteration times in these windows may be up to half too long")]
 
 
 def _range(ordered: Sequence[float], form: str) -> str:

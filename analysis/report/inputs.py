@@ -19,13 +19,13 @@ _LOOPBACK = "lo"
 
 
 def environment(sweep: SweepRun) -> dict[str, Any]:
-    """Facts about the machines as plain values; absent ones are left out or None.
+    """Return facts about the machines as plain values; absent ones are left out or None.
 
     Returns:
         ``machines``: one item per node with ``node``, ``host``, ``kernel``, ``architecture``, ``python``,
         ``processors``, ``memory_bytes``, ``nics`` (``name``, ``speed_mbps``, ``mtu``, ``driver``, ``qdisc``,
         ``rate_bps``) and ``settings``; ``conductor``: the machine that ran the sweep; ``not_recorded``: collectors that
-        failed, and why.
+        failed, with the reason.
     """
     machines: dict[str, dict[str, Any]] = {}
     collectors: dict[tuple[str, str, str], set[str]] = {}
@@ -35,8 +35,8 @@ def environment(sweep: SweepRun) -> dict[str, Any]:
             node, facts = whole(path.parent.name), _dict(item.get("before")) or _dict(item.get("after"))
             if facts and node not in machines:
                 machines[node] = {"node": node, **_machine(facts)}
-            for name, told in _dict(item.get("collectors")).items():
-                state, reason = str(_dict(told).get("state", "?")), str(_dict(told).get("reason", ""))
+            for name, status in _dict(item.get("collectors")).items():
+                state, reason = str(_dict(status).get("state", "?")), str(_dict(status).get("reason", ""))
                 if state != "ok":
                     collectors.setdefault((str(name), state, reason), set()).add(node)
     host = _dict(_dict(sweep.info.get("calibration")).get("host"))
@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_node(path)
     except (OSError, ShapeError):
-        return {}  # cut off while it was written: docs/reference/run-directory.md lets a node end at any byte
+        return {}  # docs/reference/run-directory.md: a node that was killed may leave a partial file
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ReportInputs:
         scale: full-size rate over the rate of the testbed.
         info: run.json; empty for a table.
         plan: the resolved plan, or the part of one that a table gives.
-        environment: as `ringtap.analysis.report.inputs.environment`.
+        environment: result of `environment`.
         not_collected: list of ``{what, why}``.
         torn: torn last records dropped, by file.
         rejected: windows that were measured again.
@@ -128,7 +128,7 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None) -> ReportInputs:
         UsageError: the sweep is not readable.
     """
     series, plan, name = analyse(sweep, workers), sweep.plan, sweep.path.resolve().name
-    around = environment(sweep)
+    facts = environment(sweep)
     return ReportInputs(
         name=str(plan.get("name") or name),
         source=name,
@@ -138,8 +138,8 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None) -> ReportInputs:
         scale=float(plan["scale"]),
         info=sweep.info,
         plan=plan,
-        environment=around,
-        not_collected=[*(sweep.info.get("not_collected") or []), *around["not_recorded"]],
+        environment=facts,
+        not_collected=[*(sweep.info.get("not_collected") or []), *facts["not_recorded"]],
         torn=sweep.torn,
         rejected=len(read_points(sweep.path / REJECTED_JSONL)[0]),
     )
@@ -149,7 +149,7 @@ def of_table(path: Path, capacity_gbps: float, workers: int | None) -> ReportInp
     """Read a table of iteration times and analyse it.
 
     Raises:
-        UsageError: as `ringtap.analysis.sweeps.tables.read_table`.
+        UsageError: as in `ringtap.analysis.sweeps.tables.read_table`.
     """
     table = read_table(path, capacity_gbps, workers)
     models = {
@@ -157,14 +157,14 @@ def of_table(path: Path, capacity_gbps: float, workers: int | None) -> ReportInp
     }
     kinds = list(dict.fromkeys(one.traffic for one in table.series))
     absent = [
-        {"what": "machines, links and counters", "why": f"{path.name} is a table of iteration times and loads alone"}
+        {"what": "machines, links and counters", "why": f"{path.name} is a table of iteration times and loads only"}
     ]
     if not table.by_iteration:
         absent.append(
             {"what": "single iteration times", "why": f"a row of {path.name} is a point: no distributions or intervals"}
         )
     if table.ignored:
-        absent.append({"what": f"columns {', '.join(table.ignored)}", "why": "they say nothing to this report"})
+        absent.append({"what": f"columns {', '.join(table.ignored)}", "why": "the report does not use them"})
     return ReportInputs(
         name=path.stem,
         source=path.name,

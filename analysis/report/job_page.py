@@ -1,4 +1,4 @@
-"""Report of one job: what `ringtap analyze` says as tables, with figures, in one self-contained HTML page."""
+"""Report of one job: the text of `ringtap analyze` as tables, with figures, in one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
     Args:
         job: the run.
         summary: result of `ringtap.analysis.job.summary.summarize`.
-        folder: made if missing; without it ``report/`` in the run directory.
+        folder: target folder, created if missing; None: ``report/`` in the run directory.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -67,12 +67,12 @@ def write_job_report(job: Job, summary: dict[str, Any], folder: Path | None = No
             paths = publish(new, folder, _TABLE, NAMES)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
-    said = "\n".join(map(plain, [*data["headline"], *_lines(data, ""), *_lines(data, "Time")]))
-    return Written(said, paths, folder / "report.json")
+    text = "\n".join(map(plain, [*data["headline"], *_lines(data, ""), *_lines(data, "Time")]))
+    return Written(text, paths, folder / "report.json")
 
 
 def _section(title: str, items: Sequence[str | Table]) -> dict[str, Any]:
-    """A section of the text as plain values; a table is an item with ``heads`` and ``rows``."""
+    """Return a section of the text as plain values; a table is an item with ``heads`` and ``rows``."""
     plain_items: list[Any] = []
     for item in items:
         if isinstance(item, Table):

@@ -16,10 +16,10 @@ from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series import Series
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
-NEAR_SHARE = 0.08  # of capacity: how far from those a measured load may lie
+NEAR_SHARE = 0.08  # of capacity: largest distance of a measured load from them
 QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
 LEVEL = 0.95
-LEAST_INDEPENDENT = 3.0  # fewer leave an interval of a mean so wide that it says nothing
+LEAST_INDEPENDENT = 3.0  # the interval of a mean of fewer iterations is too wide to be useful
 
 Interval = tuple[float, float]
 
@@ -31,14 +31,14 @@ class Loaded:
     Attributes:
         share: target load, as a share of capacity.
         bandwidth_gbps: measured load of the point nearest to it.
-        iterations: iterations there.
+        iterations: number of iterations of this point.
         mean_s: mean iteration time.
-        mean_interval_s: its 95 % interval; None where iterations are too few, or their number or spread is not known.
+        mean_interval_s: its 95 % interval; None if iterations are too few, or their number or spread is not known.
         p99_s: 99th percentile.
         p99_low_s: lower end of its 95 % interval.
-        p99_high_s: upper end; both None where the iterations cannot bound it.
+        p99_high_s: upper end; an end is None if the iterations cannot bound it.
         spread: standard deviation over mean.
-        quantiles_s: quantile to time; empty where single iterations are not known.
+        quantiles_s: quantile -> time; empty if single iterations are not known.
     """
 
     share: float
@@ -58,10 +58,10 @@ class Tails:
     """Effects of load on a series.
 
     Attributes:
-        light: at about 30 % of capacity; None without a point near it.
-        heavy: at about 80 %; likewise.
+        light: the series at about 30 % of capacity; None without a point near it.
+        heavy: the series at about 80 % of capacity; likewise.
         growth: mean at the heavy load over that without cross traffic; None without either.
-        growth_interval: its 95 % interval; None where either mean has none.
+        growth_interval: its 95 % interval; None if either mean has none.
         p99_over_mean: p99 over mean, averaged over the points; None without any.
     """
 
@@ -86,9 +86,9 @@ class Slowdown:
 
     Attributes:
         bandwidth_gbps: measured load of the point nearest to the target; None without one.
-        ratio: the ratio of the means; None where it is not known.
-        interval: its 95 % interval; None where either mean has none.
-        reason: why the ratio is not known, else empty.
+        ratio: the ratio of the means; None if it is not known.
+        interval: its 95 % interval; None if either mean has none.
+        reason: the reason why the ratio is not known, else empty.
     """
 
     bandwidth_gbps: float | None
@@ -111,19 +111,19 @@ def slowdown(series: Series, share: float) -> Slowdown:
 def tails(series: Series) -> Tails:
     """Compare a series at about 30 % and 80 % of capacity with itself without cross traffic."""
     light, heavy = (nearest_point(series, share) for share in (LIGHT_SHARE, HEAVY_SHARE))
-    over = [point.p99_s / point.mean_s for point in series.used if point.p99_s is not None and point.mean_s]
+    ratios = [point.p99_s / point.mean_s for point in series.used if point.p99_s is not None and point.mean_s]
     growth = slowdown(series, HEAVY_SHARE)
     return Tails(
         light=None if light is None else _loaded(light, LIGHT_SHARE),
         heavy=None if heavy is None else _loaded(heavy, HEAVY_SHARE),
         growth=growth.ratio,
         growth_interval=growth.interval,
-        p99_over_mean=float(np.mean(over)) if over else None,
+        p99_over_mean=float(np.mean(ratios)) if ratios else None,
     )
 
 
 def nearest_point(series: Series, share: float) -> Point | None:
-    """Find the point with the load nearest to a share of capacity, within 8 %; points of one iteration are left out."""
+    """Find the point nearest to a share of capacity, within 8 %; points of a single iteration do not count."""
     target = share * series.capacity_gbps
     near = [
         (abs(point.cross_gbps - target), number)
@@ -145,11 +145,7 @@ def mean_interval(point: Point) -> Interval | None:
 
 
 def _relative_error(point: Point) -> tuple[float, float] | None:
-    """Standard error of the mean over the mean, and the number of independent iterations behind it.
-
-    Correlated iterations count for fewer
-    (`ringtap.analysis.statistics.autocorrelation.effective_count`).
-    """
+    """Relative standard error of the mean, and the effective number of independent iterations behind it."""
     count = point.iterations if point.independent is None else point.independent
     if count is None or count < LEAST_INDEPENDENT or point.variation is None:
         return None
@@ -162,13 +158,13 @@ def _t(count: float) -> float:
 
 def _ratio_interval(heavy: Point, alone: list[Point]) -> Interval | None:
     """Interval of the heavy point's mean over that of the others, symmetric in its logarithm (delta method)."""
-    over, below = _relative_error(heavy), [_relative_error(point) for point in alone]
-    known = [error for error in below if error is not None]
-    if over is None or heavy.mean_s is None or not alone or len(known) < len(below):
+    of_heavy, of_alone = _relative_error(heavy), [_relative_error(point) for point in alone]
+    known = [error for error in of_alone if error is not None]
+    if of_heavy is None or heavy.mean_s is None or not alone or len(known) < len(of_alone):
         return None
-    error = math.hypot(over[0], math.sqrt(sum(each * each for each, _ in known)) / len(known))
+    error = math.hypot(of_heavy[0], math.sqrt(sum(each * each for each, _ in known)) / len(known))
     mean_s = sum(point.mean_s or 0.0 for point in alone) / len(alone)
-    reach = _t(min(over[1], *(count for _, count in known))) * error
+    reach = _t(min(of_heavy[1], *(count for _, count in known))) * error
     return heavy.mean_s / mean_s * math.exp(-reach), heavy.mean_s / mean_s * math.exp(reach)
 
 
@@ -193,12 +189,12 @@ class Pair:
     """Two series of a model at about the same load.
 
     Attributes:
-        title: the model, and what else both have in common.
-        by: ``traffic`` or ``transport``: what differs.
+        title: the model, and the traffic kind or transport that both have in common.
+        by: the difference: ``traffic`` or ``transport``.
         share: target load, as a share of capacity.
         series: names of both series.
         bandwidth_gbps: measured loads of both.
-        result: second against first.
+        result: comparison of the second series with the first.
     """
 
     title: str
@@ -216,7 +212,7 @@ class Pair:
 
 
 def compare_kinds(series: Sequence[Series]) -> list[Pair]:
-    """Compare series of a model that differ in traffic or transport alone, at about 30 % and 80 % of capacity.
+    """Compare series of a model that differ only in traffic or only in transport, at about 30 % and 80 % of capacity.
 
     The p values of all pairs are corrected together. Pairs without single iteration times are left out.
     """

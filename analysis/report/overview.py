@@ -21,8 +21,8 @@ Row = dict[str, Any]
 def overview(series: Sequence[Series]) -> list[Row]:
     """Return the row of each series as plain values: no-load time, congestion point, slowdowns, fit and caveats.
 
-    A slowdown is the mean iteration time over that without cross traffic, less 1. What is not known is None, and its
-    ``why`` says why. ``caveats`` are pairs of the number that they limit and a sentence.
+    A slowdown is the mean iteration time over that without cross traffic, minus 1. An unknown number is None, and its
+    ``why`` has the reason. A caveat names the number that it limits (``about``) and has a sentence (``text``).
     """
     return [_row(one) for one in series]
 
@@ -56,21 +56,21 @@ def _slowdown(series: Series, share: float) -> Row:
 
 
 def _congestion(series: Series) -> tuple[Row, list[tuple[str, str]]]:
-    """The break of two segments, which has an interval; without one the point of the thesis's construction."""
-    place, point, capacity = series.segments.point, series.congestion.point, series.capacity_gbps
+    """The break of two segments, which has an interval; without a break, the point of the thesis's construction."""
+    break_point, point, capacity = series.segments.point, series.congestion.point, series.capacity_gbps
     row: Row = {"bandwidth_gbps": None, "share": None, "interval_share": None, "method": None, "why": ""}
-    if place is not None:
-        load, told = place.bandwidth_gbps, list(place.warnings)
-        if series.fit is not None and (text := compared(place, series.fit)):
-            told.append(text)
+    if break_point is not None:
+        load, warnings = break_point.bandwidth_gbps, list(break_point.warnings)
+        if series.fit is not None and (text := compared(break_point, series.fit)):
+            warnings.append(text)
         row |= {"method": "break", "interval_share": [load.low / capacity, load.high / capacity]}
         if point is None:
-            told.append(f"the thesis's construction finds no point: {series.congestion.reason}")
+            warnings.append(f"the thesis's construction finds no point: {series.congestion.reason}")
         elif not load.low <= point.bandwidth_gbps <= load.high:
-            there = f"{point.bandwidth_gbps:.1f} Gbit/s ({point.bandwidth_gbps / capacity:.0%} of the capacity)"
-            told.append(f"the thesis's construction takes the measured point at {there} instead")
+            at = f"{point.bandwidth_gbps:.1f} Gbit/s ({point.bandwidth_gbps / capacity:.0%} of the capacity)"
+            warnings.append(f"the thesis's construction takes the measured point at {at} instead")
         row |= {"bandwidth_gbps": load.value, "share": load.value / capacity}
-        return row, [("congestion", text) for text in told]
+        return row, [("congestion", text) for text in warnings]
     if point is not None:
         at = point.bandwidth_gbps
         row |= {"method": "construction", "bandwidth_gbps": at, "share": at / capacity}
@@ -89,7 +89,7 @@ def sentence(rows: Sequence[Row]) -> str:
 
 
 def _one_slowdown(row: Row) -> str:
-    heavy, what = row["slowdowns"][-1], f"iterations of {row['title']}"
+    heavy, iterations = row["slowdowns"][-1], f"iterations of {row['title']}"
     over = f" over {row['transport']}" if row["transport"] else ""
     kind = f"cross traffic ({title_of(row['traffic'])})"
     if heavy["slowdown"] is None:
@@ -99,8 +99,8 @@ def _one_slowdown(row: Row) -> str:
     interval = heavy["interval"]
     if interval is not None and interval[0] <= 0 <= interval[1]:
         measured = f"{_percent(heavy['slowdown'])}, {_between(interval)}"
-        return f"C{kind[1:]} does not measurably slow {what}{over} {at} ({measured})"
-    return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'shortens'} {what}{over} by {by} {at}"
+        return f"C{kind[1:]} does not measurably slow {iterations}{over} {at} ({measured})"
+    return f"C{kind[1:]} {'slows' if heavy['slowdown'] >= 0 else 'shortens'} {iterations}{over} by {by} {at}"
 
 
 def _one_congestion(found: Row) -> str:
@@ -148,6 +148,6 @@ def _between(interval: Sequence[float]) -> str:
 
 
 def _whole(share: float) -> str:
-    """Per cent without decimals, but with one below 1 %."""
+    """Per cent without decimals; below 1 %, with one decimal."""
     percent = share * 100
     return f"{round(percent, 0 if abs(percent) >= 1 else 1) + 0.0:g}".replace("-", "−")

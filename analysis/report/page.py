@@ -17,7 +17,7 @@ from ringtap.analysis.plots.figure import Drawn
 from ringtap.analysis.plots.style import FAINT, INK, title_of
 from ringtap.units import format_rate, format_size
 
-# colours that change with the page: on a dark one the sheet is dark and ink is light
+# colour in a figure -> CSS variable of the page, which has other values in dark mode
 _COLOURS = {
     "#ffffff": "sheet",
     INK: "ink",
@@ -38,7 +38,7 @@ _VIEW_BOX = re.compile(r'viewBox="([-0-9. ]+)"')
 _ID = re.compile(r'\bid="([^"]*)"')
 _REFERENCE = re.compile(r'(url\(|xlink:href=")#')
 _ATTRIBUTE_COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
-_LEAST_ID = re.compile(r' id="(?!f\d+-(?:marks-|m[0-9a-f]{8,}|p[0-9a-f]{8,}|C\d))[^"]*"')
+_UNUSED_ID = re.compile(r' id="(?!f\d+-(?:marks-|m[0-9a-f]{8,}|p[0-9a-f]{8,}|C\d))[^"]*"')
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class PageFigure:
 
     Attributes:
         name: file name without its ending.
-        caption: what it shows.
+        caption: its caption.
         svg: the drawing, inserted unescaped.
         csv: its numbers as a data URI.
-        parts: the same in pieces that use the drawing, one below the other, for a narrow page; also unescaped.
+        parts: SVG of its panels, one below the other, for a narrow page; they refer to the drawing; also unescaped.
     """
 
     name: str
@@ -61,7 +61,7 @@ class PageFigure:
 
 
 def page_figures(drawn: Sequence[Drawn], folder: Path) -> list[PageFigure]:
-    """Read figures, whose files are in a folder, in the form that the page embeds."""
+    """Read the files of figures from a folder, in the form that the page embeds."""
     return [_page_figure(number, one, folder) for number, one in enumerate(drawn)]
 
 
@@ -76,10 +76,10 @@ def _page_figure(number: int, drawn: Drawn, folder: Path) -> PageFigure:
     if view_box is None:
         raise ValueError(f"{drawn.name}.svg has no viewBox")
     body = _METADATA.sub("", _BEFORE_SVG.sub("", text, count=1)).replace("</svg>", "").strip()
-    body = _with_words(body, drawn.marks)
+    body = _with_titles(body, drawn.marks)
     # ids are unique within one file; a page has several
     body = _ID.sub(rf'id="f{number}-\1"', body)
-    body = _LEAST_ID.sub("", _REFERENCE.sub(rf"\1#f{number}-", body))
+    body = _UNUSED_ID.sub("", _REFERENCE.sub(rf"\1#f{number}-", body))
     body = _ATTRIBUTE_COLOUR.sub(_variable, body)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" role="img" '
@@ -100,18 +100,18 @@ def _variable(found: re.Match[str]) -> str:
     return found[0] if name is None else f"{found[1]}: var(--{name}, {found[2]})"
 
 
-def _with_words(body: str, marks: dict[str, list[str]]) -> str:
+def _with_titles(body: str, marks: dict[str, list[str]]) -> str:
     """Give each mark its text as an SVG title, which browsers show as a tooltip without a script."""
-    for name, words in marks.items():
+    for name, texts in marks.items():
         start = body.index(f'<g id="{name}">')
-        # the mark's shape, unless an earlier one is the same, then a group with one use of it for each pair of numbers
+        # the shape of the mark, unless an earlier one has it, then a group with one use of the shape for each point
         uses = body.index("<g clip-path", start)
         end = body.index("</g>", uses)
         parts = body[uses:end].split("/>")
-        if len(parts) != len(words) + 1:
-            raise ValueError(f"{name} has {len(parts) - 1} marks for {len(words)} words")
-        said = [f"><title>{html.escape(text)}</title></use>" for text in words]
-        filled = "".join(part + text for part, text in zip(parts, [*said, ""], strict=True))
+        if len(parts) != len(texts) + 1:
+            raise ValueError(f"{name} has {len(parts) - 1} marks for {len(texts)} texts")
+        titles = [f"><title>{html.escape(text)}</title></use>" for text in texts]
+        filled = "".join(part + title for part, title in zip(parts, [*titles, ""], strict=True))
         body = body[:uses] + filled + body[end:]
     return body
 
@@ -124,7 +124,7 @@ class Written:
     """Summary and files of a written report.
 
     Attributes:
-        summary: the outcome in a few lines.
+        summary: the results in a few lines.
         paths: the files: page, data, table, then those of the figures.
         json_path: report.json.
     """
@@ -141,8 +141,8 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
         template: name of its template.
         data: its content.
         drawn: its figures, whose files are in ``figures/``.
-        folder: where report.json and the table are.
-        table: name of the table that it offers for download.
+        folder: folder of report.json and of the table.
+        table: name of the table to download.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -162,13 +162,13 @@ def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folde
 
 
 def publish(new: Path, folder: Path, table: str, figures: Sequence[str]) -> list[Path]:
-    """Rename the new files into place; figures that this report no longer has are removed.
+    """Move the new files into place; remove figures that this report no longer has.
 
     Args:
         new: temporary folder with the page, report.json, the table and ``figures/``.
         folder: target folder.
         table: name of the table.
-        figures: names of every figure that a report of this kind may have, in its order.
+        figures: names of all figures that a report of this kind may have, in order.
 
     Returns:
         The files, as in `Written`.

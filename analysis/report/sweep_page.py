@@ -32,7 +32,7 @@ from ringtap.units import counted, format_rate
 REPORT_SCHEMA = 2
 _TABLE = "points.csv"
 Maker = Callable[[Sequence[Series], Sequence[Tails], Setting], Drawn | None]
-# file name -> maker of each figure, in the order of the report; figures that an earlier report alone had are removed
+# file name -> function that draws the figure, in the order of the report
 FIGURES: dict[str, Maker] = {
     "iteration-times": lambda series, _, setting: iteration_times(series, setting),
     "rescaled": lambda series, _, setting: rescaled_times(series, setting),
@@ -45,7 +45,7 @@ FIGURES: dict[str, Maker] = {
 
 
 def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
-    """Collect all numbers of the report as plain values, None where there is none.
+    """Collect all numbers of the report as plain values; a missing one is None.
 
     Args:
         measured: the series and the facts of their measurement.
@@ -53,7 +53,7 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     """
     info, plan, series = measured.info, measured.plan, measured.series
     checks, pairs = check(info, series), compare_kinds(series)
-    said = findings(series, found, pairs, checks)
+    statements = findings(series, found, pairs, checks)
     data: dict[str, Any] = {"schema": REPORT_SCHEMA, "ringtap": ringtap.__version__}
     data["run"] = {
         "name": measured.name,
@@ -78,8 +78,8 @@ def collect(measured: ReportInputs, found: Sequence[Tails]) -> dict[str, Any]:
     data["not_collected"] = [*measured.not_collected, *_missing(series)]
     data["torn"] = measured.torn
     data["rejected"] = measured.rejected
-    data["findings"] = [asdict(item) for item in said]
-    data["paragraph"] = paragraph(said)
+    data["findings"] = [asdict(item) for item in statements]
+    data["paragraph"] = paragraph(statements)
     data["headline"] = headline(data, series)
     data["overview"] = overview(series)
     data["answer"] = sentence(data["overview"])
@@ -102,29 +102,22 @@ def _utc(created_ns: Any) -> str:
 def _link(link: dict[str, Any]) -> dict[str, Any]:
     asked, measured = link.get("asked_bps"), link.get("measured_bps")
     share = measured / asked if measured is not None and asked else None
-    return {
-        "host": link.get("host"),
-        "direction": link.get("direction"),
-        "asked_bps": asked,
-        "measured_bps": measured,
-    } | {"share": share}
+    item = {"host": link.get("host"), "direction": link.get("direction")}
+    return item | {"asked_bps": asked, "measured_bps": measured, "share": share}
 
 
 def _missing(series: Sequence[Series]) -> list[dict[str, str]]:
-    """Reasons of single points, counted, in the form of run.json's ``not_collected``."""
+    """Count the reasons of points, in the form of run.json's ``not_collected``."""
     found: dict[tuple[str, str], int] = {}
     for one in series:
         for point in one.points:
             for reason in point.reasons:
                 found[one.name, reason] = found.get((one.name, reason), 0) + 1
-    return [
-        {"what": f"{count} point{'s' * (count > 1)} of {name}", "why": reason}
-        for (name, reason), count in found.items()
-    ]
+    return [{"what": f"{counted(count, 'point')} of {name}", "why": reason} for (name, reason), count in found.items()]
 
 
 def published(series: Series) -> dict[str, Any]:
-    """The thesis's figures for a model and traffic kind, with the tables they come from; None where it has none."""
+    """Return the thesis's figures for a model and traffic kind, with their tables; None where it has none."""
     key = (series.model, series.traffic)
     item: dict[str, Any] = {"no_load_s": thesis.NO_LOAD_S.get(series.model), "no_load_table": thesis.NO_LOAD_TABLE}
     point = thesis.CONGESTION_POINTS.get(key)
@@ -150,7 +143,7 @@ def published(series: Series) -> dict[str, Any]:
 
 
 def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
-    """The outcome in sentences."""
+    """Return the results as sentences: the sweep, each series, the expectations."""
     points = sum(len(one.points) for one in series)
     iterations = sum(point.iterations or 0 for one in series for point in one.points)
     kinds = [title_of(kind) for kind in dict.fromkeys(one.traffic for one in series)]
@@ -158,12 +151,12 @@ def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
     if not points:
         return ["No point was measured."]
     scale = data["scale"]
-    where = f"{scale['full_size_gbps']:g} Gbit/s"
+    capacity = f"{scale['full_size_gbps']:g} Gbit/s"
     if scale["factor"] != 1:
-        where += f" (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
+        capacity += f" (links of {format_rate(scale['testbed_bps'])}, 1:{scale['factor']:g})"
     amount = counted(points, "point") + (f", {counted(iterations, 'iteration')}" if iterations else "")
-    lines = [f"{_and(models)} under {_and(kinds)} cross traffic, capacity {where}: {amount}."]
-    lines += [_outcome(one) for one in series]
+    lines = [f"{_and(models)} under {_and(kinds)} cross traffic, capacity {capacity}: {amount}."]
+    lines += [_series_line(one) for one in series]
     judged = [item for item in data["checks"] if item["ok"] is not None]
     failed = sum(not item["ok"] for item in judged)
     open_ones = len(data["checks"]) - len(judged)
@@ -172,11 +165,11 @@ def headline(data: dict[str, Any], series: Sequence[Series]) -> list[str]:
     return [*lines, f"Of {counted(len(judged), 'expectation')} taken from the thesis, {verdict}{rest}."]
 
 
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _outcome(series: Series) -> str:
+def _series_line(series: Series) -> str:
     parts = []
     if series.no_load_s is not None:
         parts.append(f"{series.no_load_s:.3f} s per iteration alone, which takes {series.required_gbps:.2f} Gbit/s")
@@ -202,16 +195,16 @@ def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, fol
         series: the series, all of one capacity.
         found: result of `ringtap.analysis.report.loads.tails` for each.
         setting: capacity and scale.
-        folder: where PNG, SVG and CSV of each go.
+        folder: target folder for the PNG, SVG and CSV files.
 
     Returns:
         The figures drawn, in the order of `FIGURES`.
     """
-    kept = [(one, tail) for one, tail in zip(series, found, strict=True) if one.used]
-    usable, of_usable = [one for one, _ in kept], [tail for _, tail in kept]
-    if not usable:
+    measured = [(one, tail) for one, tail in zip(series, found, strict=True) if one.used]
+    if not measured:
         return []
     with styled():
+        usable, of_usable = [one for one, _ in measured], [tail for _, tail in measured]
         drawn = [figure for maker in FIGURES.values() if (figure := maker(usable, of_usable, setting))]
         for figure in drawn:
             figure.write(folder)
@@ -223,7 +216,7 @@ def write_report(measured: ReportInputs, folder: Path | None = None) -> Written:
 
     Args:
         measured: result of `ringtap.analysis.report.inputs.of_sweep` or `of_table`.
-        folder: made if missing; without it ``report/`` in the sweep, ``<table>-report`` here for a table.
+        folder: target folder, created if missing; None: ``report/`` in the sweep, ``<table>-report`` here for a table.
 
     Raises:
         UsageError: the folder cannot be written to.

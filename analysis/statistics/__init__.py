@@ -1,1 +1,1 @@
-"""Statistics of iteration times: quantiles, tests of two samples, effective sample sizes."""
+"""Statistics of iteration times: quantiles, comparison of two samples, effective sample sizes."""

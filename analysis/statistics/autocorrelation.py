@@ -14,7 +14,7 @@ from ringtap.errors import UsageError
 
 Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
-_NOTICED = 2.0  # in standard errors of white noise: a smaller first autocorrelation counts as none
+_NOTICED = 2.0  # in standard errors of independent values; a smaller first autocorrelation counts as 0
 
 
 def sample(values: Values, least: int = 1) -> Array:
@@ -34,10 +34,10 @@ def sample(values: Values, least: int = 1) -> Array:
 def correlation_time(values: Values) -> float:
     """Integrated autocorrelation time of values in order of time, at least 1: the number of values that count as one.
 
-    It is that of the ranks, so that a few long iterations do not hide the rest; summed in pairs of neighbouring lags as
-    long as they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3), and corrected for the mean being the sample's
-    own (Wolff, Comput. Phys. Commun. 156, 2004, equation 49). 1 where the first autocorrelation is below two standard
-    errors of independent values.
+    It is calculated from ranks, so that a few long iterations do not hide the rest. Pairs of neighbouring lags are
+    summed as long as they are positive (Geyer, Statist. Sci. 7, 1992, section 3.3). The sum is corrected because the
+    mean is that of the sample (Wolff, Comput. Phys. Commun. 156, 2004, equation 49). The time is 1 if the first
+    autocorrelation is below two standard errors of independent values.
     """
     ordered = sample(values)
     count = len(ordered)
@@ -59,22 +59,21 @@ def correlation_time(values: Values) -> float:
 
 
 def effective_count(values: Values) -> float:
-    """Effective sample size of values in order of time: count over correlation time."""
+    """Effective sample size of values in order of time: their number over the correlation time."""
     ordered = sample(values)
     return max(1.0, len(ordered) / correlation_time(ordered))
 
 
 def block_means(values: Values, samples: int, draw: np.random.Generator) -> Array:
-    """Means of resampled series, from circular blocks as long as the values are correlated; shape (samples,).
+    """Means of resampled series from the circular block bootstrap, shape (samples,).
 
-    Politis and Romano (1992), circular block bootstrap; the block is as long as two correlation times, 1 for
-    independent values.
+    Politis and Romano (1992). A block is as long as two correlation times; for independent values, it is 1 value.
     """
     ordered = sample(values)
     count, time = len(ordered), correlation_time(ordered)
     length = 1 if time == 1.0 else min(int(np.ceil(2 * time)), max(count // 2, 1))
     blocks = -(-count // length)
-    # sums of every circular block once: the mean of a resampled series needs only which blocks were drawn
+    # the sum of each circular block is calculated once; resampled series only add up the sums of their blocks
     running = np.concatenate(([0.0], np.cumsum(np.concatenate((ordered, ordered[: length - 1])))))
     sums = running[length:] - running[:-length]
     result: Array = sums[draw.integers(0, count, (samples, blocks))].sum(axis=1) / (blocks * length)

@@ -19,14 +19,14 @@ class QuantileInterval:
     """A quantile, its interval and its sample sizes.
 
     Attributes:
-        q: which quantile, 0.99 for p99.
+        q: the quantile, 0.99 for p99.
         value: estimate, linear between the nearest ranks (Hyndman and Fan's type 7).
-        low: lower end of the interval, None where the values cannot bound it.
-        high: upper end, None where the values cannot bound it.
+        low: lower end of the interval; None if the values cannot bound it.
+        high: upper end; None if the values cannot bound it.
         count: number of values.
-        effective_count: effective number of independent values; smaller where neighbours are correlated.
+        effective_count: effective number of independent values; smaller if neighbours are correlated.
         level: confidence of the interval.
-        reason: why an end is missing, one sentence; else empty.
+        reason: the reason why an end is missing, one sentence; else empty.
     """
 
     q: float
@@ -44,13 +44,13 @@ class QuantileInterval:
 
 
 def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> QuantileInterval:
-    """A quantile of a sample with its distribution-free interval from order statistics.
+    """Estimate a quantile of a sample, with its distribution-free interval from order statistics.
 
-    The number of values at or below the quantile is binomial whatever the distribution, so two order statistics
-    enclose it with a probability of at least ``level`` (David and Nagaraja, Order Statistics, 2003, section 7.1). Each
-    tail gets half of the rest; where one end can only just be reached, it gets more and the other less. Both ends of
-    a 95 % interval of p99 need 299 independent values. Correlated values count for as many as
-    `ringtap.analysis.statistics.autocorrelation.effective_count` says.
+    The number of values at or below the quantile is binomial for every distribution, so two order statistics enclose
+    it with a probability of at least ``level`` (David and Nagaraja, Order Statistics, 2003, section 7.1). Each tail
+    gets half of the rest; if one end needs more, it gets more and the other less. Both ends of a 95 % interval of p99
+    need 299 independent values. Correlated values count as
+    `ringtap.analysis.statistics.autocorrelation.effective_count` values.
 
     Args:
         values: the sample in order of time, shape (values,); the result has its unit.
@@ -58,7 +58,7 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> Q
         level: confidence, between 0 and 1.
 
     Raises:
-        UsageError: no values, one that is not finite, or q or level outside of 0 to 1.
+        UsageError: there are no values, a value is not finite, or q or level is not between 0 and 1.
     """
     if not (0 < q < 1 and 0 < level < 1):
         raise UsageError(f"a quantile of {q:g} at a level of {level:g} makes no sense: both lie between 0 and 1")
@@ -70,9 +70,9 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> Q
     reason = ""
     if low is None or high is None:
         end = "either" if low is high else "the upper" if high is None else "the lower"
-        alike = "" if effective == count else f" that say as much as {effective:.0f} independent ones"
+        worth = "" if effective == count else f" that are worth {effective:.0f} independent ones"
         reason = (
-            f"{counted(count, 'value')}{alike} cannot bound {end} end of p{100 * q:g}: {_needed(q, level)} are needed"
+            f"{counted(count, 'value')}{worth} cannot bound {end} end of p{100 * q:g}: {_needed(q, level)} are needed"
         )
     return QuantileInterval(
         q=q,
@@ -88,12 +88,11 @@ def quantile_interval(values: Values, q: float = 0.99, level: float = 0.95) -> Q
 
 def _ranks(count: int, q: float, missed: float) -> tuple[int | None, int | None]:
     """Ranks, from 1, of the order statistics that enclose the quantile with probability 1 - ``missed``."""
-    above, below = q**count, (1 - q) ** count  # the quantile lies past the greatest, before the least
+    above, below = q**count, (1 - q) ** count  # probabilities that the quantile is above or below all values
     lower = upper = missed / 2
     if above + below <= missed:
         upper = min(max(upper, above), missed - below)
         lower = missed - upper
-    # the least number of values that are at or below the quantile often enough is the rank of the lower end
     low, high = int(stats.binom.ppf(lower, count, q)), int(stats.binom.isf(upper, count, q)) + 1
     return (low if low >= 1 else None), (high if high <= count else None)
 

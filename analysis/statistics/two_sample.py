@@ -1,8 +1,7 @@
 """Comparison of two samples of iteration times: effect sizes with intervals, then tests.
 
-docs/method/method.md, "Traffic kinds compared", gives the equations. Correlated iterations count for fewer
-(`ringtap.analysis.statistics.autocorrelation`). The only assumption on the distributions is that iterations are
-stationary.
+docs/method/method.md, "Traffic kinds compared", has the equations. Correlated iterations count for fewer
+(`ringtap.analysis.statistics.autocorrelation`). The only assumption is that iterations are stationary.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.errors import UsageError
 
 MIN_VALUES = 5
-TAIL_SHARE = 0.05  # of both samples together: the iterations of the tail test
+TAIL_SHARE = 0.05  # the longest iterations of both samples together: those of the tail test
 ALPHA = 0.05  # of all tests together
 _LEAST_P = sys.float_info.min  # a smaller p cannot be written as a normal floating point number
-_EXACT_TO = (
-    10_000  # values in the larger sample; beyond, the limiting distribution is as good (scipy draws the same line)
-)
-_SIMULATED_BELOW = 10  # effective values; Student's t calls 8 % of equal samples of 5 different at 5 %
-_SIMULATED_TO = 200  # of the larger sample: more of it changes nothing where the other is small
+_EXACT_TO = 10_000  # values in the larger sample; above, the limiting distribution is as good, as scipy assumes, too
+_SIMULATED_BELOW = 10  # effective values; for samples of 5, Student's t finds 8 % false differences at 5 %
+_SIMULATED_TO = 200  # values of the larger sample; more change nothing if the other is small
 _SIMULATIONS = 9_999
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval; an end is None where the samples cannot bound it."""
+    """A number with its interval; an end is None if the samples cannot bound it."""
 
     value: float
     low: float | None
@@ -50,9 +47,9 @@ class Test:
     Attributes:
         name: ``distribution`` (Kolmogorov and Smirnov), ``location`` (Brunner and Munzel) or ``tail`` (quantile test).
         statistic: greatest distance of the distribution functions; P(b > a) + P(b = a) / 2; share of the longest
-            iterations that are b's, less the share of all that are.
+            iterations that are b's, minus the share of all iterations that are b's.
         p: probability of as large a statistic by chance; at least the smallest normal floating point number, never 0.
-        p_holm: the same, corrected by Holm's method for all tests made together.
+        p_holm: p corrected by Holm's method for all tests made together.
     """
 
     __test__ = False  # not a test for pytest
@@ -74,8 +71,8 @@ class Comparison:
         level: confidence of the intervals.
         median_ratio: median of b over that of a.
         p99_ratio: 99th percentile of b over that of a.
-        p99_difference_s: b's less a's, in the samples' unit.
-        shift_s: how much longer b's iterations are: the median of all differences b - a (Hodges and Lehmann).
+        p99_difference_s: b's p99 minus a's, in the samples' unit.
+        shift_s: median of all differences b - a (Hodges and Lehmann), in the samples' unit.
         superiority: share of pairs in which b's iteration is the longer one, ties counting half.
         tests: distribution, location, tail.
     """
@@ -93,7 +90,7 @@ class Comparison:
 
     @property
     def cliffs_delta(self) -> float:
-        """Cliff's delta: 1 where every iteration of b is longer than any of a, -1 where every one is shorter."""
+        """Cliff's delta: 1 if every iteration of b is longer than any of a, -1 if every one is shorter."""
         return 2 * self.superiority.value - 1
 
     @property
@@ -102,18 +99,18 @@ class Comparison:
         a, b = self.names
         text = f"{b} against {a}: the median iteration takes {_times(self.median_ratio)} as long"
         text += f", p99 {_times(self.p99_ratio)}; {b} is the longer one in {self.superiority.value:.0%} of pairs"
-        seen = [test for test in self.tests if test.p_holm < ALPHA]
-        if not seen:
+        significant = [test for test in self.tests if test.p_holm < ALPHA]
+        if not significant:
             return f"{text}. No difference beyond chance was found (corrected p >= {ALPHA:g})."
-        where = " and ".join(test.name for test in seen)
-        largest = max(test.p_holm for test in seen)
+        names = " and ".join(test.name for test in significant)
+        largest = max(test.p_holm for test in significant)
         p = "< 0.001" if largest < 0.001 else f"= {largest:.2g}"
-        return f"{text}. Beyond chance in {where} (corrected p {p})."
+        return f"{text}. Beyond chance in {names} (corrected p {p})."
 
     def to_json(self) -> dict[str, Any]:
-        """Every number as plain values, with the sentence."""
+        """Return all numbers as plain values, with the sentence."""
         item = asdict(self)
-        item |= {"names": list(self.names), "counts": list(self.counts), "tests": [asdict(one) for one in self.tests]}
+        item |= {"names": list(self.names), "counts": list(self.counts), "tests": [asdict(test) for test in self.tests]}
         item["effective_counts"] = list(self.effective_counts)
         return item | {"cliffs_delta": self.cliffs_delta, "sentence": self.sentence}
 
@@ -123,7 +120,7 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
 
     Args:
         a: iteration times of the first sample, in order of time, in seconds; shape (iterations,).
-        b: those of the second.
+        b: iteration times of the second sample, likewise.
         names: their names.
         level: confidence of the intervals.
 
@@ -163,7 +160,7 @@ def correct_together(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values corrected for their number, in the same order (Holm, Scand. J. Statist. 6, 1979)."""
+    """Return p values corrected for their number, in the same order (Holm, Scand. J. Statist. 6, 1979)."""
     result, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
@@ -188,7 +185,7 @@ def _times(ratio: Estimate) -> str:
 
 
 def _difference(a: Estimate, b: Estimate) -> Estimate:
-    """b minus a; the interval from those of both (Zou and Donner, Statist. Med. 27, 2008: MOVER)."""
+    """Return b minus a, with an interval from both intervals (MOVER: Zou and Donner, Statist. Med. 27, 2008)."""
     value = b.value - a.value
     low = high = None
     if b.low is not None and a.high is not None:
@@ -199,7 +196,7 @@ def _difference(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _ratio(a: Estimate, b: Estimate) -> Estimate:
-    """b over a, by the same method on logarithms."""
+    """Return b over a, by the same method on logarithms."""
     logs = [
         Estimate(math.log(one.value), *(None if end is None else math.log(end) for end in (one.low, one.high)))
         for one in (a, b)
@@ -210,7 +207,7 @@ def _ratio(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _placements(of: Array, among: Array) -> Array:
-    """For each value the share of the other sample below it, ties counting half; both sorted."""
+    """Return for each value the share of the other sample below it; ties count half. Both are sorted."""
     below, upto = np.searchsorted(among, of, side="left"), np.searchsorted(among, of, side="right")
     result: Array = (below + upto) / (2 * len(among))
     return result
@@ -219,10 +216,7 @@ def _placements(of: Array, among: Array) -> Array:
 def _scatter(a: Array, b: Array, counts: tuple[float, float]) -> tuple[float, float, float]:
     """Share of pairs with b longer, its standard error and its degrees of freedom (Brunner and Munzel 2000)."""
     share = _placements(b, a)
-    parts = [
-        float(np.var(_placements(a, b), ddof=1)) / counts[0],
-        float(np.var(share, ddof=1)) / counts[1],
-    ]
+    parts = [float(np.var(_placements(a, b), ddof=1)) / counts[0], float(np.var(share, ddof=1)) / counts[1]]
     variance = sum(parts)
     if variance == 0:
         return float(share.mean()), 0.0, 1.0
@@ -231,7 +225,7 @@ def _scatter(a: Array, b: Array, counts: tuple[float, float]) -> tuple[float, fl
 
 
 def _superiority(a: Array, b: Array, counts: tuple[float, float], level: float) -> tuple[Estimate, float]:
-    """P(b > a) + P(b = a) / 2 with its interval, and the p value against one half."""
+    """Return P(b > a) + P(b = a) / 2 with its interval, and the p value against one half."""
     share, error, freedom = _scatter(a, b, counts)
     if error == 0:
         return _separated(share, counts, level)
@@ -243,21 +237,21 @@ def _superiority(a: Array, b: Array, counts: tuple[float, float], level: float) 
 
 
 def _location_p(ratio: float, counts: tuple[float, float], freedom: float) -> float:
-    """Two-sided p value of Brunner and Munzel's ratio: by Student's t, for few effective values by simulation.
+    """Two-sided p value of Brunner and Munzel's ratio, from Student's t or, for few effective values, by simulation.
 
-    Neubert and Brunner (Comput. Statist. Data Anal. 51, 2007) permute for the same reason. Counts are rounded.
+    Neubert and Brunner (Comput. Statist. Data Anal. 51, 2007) use permutations for the same reason. Counts are rounded.
     """
     if min(counts) >= _SIMULATED_BELOW:
         return float(2 * stats.t.sf(ratio, freedom))
     simulated = _ratios_by_chance(*sorted(min(max(2, round(count)), _SIMULATED_TO) for count in counts))
-    # by rounding, no difference may be 1e-16
+    # rounding may turn a difference of 0 into 1e-16
     as_large = len(simulated) - np.searchsorted(simulated, ratio * (1 - 1e-9) - 1e-9)
     return float((1 + as_large) / (1 + len(simulated)))
 
 
 @functools.lru_cache(maxsize=64)
 def _ratios_by_chance(first: int, second: int) -> Array:
-    """Brunner and Munzel's absolute ratios, sorted, of samples of these sizes drawn from one distribution."""
+    """Simulate Brunner and Munzel's absolute ratios for two samples of one distribution, sorted."""
     draw = np.random.default_rng(0)
     ranks = draw.random((_SIMULATIONS, first + second)).argsort(axis=1) + 1.0
     parts = []
@@ -271,11 +265,11 @@ def _ratios_by_chance(first: int, second: int) -> Array:
 
 
 def _separated(share: float, counts: tuple[float, float], level: float) -> tuple[Estimate, float]:
-    """Superiority of samples that do not overlap or do not vary: their scatter does not give the share's error.
+    """Superiority of samples that do not overlap or do not vary, so that their scatter does not give the share's error.
 
     Its variance is at most that of a proportion of the smaller sample (Birnbaum and Klose, Ann. Math. Statist. 28,
-    1957), whose Wilson interval is used; the p value is that of the extreme one among all ways to divide the iterations
-    between the samples.
+    1957), whose Wilson interval is used. The p value is that of the most extreme way to divide the iterations between
+    the samples.
     """
     least, z = min(counts), float(stats.norm.isf((1 - level) / 2))
     centre, scale = (share + z * z / (2 * least)), 1 + z * z / least
@@ -286,7 +280,7 @@ def _separated(share: float, counts: tuple[float, float], level: float) -> tuple
 
 
 def _shift(a: Array, b: Array, counts: tuple[float, float], level: float) -> Estimate:
-    """Median of all differences b - a, and the differences at the shares that Brunner and Munzel's error leaves."""
+    """Median of all differences b - a, with an interval from Brunner and Munzel's error of the share of pairs."""
     value = _difference_at(a, b, 0.5)
     _, error, freedom = _scatter(a, b - value, counts)
     reach = float(stats.t.isf((1 - level) / 2, freedom)) * error
@@ -296,7 +290,7 @@ def _shift(a: Array, b: Array, counts: tuple[float, float], level: float) -> Est
 
 
 def _difference_at(a: Array, b: Array, share: float) -> float:
-    """The difference b - a that this share of all pairs does not exceed, by bisection, without listing the pairs."""
+    """Find the difference b - a that this share of all pairs does not exceed, by bisection, without listing them."""
     low, high = float(b[0] - a[-1]), float(b[-1] - a[0])
     wanted = share * len(a) * len(b)
     for _ in range(200):
@@ -321,9 +315,9 @@ def _distribution(a: Array, b: Array, counts: tuple[float, float]) -> tuple[str,
 def _distance_p(distance: float, first: int, second: int) -> float:
     """Probability of as large a distance between the distribution functions of two samples drawn from one distribution.
 
-    Every order of the values is a path from (0, 0) to (first, second), all equally likely. The recurrence runs over
-    the share of the paths to each corner that have been as far from the diagonal (Hodges, Ark. Mat. 3, 1958). Sums of
-    positive terms only, so that the least p keeps its digits.
+    Every order of the values is a path from (0, 0) to (first, second), and all paths are equally likely. The recurrence
+    runs over the share of the paths to each corner that have been as far from the diagonal (Hodges, Ark. Mat. 3, 1958).
+    It adds only positive terms, so that small p keep their digits.
     """
     if distance <= 0:
         return 1.0
@@ -331,7 +325,7 @@ def _distance_p(distance: float, first: int, second: int) -> float:
         return float(stats.kstwo.sf(distance, round(first * second / (first + second))))
     few, many = sorted((first, second))
     along = np.arange(few + 1.0)
-    # distances are multiples of 1 / (few * many): half of one is room for rounding
+    # distances are multiples of 1 / (few * many); half of one allows for rounding
     border = distance - 0.5 / (few * many)
     share = np.zeros(few + 1)
     for steps in range(1, few + many + 1):

@@ -1,1 +1,1 @@
-"""Sweeps read for analysis: their points and series, from run directories and tables."""
+"""Points and series of sweeps, from run directories and tables."""

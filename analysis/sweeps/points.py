@@ -1,4 +1,4 @@
-"""Points of a sweep computed again from the raw logs: iteration times and traffic within each window."""
+"""Points of a sweep, computed from the raw logs: iteration times and traffic within each window."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ class Point:
     """One point of a series. Rates ending in ``_bps`` are those of the testbed, ``_gbps`` full-size ones.
 
     Attributes:
-        series: ``<model>-<traffic kind>``, and ``-<transport>`` where it is known.
-        model: model as named in the plan.
+        series: ``<model>-<traffic kind>``, and ``-<transport>`` if it is known.
+        model: name of the model in the plan.
         traffic: traffic kind.
-        transport: transport of the training traffic; empty where it was not recorded.
-        directory: job run directory it was measured in; empty for a point of a table.
-        requested_bps: load asked of the generator; None for a point of a table.
+        transport: transport of the training traffic; empty if it was not recorded.
+        directory: run directory of its job; empty for a point of a table.
+        requested_bps: load requested from the generator; None for a point of a table.
         requested_gbps: the same, full size.
         cross_bps: cross traffic that came through the bottleneck in the window, as frames on the wire
-            (`ringtap.ethernet`); None where it was not recorded.
+            (`ringtap.ethernet`); None if it was not recorded.
         cross_gbps: the same, full size.
         total_bps: everything that left the bottleneck port.
         total_gbps: the same, full size.
-        other_bps: traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None where it did not.
+        other_bps: traffic at the bottleneck that is not the sweep's, as the sweep recorded it; None if it did not.
         other_gbps: the same, full size.
-        training_bps: total less cross traffic and, where it is known, other traffic.
+        training_bps: total minus cross traffic and, if it is known, other traffic.
         training_gbps: the same, full size.
         window_s: length of the window; None for a point of a table.
-        iterations: whole iterations in the window; None where a table does not say.
+        iterations: number of whole iterations in the window; None if a table does not contain it.
         mean_s: mean iteration time.
         median_s: median.
         p99_s: 99th percentile, linear between the nearest ranks; near the maximum below about 100 iterations.
-        p99_low_s: lower end of its 95 % interval from order statistics; None where the iterations cannot bound it.
+        p99_low_s: lower end of its 95 % interval from order statistics; None if the iterations cannot bound it.
         p99_high_s: upper end, likewise.
-        independent: effective number of independent iterations, where neighbours are correlated.
+        independent: effective number of independent iterations.
         std_s: standard deviation (n - 1); None for a single iteration.
         min_s: shortest.
         max_s: longest.
         variation: standard deviation over mean.
-        ended: why the window ended, as the sweep recorded it.
-        late_share: share of the recorder's samples that came late, as the sweep recorded it; None where it did not.
+        ended: the reason for the window's end, as the sweep recorded it.
+        late_share: share of the recorder's samples that were late, as the sweep recorded it; None if it did not.
         disturbed: links that were cut or had much other traffic, as the sweep recorded it, one sentence each.
-        reasons: what is missing and why, one sentence each.
-        iteration_s: the iteration times in order of time, shape (iterations,); empty where only their mean is known.
+        reasons: missing numbers with the reason, one sentence each.
+        iteration_s: the iteration times in order of time, shape (iterations,); empty if only their mean is known.
     """
 
     series: str
@@ -104,29 +104,29 @@ class Point:
 
 
 def measure(sweep: SweepRun, workers: Executor | None = None) -> list[Point]:
-    """Measure every window of a sweep; ordered by series, then by requested load, then by time.
+    """Measure every window of a sweep; the points are ordered by series, requested load and time.
 
     Args:
         sweep: the sweep.
-        workers: read its jobs, one call per job; None for this process.
+        workers: executor that reads the jobs, one call per job; None: this process reads them.
     """
     order = {name: number for number, name in enumerate(sweep.series)}
     windows = sorted(
         sweep.windows, key=lambda item: (order[item["series"]], item["requested_bps"], item["window_start_ns"])
     )
-    places: dict[str, list[int]] = {}
-    for place, window in enumerate(windows):
-        places.setdefault(window["directory"], []).append(place)
+    numbers: dict[str, list[int]] = {}
+    for number, window in enumerate(windows):
+        numbers.setdefault(window["directory"], []).append(number)
     points: dict[int, Point] = {}
     found = (workers.map if workers else map)(
-        partial(_points_of, sweep), places, [[windows[place] for place in mine] for mine in places.values()]
+        partial(_points_of, sweep), numbers, [[windows[number] for number in of_job] for of_job in numbers.values()]
     )
-    for (directory, mine), (measured, ranks, torn) in zip(places.items(), found, strict=True):
-        points.update(zip(mine, measured, strict=True))
+    for (directory, of_job), (measured, ranks, torn) in zip(numbers.items(), found, strict=True):
+        points.update(zip(of_job, measured, strict=True))
         job = sweep.job(directory)
         job.ranks = ranks
         job.torn |= torn
-    return [points[place] for place in range(len(windows))]
+    return [points[number] for number in range(len(windows))]
 
 
 def _points_of(
@@ -134,14 +134,14 @@ def _points_of(
 ) -> tuple[list[Point], int, dict[str, int]]:
     """Return the points of one job, its number of ranks, and its torn logs."""
     if not sweep.path.is_dir():
-        raise UsageError(f"{sweep.path} is not there for the workers: they need the file system that it lies on")
+        raise UsageError(f"the workers cannot see {sweep.path}: they need the file system that it lies on")
     logs: dict[tuple[str, str], CounterLog | None] = {}
     job = sweep.job(directory)
     return [_point(sweep, window, logs) for window in windows], job.ranks, job.torn
 
 
 def table(points: Sequence[Point]) -> pd.DataFrame:
-    """Return points as a table; missing rates and times are ``pd.NA``, the sentences of a point one text."""
+    """Return points as a table; missing numbers are ``pd.NA``, and lists of sentences are joined."""
     texts = ("disturbed", "reasons")
     rows = [{**point.to_json(), **{name: "; ".join(getattr(point, name)) for name in texts}} for point in points]
     columns = [item.name for item in fields(Point) if item.name != "iteration_s"]
@@ -250,9 +250,9 @@ def _rate(
     window_ns: tuple[int, int],
     logs: dict[tuple[str, str], CounterLog | None],
 ) -> float | str:
-    """Mean rate in bit/s on the wire in a window by interface counters, or the reason why there is none.
+    """Return the mean rate in bit/s on the wire in a window by interface counters, or the reason why there is none.
 
-    An empty list of counters stands for traffic that nobody sent; its rate is 0.
+    An empty list of counters stands for traffic that was not sent; its rate is 0.
     """
     if isinstance(counters, dict):
         counters = [counters]
@@ -291,7 +291,7 @@ def _log(job: JobRun, node: str) -> CounterLog | None:
 
 
 class CounterLog:
-    """Memory-mapped record file of counters; the cost depends on the windows read, not on the length of the log.
+    """Memory-mapped record file of counters, whose cost depends only on the windows that are read.
 
     Attributes:
         torn: torn last records (0 or 1).
@@ -311,10 +311,10 @@ class CounterLog:
         return len(self._records) > 0 and column in self._widths
 
     def grown(self, column: str, start_ns: int, end_ns: int) -> float | str:
-        """Return the growth of a counter between two times (CLOCK_REALTIME), or the reason that it is not known."""
+        """Return the growth of a counter between two times (CLOCK_REALTIME), or the reason why it is not known."""
         t_ns = self._records["t_ns"]
-        # as few samples as the window needs, one beyond each edge
+        # the samples of the window, and one before and after it
         first = max(bisect_right(t_ns, start_ns) - 1, 0)
-        mine = slice(first, bisect_left(t_ns, end_ns, lo=first) + 1)
-        times, values = t_ns[mine].tolist(), self._records[column][mine].tolist()
+        rows = slice(first, bisect_left(t_ns, end_ns, lo=first) + 1)
+        times, values = t_ns[rows].tolist(), self._records[column][rows].tolist()
         return window_growth(times, values, start_ns, end_ns, self._widths[column])

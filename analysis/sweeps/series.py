@@ -1,6 +1,6 @@
 """Results of each series of a sweep: demand, congestion point, fits, and the bandwidth that training left unused.
 
-Everything here is in full-size units: Gbit/s and MB.
+All numbers are in full-size units: Gbit/s and MB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringtap.analysis.sweeps.points import Point, measure
 from ringtap.errors import UsageError
 from ringtap.schema import POINTS_JSONL
 
-# Table 3.8 leaves out "very heavy" points; the ones that its series were tested at lie at 24.7 of 25 Gbit/s.
+# Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s
 HEAVIEST_SHARE = 0.95
 NO_LOAD_SHARE = 0.02  # of capacity: measured cross traffic below it counts as none
 
@@ -32,9 +32,9 @@ class Spare:
     Attributes:
         bandwidth_gbps: cross traffic.
         iteration_s: mean iteration time.
-        ideal_gbps: demand over time: what an ideal job would need for that time.
-        experimental_gbps: C - BW: what the cross traffic left.
-        difference_gbps: experimental less ideal.
+        ideal_gbps: demand over time, the bandwidth that an ideal job needs for this time.
+        experimental_gbps: C - BW, the bandwidth that cross traffic left.
+        difference_gbps: experimental minus ideal.
         difference_share: difference over experimental.
     """
 
@@ -51,27 +51,27 @@ class Series:
     """A model under one kind of cross traffic.
 
     Attributes:
-        name: ``<model>-<traffic kind>``, and ``-<transport>`` where it is known.
-        model: model as named in the plan.
-        title: model as reports call it.
+        name: ``<model>-<traffic kind>``, and ``-<transport>`` if it is known.
+        model: name of the model in the plan.
+        title: name of the model in reports.
         traffic: traffic kind.
-        transport: transport of the training traffic; empty where it was not recorded.
+        transport: transport of the training traffic; empty if it was not recorded.
         capacity_gbps: full-size capacity C of the bottleneck.
         points: its points, by load.
-        used: the points with both a load and a time, by measured load; the fits and the congestion point rest on them.
+        used: the points with both a load and a time, by measured load; fits and congestion points use them.
         demand: data per iteration (equation 3.1).
-        no_load_s: mean time over the points without cross traffic; None where there is none.
+        no_load_s: mean time over the points without cross traffic; None if there are none.
         required_gbps: demand over that time.
         measured_mb: training traffic per iteration that left the bottleneck port without cross traffic, as whole frames
-            and acknowledgements; None where it was not counted.
-        congestion: congestion point by the thesis's construction, or why there is none.
-        segments: the break of two segments with its interval, or why there is none; its residuals are resampled, so
-            that the interval also tells how well two segments describe the points.
-        fit: fit with the exponent of least AICc; None where there are too few points.
-        fit_reason: why there is no fit, else empty.
+            and acknowledgements; None if it was not counted.
+        congestion: congestion point by the thesis's construction, or the reason why there is none.
+        segments: the break of two segments with its interval, or the reason why there is none; the interval comes from
+            resampled residuals, so it includes how well two segments describe the points.
+        fit: fit with the exponent of least AICc; None if there are too few points.
+        fit_reason: the reason why there is no fit, else empty.
         most_congested: the point with the most cross traffic.
         mean_difference_gbps: mean difference over the saturated points (Table 3.8).
-        mean_difference_reason: why there is none, else empty.
+        mean_difference_reason: the reason why there is none, else empty.
         saturated: number of points in that mean.
     """
 
@@ -117,7 +117,7 @@ class Series:
         return [point.mean_s for point in self.used if point.mean_s is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Every number of the series as plain values."""
+        """Return all numbers of the series as plain values."""
         item: dict[str, Any] = {"series": self.name, "model": self.model, "title": self.title, "traffic": self.traffic}
         item["transport"] = self.transport
         item["points"] = [point.to_json() for point in self.points]
@@ -128,8 +128,8 @@ class Series:
         item["congestion_point"] = None if point is None else point.to_json()
         item["congestion_reason"] = self.congestion.reason
         item["congestion_over_demand"] = None if point is None else point.data_mb / item["demand_mb"]
-        place = self.segments.point
-        item |= {"break": None if place is None else place.to_json(), "break_reason": self.segments.reason}
+        break_point = self.segments.point
+        item |= {"break": None if break_point is None else break_point.to_json(), "break_reason": self.segments.reason}
         item |= {"fit": None if self.fit is None else self.fit.to_json(), "fit_reason": self.fit_reason}
         item["most_congested"] = None if self.most_congested is None else vars(self.most_congested).copy()
         item["mean_difference_gbps"] = self.mean_difference_gbps
@@ -142,7 +142,7 @@ class Subject:
     """Model, workers and capacity that a series was measured with.
 
     Attributes:
-        title: model as reports call it.
+        title: name of the model in reports.
         parameters: its parameters, 32 bit each.
         workers: workers of the ring.
         capacity_gbps: full-size capacity of the bottleneck.
@@ -158,7 +158,7 @@ def analyse(sweep: SweepRun, workers: Executor | None = None) -> list[Series]:
     """Measure the points of a sweep and analyse each series; ``workers`` read its jobs.
 
     Raises:
-        UsageError: the directory does not hold what docs/reference/run-directory.md describes.
+        UsageError: the directory is not as docs/reference/run-directory.md describes.
     """
     points = measure(sweep, workers)
     capacity_gbps = float(sweep.plan["capacity_bps"]) * float(sweep.plan["scale"]) / 1e9
@@ -167,15 +167,15 @@ def analyse(sweep: SweepRun, workers: Executor | None = None) -> list[Series]:
         of_series = [point for point in points if point.series == name]
         model = next((item for item in sweep.plan["models"] if item["name"] == of_series[0].model), None)
         if model is None:
-            where = sweep.path / POINTS_JSONL
-            raise UsageError(f"{where} has model {of_series[0].model!r}, which is not in the plan")
+            path = sweep.path / POINTS_JSONL
+            raise UsageError(f"{path} has model {of_series[0].model!r}, which is not in the plan")
         title, count = str(model.get("title", model["name"])), _workers(sweep, of_series)
         found.append(series_of(of_series, Subject(title, int(model["parameters"]), count, capacity_gbps)))
     return found
 
 
 def spare(load_gbps: float, iteration_s: float, demand_bytes: float, capacity_gbps: float) -> Spare:
-    """Ideal and experimental bandwidth at one point, and their difference."""
+    """Return the ideal and the experimental bandwidth at one point, and their difference."""
     ideal, experimental = demand_bytes * 8 / iteration_s / 1e9, capacity_gbps - load_gbps
     difference = experimental - ideal
     return Spare(load_gbps, iteration_s, ideal, experimental, difference, difference / experimental)
@@ -184,10 +184,10 @@ def spare(load_gbps: float, iteration_s: float, demand_bytes: float, capacity_gb
 def mean_difference(
     loads_gbps: Sequence[float], times_s: Sequence[float], demand_bytes: float, capacity_gbps: float, from_gbps: float
 ) -> tuple[float | None, int]:
-    """Mean difference in Gbit/s over the saturated points, and their number.
+    """Return the mean difference in Gbit/s over the saturated points, and their number.
 
-    Saturated are the points at or past the congestion point's load ``from_gbps``; loads past 95 % of capacity are left
-    out, as Table 3.8 leaves out its very heavy ones.
+    The saturated points are those from the congestion point's load ``from_gbps`` up to 95 % of capacity. Table 3.8
+    leaves out very heavy loads, too.
     """
     differences = [
         spare(load, seconds, demand_bytes, capacity_gbps).difference_gbps
@@ -220,7 +220,7 @@ def series_of(points: Sequence[Point], subject: Subject) -> Series:
     congestion = find_congestion_point(loads, times, capacity)
     difference, saturated = None, 0
     if congestion.point is not None:
-        # the congestion point is an average of replicates; those a little lighter than it belong to it
+        # the congestion point is an average of replicates, some of which are a little lighter
         start = congestion.point.bandwidth_gbps - MERGE_SHARE * capacity
         difference, saturated = mean_difference(loads, times, needed.worker_bytes, capacity, start)
     first = points[0]
@@ -254,7 +254,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _workers(sweep: SweepRun, points: list[Point]) -> int:
-    """Number of workers of a series: those that the plan names, else the ranks that recorded steps."""
+    """Return the number of workers of a series: those in the plan, or the ranks that recorded steps."""
     named = len(sweep.plan["topology"].get("workers") or [])
     ranks = max(sweep.job(directory).ranks for directory in {point.directory for point in points})
     if named + ranks == 0:

@@ -1,4 +1,4 @@
-"""CSV files of points and of iteration times, checked line by line: a curve to fit, or a whole sweep to report."""
+"""CSV files of points and of iteration times, checked line by line, for fits and for reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Points:
     Attributes:
         bandwidth_gbps: cross traffic.
         iteration_s: mean iteration time.
-        error_s: standard error of each mean; None where no column of errors was asked for.
+        error_s: standard error of each mean; None if no column of errors was requested.
     """
 
     bandwidth_gbps: list[float]
@@ -52,7 +52,7 @@ class PointRow:
         return self.cells.get(column, "")
 
     def number(self, column: str, least: float = -math.inf) -> float:
-        """The finite number of a cell, which must be ``least`` at least."""
+        """The finite number of a cell, which must be at least ``least``."""
         text = self.text(column)
         if not text:
             raise UsageError(f"{self.where}: {column} is missing")
@@ -71,7 +71,7 @@ class PointRow:
         return self.number(column, 0.0) if self.text(column) else None
 
     def whole(self, column: str, least: int) -> int | None:
-        """The whole number of a cell, which must be ``least`` at least; None if the cell is empty."""
+        """The whole number of a cell, which must be at least ``least``; None if the cell is empty."""
         value = self.number(column, least) if self.text(column) else None
         if value is not None and value != int(value):
             raise UsageError(f"{self.where}: {column} is {value:g}, not a whole number")
@@ -102,18 +102,18 @@ class PointRow:
             return spread
         count = self.number(COUNT)
         if count < 1:
-            raise UsageError(f"{self.where}: {COUNT} is {count:g}; a mean is of one iteration at least")
+            raise UsageError(f"{self.where}: {COUNT} is {count:g}; a mean needs at least one iteration")
         return spread / math.sqrt(count)
 
 
 def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None) -> Points:
-    """Read cross traffic in Gbit/s, iteration time in seconds and, where a column is named, its standard error.
+    """Read cross traffic in Gbit/s, iteration time in seconds and, if a column is named, its standard error.
 
-    Other columns are ignored, the order of lines does not matter, and a load may come several times (replicates).
+    Other columns are ignored, the order of lines does not matter, and a load may be repeated (replicates).
 
     Args:
         path: a CSV file with a header line.
-        capacity_gbps: capacity of the bottleneck; loads at or past it are refused.
+        capacity_gbps: capacity of the bottleneck; loads at or above it are refused.
         errors: column with the standard error of each time; ``std_s`` is a standard deviation and needs ``count``.
 
     Raises:
@@ -132,7 +132,7 @@ def read_points_csv(path: Path, capacity_gbps: float, errors: str | None = None)
 
 
 def read_rows(path: Path, needed: tuple[str, ...]) -> tuple[list[str], list[PointRow]]:
-    """Return the columns of a CSV file, which include those needed, and the lines below its header but empty ones.
+    """Return the columns of a CSV file, which include those needed, and its non-empty lines below the header.
 
     Raises:
         UsageError: the file cannot be read, is not CSV, lacks a column or has one twice.
@@ -173,7 +173,7 @@ class SweepTable:
     Attributes:
         series: the series, in order of appearance.
         rows: rows read.
-        by_iteration: whether a row is an iteration, not a point.
+        by_iteration: True if a row is an iteration, False if it is a point.
         ignored: columns that are not used.
     """
 
@@ -202,8 +202,8 @@ def read_table(path: Path, capacity_gbps: float, workers: int | None = None) -> 
 
     Args:
         path: a CSV file with a header line.
-        capacity_gbps: capacity of the bottleneck; loads at or past it are refused.
-        workers: workers of the ring where the table has no column for it.
+        capacity_gbps: capacity of the bottleneck; loads at or above it are refused.
+        workers: workers of the ring, if the table has no such column.
 
     Raises:
         UsageError: the file cannot be read or a value is invalid; names the file and the line.
@@ -244,7 +244,7 @@ def _row(row: PointRow, capacity_gbps: float) -> _Row:
 
 
 def _known_model(text: str) -> tuple[str, str]:
-    """Return the name and title of a model; profiles are found by any spelling."""
+    """Return the name and title of a model; the spelling of a profile's name does not matter."""
 
     def plain(name: str) -> str:
         return "".join(letter for letter in name.lower() if letter.isalnum())
@@ -259,13 +259,11 @@ def _series(path: Path, rows: list[_Row], by_iteration: bool, capacity_gbps: flo
     first = rows[0]
     model = first.key[0]
     known = PROFILES.get(model)
-    parameters = _one(path, rows, "parameters", lambda row: row.parameters) or (known.parameters if known else None)
+    parameters = _common(path, rows, "parameters", lambda row: row.parameters) or (known.parameters if known else None)
     if parameters is None:
         names = ", ".join(PROFILES)
-        raise UsageError(
-            f"{path} line {first.line}: model {model!r} is not one of {names}: add a column parameters with its count"
-        )
-    ring = _one(path, rows, "workers", lambda row: row.workers) or workers
+        raise UsageError(f"{path} line {first.line}: model {model!r} is not one of {names}: add a column parameters")
+    ring = _common(path, rows, "workers", lambda row: row.workers) or workers
     if ring is None:
         raise UsageError(f"{path} does not say how many workers trained: give --workers N, or add a column workers")
     points = _by_load(rows) if by_iteration else [_point(row) for row in rows]
@@ -273,7 +271,7 @@ def _series(path: Path, rows: list[_Row], by_iteration: bool, capacity_gbps: flo
     return series_of(points, Subject(first.title, parameters, ring, capacity_gbps))
 
 
-def _one(path: Path, rows: list[_Row], column: str, value: Callable[[_Row], int | None]) -> int | None:
+def _common(path: Path, rows: list[_Row], column: str, value: Callable[[_Row], int | None]) -> int | None:
     """Return the value of a column that is the same throughout a series."""
     found = value(rows[0])
     for row in rows:
@@ -290,8 +288,8 @@ def _by_load(rows: list[_Row]) -> list[Point]:
     points = []
     for load, seconds in groups.items():
         times = np.array(seconds)
-        empty = _point(replace(rows[0], load_gbps=load))
-        points.append(replace(empty, iterations=len(times), iteration_s=times, **asdict(times_of(times))))
+        point = _point(replace(rows[0], load_gbps=load))
+        points.append(replace(point, iterations=len(times), iteration_s=times, **asdict(times_of(times))))
     return points
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Figures: zoom and move by the viewBox; words of the mark that is pointed at. The page reads without any of this.
+// Figures: zoom and move by the viewBox; a tooltip for the mark under the pointer. The page is complete without scripts.
 (() => {
   const tip = document.createElement("div");
   tip.id = "tip";
@@ -9,8 +9,8 @@
 
   const boxOf = (svg) => svg.getAttribute("viewBox").split(/[ ,]+/).map(Number);
 
-  // one drawing: the whole, or the parts of it that a narrow page shows one below the other
-  const lively = (svg, marks) => {
+  // make one drawing interactive: a whole figure, or one of its panels on a narrow page
+  const makeInteractive = (svg, marks) => {
     const home = boxOf(svg);
     const fingers = new Map();
     let box = [...home], pinch = 0;
@@ -33,7 +33,7 @@
       show();
     };
     const middle = () => ({ x: box[0] + box[2] / 2, y: box[1] + box[3] / 2 });
-    const say = (event, reach) => {
+    const showTip = (event, reach) => {
       const matrix = svg.getScreenCTM();
       let best = null, least = reach;
       for (const mark of marks) {
@@ -42,7 +42,7 @@
       }
       tip.hidden = best === null;
       if (best === null) return;
-      tip.textContent = best.said;
+      tip.textContent = best.text;
       const left = clamp(event.clientX + 14, 4, innerWidth - tip.offsetWidth - 4);
       const above = event.clientY - tip.offsetHeight - 12;
       tip.style.left = `${left}px`;
@@ -51,7 +51,7 @@
 
     svg.tabIndex = 0;
     svg.addEventListener("wheel", (event) => {
-      // a page must scroll past its figures: the wheel zooms the one that was chosen, or with Ctrl
+      // the wheel scrolls the page; it zooms only a figure that has the focus, or with Ctrl
       if (!event.ctrlKey && document.activeElement !== svg) return;
       event.preventDefault();
       zoom(Math.exp(clamp(event.deltaY, -60, 60) / 200), at(event));
@@ -60,11 +60,11 @@
       fingers.set(event.pointerId, event);
       if (box[2] < home[2] || fingers.size > 1) svg.setPointerCapture(event.pointerId);
       pinch = 0;
-      say(event, event.pointerType === "touch" ? 28 : 14);
+      showTip(event, event.pointerType === "touch" ? 28 : 14);
     });
     svg.addEventListener("pointermove", (event) => {
       const before = fingers.get(event.pointerId);
-      if (!before) { if (event.pointerType !== "touch") say(event, 14); return; }
+      if (!before) { if (event.pointerType !== "touch") showTip(event, 14); return; }
       fingers.set(event.pointerId, event);
       if (fingers.size === 2) {
         const [one, other] = [...fingers.values()];
@@ -85,7 +85,7 @@
         if (name === "pointerleave" && event.pointerType !== "touch") tip.hidden = true;
       });
     }
-    // two fingers belong to the figure, one to the page until the figure is zoomed
+    // two fingers zoom the figure; one finger scrolls the page unless the figure is zoomed
     svg.addEventListener("touchmove", (event) => { if (event.touches.length > 1) event.preventDefault(); }, { passive: false });
     svg.addEventListener("dblclick", (event) => zoom(0.5, at(event)));
     const keys = { "+": () => zoom(0.7, middle()), "=": () => zoom(0.7, middle()), "-": () => zoom(1.4, middle()),
@@ -104,18 +104,18 @@
   for (const figure of document.querySelectorAll("figure")) {
     const svg = figure.querySelector("svg.figure"), home = boxOf(svg);
     const marks = [...svg.querySelectorAll("use > title")].map((title) => {
-      const use = title.parentNode, said = title.textContent;
-      title.remove();                         // else the browser shows it as well
-      return { x: Number(use.getAttribute("x")), y: Number(use.getAttribute("y")), said };
+      const use = title.parentNode, text = title.textContent;
+      title.remove();                         // otherwise the browser shows it, too
+      return { x: Number(use.getAttribute("x")), y: Number(use.getAttribute("y")), text };
     });
-    const drawings = [...figure.querySelectorAll("svg.figure")].map((one) => lively(one, marks));
+    const drawings = [...figure.querySelectorAll("svg.figure")].map((one) => makeInteractive(one, marks));
     const tools = figure.querySelector(".tools");
-    const buttons = [["+", "zoom in"], ["−", "zoom out"], ["⟲", "show all"]].map(([sign, words]) => {
+    const buttons = [["+", "zoom in"], ["−", "zoom out"], ["⟲", "show all"]].map(([sign, description]) => {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = sign;
-      button.title = words;
-      button.setAttribute("aria-label", words);
+      button.title = description;
+      button.setAttribute("aria-label", description);
       return button;
     });
     buttons[0].onclick = () => drawings.forEach((one) => one.nearer());
@@ -123,7 +123,7 @@
     buttons[2].onclick = () => drawings.forEach((one) => one.whole());
     tools.prepend(...buttons);
 
-    // the page alone still gives both pictures: the drawing as it stands here, in the colours of paper
+    // PNG and SVG files are made from the drawing in the page, in the colours of the light mode
     const drawing = () => {
       const copy = svg.cloneNode(true);
       copy.setAttribute("viewBox", home.join(" "));

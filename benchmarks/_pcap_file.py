@@ -5,8 +5,8 @@ python benchmarks/_pcap_file.py FILE PACKETS [SKIPPED]
 There are 1,000 flows, 950 of TCP and 50 of UDP, each between two of 64 hosts: bursts of 12 packets on average, 55 % of
 them with 1,448 bytes of payload, 15 % with any smaller number, 30 % acknowledgements of the other side. TCP's sequence
 numbers are consistent. The times are those of a link of 10 Gbit/s that is idle a third of the time. The file repeats a
-pattern of up to a million packets, with continuing times and TCP numbers; SKIPPED patterns are left out at the
-beginning. 96 bytes of a packet are kept. The last line contains the number of packets and the bytes on the wire.
+pattern of up to a million packets, with continuing times and TCP numbers; about SKIPPED packets are left out at
+the beginning. 96 bytes of a packet are kept. The last line contains the number of packets and the bytes on the wire.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def _offsets(head: dict[str, tuple[str, Any]]) -> list[int]:
 def main() -> None:
     """Run the command line above."""
     path, packets = Path(sys.argv[1]), int(sys.argv[2])
-    skipped = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     pattern = Pattern(min(packets, PATTERN_PACKETS))
+    skipped = -(-int(sys.argv[3]) // pattern.packets) if len(sys.argv) > 3 else 0
     turns = -(-packets // pattern.packets)
     with path.open("wb") as file:
         header = np.array([0xA1B23C4D, 2 | 4 << 16, 0, 0, SNAP_BYTES, 1], "<u4")  # in nanoseconds

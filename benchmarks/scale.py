@@ -135,7 +135,7 @@ def _captures(bench: Bench, sizes: Sizes) -> None:
     """Measure the reading of the captures by one process, by one worker and by two, in turn."""
     most = max(sizes.counts)
     packets = max(1000, round(sizes.gigabytes * _PACKETS_PER_GB / most))
-    files = [make_file(bench, f"part{number}.pcap", packets, number) for number in range(most)]
+    files = [make_file(bench, f"part{number}.pcap", packets, number * packets) for number in range(most)]
     size_gb = sum(file.path.stat().st_size for file in files) / 1e9
     for turn in range(bench.settings.repeats):
         with bench.sample("command", workers=0, round=turn, gigabytes=size_gb) as figures:

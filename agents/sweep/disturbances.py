@@ -362,8 +362,6 @@ def other_words(node: str, direction: str, bps: float, capacity_bps: float) -> s
     return f"{node} {verb} {format_rate(bps)} of other traffic ({bps / capacity_bps:.0%} of the capacity)"
 
 
-# quiet windows had at most 2.1 % of late samples, windows with visibly wrong times 4 to 17 % (docs/method/method.md)
-MOST_LATE_SHARE = 0.03
 _LATE_PERIODS = 1.5
 
 

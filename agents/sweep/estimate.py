@@ -10,12 +10,11 @@ from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
+from ringtap.schema import MERGE_SHARE, MIN_RISE
 from ringtap.units import counted, format_duration, format_rate
 
 # minima of a report (`analysis/model/congestion_point.py`): number of different loads, and rise to the heaviest load
 LEAST_LOADS = {"a fit": 3, "a congestion point": 4}
-LEAST_RISE = 1.2
-MERGE_SHARE = 0.01
 TESTBED_UP_S = 4.0
 PRECHECK_S = 6.0
 JOB_START_S = 10.0
@@ -130,7 +129,7 @@ def doubts(plan: SweepPlan) -> list[str]:
         what = " and ".join(f"{result} ({LEAST_LOADS[result]})" for result in lacking)
         found.append(f"{different} different load{'s' if different > 1 else ''}, too few for {what}: add loads")
     for model in plan.models if different > 1 and not lacking else ():
-        if not model.command and iteration_s(plan, model, loads[-1]) < LEAST_RISE * iteration_s(plan, model, loads[0]):
+        if not model.command and iteration_s(plan, model, loads[-1]) < MIN_RISE * iteration_s(plan, model, loads[0]):
             found.append(
                 f"{model.name} is hardly slower at the heaviest load ({loads[-1]:.0%}) than at the lightest, by the "
                 "estimate: add a heavier one for a congestion point"

@@ -22,12 +22,11 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory
-from ringtap.schema import NIC_REC
+from ringtap.schema import NIC_REC, REQUIRED_SHARE
 from ringtap.trafficgen.calibration import Calibration, calibrated
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH
 from ringtap.units import format_rate
 
-REQUIRED_SHARE = 0.88
 _WARM_UP_S = 1.0
 _WINDOW_S = 3.0
 _RECORDERS_S = 30.0

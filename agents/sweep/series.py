@@ -16,7 +16,7 @@ from typing import Any
 from ringtap.agents.hosts import HostProcess, Hosts
 from ringtap.agents.sweep.cluster import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import CrossTraffic, free_port
-from ringtap.agents.sweep.disturbances import MOST_LATE_SHARE, SOCKETS_EVERY, Watch, late_share
+from ringtap.agents.sweep.disturbances import SOCKETS_EVERY, Watch, late_share
 from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.agents.sweep.roles import SweepRoles
@@ -25,7 +25,7 @@ from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, open_log
-from ringtap.schema import AGENT_LOG, NIC_REC
+from ringtap.schema import AGENT_LOG, MOST_LATE_SHARE, NIC_REC
 from ringtap.units import counted
 
 _TAIL_BYTES = 65_536

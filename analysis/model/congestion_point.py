@@ -15,11 +15,10 @@ from scipy import optimize
 
 from ringtap.analysis.model.regression import Array
 from ringtap.errors import UsageError
+from ringtap.schema import MERGE_SHARE, MIN_RISE
 from ringtap.units import counted
 
 MIN_LOADS = 4
-MERGE_SHARE = 0.01  # loads closer than this share of capacity are one point
-MIN_RISE = 1.2  # heaviest over lightest time; below it, the curve is flat
 CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
 MIN_ELASTICITY = 0.5  # at the heaviest loads; below it, congestion was not reached
 

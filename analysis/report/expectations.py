@@ -8,6 +8,7 @@ from typing import Any
 
 from ringtap.analysis import thesis
 from ringtap.analysis.sweeps.series import Series
+from ringtap.schema import MOST_LATE_SHARE, REQUIRED_SHARE
 from ringtap.units import counted
 
 NO_LOAD_TOLERANCE = 0.10
@@ -15,8 +16,6 @@ FALL_TOLERANCE = 0.05  # of the mean: a smaller fall between neighbouring loads 
 VOLUME_OVER_DEMAND = (0.9, 1.6)
 VGG_R2_LOG = 0.97
 CHOSEN_R2 = 0.9
-PRECHECK_SHARE = 0.88
-MOST_LATE_SHARE = 0.03
 LATE_SAMPLES = f"at most {MOST_LATE_SHARE:.0%} of the samples in each window are late"
 SPREAD_FROM_SHARE = 0.5
 
@@ -50,7 +49,7 @@ def check(info: dict[str, Any], series: Iterable[Series]) -> list[Check]:
 
 def _precheck(item: dict[str, Any]) -> Check:
     subject, share = f"{item.get('kind', '?')} traffic", item.get("share_of_capacity")
-    required = float(item.get("required_share", PRECHECK_SHARE))  # depends on the plan's heaviest load
+    required = float(item.get("required_share", REQUIRED_SHARE))  # depends on the plan's heaviest load
     expected = f"the generator alone reaches {required:.0%} of capacity"
     if not isinstance(share, int | float):
         return Check(subject, expected, "its rate was not recorded", None)

@@ -159,11 +159,7 @@ def _curve(series: Sequence[Series]) -> list[Finding]:
     text = f"The times follow t = A·exp(B/(C−BW)ⁿ), with a median R² (log) of {middle:.3f} over {len(fits)} series."
     reason = f"{len(good)} of {len(fits)} reach {FIRM_R2_LOG:g}"
     statements = [Finding(text, 2 * len(good) > len(fits), reason)]
-    unsure = [
-        name_in_text(one)
-        for one, fit in fits
-        if any(text.startswith("n is") or "not identifiable" in text for text in fit.warnings)
-    ]
+    unsure = [name_in_text(one) for one, fit in fits if any(text.startswith("n ") for text in fit.warnings)]
     free = [name_in_text(one) for one, fit in fits if fit.free and name_in_text(one) not in unsure]
     if unsure or free:
         text = f"The exponent n remains open for {_listed([*unsure, *free])}."

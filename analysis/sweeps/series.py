@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtap.analysis.model.breakpoint import BreakResult, find_break
-from ringtap.analysis.model.congestion_point import MERGE_SHARE, CongestionResult, find_congestion_point
+from ringtap.analysis.model.congestion_point import CongestionResult, find_congestion_point
 from ringtap.analysis.model.demand import Demand, demand
 from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.points import Point, measure
 from ringtap.errors import UsageError
-from ringtap.schema import POINTS_JSONL
+from ringtap.schema import MERGE_SHARE, POINTS_JSONL
 
 # Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s
 HEAVIEST_SHARE = 0.95

@@ -14,7 +14,7 @@ from ringtap.agents.doctor.command import verdict
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.sweep.conductor import plan_changes
-from ringtap.agents.sweep.estimate import LEAST_LOADS, LEAST_RISE, MERGE_SHARE, doubts, resolved
+from ringtap.agents.sweep.estimate import LEAST_LOADS, doubts, resolved
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.preflight import cluster_roles
@@ -339,7 +339,6 @@ def test_a_dry_run_says_when_loads_are_too_few_for_a_congestion_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert LEAST_LOADS == {"a fit": fit.MIN_LOADS, "a congestion point": congestion_point.MIN_LOADS}
-    assert (LEAST_RISE, MERGE_SHARE) == (congestion_point.MIN_RISE, congestion_point.MERGE_SHARE)
     text = '[sweep]\nloads = {}\n[[models]]\nname = "vgg16"\n'
     words = "3 different loads, too few for a congestion point (4): add loads"
     assert doubts(plan_of(tmp_path, text.format("[0, 0.3, 0.3, 0.305, 0.6]"))) == [words]

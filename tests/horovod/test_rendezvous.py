@@ -24,7 +24,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def decisions(delays_s: list[float]) -> dict[int, str]:
-    """What each rank decides, the first being rank 0, if they come up after these times."""
+    """Decision of each rank, from rank 0 on, if they come up after these times."""
     found: dict[int, str] = {}
 
     def decide(rank: int) -> None:

@@ -67,8 +67,8 @@ def _congestion(series: Series) -> tuple[Row, list[tuple[str, str]]]:
         if point is None:
             warnings.append(f"the thesis's construction finds no point: {series.congestion.reason}")
         elif not load.low <= point.bandwidth_gbps <= load.high:
-            at = f"{point.bandwidth_gbps:.1f} Gbit/s ({point.bandwidth_gbps / capacity:.0%} of the capacity)"
-            warnings.append(f"the thesis's construction takes the measured point at {at} instead")
+            measured = f"{point.bandwidth_gbps:.1f} Gbit/s ({point.bandwidth_gbps / capacity:.0%} of the capacity)"
+            warnings.append(f"the thesis's construction takes the measured point at {measured} instead")
         row |= {"bandwidth_gbps": load.value, "share": load.value / capacity}
         return row, [("congestion", text) for text in warnings]
     if point is not None:

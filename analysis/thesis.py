@@ -12,7 +12,7 @@ from dataclasses import dataclass
 CAPACITY_GBPS = 25.0
 NO_LOAD_TABLE = "Table 3.1"
 CONGESTION_TABLES = {"iperf": "Table 3.2", "consistent": "Table 3.4", "burst": "Table 3.6"}
-MOST_CONGESTED_TABLES = {"iperf": "Table 3.3", "consistent": "Table 3.5", "burst": "Table 3.7"}
+MAX_CONGESTED_TABLES = {"iperf": "Table 3.3", "consistent": "Table 3.5", "burst": "Table 3.7"}
 DIFFERENCE_TABLE = "Table 3.8"
 
 # Mean iteration time without cross traffic, over RDMA, in s (Table 3.1)
@@ -54,7 +54,7 @@ CONGESTION_POINTS = {
 }
 
 # Most congested test case: bandwidth that the measured time needs ideally, and the bandwidth left, in Gbit/s
-MOST_CONGESTED_GBPS = {
+MAX_CONGESTED_GBPS = {
     ("bert-large", "iperf"): (3.06, 4.54),
     ("vgg16", "iperf"): (5.19, 6.52),
     ("densenet161", "iperf"): (2.04, 3.42),

@@ -15,8 +15,8 @@ from _ringtap import TRAFFIC, Receiver, free_port, send, traffic, write_plan
 KINDS = ("consistent", "burst")
 SHARES = (0.8, 0.4, 0.1)  # heaviest first: a quick run may have no time for the others
 _OVERHEAD_S = 2.0  # time beyond a plan's length: start and end of sender and receiver
-_MOST_TAKEN_PCT = 2.0  # of the cores' time; at 80 % of the ceiling, the cores have little to spare
-_MOST_SHARE = 0.9  # of the ceiling right after a sample; above it, the machine causes the backlog at the plan's end
+_MAX_TAKEN_PCT = 2.0  # of the cores' time; at 80 % of the ceiling, the cores have little to spare
+_MAX_SHARE = 0.9  # of the ceiling right after a sample; above it, the machine causes the backlog at the plan's end
 
 
 def calibrate(bench: Bench) -> float | None:
@@ -87,7 +87,7 @@ def _doubt(bench: Bench, figures: dict[str, Any], ceiling_bps: float) -> str | N
     if figures["error_pct"] <= LOAD_ERROR_TARGET_PCT:
         return None
     others_pct, stolen_pct = figures["others_pct"], figures["stolen_pct"]
-    if others_pct + stolen_pct > _MOST_TAKEN_PCT:
+    if others_pct + stolen_pct > _MAX_TAKEN_PCT:
         return (
             f"other programs took {others_pct:.1f} % of the cores' time meanwhile, and the machine's own host "
             f"{stolen_pct:.1f} %"
@@ -96,7 +96,7 @@ def _doubt(bench: Bench, figures: dict[str, Any], ceiling_bps: float) -> str | N
         return "no time was left to measure the ceiling again"
     now_bps = ceiling_now(bench)
     figures["ceiling_bps"] = now_bps
-    if figures["planned_bps"] > _MOST_SHARE * now_bps:
+    if figures["planned_bps"] > _MAX_SHARE * now_bps:
         return f"the ceiling right after it was {now_bps / 1e9:.3g} Gbit/s and no longer {ceiling_bps / 1e9:.3g}"
     return None
 

@@ -28,8 +28,8 @@ import psutil
 from _overhead_pairs import COMPUTE_S, RANKS, added_pct, instruction_counter
 
 _WARM_UP = 20  # iterations in which DDP rebuilds its buckets, and caches and the allocator fill
-_LEAST_PAIRS = 12
-_LEAST_S = 15.0  # stopping as soon as an interval is narrow makes it slightly too narrow, more so in short runs
+_MIN_PAIRS = 12
+_MIN_S = 15.0  # stopping as soon as an interval is narrow makes it slightly too narrow, more so in short runs
 _FIGURES = ("mean_s", "cpu_s", "instructions")
 
 
@@ -187,11 +187,11 @@ class Job:
         import torch
 
         wanted = torch.zeros(1)
-        if len(pairs) < _LEAST_PAIRS:
+        if len(pairs) < _MIN_PAIRS:
             return True
         if passed_s < limit_s:
             _, low, high = added_pct(self._kind, pairs)
-            wanted[0] = passed_s < _LEAST_S or high - low > 2 * half_width_pct
+            wanted[0] = passed_s < _MIN_S or high - low > 2 * half_width_pct
         torch.distributed.broadcast(wanted, 0)
         return bool(wanted)
 

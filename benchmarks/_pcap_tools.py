@@ -17,7 +17,7 @@ RINGTAP, TCPDUMP, DPKT, SCAPY = "ringtap flows", "tcpdump -w", "dpkt", "scapy"
 TSHARK_TABLE, TSHARK_FIELDS = "tshark -z conv,tcp", "tshark -T fields"
 _HERE = Path(__file__).resolve().parent
 _FIELDS = ("frame.time_epoch", "frame.len", "ip.src", "ip.dst", "tcp.srcport", "tcp.dstport", "tcp.len")
-_MOST_S = 900.0
+_MAX_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def make_file(bench: Bench, name: str, packets: int, skipped: int = 0) -> File:
         )
     path = bench.path(name)
     argv = [sys.executable, str(_HERE / "_pcap_file.py"), str(path), str(packets), str(skipped)]
-    made = json.loads(bench.processes.start(argv).result(_MOST_S).stdout.splitlines()[-1])
+    made = json.loads(bench.processes.start(argv).result(_MAX_S).stdout.splitlines()[-1])
     return File(path, made["packets"], made["bytes"])
 
 
@@ -55,7 +55,7 @@ def run_ringtap(bench: Bench, files: Sequence[File], cpus: Iterable[int] | None)
         BenchmarkError: it failed, or its counts are not those of the files.
     """
     argv = [sys.executable, "-m", "ringtap.cli", "flows", *(str(file.path) for file in files), "--no-cache", "--json"]
-    ended = bench.processes.start(argv, cpus=cpus).result(_MOST_S)
+    ended = bench.processes.start(argv, cpus=cpus).result(_MAX_S)
     found = json.loads(ended.stdout)
     for name in ("packets", "bytes"):
         expected = sum(getattr(file, name) for file in files)
@@ -72,7 +72,7 @@ def run_tcpdump(bench: Bench, file: File, cpus: Iterable[int]) -> Ended:
         BenchmarkError: it is not installed, or failed.
     """
     argv = [_program("tcpdump"), "-r", str(file.path), "-w", "/dev/null"]
-    return bench.processes.start(argv, cpus=cpus).result(_MOST_S)
+    return bench.processes.start(argv, cpus=cpus).result(_MAX_S)
 
 
 def run_tshark(bench: Bench, tool: str, file: File, cpus: Iterable[int]) -> Ended:
@@ -86,7 +86,7 @@ def run_tshark(bench: Bench, tool: str, file: File, cpus: Iterable[int]) -> Ende
         argv += ["-q", "-z", "conv,tcp"]
     else:
         argv += ["-T", "fields", *(argument for name in _FIELDS for argument in ("-e", name))]
-    return bench.processes.start(argv, cpus=cpus).result(_MOST_S)
+    return bench.processes.start(argv, cpus=cpus).result(_MAX_S)
 
 
 def run_loop(bench: Bench, library: str, file: File, cpus: Iterable[int]) -> float:
@@ -98,7 +98,7 @@ def run_loop(bench: Bench, library: str, file: File, cpus: Iterable[int]) -> flo
     if importlib.util.find_spec(library) is None:
         raise BenchmarkError(f"{library} is not installed here, so there is no ratio to it: pip install {library}")
     argv = [sys.executable, str(_HERE / "_pcap_loops.py"), library, str(file.path)]
-    counted = json.loads(bench.processes.start(argv, cpus=cpus).result(_MOST_S).stdout.splitlines()[-1])
+    counted = json.loads(bench.processes.start(argv, cpus=cpus).result(_MAX_S).stdout.splitlines()[-1])
     if counted["packets"] != file.packets:
         raise BenchmarkError(f"the loop with {library} read {counted['packets']} packets of {file.packets}")
     return float(counted["loop_s"])

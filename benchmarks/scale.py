@@ -27,7 +27,7 @@ from _scale_run import JOB
 
 _HERE = Path(__file__).resolve().parent
 _QUICK_LIMIT_S = 55.0
-_MOST_S = 900.0
+_MAX_S = 900.0
 _NEEDED_BYTES = 4e9  # of memory: twice the measured peak
 _RECORD_BYTES = 400_000  # per node, at most
 _PACKETS_PER_GB = 9_680_000
@@ -173,11 +173,11 @@ def _usage(ended: Ended) -> dict[str, float]:
 
 
 def _ringtap(bench: Bench, *arguments: object) -> Ended:
-    return bench.processes.start([sys.executable, "-m", "ringtap.cli", *map(str, arguments)]).result(_MOST_S)
+    return bench.processes.start([sys.executable, "-m", "ringtap.cli", *map(str, arguments)]).result(_MAX_S)
 
 
 def _program(bench: Bench, name: str, *arguments: object) -> Ended:
-    return bench.processes.start([sys.executable, str(_HERE / name), *map(str, arguments)]).result(_MOST_S)
+    return bench.processes.start([sys.executable, str(_HERE / name), *map(str, arguments)]).result(_MAX_S)
 
 
 if __name__ == "__main__":

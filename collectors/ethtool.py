@@ -17,8 +17,8 @@ from ringtap.records import Field, RecordWriter
 from ringtap.schema import TIME_FIELDS
 
 # mlx5e queries the firmware under a lock at each request
-_LEAST_PERIOD_S = 1.0
-_MOST_STATISTICS = 256
+_MIN_PERIOD_S = 1.0
+_MAX_STATISTICS = 256
 # statistics of a single queue, ring or channel: rx0_packets, rx-0.bytes, [3]: tx_drops, queue_0_tx_cnt
 _OF_A_QUEUE = re.compile(
     r"^\[\d+\]|^(?:rx|tx|ch|rq|sq|xsk|q|ptp_(?:cq|ch|rx|tx|rq|sq))-?\d+[_.:]|(?:^|_)queue_?\d+_|^(?:ptp_)?ch\d+_|_q\d+_|^tc\d+_"
@@ -50,7 +50,7 @@ def select(names: list[str]) -> list[str]:
     kept = [name for name in whole if not _BESIDE_THE_POINT.search(name)]
     if not kept:
         kept = [name for name in names if name and not _BESIDE_THE_POINT.search(name)]
-    return list(dict.fromkeys(kept))[:_MOST_STATISTICS]
+    return list(dict.fromkeys(kept))[:_MAX_STATISTICS]
 
 
 def field_of(name: str) -> Field:
@@ -131,7 +131,7 @@ class EthtoolCollector:
 
     def __init__(self, context: Context) -> None:
         self._folder = context.folder / self.name
-        self.every_s = max(context.every_s, _LEAST_PERIOD_S)
+        self.every_s = max(context.every_s, _MIN_PERIOD_S)
         self._nics: list[_Nic] = []
         self._gone: dict[str, str] = {}
         self._ethtool: Ethtool | None = None

@@ -60,7 +60,7 @@ class PcieMeter(threading.Thread):
 
 
 # NVML samples utilisation every 1/6 to 1 s, by product
-_LEAST_PERIOD_S = 1 / 6
+_MIN_PERIOD_S = 1 / 6
 _ALL_LINKS = 0xFFFFFFFF
 _KIB = 1024
 # NVML_VALUE_TYPE -> member of the union
@@ -215,7 +215,7 @@ class GpuCollector:
 
     def __init__(self, context: Context) -> None:
         self._folder = context.folder / self.name
-        self.every_s = max(context.every_s, _LEAST_PERIOD_S)
+        self.every_s = max(context.every_s, _MIN_PERIOD_S)
         self._gpus: list[_Gpu] = []
         self._lost: dict[str, str] = {}
         self._open = False

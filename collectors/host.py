@@ -67,7 +67,7 @@ def read_counters(net: Path) -> dict[str, int]:
     return {name: found[key[:2]] for name, key in COUNTERS.items() if key[:2] in found}
 
 
-_LEAST_EVERY_S = 1.0
+_MIN_EVERY_S = 1.0
 _COST_SHARE = 0.005  # share of one core for finding the job's processes
 _PROCESS_FIELDS = (
     *TIME_FIELDS,
@@ -89,7 +89,7 @@ class HostCollector:
     def __init__(self, context: Context) -> None:
         self._folder = context.folder
         self._pids = context.pids
-        self.every_s = max(context.every_s, _LEAST_EVERY_S)
+        self.every_s = max(context.every_s, _MIN_EVERY_S)
         self._processes: dict[int, Process] = {}
         self._refused: set[int] = set()
         self._find_due_s = 0.0

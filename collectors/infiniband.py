@@ -78,7 +78,7 @@ _TELLING = re.compile(
     r"cnp|ecn|nak|rnr|re?trans|resend|seq|dup|drop|dscd|discard|timeout|wait|pkt|packet|bytes|octets", re.IGNORECASE
 )
 _ONE_OF_MANY = re.compile(r"(?:vl|ctxt?|engine|lane|prio)?\d+(?:,32)?$", re.IGNORECASE)
-_MOST_OTHERS = 48
+_MAX_OTHERS = 48
 _UNITS = {"bytes|octets": "bytes", "pkt|packet": "packets"}
 _BIG = 2**32
 
@@ -109,7 +109,7 @@ def wanted_hw_counters(present: set[str]) -> list[str]:
     known = [name for name in _MLX5 if name in names]
     if known:
         return known
-    return [name for name in sorted(names) if _TELLING.search(name) and not _ONE_OF_MANY.search(name)][:_MOST_OTHERS]
+    return [name for name in sorted(names) if _TELLING.search(name) and not _ONE_OF_MANY.search(name)][:_MAX_OTHERS]
 
 
 def port_field(name: str, driver: str, wide: bool) -> Field:
@@ -148,7 +148,7 @@ def hw_field(name: str) -> Field:
 
 
 # every read queries the device's firmware
-_LEAST_PERIOD_S = 0.01
+_MIN_PERIOD_S = 0.01
 _RARE_S = 1.0
 # the kernel's cache is valid for its lifespan in jiffies, rounded up: a jiffy is at most 10 ms
 _JIFFY_S = 0.01
@@ -352,7 +352,7 @@ class InfinibandCollector:
 
     def __init__(self, context: Context) -> None:
         self._folder = context.folder / self.name
-        self.every_s = max(context.every_s, _LEAST_PERIOD_S)
+        self.every_s = max(context.every_s, _MIN_PERIOD_S)
         self._ports: list[_Port] = []
         self._told: dict[str, dict[str, str]] = {}
         self._events: JsonLinesWriter | None = None

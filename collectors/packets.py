@@ -88,9 +88,9 @@ def facts(name: str) -> dict[str, Any]:
     return {"mtu": stats.mtu if stats else None, "offloads": offloads(name)}
 
 
-_LEAST_PERIOD_S = 1.0
+_MIN_PERIOD_S = 1.0
 _SNAP_BYTES = 128
-_MOST_BYTES = 20_000_000_000
+_MAX_BYTES = 20_000_000_000
 _FILE_BYTES = 1_000_000_000
 # with tcpdump's own 2 MiB, bursts are lost
 _BUFFER_BYTES = 64 << 20
@@ -122,12 +122,12 @@ class PacketsCollector:
     def __init__(self, context: Context) -> None:
         options = context.options
         self._folder = context.folder / self.name
-        self.every_s = max(context.every_s, _LEAST_PERIOD_S)
+        self.every_s = max(context.every_s, _MIN_PERIOD_S)
         self.interface = options.get("interface") or default_interface()
         self._filter = options.get("filter", "")
         self._snap_bytes = int(options.get("snap_bytes") or _SNAP_BYTES)
         self._keep = int(options.get("files") or 0)
-        self._most_bytes = int(options.get("most_bytes") or _MOST_BYTES)
+        self._most_bytes = int(options.get("most_bytes") or _MAX_BYTES)
         self._file_bytes = int(options.get("file_bytes") or (_FILE_BYTES if self._keep else 0))
         self._buffer_bytes = int(options.get("buffer_bytes") or _BUFFER_BYTES)
         self._wanted_tool = options.get("tool", "")

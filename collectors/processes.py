@@ -11,10 +11,10 @@ from ringtap.masking import mask_words
 
 # Most specific first, as in the step recorder: a launcher within a Slurm step leaves that step's SLURM_PROCID
 _RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS = 200
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_LEAST_WORDS = 22  # up to the resident pages
+_MIN_FIELDS = 22  # up to the resident pages
 PROC = Path("/proc")
 
 
@@ -39,7 +39,7 @@ def command_of(pid: int, proc: Path = PROC) -> str:
         words = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
         return ""
-    return " ".join(mask_words([word.decode(errors="replace") for word in words]))[:_MOST_CHARACTERS]
+    return " ".join(mask_words([word.decode(errors="replace") for word in words]))[:_MAX_CHARACTERS]
 
 
 class Process:
@@ -71,7 +71,7 @@ class Process:
         """Return the fields after the name, which may contain any characters: state, parent, …"""
         text = os.pread(self._fd, 4096, 0)
         words = text[text.rfind(b")") + 1 :].split()
-        if len(words) < _LEAST_WORDS or words[0] in (b"Z", b"X"):
+        if len(words) < _MIN_FIELDS or words[0] in (b"Z", b"X"):
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         return words
 

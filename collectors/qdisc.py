@@ -33,7 +33,7 @@ _KIND, _STATS2, _BASIC, _QUEUE = 1, 7, 1, 3
 _BASIC_BYTES, _QUEUE_BYTES = 12, 20  # bytes u64, packets u32; five u32
 _KEY = slice(HEADER_BYTES + 4, HEADER_BYTES + 16)  # interface, handle, parent
 _STAMP = struct.Struct("<qq")
-_LEAST_EVERY_S = 0.01  # the kernel serializes these dumps with every change to an interface
+_MIN_EVERY_S = 0.01  # the kernel serializes these dumps with every change to an interface
 _COST = 50  # dumps take a fiftieth of a core's time at most: a NIC with a hundred queues is read less often
 _FAILURES_MOST = 10
 
@@ -150,7 +150,7 @@ class QdiscCollector:
 
     def __init__(self, context: Context) -> None:
         self._path = context.folder / QDISC_REC
-        self.every_s = max(context.every_s, _LEAST_EVERY_S)
+        self.every_s = max(context.every_s, _MIN_EVERY_S)
         self._table = QdiscTable()
         self._due_ns = 0
         self._failures = 0

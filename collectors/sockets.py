@@ -34,7 +34,7 @@ from ringtap.collectors.processes import PROC, command_of, rank_of
 from ringtap.records import HoldingRecordWriter, JsonLinesWriter
 from ringtap.schema import OWNERS_JSONL, SOCKETS_REC
 
-_LEAST_PAUSE_S = 1.0
+_MIN_PAUSE_S = 1.0
 _COST_SHARE = 0.01  # share of one core, at most
 _TRIES = 3  # a socket that no process of the job holds by then belongs to another one
 _PREFIX = "socket:["
@@ -87,7 +87,7 @@ class SocketOwners:
                 self._news.clear()
                 begun_s = time.thread_time()
                 self._look_up()
-                self._stop.wait(max(_LEAST_PAUSE_S, (time.thread_time() - begun_s) / _COST_SHARE))
+                self._stop.wait(max(_MIN_PAUSE_S, (time.thread_time() - begun_s) / _COST_SHARE))
             self._look_up()
         except OSError as error:  # for example a full disk; the sockets are recorded nevertheless
             self.failure = error.strerror or str(error)

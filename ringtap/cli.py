@@ -103,12 +103,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(verb: str | None, sub_verb: str | None = None) -> argparse.ArgumentParser:
-    """The argument parser; only the arguments of the named verb, and of its sub-verb, are built."""
+    """Return the argument parser; it has only the arguments of the named verb and sub-verb."""
     return _build({verb}, {sub_verb}, argparse.SUPPRESS)
 
 
 def build_whole_parser() -> argparse.ArgumentParser:
-    """The argument parser with the arguments of every verb and sub-verb, which imports all their modules."""
+    """Return the argument parser with the arguments of every verb and sub-verb; imports all their modules."""
     return _build(set(VERBS), {name for verbs in SUB_VERBS.values() for name in verbs}, "what to do")
 
 
@@ -153,7 +153,7 @@ def _read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int],
 
 
 def _overview() -> str:
-    """The commands under their headings, as ``ringtap --help`` lists them."""
+    """Return the commands under their headings, for ``ringtap --help``."""
     width = max(map(len, VERBS))
     lines = []
     for heading, verbs in GROUPS.items():
@@ -162,7 +162,7 @@ def _overview() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns its exit code."""
+    """Run one command line; return its exit code."""
     fill_standard_descriptors()
     with guarded():
         return _run(argv)

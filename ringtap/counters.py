@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 # Longest gap at an edge of a window, as a share of the window; counters are sampled every 10 ms
-LONGEST_GAP_SHARE = 0.05
-WIDEST_BITS = 64
+MAX_GAP_SHARE = 0.05
+MAX_WIDTH_BITS = 64
 
 
 def growth(before: float, after: float, width_bits: int) -> float | None:
@@ -28,7 +28,7 @@ def growth(before: float, after: float, width_bits: int) -> float | None:
     """
     if after >= before:
         return after - before
-    return after - before + (1 << width_bits) if 0 < width_bits < WIDEST_BITS else None
+    return after - before + (1 << width_bits) if 0 < width_bits < MAX_WIDTH_BITS else None
 
 
 def window_growth(
@@ -62,7 +62,7 @@ def window_growth(
     if min(opening_ns, closing_ns) <= 0:
         return "has samples out of order"
     early, late = (start_ns - t_ns[first]) / opening_ns, (t_ns[last] - end_ns) / closing_ns
-    longest_ns = LONGEST_GAP_SHARE * (end_ns - start_ns)
+    longest_ns = MAX_GAP_SHARE * (end_ns - start_ns)
     if (early and opening_ns > longest_ns) or (late and closing_ns > longest_ns):
         return "has a gap at an edge of the window"
     return sum(steps) - early * steps[0] - late * steps[-1]

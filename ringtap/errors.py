@@ -26,13 +26,13 @@ class MeasurementError(RingtapError):
     exit_code = 1
 
 
-def system_words(number: int) -> str:
+def system_message(number: int) -> str:
     """Return the system's message for an error number, with the cause where it does not name it."""
     return os.strerror(number) + (FILE_LIMIT if number == errno.EFBIG else "")
 
 
-def words_of(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     """Return a clause for an unforeseen error: the system's message for a system error, else its type and text."""
     if isinstance(error, OSError) and error.errno and error.strerror:
-        return system_words(error.errno)
+        return system_message(error.errno)
     return f"{type(error).__name__}: {error}"

@@ -12,14 +12,14 @@ _IP_HEADER_BYTES = 52
 
 
 def frame_bytes(counted_bytes: float, counted_packets: float, mtu: int) -> float:
-    """Ethernet frame bytes (without checksum and preamble) of bulk TCP traffic over IPv4.
+    """Return the Ethernet frame bytes (without checksum and preamble) of bulk TCP traffic over IPv4.
 
     Exact where every segment is full; each short segment that follows full ones in a piece hides one header. Against a
     capture of web-search flows of 17 kB it was 0.5 % low.
 
     Args:
-        counted_bytes: the interface's byte counter, or a difference of it.
-        counted_packets: its packet counter, likewise.
+        counted_bytes: growth of the interface's byte counter.
+        counted_packets: growth of its packet counter.
         mtu: bytes of an IP packet.
     """
     payload_bytes = max(0.0, counted_bytes - HEADER_BYTES * counted_packets)

@@ -19,9 +19,9 @@ COLUMNS = {
     1: ("start_ns", "destination", "size_bytes"),
     2: ("start_ns", "source", "destination", "size_bytes", "after"),
 }
-MOST_HEADER_BYTES = 2**24
+MAX_HEADER_BYTES = 2**24
 # The largest number that a plan or a log holds: times, sizes and their sums are signed 64-bit integers
-MOST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 class Flow(NamedTuple):
@@ -48,7 +48,7 @@ def read_header(path: Path) -> dict[str, Any]:
     """Read the first line of a plan file, and check its format and version.
 
     Raises:
-        UsageError: the file cannot be read, is no plan, is one of a newer version, or a key stands in its header twice.
+        UsageError: the file cannot be read, is not a plan, has a newer version, or repeats a key in its header.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
     try:
         with path.open("rb") as file:
-            line = file.readline(MOST_HEADER_BYTES)
+            line = file.readline(MAX_HEADER_BYTES)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     try:

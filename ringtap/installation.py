@@ -46,14 +46,14 @@ def missing(error: ImportError) -> str | None:
 def install_command(extra: str = "") -> str:
     """Return the command that installs ringtap with an extra where it runs now.
 
-    It names what pip noted as the source (the record ``direct_url.json``), else the checkout that this file belongs
-    to. Where neither exists any more, it names the packages of the extra one by one.
+    It names the source that pip recorded (``direct_url.json``), else the checkout that this file belongs to. If neither
+    exists any more, it names the packages of the extra one by one.
     """
     import importlib.metadata  # takes 20 ms, which an agent that lacks nothing need not spend
 
     try:
         distribution = importlib.metadata.distribution("ringtap")
-        source = _noted(distribution.read_text("direct_url.json"), extra)
+        source = _recorded(distribution.read_text("direct_url.json"), extra)
         requirements = distribution.requires or []
     except importlib.metadata.PackageNotFoundError:
         source, requirements = None, []
@@ -82,21 +82,21 @@ def _with(source: str, extra: str) -> str:
     return f"{source}[{extra}]" if extra else source
 
 
-def _noted(record: str | None, extra: str) -> list[str] | None:
+def _recorded(record: str | None, extra: str) -> list[str] | None:
     """Return pip's arguments for the source in a direct_url.json (packaging.python.org, "Direct URL"); None if gone."""
     if record is None:
         return None
-    noted = json.loads(record)
-    url = str(noted["url"])
-    if "vcs_info" in noted:
-        commit = noted["vcs_info"]["commit_id"]
-        return [f"{_with('ringtap', extra)} @ {noted['vcs_info']['vcs']}+{url}@{commit}"]
+    recorded = json.loads(record)
+    url = str(recorded["url"])
+    if "vcs_info" in recorded:
+        commit = recorded["vcs_info"]["commit_id"]
+        return [f"{_with('ringtap', extra)} @ {recorded['vcs_info']['vcs']}+{url}@{commit}"]
     if urlsplit(url).scheme != "file":
         return [f"{_with('ringtap', extra)} @ {url}"]
     path = Path(unquote(urlsplit(url).path))
     if not path.exists():
         return None
-    editable = noted.get("dir_info", {}).get("editable", False)
+    editable = recorded.get("dir_info", {}).get("editable", False)
     return [*(["--editable"] if editable else []), _with(str(path), extra)]
 
 

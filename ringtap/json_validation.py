@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import ringtap
 from ringtap.errors import UsageError
 
-MOST_BYTES = 64 << 20  # of a JSON document
-_DEEPEST = 64
+MAX_BYTES = 64 << 20  # of a JSON document
+_MAX_DEPTH = 64
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _NAMES = {
     str: "text",
@@ -35,7 +35,7 @@ Shape = Any
 
 
 class ShapeError(ValueError):
-    """One clause that names the wrong value and its location."""
+    """A wrong value; the message is a clause that names the value and its location."""
 
 
 class NewerFormatError(UsageError):
@@ -61,13 +61,13 @@ class Number:
     """The shape of a number within bounds.
 
     Attributes:
-        least: its smallest value.
-        most: its largest value.
-        whole: it has no fraction.
+        minimum: smallest allowed value.
+        maximum: largest allowed value.
+        whole: True for integers only.
     """
 
-    least: float = -math.inf
-    most: float = math.inf
+    minimum: float = -math.inf
+    maximum: float = math.inf
     whole: bool = False
 
 
@@ -76,12 +76,12 @@ class Text:
     """The shape of a text.
 
     Attributes:
-        pattern: what all of it matches.
-        words: its name in messages.
+        pattern: regular expression that the whole text matches.
+        description: name in messages.
     """
 
     pattern: str
-    words: str
+    description: str
 
 
 NAME = Text(r"(?!\.\.?$)[^/\0]{1,255}", "a name that a file can have")
@@ -103,11 +103,11 @@ def parse_json(text: str | bytes) -> Any:
     try:
         item = DECODER.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:
-        raise ShapeError(f"it is nested deeper than {_DEEPEST} levels") from None
+        raise ShapeError(f"it is nested deeper than {_MAX_DEPTH} levels") from None
     except UnicodeDecodeError as error:
         raise ShapeError("it is not UTF-8") from error
     opening = (b"[", b"{", rb"\u") if isinstance(text, bytes) else ("[", "{", r"\u")
-    if text.count(opening[0]) + text.count(opening[1]) > _DEEPEST:  # type: ignore[arg-type]
+    if text.count(opening[0]) + text.count(opening[1]) > _MAX_DEPTH:  # type: ignore[arg-type]
         _check_depth(item)
     return whole(item) if opening[2] in text else item  # type: ignore[operator]
 
@@ -128,12 +128,13 @@ def _number(digits: str) -> float:
     return number
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_integer, parse_float=_number)  # of one item within text
+# of one value within text
+DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_integer, parse_float=_number)
 
 
 def _check_depth(item: Any) -> None:
     level = [item]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         level = [
             one
             for inner in level
@@ -142,11 +143,11 @@ def _check_depth(item: Any) -> None:
         ]
         if not level:
             return
-    raise ShapeError(f"it is nested deeper than {_DEEPEST} levels")
+    raise ShapeError(f"it is nested deeper than {_MAX_DEPTH} levels")
 
 
 def whole(item: Any) -> Any:
-    """Return an item of JSON with half characters replaced, as no encoding can write them."""
+    """Return a JSON value with half characters replaced, because no encoding can write them."""
     if isinstance(item, str):
         return _HALF_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", item)
     if isinstance(item, list):
@@ -177,9 +178,9 @@ def load_json(path: Path, shape: Shape = None) -> Any:
         ShapeError: it is not JSON, too large, or does not have the shape.
     """
     with open_regular(path) as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ShapeError(f"it has more than {MOST_BYTES >> 20} MiB")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ShapeError(f"it has more than {MAX_BYTES >> 20} MiB")
     try:
         item = parse_json(data)
     except ShapeError:
@@ -212,7 +213,7 @@ def check(item: Any, shape: Shape, name: str = "") -> None:
     elif isinstance(shape, tuple):
         _check_any(item, shape, name)
     elif not _fits(item, shape):
-        raise ShapeError(f"{name or 'it'} is not {_words(shape)}")
+        raise ShapeError(f"{name or 'it'} is not {_describe(shape)}")
 
 
 def _check_object(item: Any, shape: dict[Any, Shape], name: str) -> None:
@@ -242,7 +243,7 @@ def _check_any(item: Any, shapes: tuple[Shape, ...], name: str) -> None:
             check(item, shape, name)
             return
     if not any(_fits(item, shape) for shape in shapes if not isinstance(shape, (dict, list))):
-        raise ShapeError(f"{name or 'it'} is not {' or '.join(dict.fromkeys(map(_words, shapes)))}")
+        raise ShapeError(f"{name or 'it'} is not {' or '.join(dict.fromkeys(map(_describe, shapes)))}")
 
 
 def _fits(item: Any, shape: Shape) -> bool:
@@ -253,22 +254,22 @@ def _fits(item: Any, shape: Shape) -> bool:
     if isinstance(shape, Number):
         if isinstance(item, bool) or not isinstance(item, int if shape.whole else (int, float)):
             return False
-        return shape.least <= item <= shape.most
+        return shape.minimum <= item <= shape.maximum
     if shape in (int, float):
         return isinstance(item, (int, float) if shape is float else int) and not isinstance(item, bool)
     return isinstance(item, shape)
 
 
-def _words(shape: Shape) -> str:
+def _describe(shape: Shape) -> str:
     if shape is None:
         return "null"
     if isinstance(shape, Text):
-        return shape.words
+        return shape.description
     if isinstance(shape, Number):
-        words = "a whole number" if shape.whole else "a number"
-        if shape.least > -math.inf:
-            words += f" of at least {shape.least:g}"
-        return words + (f" and at most {shape.most:g}" if shape.most < math.inf else "")
+        text = "a whole number" if shape.whole else "a number"
+        if shape.minimum > -math.inf:
+            text += f" of at least {shape.minimum:g}"
+        return text + (f" and at most {shape.maximum:g}" if shape.maximum < math.inf else "")
     if isinstance(shape, (dict, list)):
         return "an object" if isinstance(shape, dict) else "a list"
     return _NAMES[shape]

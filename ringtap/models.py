@@ -1,6 +1,6 @@
 """The models of the thesis (Table 2.1) as profiles of the scale-model job.
 
-``compute_s`` is the time a worker computes in one iteration. It was calibrated on the scale-model testbed
+``compute_s`` is the compute time of a worker in one iteration. It was calibrated on the scale-model testbed
 (configuration B, capacity 25 Gbit/s at scale 100, three workers) so that the iteration time without cross traffic is
 that of Table 3.1; docs/commands/testbed.md gives the results.
 """
@@ -18,7 +18,7 @@ class ModelProfile:
         name: name used in plans.
         title: name used in reports.
         parameters: full-size parameter count (32-bit gradients).
-        layers: equal layers that the gradient is cut into.
+        layers: number of equal layers of the gradient.
         compute_s: forward and backward compute time of an iteration, in seconds.
         thesis_iteration_s: mean iteration time without cross traffic (Table 3.1), None for other models.
     """

@@ -35,7 +35,7 @@ class Model:
         compute_s: compute time of an iteration.
         bucket_bytes: DDP's bucket size, Horovod's fusion threshold.
         thesis_iteration_s: mean iteration time without cross traffic in Table 3.1, if it is one of its models.
-        command: the user's own job instead of the scale model, with `PLACEHOLDERS` for what differs between hosts.
+        command: the user's own job instead of the scale model; `PLACEHOLDERS` stand for values that differ by host.
         launch: ``ranks``: the command is started once per rank, with the variables that torchrun would set; ``host``:
             once per worker, and starts its ranks itself.
         directory: folder on each worker in which the command is started; empty: where the host's commands start.
@@ -59,7 +59,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Testbed:
-    """The testbed a sweep builds; rates are those of the links as built (scaled)."""
+    """The testbed that a sweep builds; rates are those of the links as built (scaled)."""
 
     configuration: str
     hosts: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Testbed:
     offload_segments: int = 4
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the testbed as JSON data."""
         return asdict(self)
 
 
@@ -84,11 +84,11 @@ class Window:
     Attributes:
         warmup_iterations: iterations of a new job that are left out.
         settle_s: seconds after each load step that are left out.
-        min_s: least length of the window.
-        min_iterations: least number of iterations in it.
+        min_s: minimum length of the window.
+        min_iterations: minimum number of iterations in it.
         max_s: length at which it ends even with fewer iterations.
-        retries: how often a disturbed window is measured again.
-        start_timeout_s: seconds a job may take to its first iteration.
+        retries: number of times that a disturbed window is measured again.
+        start_timeout_s: seconds that a job may take to its first iteration.
     """
 
     warmup_iterations: int = 5
@@ -121,11 +121,11 @@ class SweepPlan:
 
     Attributes:
         name: slug of the sweep.
-        seed: of everything random.
-        scale: how many times smaller than full size jobs, flows and links are.
-        capacity_bps: rate that the links have.
-        loads: cross traffic asked for, as shares of the capacity; 0 is the point without it. Repeats are replicates.
-        random_order: whether each series takes its loads in random order.
+        seed: seed of everything random.
+        scale: factor by which jobs, flows and links are smaller than full size.
+        capacity_bps: rate of the links as built.
+        loads: requested cross traffic as shares of the capacity; 0 is the point without it. Repeats are replicates.
+        random_order: True if each series takes its loads in random order.
         models: the training jobs.
         traffic: kinds of cross traffic.
         iperf_streams: parallel streams of the iperf kind.
@@ -148,7 +148,7 @@ class SweepPlan:
     burst: Burst = field(default_factory=Burst)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, with the names docs/reference/run-directory.md gives."""
+        """Return the plan as JSON data (docs/reference/run-directory.md)."""
         return asdict(self) | {"topology": self.topology.to_json()}
 
 
@@ -156,7 +156,7 @@ def load_plan(path: Path) -> SweepPlan:
     """Read and check a plan file; examples/NAME is the example that ships with ringtap, unless there is one here.
 
     Raises:
-        UsageError: unreadable, not TOML, a wrong key or value (with its line and the nearest right key).
+        UsageError: the file cannot be read, is not TOML, or has a wrong key or value (the message names its line).
     """
     path = shipped_example(path) or path
     file = PlanTables(path, {"sweep", "testbed", "cluster", "window", "burst"}, {"models", "hosts"})
@@ -256,14 +256,14 @@ def _model(table: TomlTable) -> Model:
 
 
 def _check_command(table: TomlTable, model: Model) -> None:
-    """Refuse keys that only a command of the user's own can have, and misspelt placeholders."""
+    """Refuse keys that only the user's own command can have, and misspelt placeholders."""
     for key in ("launch", "directory"):
         if table.has(key) and not model.command:
             table.fail(key, "is for a command of your own, and this model has none")
     if model.launch == "host" and model.framework == "horovod":
         table.fail("launch", '= "host" cannot be had with framework = "horovod", whose ranks ringtap starts')
     if model.command and not model.command[0]:
-        table.fail("command", "begins with an empty word, where the program should stand")
+        table.fail("command", "begins with an empty word instead of a program")
     for word in model.command:
         for name in re.findall(r"\{([a-z_]+)\}", word):
             near = difflib.get_close_matches(name, PLACEHOLDERS, 1, 0.75)

@@ -14,7 +14,7 @@ from ringtap.units import format_rate, parse_rate_bps
 
 REACHES = ("ssh", "slurm", "local")
 OPT_IN = "i_may_load_these_links"
-LEAST_PORTS = 4
+MIN_PORTS = 4
 # torchrun would set these for each rank; ringtap sets them instead
 OWN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -84,7 +84,7 @@ class Cluster:
         return next(host for host in self.hosts if host.name == name)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; ``hosts`` are the names, as those of a testbed are."""
+        """Return the cluster as JSON data; ``hosts`` lists names, as for a testbed."""
         names = [host.name for host in self.hosts]
         return asdict(self) | {"hosts": names, "machines": [asdict(host) for host in self.hosts]}
 
@@ -140,8 +140,8 @@ def _ports(table: TomlTable) -> tuple[int, int] | None:
     if not text:
         return None
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
-    if not match or not 1024 <= int(match[1]) <= int(match[2]) - LEAST_PORTS + 1 <= 65536 - LEAST_PORTS:
-        table.fail("ports", f'= {text!r} is no range of {LEAST_PORTS} ports at least, such as "20000-20100"')
+    if not match or not 1024 <= int(match[1]) <= int(match[2]) - MIN_PORTS + 1 <= 65536 - MIN_PORTS:
+        table.fail("ports", f'= {text!r} is no range of {MIN_PORTS} ports at least, such as "20000-20100"')
     return int(match[1]), int(match[2])
 
 

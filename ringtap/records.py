@@ -49,8 +49,8 @@ _HEADER: json_validation.Shape = {
         "origin_ns?": (json_validation.NS, None),
     },
 }
-_MOST_HEADER_BYTES = 8 << 20
-_MOST_LINE_BYTES = 16 << 20
+_MAX_HEADER_BYTES = 8 << 20
+_MAX_LINE_BYTES = 16 << 20
 # types of columns that a reader computes with
 INTEGER = frozenset(name for name in _STRUCT_OF if name[1] in "iu")
 NUMBER = INTEGER | {"<f8"}
@@ -64,7 +64,7 @@ class Field:
         name: column name; carries its unit as a suffix where it has one.
         type: NumPy type string, one of ``<i8 <u8 <f8 <i4 <u4 <u2 <u1 V2 V4 V16`` (the last three are raw bytes).
         unit: unit in words (``ns``, ``bytes``, ``packets``).
-        kind: what the number means over time.
+        kind: meaning of the number over time.
         width_bits: width of the source counter, for wrap; 0 where it does not wrap.
     """
 
@@ -80,8 +80,8 @@ def append_whole(fd: int, data: bytes, record_bytes: int = 0) -> None:
 
     Args:
         fd: the file, open for appending.
-        data: one line, or records.
-        record_bytes: size of a record; 0: the data is one.
+        data: a line, or records.
+        record_bytes: size of a record; 0 if the data is a single one.
 
     Raises:
         OSError: not all can be written; a torn record is cut off again, unless another writer's data follows it.
@@ -102,7 +102,7 @@ def mend_last_line(fd: int, is_whole: Callable[[bytes], bool]) -> None:
 
     Args:
         fd: the file, open for reading and appending.
-        is_whole: tells whether a last line without its line end is whole: it then gets one, else the line is cut off.
+        is_whole: returns True for a whole last line, which then gets its line end; another one is cut off.
 
     Raises:
         OSError: the file cannot be read or written.
@@ -119,7 +119,7 @@ def mend_last_line(fd: int, is_whole: Callable[[bytes], bool]) -> None:
 
 
 def cut_torn_record(path: Path) -> RecordFile:
-    """Cut the torn last record off a record file that one writer will append to; returns the file as it is then.
+    """Cut the torn last record off a record file that one writer will append to; return the file as it is then.
 
     Raises:
         UsageError: not a record file.
@@ -146,10 +146,10 @@ class RecordWriter:
         path: file to create; its folder is made if missing.
         fields: the columns, in order.
         about: further facts for the header (collector, source, period); None: append to a file that another thread or
-            process of the same program has made with these columns.
+            process of the same program has created with these columns.
 
     Raises:
-        FileExistsError: the file is there already: two writers never share a file.
+        FileExistsError: the file exists: two writers never share a file.
     """
 
     def __init__(self, path: Path, fields: Sequence[Field], about: dict[str, Any] | None) -> None:
@@ -253,7 +253,7 @@ class RecordFile:
     torn_bytes: int
 
     def tail(self, start: int = 0) -> list[tuple[Any, ...]]:
-        """Records from number ``start`` to the last whole one, as tuples."""
+        """Return the records from number ``start`` to the last whole one, as tuples."""
         layout = struct.Struct("<" + "".join(_STRUCT_OF[field.type] for field in self.fields))
         with self.path.open("rb") as file:
             file.seek(self.offset + start * self.record_bytes)
@@ -284,7 +284,7 @@ def open_records(path: Path, needed: Mapping[str, frozenset[str]] | None = None)
         UsageError: not a record file, one of a newer version, or one without these columns.
     """
     with json_validation.open_regular(path) as file:
-        line = file.readline(_MOST_HEADER_BYTES)
+        line = file.readline(_MAX_HEADER_BYTES)
         size = os.fstat(file.fileno()).st_size
     try:
         header = json_validation.parse_json(line)
@@ -323,7 +323,7 @@ def _check_fields(fields: Sequence[Field], record_bytes: int, needed: Mapping[st
 class JsonLinesWriter:
     """Writer of one JSON object per line, each handed to the kernel at once.
 
-    A torn last line of an earlier writer is cut first, one that only lacks its line end is ended.
+    A torn last line of an earlier writer is cut off first; a whole one without a line end gets one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -348,10 +348,10 @@ class Line(NamedTuple):
     """A line of a JSON Lines file.
 
     Attributes:
-        number: from 1 on.
-        item: the object; None where the line holds none of the shape asked for.
-        why: what is wrong with it then.
-        torn: it is the last one and has no end.
+        number: line number, from 1.
+        item: the object; None if the line is not an object of the required shape.
+        why: the error; empty if there is an object.
+        torn: True for a last line without a line end.
     """
 
     number: int
@@ -361,14 +361,14 @@ class Line(NamedTuple):
 
 
 def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[Line]:
-    """Yield every line of a JSON Lines file but empty ones; a line of more than 16 MiB comes in pieces.
+    """Yield every line of a JSON Lines file except empty ones; a line of more than 16 MiB comes in pieces.
 
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
     with json_validation.open_regular(path) as file:
         number = 0
-        while data := file.readline(_MOST_LINE_BYTES):
+        while data := file.readline(_MAX_LINE_BYTES):
             number += 1
             if not data.strip():
                 continue
@@ -384,7 +384,7 @@ def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[
 
 
 def read_json_lines(path: Path, shape: json_validation.Shape = None) -> tuple[list[dict[str, Any]], int]:
-    """Read a JSON Lines file whose objects have a shape; returns them and the number of torn last lines (0 or 1).
+    """Read a JSON Lines file whose objects have a shape; return them and the number of torn last lines (0 or 1).
 
     A missing file counts as empty.
 

@@ -19,7 +19,7 @@ from ringtap.schema import NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
 
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
 _JOIN_S = 5.0
-_MOST_AGE_NS = 2**60  # 36 years
+_MAX_AGE_NS = 2**60  # 36 years
 Status = Literal["running", "complete", "partial", "failed"]
 
 
@@ -32,12 +32,12 @@ def _clean(slug: str) -> str:
 
 
 def new_name(slug: str) -> str:
-    """A run's folder name: ``<UTC>-<slug>-<6 hex>``."""
+    """Return a new folder name for a run: ``<UTC>-<slug>-<6 hex>``."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{_clean(slug)}-{os.urandom(3).hex()}"
 
 
 def shared_name(slug: str, key: str) -> str:
-    """The folder name that all ranks of a launched job derive independently: ``<slug>-<run key>``."""
+    """Return the folder name that all ranks of a launched job derive independently: ``<slug>-<run key>``."""
     return f"{_clean(slug)}-{re.sub(r'[^A-Za-z0-9.]+', '-', key).strip('-')}"
 
 
@@ -48,7 +48,7 @@ def add_access(parser: Any) -> None:
 
 
 def _mode(path: Path, access: str) -> int:
-    """Mode of a new run directory; a run within another, as a series of a sweep, has that one's."""
+    """Return the mode of a new run directory; a run within another one, as a series of a sweep, has its mode."""
     for parent in path.absolute().parents:
         with contextlib.suppress(OSError):
             if (parent / RUN_JSON).is_file():
@@ -69,7 +69,7 @@ def write_json(path: Path, item: object) -> None:
 
 
 def _write_new_json(path: Path, item: object) -> bool:
-    """Write JSON to a name that must not exist yet, whole or not at all; returns False if it exists."""
+    """Write JSON to a name that must not exist yet, whole or not at all; return False if it exists."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")
@@ -104,10 +104,10 @@ def read_json(path: Path, shape: Shape = None) -> Any:
 
 
 def read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Read points.jsonl or rejected.jsonl; returns the windows and the number of torn last lines (0 or 1).
+    """Read points.jsonl or rejected.jsonl; return the windows and the number of torn last lines (0 or 1).
 
     Raises:
-        UsageError: a line other than a torn last one is no window.
+        UsageError: a line, other than a torn last one, is not a window.
     """
     return read_json_lines(path, POINT)
 
@@ -134,9 +134,9 @@ def open_log(path: Path) -> RecordFile:
 
 
 def process_age_ns(steps: RecordFile) -> int:
-    """The age of a process when it began its step log; 0 where the log does not say."""
+    """Return the age of a process when it began its step log; 0 if the log does not say."""
     age_ns = steps.about.get("age_ns")
-    return age_ns if type(age_ns) is int and 0 <= age_ns < _MOST_AGE_NS else 0
+    return age_ns if type(age_ns) is int and 0 <= age_ns < _MAX_AGE_NS else 0
 
 
 class RunDirectory:
@@ -162,11 +162,11 @@ class RunDirectory:
 
         Args:
             path: the folder.
-            kind: what the run is.
+            kind: kind of the run.
             argv: the command line; the values of secret options are masked.
             seed: seed of everything random.
             key: key that the ranks of one launched job share; empty for a single process.
-            access: who may enter a folder that is made here, one of `ACCESS`.
+            access: users who may enter a new folder, one of `ACCESS`.
             **extra: further facts for run.json.
 
         Raises:
@@ -207,8 +207,8 @@ class RunDirectory:
             **extra: further facts for run.json, and ``access``.
 
         Returns:
-            The run and whether this process made it; None where this rank has joined that run before: this is another
-            run of the same launch.
+            The run, and True if this process created it; None if this rank has joined that run before: this is
+            another run of the same launch.
 
         Raises:
             UsageError: the folder belongs to something else.
@@ -243,7 +243,7 @@ class RunDirectory:
         """Open a run directory that another process may be about to make.
 
         Raises:
-            UsageError: it is not there, or not readable, after so many seconds.
+            UsageError: the directory is still missing or unreadable after ``seconds``.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -261,7 +261,7 @@ class RunDirectory:
         """Open an existing run directory.
 
         Raises:
-            UsageError: no run.json there, one of a newer schema, or another user's that may not be read.
+            UsageError: there is no run.json, its schema is newer, or another user owns it and does not share it.
         """
         try:
             if not (path / RUN_JSON).is_file():
@@ -289,7 +289,7 @@ class RunDirectory:
         self.save()
 
     def node(self, host: str) -> Path:
-        """The folder that host writes to; made if missing."""
+        """Return the folder that a host writes to; create it if missing."""
         path = self.path / "nodes" / host
         path.mkdir(parents=True, exist_ok=True)
         return path

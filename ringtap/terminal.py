@@ -1,8 +1,8 @@
 """Safe output to a terminal: text of a run, a host or a file name has no control over the reader's terminal.
 
 Reasons, remedies, names of nodes and files and command lines come from other machines and other people. `guarded` puts
-a filter before standard output and standard error, which writes control characters as escapes (``\\x1b``). `as_command`
-does so for modules that run on their own.
+a filter before standard output and standard error that writes control characters as escapes (``\\x1b``). `as_command`
+does the same for modules that run on their own.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ _NAMED = {"\r": "\\r", "\b": "\\b", "\f": "\\f", "\v": "\\v", "\a": "\\a"}
 
 
 def visible(text: str) -> str:
-    """Text with its control, bidirectional and invisible characters written as escapes; newlines and tabs stay."""
+    """Return text with control, bidirectional and invisible characters as escapes; newlines and tabs stay."""
     return text if text.isascii() and text.isprintable() else _STEERING.sub(_escaped, text)
 
 
 def one_line(text: str) -> str:
-    """`visible` text without newlines: a reason from elsewhere could look like ringtap's next line."""
+    """Return `visible` text without newlines: a reason from elsewhere could look like ringtap's next line."""
     return visible(text).replace("\n", "\\n")
 
 
 def masked(line: str) -> str:
-    """Text as one line of a full-screen view: U+FFFD for each character that `visible` escapes, no newlines."""
+    """Return text as one line of a full-screen view: U+FFFD for each character that `visible` escapes, no newlines."""
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", line).translate({10: 32, 9: 32})
 
 
@@ -155,7 +155,7 @@ def as_command(work: Callable[[], int]) -> int:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """The stream behind a guard, for ringtap's own colours and bars; foreign text goes there through `visible`."""
+    """Return the stream behind a guard, for ringtap's own colours and bars; pass other text through `visible`."""
     return stream.unguarded if isinstance(stream, _Guarded) else stream
 
 

@@ -34,11 +34,11 @@ class TomlTable:
         return self._first_line
 
     def where(self) -> str:
-        """File and line of the table's heading."""
+        """Return the file and the line of the table's heading."""
         return f"{self._path} line {self._first_line}"
 
     def has(self, key: str) -> bool:
-        """True if the plan gives a key."""
+        """Return True if the plan has a key."""
         return key in self._items
 
     def fail(self, key: str, reason: str) -> NoReturn:
@@ -48,7 +48,7 @@ class TomlTable:
     def take(
         self, key: str, kind: type | tuple[type, ...], default: Any, check: Callable[[Any], bool], rule: str
     ) -> Any:
-        """Return the value of a key, of a type and within a rule; ``...`` as default means the key must be there."""
+        """Return the value of a key if its type and the check fit; the default ``...`` makes the key required."""
         self._known.append(key)
         if key not in self._items:
             if default is ...:
@@ -60,33 +60,33 @@ class TomlTable:
         return value
 
     def number(self, key: str, default: Any, least: float, most: float) -> float:
-        """A number within bounds."""
+        """Return a number within bounds."""
         rule = f"a number from {least:g} to {most:g}"
         return float(self.take(key, (int, float), default, lambda value: least <= value <= most, rule))
 
     def integer(self, key: str, default: Any, least: int, most: int) -> int:
-        """An integer within bounds."""
+        """Return an integer within bounds."""
         rule = f"a whole number from {least} to {most}"
         return int(self.take(key, int, default, lambda value: least <= value <= most, rule))
 
     def text(self, key: str, default: Any, choices: tuple[str, ...] = ()) -> str:
-        """A string, one of the choices where there are any; the error names the nearest one."""
+        """Return a string, one of the choices if there are any; the error names the nearest one."""
         rule = f"one of {', '.join(choices)}" if choices else "a text"
         near = difflib.get_close_matches(str(self._items.get(key, "")).lower(), choices, 1)
         rule += f"; did you mean {near[0]}?" if near else ""
         return str(self.take(key, str, default, lambda value: not choices or value in choices, rule))
 
     def texts(self, key: str, default: Any) -> tuple[str, ...]:
-        """A list of strings."""
+        """Return a list of strings."""
         rule = "a list of texts"
         return tuple(self.take(key, list, default, lambda value: all(isinstance(one, str) for one in value), rule))
 
     def variables(self, key: str, refused: Collection[str]) -> dict[str, str]:
-        """Environment variables with their values: numbers may stand without quotes.
+        """Return environment variables with their values; numbers need no quotes.
 
         Args:
             key: the key.
-            refused: names that a plan may not give, as ringtap sets them.
+            refused: names that a plan may not set, because ringtap sets them.
         """
         rule = 'a table of variables, such as { NCCL_DEBUG = "INFO" }'
         items = self.take(key, dict, {}, lambda _: True, rule)
@@ -100,7 +100,7 @@ class TomlTable:
         return {name: str(value) for name, value in items.items()}
 
     def quantity(self, key: str, default: Any, parse: Callable[[str], float]) -> float:
-        """A rate, size or duration with its unit."""
+        """Return a rate, size or duration in its base unit."""
         text = self.text(key, default)
         try:
             return parse(text)
@@ -121,11 +121,11 @@ class PlanTables:
 
     Args:
         path: the file.
-        single: names of the tables that come once.
-        repeated: names of those that may be repeated, each under ``[[name]]``.
+        single: names of tables that occur at most once.
+        repeated: names of tables that may be repeated, each under ``[[name]]``.
 
     Raises:
-        UsageError: unreadable, not TOML, or with a table that no plan has.
+        UsageError: the file cannot be read, is not TOML, or has an unknown table.
     """
 
     def __init__(self, path: Path, single: set[str], repeated: set[str]) -> None:
@@ -156,24 +156,24 @@ class PlanTables:
         return 1
 
     def has(self, name: str) -> bool:
-        """True if the plan has a table."""
+        """Return True if the plan has a table."""
         return name in self._root
 
     def one(self, name: str, *, needed: bool = False) -> TomlTable:
-        """A table that comes once, empty where the plan has none.
+        """Return a table that occurs at most once; it is empty if the plan has none.
 
         Raises:
-            UsageError: it is needed and not there.
+            UsageError: the table is needed but missing.
         """
         if needed and not self.has(name):
             raise UsageError(f"{self._path}: [{name}] is missing")
         return self._table(name, self._root.get(name, {}), 0)
 
     def each(self, name: str, *, needed: bool = False) -> list[TomlTable]:
-        """The tables of a name, in order.
+        """Return the tables with a name, in order.
 
         Raises:
-            UsageError: one at least is needed and not there.
+            UsageError: at least one is needed, but there is none.
         """
         if needed and not self._root.get(name):
             raise UsageError(f"{self._path}: [[{name}]] is missing")

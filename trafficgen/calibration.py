@@ -136,7 +136,7 @@ _FLOW_BYTES = 1000
 _KEPT_OFFERED, _NEW_OFFERED = 40_000, 12_000  # flows per second: more than the host can finish, without overloading it
 _LATE_RATE, _LATE_BYTES = 500, 10_000
 # Limits of the time for which the launcher polls the clock: a longer time would use a processor for little gain
-_LEAST_SPIN_NS, _MOST_SPIN_NS = 50_000, 200_000
+_MIN_SPIN_NS, _MAX_SPIN_NS = 50_000, 200_000
 
 
 def calibrate(say: Callable[[str], None] = lambda _: None) -> Calibration:
@@ -161,7 +161,7 @@ def calibrate(say: Callable[[str], None] = lambda _: None) -> Calibration:
         # The difference must be larger than random variation
         method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > CLEARLY * methods["send"] else "send"
         sleeps: LogHistogram = processes.listen(_PATIENCE_S)
-        spin_ns = int(min(_MOST_SPIN_NS, max(_LEAST_SPIN_NS, sleeps.quantile(0.99) or 0)))
+        spin_ns = int(min(_MAX_SPIN_NS, max(_MIN_SPIN_NS, sleeps.quantile(0.99) or 0)))
         bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns))
         say("flows a second")
         kept = bench.flows_per_s("kept", _KEPT_OFFERED)

@@ -36,7 +36,7 @@ VERDICTS = {
 CLOSED, NO_RECEIVER = -101, -102
 LAST = 2**63
 OPEN_ENDED = 2**62
-LARGEST_FLOW_BYTES = 2**62 - 1
+MAX_FLOW_BYTES = 2**62 - 1
 
 
 def hello(token: str, sender: int) -> bytes:

@@ -16,7 +16,7 @@ _BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT: lets connections to diffe
 _MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE; TCP paces by itself where the link has no fq qdisc
 _QUEUED_BYTES = 0x5411  # SIOCOUTQ: bytes that are not yet acknowledged
 _TCP_INFO_BYTES = 152
-_RTT_AT, _RETRANSMITS_AT, _LEAST_RTT_AT = 68, 100, 148  # offsets in struct tcp_info of linux/tcp.h
+_RTT_AT, _RETRANSMITS_AT, _MIN_RTT_AT = 68, 100, 148  # offsets in struct tcp_info of linux/tcp.h
 _WORD = struct.Struct("=I")
 
 
@@ -134,7 +134,7 @@ def tcp_state(sock: socket.socket) -> TcpState:
     return TcpState(
         _WORD.unpack_from(info, _RETRANSMITS_AT)[0],
         _WORD.unpack_from(info, _RTT_AT)[0],
-        _WORD.unpack_from(info, _LEAST_RTT_AT)[0],
+        _WORD.unpack_from(info, _MIN_RTT_AT)[0],
     )
 
 

@@ -90,13 +90,13 @@ class WorkerProcesses:
         self._pipes.append(parent_end)
         return parent_end
 
-    def listen(self, longest_s: float | None) -> Any:
-        """Return the next message of a process; None on timeout (``longest_s`` None: no timeout) or after a signal.
+    def listen(self, timeout_s: float | None) -> Any:
+        """Return the next message of a process; None on timeout (``timeout_s`` None: no timeout) or after a signal.
 
         Raises:
             MeasurementError: a process ended with an error.
         """
-        deadline_s = None if longest_s is None else time.monotonic() + longest_s
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             until = [] if self._until is None else [self._until]
@@ -139,7 +139,7 @@ def _exit_words(code: int) -> str:
 
 
 _PROCESSORS_A_LOOP = 4  # the launcher, the kernel's own work and the measured job need processors too
-_MOST_LOOPS = 4
+_MAX_LOOPS = 4
 
 
 def raise_file_limit(wanted: int) -> int:
@@ -158,6 +158,6 @@ def raise_file_limit(wanted: int) -> int:
 
 def usual_workers() -> tuple[int, int]:
     """Return the default numbers of processes and of threads in each; threads only if the interpreter has no GIL."""
-    loops = max(1, min(_MOST_LOOPS, len(os.sched_getaffinity(0)) // _PROCESSORS_A_LOOP))
+    loops = max(1, min(_MAX_LOOPS, len(os.sched_getaffinity(0)) // _PROCESSORS_A_LOOP))
     has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     return (loops, 1) if has_gil else (1, loops)

@@ -18,7 +18,7 @@ import psutil
 from ringtap.agents.clock.log import ClockLog
 from ringtap.agents.clock.protocol import LAST, PING, Ping, Responder, pings
 from ringtap.agents.clock.system_clock import Clock, StepWatch, boot_id
-from ringtap.errors import RingtapError, words_of
+from ringtap.errors import RingtapError, error_message
 from ringtap.rundir import RunDirectory, read_json
 from ringtap.schema import PINGS_REC, SERVER, SERVER_JSON
 
@@ -107,7 +107,7 @@ class ClockService:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._failure = f"the clock stopped: {words_of(error)}"
+        self._failure = f"the clock stopped: {error_message(error)}"
         self._say(self._failure)
 
     def stop(self) -> dict[str, Any]:

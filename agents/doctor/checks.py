@@ -131,7 +131,7 @@ CHECKS: tuple[tuple[str, Callable[[Path], Check]], ...] = (
 )
 
 
-LONGEST_S = 2.2  # all checks run at once; one that needs longer counts as failed
+TIMEOUT_S = 2.2  # all checks run at once; one that needs longer counts as failed
 # a job can be recorded if these checks are ok or degraded
 NEEDED = ("steps", "nic")
 
@@ -220,7 +220,7 @@ def diagnose(question: Question, chosen: Sequence[Task] | None = None) -> dict[s
         (steps and interface counters can be recorded) and ``checks``, a list of `Finding` as plain data.
     """
     began_s = time.monotonic()
-    findings = run_apart(tasks(question) if chosen is None else chosen, LONGEST_S)
+    findings = run_apart(tasks(question) if chosen is None else chosen, TIMEOUT_S)
     states = {finding.name: finding.state for finding in findings}
     return {
         "ringtap": ringtap.__version__,
@@ -286,7 +286,7 @@ class _TaskProcess:
         _, status = os.waitpid(self.pid, 0)
         os.close(self.reader)
         if late:
-            return self._failed(f"the check did not answer within {LONGEST_S:g} s")
+            return self._failed(f"the check did not answer within {TIMEOUT_S:g} s")
         try:
             answer = json.loads(self.answer)
         except ValueError:
@@ -309,7 +309,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def run_apart(chosen: Sequence[Task], longest_s: float) -> list[Finding]:
+def run_apart(chosen: Sequence[Task], timeout_s: float) -> list[Finding]:
     """Run tasks in parallel, each in its own process, for at most the given number of seconds."""
     running: list[_TaskProcess] = []
     results: dict[int, list[Finding]] = {}
@@ -321,7 +321,7 @@ def run_apart(chosen: Sequence[Task], longest_s: float) -> list[Finding]:
                 results[number] = broken(task, f"no process for the check: {error.strerror}")
                 continue
             selector.register(running[-1].reader, selectors.EVENT_READ, (number, running[-1]))
-        end_s = time.monotonic() + longest_s
+        end_s = time.monotonic() + timeout_s
         while selector.get_map() and (left_s := end_s - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
                 number, process = key.data

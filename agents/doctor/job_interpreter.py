@@ -16,7 +16,7 @@ from ringtap.collectors.base import Check
 
 NAMES = ("steps", "ddp", "horovod", "nccl")
 _PROBE_S = 2.0
-_LEAST_PYTHON = (3, 8)
+_MIN_PYTHON = (3, 8)
 # Runs under any Python version, and finds packages without importing them: `import torch` takes seconds.
 _PROBE = r"""
 import json, os, sys
@@ -114,7 +114,7 @@ def judge(found: dict[str, Any], folder: str) -> dict[str, Check]:
     """Turn the interpreter's answer into checks."""
     version = ".".join(str(part) for part in found["version"])
     name = f"{found['executable'] or 'python'} ({version})"
-    if tuple(found["version"]) < _LEAST_PYTHON:
+    if tuple(found["version"]) < _MIN_PYTHON:
         old = Check("unavailable", f"{name} is older than 3.8", _python_remedy())
         return dict.fromkeys(NAMES, old)
     return {"steps": _steps(found, name, folder), "ddp": _ddp(found), "horovod": _horovod(found), "nccl": _nccl(found)}

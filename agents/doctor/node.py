@@ -22,9 +22,9 @@ from ringtap.units import counted, format_duration, format_size
 
 _DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", "openntpd")
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
-_LEAST_FILES = 1024
-_LEAST_SHM_BYTES = 256 * 2**20
-_LEAST_FREE_BYTES = 2**30
+_MIN_FILES = 1024
+_MIN_SHM_BYTES = 256 * 2**20
+_MIN_FREE_BYTES = 2**30
 _NO_LIMIT_BYTES = 1 << 60
 CGROUP_FILE = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -63,7 +63,7 @@ def run_directory(runs: Path) -> Check:
     kind, local = system_clock.file_system(folder)
     free_bytes = shutil.disk_usage(folder).free
     summary = f"{folder} is on {kind} with {format_size(free_bytes)} free"
-    if free_bytes < _LEAST_FREE_BYTES:
+    if free_bytes < _MIN_FREE_BYTES:
         return Check("degraded", summary, "make room, or name another place with -o DIR")
     if local and _slurm_nodes() > 1:
         reason = f"{summary}, which the job's {_slurm_nodes()} nodes do not share: each would record apart"
@@ -213,7 +213,7 @@ def limits(_runs: Path) -> Check:
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if processes != resource.RLIM_INFINITY:
         summary += f", {counted(processes, 'process', 'processes')}"
-    if soft < _LEAST_FILES:
+    if soft < _MIN_FILES:
         remedy = f"ulimit -n {hard}" if hard > soft else "ask the site for a higher limit of open files"
         return Check("degraded", f"{summary}: few for a job of many sockets", remedy)
     return Check("ok", summary)
@@ -226,7 +226,7 @@ def shared_memory(_runs: Path) -> Check:
     except OSError as error:
         return Check("degraded", f"/dev/shm is not there: {error.strerror}", "mount a tmpfs there (docker --shm-size)")
     summary = f"/dev/shm has {format_size(usage.free)} of {format_size(usage.total)} free"
-    if usage.free < _LEAST_SHM_BYTES:
+    if usage.free < _MIN_SHM_BYTES:
         return Check("degraded", f"{summary}: data loaders and NCCL may fail", "docker run --shm-size=8g, or clear it")
     return Check("ok", summary)
 

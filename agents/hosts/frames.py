@@ -21,7 +21,7 @@ ORPHAN_S = 30.0
 CHUNK_BYTES = 1 << 18
 # the longest line is a command's answer: at most 1 MiB of each output, which JSON escapes may make six times as long
 ANSWER_BYTES = 1 << 20
-_LONGEST_LINE = 16 << 20
+_MAX_LINE_BYTES = 16 << 20
 
 NOISE = "it says other things than ringtap does"
 Frame = tuple[dict[str, Any], bytes]
@@ -52,7 +52,7 @@ class Unpacker:
         while True:
             if self._item is None:
                 end = self._data.find(b"\n")
-                if (len(self._data) if end < 0 else end) > _LONGEST_LINE:
+                if (len(self._data) if end < 0 else end) > _MAX_LINE_BYTES:
                     raise ValueError(NOISE)
                 if end < 0:
                     return found

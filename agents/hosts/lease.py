@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 _NAME = b"\0ringtap-sweep"
-_LONGEST_BYTES = 4096
+_MAX_BYTES = 4096
 _ANSWER_S = 1.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
@@ -93,7 +93,7 @@ def _ask() -> Holder:
                 caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
             peer |= {"pid": pid, "uid": uid}
-            found = json.loads(caller.recv(_LONGEST_BYTES))
+            found = json.loads(caller.recv(_MAX_BYTES))
         except (OSError, ValueError, RecursionError):  # the holder may be another program
             return peer
         return found if found and isinstance(found, dict) else peer

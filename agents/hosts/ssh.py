@@ -83,8 +83,8 @@ def failing_jump(ssh: Sequence[str], hops: Sequence[str]) -> tuple[str, str] | N
 _CONNECT_S = 10
 _ANSWER_S = 20.0
 _CLEAN_S = 60.0
-_LONGEST_NAME = 200  # bytes
-_LONGEST_MESSAGE = 300  # characters
+_MAX_NAME_BYTES = 200  # bytes
+_MAX_MESSAGE_LENGTH = 300  # characters
 # separates the login's standard error from ringtap's; sh prints it, as login shells differ in their redirections
 _STARTED = "ringtap is being started"
 _START = f'echo "{_STARTED}" >&2; exec "$0" "$@"'
@@ -307,7 +307,7 @@ class SshHosts(Hosts):
             MeasurementError: a host does not accept it.
         """
         run = run.absolute()
-        key = f"{os.fsdecode(os.fsencode(run.name)[:_LONGEST_NAME])}-{self._token}-{len(self._runs)}"
+        key = f"{os.fsdecode(os.fsencode(run.name)[:_MAX_NAME_BYTES])}-{self._token}-{len(self._runs)}"
         self._runs[run] = key
         self._receiver.expect(key, run, self._reference(run))
         waiting = []
@@ -418,7 +418,7 @@ def _last_message(output: str) -> str:
     lines = [line for line in output.splitlines(keepends=True) if line.strip()]
     while len(lines) > 1 and _AFTERMATH.match(lines[-1].strip()) and lines[-2].endswith("\r\n"):
         lines.pop()
-    return lines[-1].strip()[:_LONGEST_MESSAGE] if lines else ""
+    return lines[-1].strip()[:_MAX_MESSAGE_LENGTH] if lines else ""
 
 
 def _origin(run: Path) -> str:

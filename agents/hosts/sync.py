@@ -149,8 +149,8 @@ def _files_below(folder: str) -> Iterator[str]:
 # clock files (agents/clock): the reference node's go to all other hosts, a node's pings file to the reference node
 _SERVER_FILES = ("server.json", "clock.json")
 _PINGS_FILE = "pings.rec"
-_MOST_FORWARDED_BYTES = 1 << 22
-_DEEPEST = 32  # folders below a run
+_MAX_FORWARDED_BYTES = 1 << 22
+_MAX_DEPTH = 32  # folders below a run
 
 
 class Receiver:
@@ -213,7 +213,7 @@ class Receiver:
         if len(parts) != 4 or parts[0] != "nodes" or parts[2] != "clock":
             return
         if parts[1] == reference and parts[3] in _SERVER_FILES:
-            if path.stat().st_size > _MOST_FORWARDED_BYTES:
+            if path.stat().st_size > _MAX_FORWARDED_BYTES:
                 raise ValueError(f"{name!r} is too long to be passed on to other hosts")
             self._forward(key, name, path.read_bytes(), host, None)
         elif parts[1] != reference and parts[3] == _PINGS_FILE:
@@ -243,7 +243,7 @@ def _inside(root: Path, name: str, host: str) -> Path:
     if not name:
         return root
     parts = PurePosixPath(name).parts
-    if not _is_path(name) or parts[:2] != ("nodes", host) or not 3 <= len(parts) <= _DEEPEST or ".." in parts:
+    if not _is_path(name) or parts[:2] != ("nodes", host) or not 3 <= len(parts) <= _MAX_DEPTH or ".." in parts:
         raise ValueError(f"{name[:100]!r} is not a file of {host}'s part of a run")
     return root.joinpath(*parts)
 

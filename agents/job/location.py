@@ -16,7 +16,7 @@ from ringtap.errors import UsageError
 from ringtap.rundir import RunDirectory, new_name, shared_name
 
 _JOIN_S = 60.0
-_LONGEST_NAME = 200
+_MAX_NAME_LENGTH = 200
 
 
 class RunLocation(NamedTuple):
@@ -47,7 +47,7 @@ def node_name(given: str | None) -> str:
         UsageError: it is not usable as a folder's name.
     """
     name = given or os.uname().nodename
-    if not name or len(name) > _LONGEST_NAME or name.startswith(".") or "/" in name or "\0" in name:
+    if not name or len(name) > _MAX_NAME_LENGTH or name.startswith(".") or "/" in name or "\0" in name:
         raise UsageError(f"--node {name!r} cannot be the name of a folder")
     return name
 

@@ -33,7 +33,7 @@ _SYSCTLS = (
 _SIOCETHTOOL = 0x8946
 # linux/ethtool.h: ETHTOOL_GTXCSUM, GSG, GTSO, GGSO, GGRO
 _OFFLOADS = {"tx_checksum": 0x16, "scatter_gather": 0x18, "tso": 0x1E, "gso": 0x23, "gro": 0x2B}
-LONGEST_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def node_facts() -> dict[str, Any]:
@@ -147,7 +147,7 @@ class FactsChild:
             finally:
                 os._exit(code)
         os.close(writer)
-        self._deadline_s = time.monotonic() + LONGEST_S
+        self._deadline_s = time.monotonic() + TIMEOUT_S
         self._data = b""
 
     def fileno(self) -> int:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ringtap.errors import system_words
+from ringtap.errors import system_message
 from ringtap.json_validation import ShapeError
 from ringtap.records import append_whole, mend_last_line
 from ringtap.rundir import RunDirectory, Status, read_node, write_json
@@ -128,10 +128,10 @@ def _stop_reason(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     if lines:
         found = _SYSTEM_ERROR.match(lines[-1])
-        return system_words(int(found[1])) if found else lines[-1]
+        return system_message(int(found[1])) if found else lines[-1]
     disk = os.statvfs(log)
     is_full = disk.f_bavail * disk.f_frsize < _RESERVE_BYTES
-    return system_words(errno.ENOSPC) if is_full else "it could not write why"
+    return system_message(errno.ENOSPC) if is_full else "it could not write why"
 
 
 def job_end(code: int, ended_by: int | None) -> tuple[Status, str]:

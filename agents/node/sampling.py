@@ -13,7 +13,7 @@ from typing import Any
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.base import Collector, Context
 from ringtap.collectors.registry import collector_class
-from ringtap.errors import words_of
+from ringtap.errors import error_message
 from ringtap.rundir import RunDirectory
 from ringtap.units import parse_duration_s
 
@@ -81,7 +81,7 @@ class Entry:
 
     def _fail(self, what: str, error: Exception) -> None:
         self.running = False
-        text = words_of(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+        text = error_message(error) if isinstance(error, OSError) else str(error) or type(error).__name__
         self.facts |= {"state": "failed", "reason": f"{what}: {text}", "failed_ns": time.time_ns()}
         if not isinstance(error, OSError):
             text = "".join(traceback.format_exception(error)).rstrip()
@@ -183,7 +183,7 @@ class Recorders:
                 reason = f"a package is missing: {error.name or error}"
                 self._missing[name] = {"state": "unavailable", "reason": reason, "remedy": f"install {error.name}"}
             except Exception as error:
-                self._missing[name] = {"state": "failed", "reason": words_of(error), "remedy": ""}
+                self._missing[name] = {"state": "failed", "reason": error_message(error), "remedy": ""}
                 self._say(f"the {name} collector could not be made: {traceback.format_exc()}")
         for label, slow in (("fast", False), ("slow", True)):
             entries = [entry for entry in self._entries if entry.slow is slow]
@@ -203,7 +203,7 @@ class Recorders:
             self._clock.start()
         except Exception as error:
             self._clock = None
-            self._note_clock_failure(f"not compared: {words_of(error)}")
+            self._note_clock_failure(f"not compared: {error_message(error)}")
 
     def are_ready(self) -> bool:
         """True if every collector has taken its first sample or has failed to."""
@@ -235,7 +235,7 @@ class Recorders:
         try:
             self._clock_facts = self._clock.stop()
         except Exception as error:
-            self._note_clock_failure(f"not compared to the end: {words_of(error)}")
+            self._note_clock_failure(f"not compared to the end: {error_message(error)}")
 
     def _note_clock_failure(self, why: str) -> None:
         self._clock_facts = {"state": "degraded", "reason": why, "remedy": ""}

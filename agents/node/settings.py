@@ -12,7 +12,7 @@ from ringtap.units import format_duration, parse_duration_s
 JOB_SIDE = ("steps", "ddp", "horovod", "nccl")
 # Horovod's timeline is opt-in: its writer keeps a core busy, which slows a job that has none to spare
 JOB_SIDE_DEFAULT = ("steps", "ddp", "nccl")
-LEAST_EVERY_S, MOST_EVERY_S = 0.001, 60.0
+MIN_EVERY_S, MAX_EVERY_S = 0.001, 60.0
 
 
 class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import, and a job waits for this one
@@ -117,6 +117,6 @@ def _period_s(text: str) -> float:
         UsageError: it is not a duration from 1 ms to 60 s.
     """
     seconds = parse_duration_s(text)
-    if not LEAST_EVERY_S <= seconds <= MOST_EVERY_S:
+    if not MIN_EVERY_S <= seconds <= MAX_EVERY_S:
         raise UsageError(f"--every {text} is outside 1ms to 60s")
     return seconds

@@ -17,7 +17,7 @@ from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
 
 # iperf3 paces whole blocks: its default of 128 kB would give bursts of 4 ms at 250 Mbit/s
 IPERF_BLOCK_BYTES = 131_072
-LEAST_BLOCK_BYTES = 1448
+MIN_BLOCK_BYTES = 1448
 _NS = 1_000_000_000
 
 
@@ -68,13 +68,13 @@ class CrossTraffic:
             server.stop()
             raise MeasurementError(f"the {server.name} does not listen on port {self.port}: {server.last_words()}")
 
-    def start_sender(self, load_bps: float, name: str, longest_s: float) -> None:
+    def start_sender(self, load_bps: float, name: str, duration_s: float) -> None:
         """Start sending.
 
         Args:
             load_bps: requested load, in bits of payload per second, at the scale of the links.
             name: name of the step, for its files.
-            longest_s: seconds after which the sender ends by itself.
+            duration_s: seconds after which the sender ends by itself.
 
         Raises:
             UsageError: the load exceeds the limit of the plan.
@@ -84,30 +84,30 @@ class CrossTraffic:
         if most_bps and load_bps > most_bps:
             raise UsageError(f"{load_bps:.0f} bit/s are more than the plan's most_load of {most_bps} bit/s")
         self._sent.mkdir(parents=True, exist_ok=True)
-        command = self._iperf(load_bps, longest_s) if self.kind == "iperf" else self._flows(load_bps, name, longest_s)
+        command = self._iperf(load_bps, duration_s) if self.kind == "iperf" else self._flows(load_bps, name, duration_s)
         log, self._report = self._sent / f"{name}.log", self._sent / f"{name}.json"
         name = f"{self.kind} sender"
         self._sender = self._hosts.start(self._from, name, command, log, environment=self._token, report=self._report)
 
-    def _iperf(self, load_bps: float, longest_s: float) -> list[str]:
+    def _iperf(self, load_bps: float, duration_s: float) -> list[str]:
         streams, most_bps = self._plan.iperf_streams, self._network.most_load_bps
         command = iperf3.client_argv(
             self._network.iperf3[self._from],
             self._network.cross[self._to],
             self.port,
             load_bps,
-            longest_s,
+            duration_s,
             streams=streams,
             bind=self._network.cross[self._from],
-            block_bytes=max(LEAST_BLOCK_BYTES, round(IPERF_BLOCK_BYTES / self._plan.scale)),
+            block_bytes=max(MIN_BLOCK_BYTES, round(IPERF_BLOCK_BYTES / self._plan.scale)),
         )
         # pacing by the kernel also limits the rate at which iperf3 catches up after a pause
         return [*command, "--fq-rate", str(round(most_bps / streams))] if most_bps else command
 
-    def _flows(self, load_bps: float, name: str, longest_s: float) -> list[str]:
+    def _flows(self, load_bps: float, name: str, duration_s: float) -> list[str]:
         destination, most_bps = f"{self._network.cross[self._to]}:{self.port}", self._network.most_load_bps
         path = self._sent / f"{name}.plan"
-        write_plan(self._flow_plan(load_bps, name, longest_s, destination), path)
+        write_plan(self._flow_plan(load_bps, name, duration_s, destination), path)
         self._hosts.put(self._from, path)
         log = self._hosts.path(self._from, self._sent / f"{name}.rec")
         record = ["--log", log, "--json", "--line-rate", f"{self._plan.capacity_bps}bit"]
@@ -116,7 +116,7 @@ class CrossTraffic:
         source = self._network.cross[self._from]
         return [*self._hosts.ringtap(self._from), "traffic", "send", plan, "--source", source, *record]
 
-    def _flow_plan(self, load_bps: float, name: str, longest_s: float, destination: str) -> FlowPlan:
+    def _flow_plan(self, load_bps: float, name: str, duration_s: float, destination: str) -> FlowPlan:
         if self.kind not in ("consistent", "burst"):
             raise UsageError(f"{self.kind} is no kind of flow plan")
         burst = self._plan.burst
@@ -124,7 +124,7 @@ class CrossTraffic:
             PlanSpec(
                 kind=self.kind,  # type: ignore[arg-type]
                 load_bps=load_bps,
-                duration_ns=round(longest_s * _NS),
+                duration_ns=round(duration_s * _NS),
                 destinations=[destination],
                 seed=zlib.crc32(f"{self._plan.seed} {self.kind} {name}".encode()),
                 scale=self._plan.scale,

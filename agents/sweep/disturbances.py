@@ -24,8 +24,8 @@ from ringtap.schema import LINK_STATE, LINKS_JSONL, NIC_REC, OWNER, OWNERS_JSONL
 from ringtap.units import counted, format_rate
 
 # on links of 250 Mbit/s, ringtap itself caused 0.2 Mbit/s without load; under load, all but 0.5 % was accounted for
-MOST_OTHER_SHARE = 0.03
-MOST_ERROR_SHARE = 1e-4
+MAX_OTHER_SHARE = 0.03
+MAX_ERROR_SHARE = 1e-4
 SOCKETS_EVERY = "10ms,sockets=100ms"  # value of `ringtap run --every`; sufficient for connections
 _IPV6_MORE_BYTES = 20
 _SPARE_ROWS = 500
@@ -302,7 +302,7 @@ class Watch:
                 rest_bps = max(0.0, total_bps - rates.own[direction])
                 if (node, direction) == self._bottleneck:
                     other_bps = rest_bps
-                if rest_bps > MOST_OTHER_SHARE * self._capacity_bps:
+                if rest_bps > MAX_OTHER_SHARE * self._capacity_bps:
                     others.append(other_words(node, direction, rest_bps, self._capacity_bps))
         return Disturbance(other_bps, other_why, links, tuple(others))
 
@@ -339,7 +339,7 @@ class Watch:
         for direction, verb in (("rx", "received"), ("tx", "sent")):
             errors = counters.grown(nic, f"{direction}_errors", start_ns, end_ns)
             frames = errors + counters.grown(nic, f"{direction}_packets", start_ns, end_ns)
-            if errors > MOST_ERROR_SHARE * frames:
+            if errors > MAX_ERROR_SHARE * frames:
                 yield f"{nic} of {node} {verb} {counted(round(errors), 'frame')} with errors"
 
 

@@ -10,17 +10,16 @@ from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
 from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
-from ringtap.schema import MERGE_SHARE, MIN_RISE
+from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
 from ringtap.units import counted, format_duration, format_rate
 
-# minima of a report (`analysis/model/congestion_point.py`): number of different loads, and rise to the heaviest load
-LEAST_LOADS = {"a fit": 3, "a congestion point": 4}
+_MIN_LOADS = {"a fit": MIN_FIT_LOADS, "a congestion point": MIN_CONGESTION_LOADS}
 TESTBED_UP_S = 4.0
 PRECHECK_S = 6.0
 JOB_START_S = 10.0
 # samples of ten interfaces every 10 ms, and the log of a thousand flows per second
 ROOM_BYTES_PER_S = 120_000
-LEAST_ROOM_BYTES = 16_000_000
+MIN_ROOM_BYTES = 16_000_000
 _HEADER_SHARE = 1448 / 1514
 
 
@@ -115,7 +114,7 @@ def estimate(plan: SweepPlan, only: str = "") -> list[dict[str, Any]]:
 def room_bytes(plan: SweepPlan) -> int:
     """Estimate the largest number of bytes that a host writes in a sweep."""
     seconds: float = sum(point["duration_s"] for point in estimate(plan))
-    return round(LEAST_ROOM_BYTES + seconds * ROOM_BYTES_PER_S)
+    return round(MIN_ROOM_BYTES + seconds * ROOM_BYTES_PER_S)
 
 
 def doubts(plan: SweepPlan) -> list[str]:
@@ -123,10 +122,10 @@ def doubts(plan: SweepPlan) -> list[str]:
     loads = sorted(plan.loads)
     # loads that hardly differ count as one, as in reports
     different = 1 + sum(second - first >= MERGE_SHARE for first, second in itertools.pairwise(loads))
-    lacking = [result for result, least in LEAST_LOADS.items() if different < least]
+    lacking = [result for result, least in _MIN_LOADS.items() if different < least]
     found = []
     if lacking:
-        what = " and ".join(f"{result} ({LEAST_LOADS[result]})" for result in lacking)
+        what = " and ".join(f"{result} ({_MIN_LOADS[result]})" for result in lacking)
         found.append(f"{different} different load{'s' if different > 1 else ''}, too few for {what}: add loads")
     for model in plan.models if different > 1 and not lacking else ():
         if not model.command and iteration_s(plan, model, loads[-1]) < MIN_RISE * iteration_s(plan, model, loads[0]):

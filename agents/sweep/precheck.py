@@ -16,7 +16,7 @@ from typing import Any
 from ringtap.agents.hosts import Hosts, understood
 from ringtap.agents.sweep.cluster import check_lost
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
-from ringtap.agents.sweep.disturbances import MOST_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
+from ringtap.agents.sweep.disturbances import MAX_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
 from ringtap.agents.sweep.roles import SweepRoles
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
@@ -114,7 +114,7 @@ def look_at_idle_links(plan: SweepPlan, hosts: Hosts, network: SweepRoles, path:
             for direction in ("rx", "tx"):
                 bps = counters.rate_bps(port.nics, direction, network.bottleneck["mtu"], start_ns, end_ns)
                 rates.setdefault(node, {})[f"{direction}_bps"] = round(bps)
-                if bps > MOST_OTHER_SHARE * plan.capacity_bps:
+                if bps > MAX_OTHER_SHARE * plan.capacity_bps:
                     sentences.append(other_words(node, direction, bps, plan.capacity_bps))
         except UsageError as error:
             raise MeasurementError(f"host {node} could not count its idle links: {error}") from error

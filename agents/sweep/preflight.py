@@ -22,7 +22,7 @@ from ringtap.plan_cluster import Cluster, ClusterHost
 
 # the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be
 # small compared with the settling time
-MOST_APART_S = 0.2
+MAX_CLOCK_DIFFERENCE_S = 0.2
 _ANSWER_S = 100.0  # the first answer waits for the connection, which has a time limit of its own
 _AT_ONCE = 8
 _ROOM_LEFT_BYTES = 1_000_000  # with less, a host may fail to write its messages
@@ -125,7 +125,7 @@ def _apart_s(hosts: Hosts, host: str) -> tuple[float, float]:
 
 def _clock_problems(name: str, apart_s: tuple[float, float]) -> list[str]:
     least, most = apart_s
-    if least <= MOST_APART_S and most >= -MOST_APART_S:
+    if least <= MAX_CLOCK_DIFFERENCE_S and most >= -MAX_CLOCK_DIFFERENCE_S:
         return []
     by_s, relation = (least, "ahead of") if least > 0 else (-most, "behind")
     return [f"the clock of host {name} is {by_s:.1f} s {relation} this machine's: let chrony or ntpd set both"]

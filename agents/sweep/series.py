@@ -25,11 +25,11 @@ from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory, open_log
-from ringtap.schema import AGENT_LOG, MOST_LATE_SHARE, NIC_REC
+from ringtap.schema import AGENT_LOG, MAX_LATE_SHARE, NIC_REC
 from ringtap.units import counted
 
 _TAIL_BYTES = 65_536
-_LONGEST = 300
+_MAX_MESSAGE_LENGTH = 300
 _FIRST_HAND = 3  # score of a line that names a cause
 # messages of a rank after another rank has ended, and of a launcher after a rank has ended
 _SECOND_HAND = re.compile(
@@ -60,7 +60,7 @@ def telling_line(text: str) -> tuple[int, str]:
     # the last cause is the error of the last traceback; a launcher's own output after it is second-hand
     for score, found in ((_FIRST_HAND, first_hand), (2, causes), (1, lines)):
         if found:
-            return score, found[-1][:_LONGEST]
+            return score, found[-1][:_MAX_MESSAGE_LENGTH]
     return 0, "no output"
 
 
@@ -338,7 +338,7 @@ class Series:
     def _why_again(self, point: dict[str, Any]) -> str:
         """Return the reasons to measure a window again; empty if there are none."""
         found = [*point["cut"], *(() if self._tolerant else point["others"])]
-        if self._is_testbed and point["late_share"] > MOST_LATE_SHARE:
+        if self._is_testbed and point["late_share"] > MAX_LATE_SHARE:
             found.append(f"{point['late_share']:.1%} of the samples came late")
         return "; ".join(found)
 

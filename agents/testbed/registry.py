@@ -24,7 +24,7 @@ from ringtap.agents.testbed.topology import TestbedSpec
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.rundir import read_json, write_json
 
-_LONGEST_RECORD = 1 << 20  # bytes; the record of 200 hosts has 60 kB
+_MAX_RECORD_BYTES = 1 << 20  # bytes; the record of 200 hosts has 60 kB
 
 
 def _places() -> list[Path]:
@@ -159,7 +159,7 @@ def _read_record(path: Path) -> TestbedState:
     """
     try:
         found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST_RECORD:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_RECORD_BYTES:
             raise _NoRecordError("it is not a small file")
         item = read_json(path)
         spec = TestbedSpec.from_json(item["spec"])

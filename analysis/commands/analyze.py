@@ -13,7 +13,7 @@ from ringtap.errors import UsageError
 from ringtap.options import add_json
 
 # a table of more iterations than this is only in the Parquet file
-_MOST_IN_JSON = 20_000
+_MAX_IN_JSON = 20_000
 
 
 def register(subparsers: Any, name: str, summary: str) -> None:
@@ -52,7 +52,7 @@ def _analyze(options: argparse.Namespace) -> int:
             name: derived.read_table(folder, name) if fresh else getattr(job, name)
             for name in ("iterations", "ranks", "flows")
         }
-        many = len(tables["iterations"]) > _MOST_IN_JSON
+        many = len(tables["iterations"]) > _MAX_IN_JSON
         data = data | {"iterations_table": None if many else _rows(tables["iterations"])}
         data |= {"ranks_table": _rows(tables["ranks"]), "flows_table": _rows(tables["flows"]), "tables": str(folder)}
         print(json.dumps(data, allow_nan=False))

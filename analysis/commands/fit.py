@@ -13,7 +13,7 @@ from ringtap.options import add_force, add_json
 from ringtap.terminal import shell_word
 from ringtap.units import parse_rate_bps, whole_number
 
-FEWEST_SETS, MOST_SETS = 40, 100_000  # fewer sets do not reach the tails of a 95 % interval
+MIN_SETS, MAX_SETS = 40, 100_000  # fewer sets do not reach the tails of a 95 % interval
 _EXPONENTS: dict[str, Any] = {"0.5": 0.5, "1/2": 0.5, "1": 1.0, "2": 2.0, "free": "free"}
 
 
@@ -43,8 +43,8 @@ def _fit(options: argparse.Namespace) -> int:
     if options.n is not None and options.n not in _EXPONENTS:
         raise UsageError(f"--n {options.n!r} is unknown: give 0.5, 1, 2 or free")
     sets = whole_number(options.bootstrap, "--bootstrap")
-    if sets and not FEWEST_SETS <= sets <= MOST_SETS:
-        raise UsageError(f"--bootstrap {sets} is out of range: 0 for no intervals, else {FEWEST_SETS} to {MOST_SETS}")
+    if sets and not MIN_SETS <= sets <= MAX_SETS:
+        raise UsageError(f"--bootstrap {sets} is out of range: 0 for no intervals, else {MIN_SETS} to {MAX_SETS}")
     if options.output is not None and options.output.exists() and not options.force:
         raise UsageError(f"{options.output} exists: name another file or add --force")
     from ringtap.analysis.model.fit import CongestionModel

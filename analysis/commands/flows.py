@@ -88,10 +88,10 @@ def _flows(options: argparse.Namespace) -> int:
 
 def _may_hold_training(traffic: Traffic) -> bool:
     """True if ``ringtap structure`` could analyse these captures."""
-    from ringtap.analysis.pcap.traffic import MOST_TRAINING_BINS
+    from ringtap.analysis.pcap.traffic import MAX_TRAINING_BINS
 
     has_payload = traffic.scanned.conversations["payload"][traffic.rows].any()
-    return bool(has_payload) and 0 < traffic.bins * traffic.bin_ns <= MOST_TRAINING_BINS * _SCAN_NS
+    return bool(has_payload) and 0 < traffic.bins * traffic.bin_ns <= MAX_TRAINING_BINS * _SCAN_NS
 
 
 def _filter(options: argparse.Namespace) -> str | None:

@@ -123,7 +123,7 @@ _PORT = Number(0, 65535, whole=True)
 _IPERF = {"start": {"connected": [{"remote_host": str, "remote_port": _PORT}]}}
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\bringtap(?:\.cli)? traffic\b|\bringtap\.trafficgen\b")
 # with more flows times iterations than this, amounts are summed by kind of flow
-MOST_CELLS = 4_000_000
+MAX_CELLS = 4_000_000
 _END = ["from", "from_port", "to", "to_port"]
 _FLOW_COLUMNS = [
     *("class", "why", "from_node", *_END[:2], "from_rank", "to_node", *_END[2:], "to_rank", "local", "measured_at"),
@@ -304,7 +304,7 @@ def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any],
 
 
 def _group(flows: pd.DataFrame, bins: int) -> Integers:
-    if len(flows) * max(bins, 1) <= MOST_CELLS:
+    if len(flows) * max(bins, 1) <= MAX_CELLS:
         return np.arange(len(flows), dtype=np.int64)
     keys = ["class", "why", "from_node", "from_rank", "to_node", "to_rank", "local"]
     return flows.groupby(keys, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)

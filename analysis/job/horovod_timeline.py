@@ -35,7 +35,7 @@ _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _TIMES = ("negotiate_start_ns", "first_ready_ns", "last_ready_ns", "transport_start_ns", "transport_end_ns")
 _US = Number(0, 2**51, whole=True)
 _EVENT: Shape = {"ph": str, "name?": (str, None), "pid?": COUNT, "ts?": _US, "args?": (dict, None)}
-_LARGEST_BYTES = 2**62
+_MAX_BYTES = 2**62
 
 
 @dataclass(frozen=True)
@@ -243,4 +243,4 @@ def _bytes(arguments: dict[str, Any] | None) -> int | None:
     if arguments is None or item_bytes is None:
         return None
     size_bytes = item_bytes * math.prod(int(size) for size in re.findall(r"[0-9]{1,18}", arguments["shape"]))
-    return size_bytes if size_bytes <= _LARGEST_BYTES else None
+    return size_bytes if size_bytes <= _MAX_BYTES else None

@@ -26,7 +26,7 @@ _TIMES = ("forward_start_ns", "backward_start_ns", "backward_end_ns", "comm_star
 _PASS = ("module", *_TIMES, "forward_ns", "backward_ns", "comm_ns", "overlap_ns")
 # A change between CLOCK_REALTIME and CLOCK_MONOTONIC beyond this, and beyond slewing, is a step
 # (docs/reference/clocks.md)
-_STEP_NS, _MOST_SLEW = 1_000_000, 500e-6
+_STEP_NS, _MAX_SLEW = 1_000_000, 500e-6
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _ahead(records: Records, marks: pd.DataFrame) -> tuple[Integers | None, npt.
     end_mono_ns = marks["end_mono_ns"].to_numpy(np.int64)
     mark = np.minimum(np.searchsorted(end_mono_ns, mono_ns), len(end_mono_ns) - 1)
     on_reference = marks["end_ns"].to_numpy(np.int64)[mark] - end_mono_ns[mark] + mono_ns
-    was_set = np.abs(np.diff(t_ns - mono_ns)) > _STEP_NS + np.diff(mono_ns) * _MOST_SLEW
+    was_set = np.abs(np.diff(t_ns - mono_ns)) > _STEP_NS + np.diff(mono_ns) * _MAX_SLEW
     unset[1:] &= ~was_set
     unset[2:] &= ~was_set[:-1]  # DDP may report an iteration in the next one
     return t_ns - on_reference, unset
@@ -266,7 +266,7 @@ def _covered_s(begin_ns: Integers, end_ns: Integers, edges_ns: Integers) -> Numb
 # The first iteration allocates and finds the order of gradients; DDP rebuilds its buckets in the second.
 WARM_UP_ITERATIONS = 2
 # smallest change that counts as a clock step without a log of steps; a smaller one may be a pause between two readings
-_LEAST_SET_NS = 100_000_000
+_MIN_SET_NS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def _was_set(steps: pd.DataFrame) -> bool:
     """Return True if a node's clock was set between steps, by more than slewing or a pause between two readings."""
     steps = steps.sort_values("end_mono_ns")
     gap_ns, mono_ns = (steps["end_ns"] - steps["end_mono_ns"]).to_numpy(), steps["end_mono_ns"].to_numpy()
-    return bool((np.abs(np.diff(gap_ns)) > _LEAST_SET_NS + np.diff(mono_ns) * _MOST_SLEW).any())
+    return bool((np.abs(np.diff(gap_ns)) > _MIN_SET_NS + np.diff(mono_ns) * _MAX_SLEW).any())
 
 
 def _with_beginnings(marks: pd.DataFrame, phases: Phases) -> pd.DataFrame:

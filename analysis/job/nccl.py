@@ -20,7 +20,7 @@ _RING = re.compile(r"(?:Channel|Ring) ([0-9]{1,9})(?:/\d+)? :((?: +[0-9]{1,9})+)
 _LINK = re.compile(
     r"(?:Channel|Ring) ([0-9]{1,9})(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(\w+)\])? via (\S+)"
 )
-_LONGEST_LINE = 1 << 16
+_MAX_LINE_BYTES = 1 << 16
 _RANK = re.compile(r"\brank ([0-9]{1,9}) nranks ([0-9]{1,9})\b")
 
 
@@ -35,7 +35,7 @@ def read_nccl(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"file": path.name, "host": "", "version": "", "network": "", "interfaces": []}
     found |= {"rank": None, "ranks": None, "rings": {}, "links": {}, "warnings": []}
     with open_regular(path) as file:
-        lines = [raw.decode(errors="replace").rstrip() for raw in iter(lambda: file.readline(_LONGEST_LINE), b"")]
+        lines = [raw.decode(errors="replace").rstrip() for raw in iter(lambda: file.readline(_MAX_LINE_BYTES), b"")]
     for line in lines:
         version = _VERSION.search(line)
         if version:

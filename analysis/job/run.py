@@ -21,7 +21,7 @@ from ringtap.json_validation import whole
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
 _ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
 # largest uncertain share of a mean over the iterations; above it, means are not reported
-_MOST_UNCERTAIN = 0.25
+_MAX_UNCERTAIN = 0.25
 
 
 class Job:
@@ -117,7 +117,7 @@ class Job:
     @property
     def is_too_short(self) -> bool:
         """True if samples are too far apart to count per iteration; the counts are then missing."""
-        return (self.uncertain_share or 0.0) > _MOST_UNCERTAIN
+        return (self.uncertain_share or 0.0) > _MAX_UNCERTAIN
 
     def _pick(self, amounts: Numbers, sampled: bool = True) -> Numbers:
         """Pick the bins of the iterations; NaN for ``sampled`` amounts of a job that `is_too_short`."""

@@ -69,8 +69,8 @@ def expected_share_limit(ranks: int, iterations: int) -> float:
 
 
 # smallest difference that is reported: as a share of the larger side, and for times as a share of an iteration
-_LEAST_SHARE = 0.05
-_LEAST_SECONDS_SHARE = 0.01
+_MIN_SHARE = 0.05
+_MIN_SECONDS_SHARE = 0.01
 # column of the ranks -> (description, unit, smallest reported difference)
 _RANK_MEASURES = {
     "compute_s": ("compute (forward and backward pass)", "s", None),
@@ -99,7 +99,7 @@ _ITERATION_MEASURES = {
 _BAD_WHEN_HIGH = {*_RANK_MEASURES, *_ITERATION_MEASURES} - {"cpu_cores", "gpu_utilization_pct"}
 SLOW_SHARE = 0.05
 SLOWER = 1.05  # smallest reported ratio of slow iterations to the mean of the faster half
-LEAST_ITERATIONS = 40
+MIN_ITERATIONS = 40
 
 
 def slowest(job: Job) -> dict[str, Any] | None:
@@ -118,7 +118,7 @@ def slowest(job: Job) -> dict[str, Any] | None:
     by_s, error_s = plain(mine["slowest_by_s"].median()), plain(mine["clock_error_s"].median())
     certain = error_s is None or by_s is None or by_s > error_s
     iteration_s = float(table["iteration_s"].median())
-    often = top["slowest_share"] > limit and (by_s or 0) > _LEAST_SECONDS_SHARE * iteration_s
+    often = top["slowest_share"] > limit and (by_s or 0) > _MIN_SECONDS_SHARE * iteration_s
     return {
         "rank": int(top["rank"]),
         "node": str(top["node"]),
@@ -151,16 +151,16 @@ def _difference(
     if mine is None or rest is None:
         return None
     difference = abs(mine - rest)
-    enough = _LEAST_SECONDS_SHARE * iteration_s if least is None else least
+    enough = _MIN_SECONDS_SHARE * iteration_s if least is None else least
     if mine < rest and name in _BAD_WHEN_HIGH:
         return None
-    if difference < enough or difference < _LEAST_SHARE * max(abs(mine), abs(rest)):
+    if difference < enough or difference < _MIN_SHARE * max(abs(mine), abs(rest)):
         return None
     return {"measure": name, "what": description, "unit": unit, "here": mine, "others": rest}
 
 
 # links with less than this share of the payload of the largest one are not compared: round trips decide their rates
-_LEAST_PAYLOAD_SHARE = 0.1
+_MIN_PAYLOAD_SHARE = 0.1
 # a link that is slower than this share of the other links' median rate stands out
 _SLOW_LINK_SHARE = 0.9
 
@@ -185,7 +185,7 @@ def links(job: Job) -> dict[str, Any]:
     known = [
         number
         for number, row in enumerate(rows)
-        if row["rate_bps"] is not None and row["payload_bytes"] >= _LEAST_PAYLOAD_SHARE * largest
+        if row["rate_bps"] is not None and row["payload_bytes"] >= _MIN_PAYLOAD_SHARE * largest
     ]
     found: dict[str, Any] = {"rows": rows, "slowest": None, "others_bps": None, "stands_out": False, "why": ""}
     if len(known) < 2:
@@ -206,7 +206,7 @@ def links(job: Job) -> dict[str, Any]:
 def slow_places(job: Job) -> npt.NDArray[np.int64]:
     """Return the rows of the slowest twentieth of the iterations after warm-up; none if too few or hardly slower."""
     seconds = job.iterations["iteration_s"].to_numpy(np.float64)[job.measured]
-    if len(seconds) < LEAST_ITERATIONS:
+    if len(seconds) < MIN_ITERATIONS:
         return np.zeros(0, np.int64)
     slow = _are_slow(seconds)
     if seconds[slow].mean() < SLOWER * seconds[seconds <= np.median(seconds)].mean():
@@ -221,7 +221,7 @@ def _are_slow(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 def slow_iterations(job: Job) -> dict[str, Any] | None:
     """Compare the slowest twentieth of the iterations with the faster half; None with too few iterations."""
     table = job.iterations.iloc[job.measured]
-    if len(table) < LEAST_ITERATIONS:
+    if len(table) < MIN_ITERATIONS:
         return None
     seconds = table["iteration_s"].to_numpy(np.float64)
     slow, usual = _are_slow(seconds), seconds <= np.median(seconds)

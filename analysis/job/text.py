@@ -12,7 +12,7 @@ from ringtap.units import counted, format_duration, format_rate, format_size
 
 # interfaces with fewer bytes are not listed
 _FEW_BYTES = 1000
-_MOST_PROCESSES = 8
+_MAX_PROCESSES = 8
 # smaller uncertain or unattributed shares are not mentioned
 _SURE = 0.01
 _NO_VALUE = "not measured"
@@ -143,11 +143,11 @@ def _processes(found: list[dict[str, Any]]) -> list[str]:
         return []
     shown = " and ".join(f"pid {row['pid']}" for row in found if row["shown"])
     each = [f"pid {row['pid']} {format_duration(row['median_s'])}" for row in found if row["median_s"] is not None]
-    more = f", and {len(each) - _MOST_PROCESSES} more" if len(each) > _MOST_PROCESSES else ""
+    more = f", and {len(each) - _MAX_PROCESSES} more" if len(each) > _MAX_PROCESSES else ""
     who = f"{len(found)} processes trained at the same time and are not the ranks of one process group"
     return [
         f"{who}: nothing makes their steps iterations of one job. Below are those of {shown}.",
-        f"From step to step (median): {', '.join(each[:_MOST_PROCESSES])}{more}.",
+        f"From step to step (median): {', '.join(each[:_MAX_PROCESSES])}{more}.",
     ]
 
 

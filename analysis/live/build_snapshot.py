@@ -38,8 +38,8 @@ _PORT_DROPS = ("port_xmit_discards", "hw.out_of_buffer")
 _PORT_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "link_downed", "hw.packet_seq_err")
 _PORT_PAUSES = ("hw.rp_cnp_handled", "hw.np_cnp_sent")
 _PORT_MARKS = ("hw.np_ecn_marked_roce_packets",)
-_MOST_FLOWS = 500
-_MOST_OUTPUT = 200
+_MAX_FLOWS = 500
+_MAX_OUTPUT = 200
 # A collector is silent after this time, and after this many of its periods, without a sample
 _SILENT_S, _SILENT_PERIODS = 5.0, 10
 _GOOD = ("ok", "running", "no job", "")
@@ -198,7 +198,7 @@ class SnapshotSource:
             iterations,
             tuple(_node(node, live_ns) for node in nodes),
             tuple(_ranks(follower.ranks, iterations, live_ns)),
-            tuple(flows(sockets, {node.name: node.owners for node in nodes})[:_MOST_FLOWS]),
+            tuple(flows(sockets, {node.name: node.owners for node in nodes})[:_MAX_FLOWS]),
             nics,
             tuple(row for node in nodes for row in _queues(node)),
             tuple(row for node in nodes for row in _host(node)),
@@ -242,8 +242,8 @@ def _output(nodes: list[NodeLog]) -> tuple[str, ...]:
     """Return the job's last lines of output; with several nodes each line begins with its node's name."""
     with_output = [node for node in nodes if node.output.lines]
     if len(with_output) == 1:
-        return with_output[0].output.lines[-_MOST_OUTPUT:]
-    share = _MOST_OUTPUT // max(1, len(with_output))
+        return with_output[0].output.lines[-_MAX_OUTPUT:]
+    share = _MAX_OUTPUT // max(1, len(with_output))
     return tuple(f"{node.name}: {line}" for node in with_output for line in node.output.lines[-share:])
 
 

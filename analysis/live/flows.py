@@ -21,7 +21,7 @@ Traffic = Literal["training", "cross", "other"]
 
 _IPV6 = 10
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\btraffic\b.*\b(send|serve)\b")
-_MOST_OWNERS = 50_000
+_MAX_OWNERS = 50_000
 
 End = tuple[str, int]
 
@@ -111,7 +111,7 @@ def _put(into: OrderedDict[int, dict[str, Any]], key: Any, item: dict[str, Any])
     if isinstance(key, int):
         into[key] = item
         into.move_to_end(key)
-        while len(into) > _MOST_OWNERS:
+        while len(into) > _MAX_OWNERS:
             into.popitem(last=False)
 
 

@@ -17,9 +17,9 @@ from ringtap.analysis.runs.tail import Record
 from ringtap.records import RecordFile
 
 STEP_FILE = re.compile(r"rank(\d+)-(\d+)(?:-\d+)?(\.ddp)?\.rec")
-MOST_KEPT = 600
+MAX_KEPT = 600
 _KEPT_IN_ALL = 60_000
-_LEAST_KEPT = 120
+_MIN_KEPT = 120
 _MARK = 2
 _SKIPPED = 1
 
@@ -90,7 +90,7 @@ class RankSteps:
     ) -> None:
         self.node, self.rank, self.pid = node, rank, pid
         self.world_size = int(file.about.get("world_size") or 0)
-        self.ends: deque[tuple[int, int, bool]] = deque(maxlen=MOST_KEPT)
+        self.ends: deque[tuple[int, int, bool]] = deque(maxlen=MAX_KEPT)
         self.samples = 0
         self.last_end_ns = 0
         self._last_mono_ns = 0
@@ -195,7 +195,7 @@ def join(files: list[RankSteps], over: int = 100) -> IterationStats:
 
 def _iterations(files: list[RankSteps]) -> list[Iteration]:
     """Return the iterations that every one of these ranks has ended, in order."""
-    keep = max(_LEAST_KEPT, min(MOST_KEPT, _KEPT_IN_ALL // len(files)))
+    keep = max(_MIN_KEPT, min(MAX_KEPT, _KEPT_IN_ALL // len(files)))
     ended: dict[int, list[tuple[int, int, bool]]] = {}
     for file in files:
         for step, end_ns, skipped in list(file.ends)[-keep:]:

@@ -16,7 +16,7 @@ Key = Any
 
 RATE_WINDOW_NS = 900_000_000  # polls are about a second apart
 _KEPT = 16
-_MOST_KEYS = 10_000
+_MAX_KEYS = 10_000
 _BASE_RECORDS = 256
 
 
@@ -194,9 +194,9 @@ class Keyed:
                 history.popleft()
         self._changed.clear()
         self._peaks, self._next_peaks = self._next_peaks, {}
-        if len(self.latest) > _MOST_KEYS:
+        if len(self.latest) > _MAX_KEYS:
             oldest = sorted(self.latest, key=lambda key: int(self.latest[key][self._mono]))
-            for key in oldest[: len(oldest) - _MOST_KEYS]:
+            for key in oldest[: len(oldest) - _MAX_KEYS]:
                 self._forget(key)
 
     def _forget(self, key: Key) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.live.flows import Owners
-from ringtap.analysis.live.iterations import MOST_KEPT, STEP_FILE, RankSteps, ddp_times, number_generations
+from ringtap.analysis.live.iterations import MAX_KEPT, STEP_FILE, RankSteps, ddp_times, number_generations
 from ringtap.analysis.live.recent_counters import Keyed, Layout, RecentWideLog
 from ringtap.analysis.runs.clock import NodeClock, read_clock
 from ringtap.analysis.runs.tail import Document, LinesTail, Record, RecordTail, TextTail, since
@@ -35,7 +35,7 @@ from ringtap.schema import (
 )
 
 _WIDE = ("nic", "infiniband", "ethtool", "gpu", "packets")
-_MOST_MARKS = 100
+_MAX_MARKS = 100
 # Reading of a log starts this long before its last record: a queue or an idle socket may not have changed for long, and
 # steps are shown as a history
 _BACK_S = {"qdisc": 60.0, "sockets": 10.0, "steps": 600.0}
@@ -197,7 +197,7 @@ def _begin(path: Path) -> Callable[[RecordFile], int]:
     if path.name.endswith(".ddp.rec"):
         return lambda file: max(0, file.count - 1)
     column = "end_ns" if path.parent.name == "steps" else "mono_ns"
-    return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MOST_KEPT * 20)
+    return since(_BACK_S.get(path.parent.name, _USUAL_BACK_S), column, MAX_KEPT * 20)
 
 
 def _begin_of(file: RecordFile, layout: Layout, first: Record) -> int:
@@ -229,7 +229,7 @@ class RunFollower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.nodes: dict[str, NodeLog] = {}
-        self.marks: deque[dict[str, Any]] = deque(maxlen=_MOST_MARKS)
+        self.marks: deque[dict[str, Any]] = deque(maxlen=_MAX_MARKS)
         self._run = Document(path / RUN_JSON, RUN)
         self._marks = LinesTail(path / MARKS_JSONL, MARK)
         self._numbered: list[int] = []

@@ -20,7 +20,7 @@ _CORE_BLOCKS = 32
 _FULL = 0.95
 _MARKS = 5
 _TRAFFIC_STYLE = {"training": "", "cross": "cyan", "other": DIM}
-_LEAST_WIDTH = 8
+_MIN_WIDTH = 8
 _PERCENT, _TENTHS = "{:.0%}".format, "{:.1f}".format
 _NO_HOST = Host("", (), None, None, None)
 
@@ -150,8 +150,8 @@ class Page:
             column, texts = self.columns[number], [row[number] for row in rows]
             column_width = max(cell_len(text) for text in texts)
             if column.show is None:
-                column_width = min(column_width, max(_LEAST_WIDTH, int(column.share * width)))
-                column_width = remaining if _LEAST_WIDTH <= remaining < column_width else column_width
+                column_width = min(column_width, max(_MIN_WIDTH, int(column.share * width)))
+                column_width = remaining if _MIN_WIDTH <= remaining < column_width else column_width
             if column_width > remaining:
                 break
             columns[number] = [cell(text, column_width, column.show is not None) for text in texts]

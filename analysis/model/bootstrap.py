@@ -19,7 +19,7 @@ from ringtap.analysis.model.regression import (
 from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise
 
 Interval = tuple[float, float]
-_LEAST_SCATTER = 0.05  # of the points' own scatter: lower bound of the scatter of a resampled set
+_MIN_SCATTER = 0.05  # of the points' own scatter: lower bound of the scatter of a resampled set
 
 
 def parameter_intervals(
@@ -51,7 +51,7 @@ def parameter_intervals(
     residuals = resampled - log_t0[:, None] - b[:, None] * reduced_load(load, capacity, exponents[:, None])
     scatter = np.sqrt(noise.cost(residuals) / (points - parameters))
     # points on the curve have no scatter to divide by
-    ratio = np.maximum(scatter / own, _LEAST_SCATTER) if own > RESIDUAL_FLOOR else np.ones(samples)
+    ratio = np.maximum(scatter / own, _MIN_SCATTER) if own > RESIDUAL_FLOOR else np.ones(samples)
     certain = bool(np.all(b > 0) and solution.b > 0)
     tails = np.array([1 - (1 - level) / 2, (1 - level) / 2])
 

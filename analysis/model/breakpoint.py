@@ -29,7 +29,7 @@ SIGNIFICANT = 0.05
 WIDE_SHARE = 0.5  # of the range of measured loads: a wider interval does not locate the break
 _BREAKS = 241  # candidate breaks
 _NULL_SETS = 999
-_LEAST_SHARE = 0.0025  # of the points' residual sum of squares: lower bound of that of a resampled set
+_MIN_SHARE = 0.0025  # of the points' residual sum of squares: lower bound of that of a resampled set
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def _point(
     ratio = np.ones_like(many.rss)
     if resampled == "residuals":
         # bootstrap-t: each set is scaled by its own scatter, whose estimate from few points needs a lower bound
-        ratio = np.sqrt(np.maximum(many.rss / rss, _LEAST_SHARE))
+        ratio = np.sqrt(np.maximum(many.rss / rss, _MIN_SHARE))
     log_left = math.log(capacity) - found.at, math.log(capacity) - many.at
     most = np.log(capacity - load[[-1, 0]])
 

@@ -15,10 +15,9 @@ from scipy import optimize
 
 from ringtap.analysis.model.regression import Array
 from ringtap.errors import UsageError
-from ringtap.schema import MERGE_SHARE, MIN_RISE
+from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
 from ringtap.units import counted
 
-MIN_LOADS = 4
 CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
 MIN_ELASTICITY = 0.5  # at the heaviest loads; below it, congestion was not reached
 
@@ -118,9 +117,9 @@ def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_
     if not (np.all(np.isfinite(time)) and np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):
         raise UsageError("loads must be from 0 to below the capacity and times positive")
     load, time = merge_replicates(load, time, capacity_gbps)
-    if len(load) < MIN_LOADS:
+    if len(load) < MIN_CONGESTION_LOADS:
         return CongestionResult(
-            None, f"{counted(len(load), 'load')} of the {MIN_LOADS} that the construction needs: too few"
+            None, f"{counted(len(load), 'load')} of the {MIN_CONGESTION_LOADS} that the construction needs: too few"
         )
     if time[-1] < MIN_RISE * time[0]:
         rise = time[-1] / time[0] - 1

@@ -25,12 +25,13 @@ from ringtap.analysis.model.regression import (
 )
 from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise, from_errors
 from ringtap.errors import UsageError
+from ringtap.schema import MIN_FIT_LOADS
 from ringtap.units import counted
 
 __all__ = ["CongestionModel", "FitResult", "corrected_akaike"]
 
 EXPONENTS = (0.5, 1.0, 2.0)
-MIN_POINTS, MIN_LOADS = 4, 3
+MIN_POINTS = 4
 MIN_POINTS_FREE, MIN_LOADS_FREE = 6, 4
 BOOTSTRAP_SAMPLES = 1000
 UNSURE_SHARE = 0.5  # of A: with a larger standard error its size is not known
@@ -146,7 +147,7 @@ class CongestionModel:
         Raises:
             UsageError: the points are invalid or too few.
         """
-        load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, MIN_POINTS, MIN_LOADS)
+        load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, MIN_POINTS, MIN_FIT_LOADS)
         order = np.lexsort((time, load))
         load, time = load[order], time[order]
         n = self.n if isinstance(self.n, int | float) else EXPONENTS[0]
@@ -175,7 +176,7 @@ class CongestionModel:
         Raises:
             UsageError: a value is invalid, or fewer than 4 points at 3 loads (6 at 4 for a free exponent).
         """
-        least = (MIN_POINTS_FREE, MIN_LOADS_FREE) if self.n == "free" else (MIN_POINTS, MIN_LOADS)
+        least = (MIN_POINTS_FREE, MIN_LOADS_FREE) if self.n == "free" else (MIN_POINTS, MIN_FIT_LOADS)
         load, time = _arrays(bandwidth_gbps, iteration_s, self.capacity_gbps, *least)
         error = None if spread_s is None else _relative(spread_s, time)
         order = np.lexsort((time, load) if error is None else (error, time, load))

@@ -22,7 +22,7 @@ Exponent = float | Literal["free"]
 
 FREE_BOUNDS = (0.1, 4.0)
 _EXPONENT_GRID = np.geomspace(*FREE_BOUNDS, 60)
-_LARGEST_EXPONENT = 300.0
+_MAX_EXPONENT = 300.0
 _REWEIGHTINGS = 200
 
 
@@ -180,7 +180,7 @@ def solve_linear(
 
     def curve(load: Array, log_t0: float, b: float, n: float = start.n) -> Array:
         exponent = log_t0 + b * reduced_load(load, capacity, n)
-        result: Array = np.exp(np.clip(exponent, -_LARGEST_EXPONENT, _LARGEST_EXPONENT))
+        result: Array = np.exp(np.clip(exponent, -_MAX_EXPONENT, _MAX_EXPONENT))
         return result
 
     first = [start.log_t0 - math.log(scale), start.b]

@@ -28,12 +28,12 @@ _FORMAT = 1
 _MAGIC = b"RTFLOWS\x01"
 # rows of cells, conversations and queue pairs; bytes of JSON; checksum of all but the cells; magic
 _TRAILER = struct.Struct("<QQQQI8s")
-_LEAST_CAPTURE_BYTES = 1 << 20  # smaller captures are read in an instant
+_MIN_CAPTURE_BYTES = 1 << 20  # smaller captures are read in an instant
 
 
 def is_kept(about: os.stat_result) -> bool:
     """True if a capture is large enough for a cache."""
-    return about.st_size >= _LEAST_CAPTURE_BYTES
+    return about.st_size >= _MIN_CAPTURE_BYTES
 
 
 def places(path: Path) -> tuple[Path, Path]:

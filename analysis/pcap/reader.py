@@ -30,7 +30,7 @@ Progress = Callable[[int, int | None], None]
 
 _TICK_S = 0.1
 _STOP_S = 2.0  # limit of the wait for threads to stop; one may be blocked on a pipe
-_MOST_THREADS = 8  # each holds 200 MB at worst
+_MAX_THREADS = 8  # each holds 200 MB at worst
 _FEW_CELLS = 1 << 16
 _Path = str | os.PathLike[str]
 
@@ -120,7 +120,7 @@ def scan_packets(path: Path, conversations: int | None = None) -> Scanned:
 
     Args:
         path: a file.
-        conversations: number of conversations to distinguish; None for `MOST_CONVERSATIONS`.
+        conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
 
     Raises:
         UsageError: it cannot be read, or is not a capture.
@@ -209,7 +209,7 @@ class _Reading:
         for number in self._todo:
             size = self._sizes[number]
             total = None if total is None or size is None else total + size
-        count = min(len(self._todo), len(os.sched_getaffinity(0)), _MOST_THREADS)
+        count = min(len(self._todo), len(os.sched_getaffinity(0)), _MAX_THREADS)
         threads = [threading.Thread(target=self._work, name="ringtap-scan", daemon=True) for _ in range(count)]
         for thread in threads:
             thread.start()

@@ -22,12 +22,12 @@ from ringtap.analysis.pcap.kernels import state as ks
 from ringtap.analysis.pcap.scan_columns import CELL, CONVERSATION, PACKET, QUEUE_PAIR
 from ringtap.errors import UsageError
 
-MOST_CONVERSATIONS = 2**18
+MAX_CONVERSATIONS = 2**18
 """Conversations distinguished in one capture, at most; packets of further ones are summed in one row of family 0."""
 
 _CELLS_IN_MEMORY = (96 << 20) // CELL.itemsize
 _PACKETS_IN_MEMORY = 2**22
-_USUAL_MOST_KEPT = 262_144  # snap length that tools use for "no limit"
+_USUAL_MAX_KEPT = 262_144  # snap length that tools use for "no limit"
 _PCAP_HEADER_BYTES = 24
 _SECTION_HEADER = b"\x0a\x0d\x0d\x0a"
 # magic number in the file -> (byte order, nanoseconds per tick)
@@ -76,7 +76,7 @@ class Scan:
         bin_ns: width of the bins.
         cells: an empty file for the cells that exceed the buffer in memory; a temporary one if None.
         packets: True to keep a row per packet too.
-        conversations: number of conversations to distinguish; None for `MOST_CONVERSATIONS`.
+        conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
 
     Raises:
         UsageError: numba is not installed, or the machine is big-endian.
@@ -146,7 +146,7 @@ class Scan:
         counts["torn_bytes"] = self._skipped if self._to_skip else 0 if self._searching else left
         counts["corrupt_records"] = self._corrupt_records
         counts["corrupt_bytes"] = self._corrupt_bytes + (left if self._searching else 0)
-        (cells, *packets), least = arena.rows(), arena.word(ks.LEAST_BIN)
+        (cells, *packets), least = arena.rows(), arena.word(ks.MIN_BIN)
         conversations = arena.conversations[: arena.word(ks.ROWS)]
         queue_pairs = arena.queue_pairs[: arena.word(ks.QUEUE_PAIR_ROWS)]
         first_ns = arena.word(ks.FIRST_NS)
@@ -234,7 +234,7 @@ class Scan:
         if header is None and (head[:4] != _SECTION_HEADER or section_header(head[:12]) is None):
             raise UsageError("is no capture: pcap and pcapng files are read")
         self._started = True
-        self._arena.state[ks.MOST_KEPT] = _USUAL_MOST_KEPT
+        self._arena.state[ks.MAX_KEPT] = _USUAL_MAX_KEPT
         if header is None:
             self._walk, self._resume = self._entries["walk_blocks"], self._entries["resume_blocks"]
             return 0
@@ -272,12 +272,12 @@ class Scan:
         return total
 
     def _add_interface(self, interface: Interface) -> None:
-        if len(self._section) < ks.MOST_INTERFACES:
+        if len(self._section) < ks.MAX_INTERFACES:
             self._section.append(interface)
             self._arena.set_interfaces(self._section)
-            snap = min(interface.snap_bytes, ks.MOST_FRAME_BYTES)
-            self._arena.state[ks.MOST_KEPT] = max(snap, self._arena.word(ks.MOST_KEPT))
-        if len(self._described) < ks.MOST_INTERFACES:
+            snap = min(interface.snap_bytes, ks.MAX_FRAME_BYTES)
+            self._arena.state[ks.MAX_KEPT] = max(snap, self._arena.word(ks.MAX_KEPT))
+        if len(self._described) < ks.MAX_INTERFACES:
             self._described.append(interface.described())
 
 
@@ -288,25 +288,25 @@ class Arena:
         bin_ns: width of a bin.
         cells: file for the cells that exceed the buffer in memory; a temporary one if None.
         packets: True to keep a row per packet too.
-        conversations: number of conversations to distinguish; None for `MOST_CONVERSATIONS`.
+        conversations: number of conversations to distinguish; None for `MAX_CONVERSATIONS`.
     """
 
     def __init__(self, bin_ns: int, cells: BinaryIO | None, packets: bool, conversations: int | None = None) -> None:
-        limit = MOST_CONVERSATIONS if conversations is None else conversations
+        limit = MAX_CONVERSATIONS if conversations is None else conversations
         most = limit + 1  # plus the row of the others
         self.conversations = np.zeros(most, CONVERSATION)
-        self.queue_pairs = np.zeros(ks.MOST_QUEUE_PAIRS, QUEUE_PAIR)
+        self.queue_pairs = np.zeros(ks.MAX_QUEUE_PAIRS, QUEUE_PAIR)
         self.cells = Spill(CELL, _CELLS_IN_MEMORY, cells)
         self._spills = [(self.cells, ks.CELLS_AT)]
         if packets:
             self._spills.append((Spill(PACKET, _PACKETS_IN_MEMORY, None), ks.PACKETS_AT))
-        self._interfaces = np.zeros((ks.MOST_INTERFACES, ks.INTERFACE_BYTES // 8), np.int64)
+        self._interfaces = np.zeros((ks.MAX_INTERFACES, ks.INTERFACE_BYTES // 8), np.int64)
         blocks = {
             ks.DIRECTIONS: most * 2 * ks.DIRECTION_BYTES,
-            ks.HOLES: most * 2 * ks.MOST_HOLES * ks.HOLE_BYTES,
+            ks.HOLES: most * 2 * ks.MAX_HOLES * ks.HOLE_BYTES,
             ks.SLOTS: max(limit * ks.SLOTS_A_ROW * 4, ks.FIRST_SLOTS) << ks.SLOT_SHIFT,
             ks.FRAGMENTS: ks.FRAGMENT_SLOTS << ks.FRAGMENT_SHIFT,
-            ks.QUEUE_PAIR_WORK: ks.MOST_QUEUE_PAIRS * ks.QUEUE_PAIR_WORK_BYTES,
+            ks.QUEUE_PAIR_WORK: ks.MAX_QUEUE_PAIRS * ks.QUEUE_PAIR_WORK_BYTES,
             ks.QUEUE_PAIR_SLOTS: ks.QUEUE_PAIR_SLOT_COUNT * 4,
         }
         self._blocks = {word: _aligned(size) for word, size in blocks.items()}
@@ -318,7 +318,7 @@ class Arena:
         self.state[ks.QUEUE_PAIRS] = self.queue_pairs.ctypes.data
         self.state[ks.INTERFACES] = self._interfaces.ctypes.data
         self.state[ks.SECRETS : ks.SECRETS + 4] = np.frombuffer(os.urandom(16), np.uint32)
-        self.state[ks.MOST_ROWS] = limit
+        self.state[ks.MAX_ROWS] = limit
         self.state[ks.SLOT_MASK] = ks.FIRST_SLOTS - 1
         self.state[ks.BIN_NS] = bin_ns
         self.state[ks.BASE_BIN] = ks.NO_BIN
@@ -351,7 +351,7 @@ class Arena:
         """Pass the interfaces of the section to the kernels."""
         self.state[ks.INTERFACE_COUNT] = len(interfaces)
         for row, interface in zip(self._interfaces, interfaces, strict=False):
-            row[:6] = (*interface[1:], ks.MOST_NS // interface.by)
+            row[:6] = (*interface[1:], ks.MAX_NS // interface.by)
 
 
 class Spill:
@@ -442,7 +442,7 @@ def section_header(block: bytes) -> tuple[bool, int] | None:
     if order is None:
         return None
     (total,) = struct.unpack_from(f"{order}I", block, 4)
-    return None if total < 28 or total % 4 or total > ks.MOST_BLOCK_BYTES else (order == ">", total)
+    return None if total < 28 or total % 4 or total > ks.MAX_BLOCK_BYTES else (order == ">", total)
 
 
 def interface_block(block: bytes, big_endian: bool) -> Interface | None:

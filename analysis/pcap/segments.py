@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ringtap.analysis.pcap.reader import scan_packets
-from ringtap.analysis.pcap.scan import MOST_CONVERSATIONS
+from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from ringtap.analysis.pcap.scan_columns import PLAIN
 from ringtap.analysis.pcap.tables import flow_columns
 from ringtap.errors import MeasurementError, UsageError
@@ -32,7 +32,7 @@ def read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], 
         UsageError: the file cannot be read, is no capture, is damaged, or is of a link type that is not read.
         MeasurementError: the file ends within a packet.
     """
-    limit = MOST_CONVERSATIONS
+    limit = MAX_CONVERSATIONS
     while (scanned := scan_packets(path, limit)).counts["packets_over_limit"]:
         limit *= 8
     counts, conversations = scanned.counts, scanned.conversations

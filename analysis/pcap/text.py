@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
-from ringtap.analysis.pcap.scan import MOST_CONVERSATIONS
+from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from ringtap.analysis.pcap.traffic import Traffic, endpoint, no_conversations
 from ringtap.terminal import text_table
 from ringtap.units import format_duration, format_rate, format_size
@@ -27,7 +27,7 @@ SORTS = {
     "resent": "retransmitted_bytes",
 }
 """Orders of the conversations in the text, and the field that each sorts by."""
-_FEW_HOSTS, _MOST_HOSTS = 8, 32
+_FEW_HOSTS, _MAX_HOSTS = 8, 32
 _OFFLOADED = 1.05  # segments per packet above which captured packets hold several wire segments
 
 # count: the thing counted, and the effect on the numbers
@@ -40,7 +40,7 @@ _SENTENCES = {
     "corrupt_bytes": ("byte", "were skipped there"),
     "packets_over_limit": (
         "packet",
-        f"belong to conversations beyond the first {MOST_CONVERSATIONS:,}: one row, 'others', sums them",
+        f"belong to conversations beyond the first {MAX_CONVERSATIONS:,}: one row, 'others', sums them",
     ),
     "queue_pairs_over_limit": ("RoCE packet", "belong to queue pairs beyond the limit: not in their table"),
     "cut_by_snap": ("packet", "lack a header that the capture cut off: counted as far as the headers go"),
@@ -240,7 +240,7 @@ def _matrix(traffic: Traffic, asked: bool) -> list[str]:
     hosts = sorted({host for pair in pairs for host in pair})
     if not asked and not 2 < len(hosts) <= _FEW_HOSTS:
         return []
-    if len(hosts) > _MOST_HOSTS:
+    if len(hosts) > _MAX_HOSTS:
         return ["", f"The matrix of {len(hosts):,} hosts is in --json only"]
     senders, receivers = (sorted({pair[side] for pair in pairs}) for side in (0, 1))
     head = [("payload from \\ to", *receivers)]

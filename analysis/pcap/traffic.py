@@ -30,10 +30,10 @@ GROUPS = ("flow", "hosts", "total")
 
 _CHUNK = 1 << 20  # cells processed together
 _TOGETHER = 1 << 18  # approximate number of cells whose rates are computed together
-_MOST_BINS = 1 << 27
-MOST_TRAINING_BINS = 1 << 24
+_MAX_BINS = 1 << 27
+MAX_TRAINING_BINS = 1 << 24
 """Maximum number of bins in which training is searched for: 4.6 hours in bins of 1 ms."""
-_MOST_HOSTS = 4096
+_MAX_HOSTS = 4096
 _MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_bytes")
 
 
@@ -251,7 +251,7 @@ class Traffic:
 
     def _checked_bins(self) -> int:
         """Return the number of bins; raise UsageError if memory should not hold an array of so many."""
-        if self.bins > _MOST_BINS:
+        if self.bins > _MAX_BINS:
             shown = f"{format_duration(self.duration_s)} in bins of {format_duration(self.bin_ns / 1e9)}"
             raise UsageError(f"{shown} are {self.bins:,} bins: {bins_remedy(self.counts)}")
         return int(self.bins)
@@ -331,7 +331,7 @@ class Traffic:
 
         pairs = self.host_pairs(what)
         names = sorted({name for pair in pairs for name in pair})
-        if len(names) > _MOST_HOSTS:
+        if len(names) > _MAX_HOSTS:
             raise UsageError(f"a matrix of {len(names):,} hosts cannot be shown: select some, or use host_pairs()")
         index = {name: number for number, name in enumerate(names)}
         square = np.zeros((len(names), len(names)), np.int64)

@@ -26,7 +26,7 @@ _DPI = 160
 _POINTS = 72  # per inch, the unit of an SVG
 # margins of a panel in inches, with room for the tick labels and the axis label
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.62, 0.12, 0.3, 0.5
-_LEGEND_LINE, _LONGEST_LABEL = 0.21, 42
+_LEGEND_LINE, _MAX_LABEL_LENGTH = 0.21, 42
 
 
 Box = tuple[float, float, float, float]
@@ -169,7 +169,7 @@ def sheet(
 def label(text: str) -> str:
     """Return a name as one line for a figure, shortened and without characters that XML forbids."""
     text = plain(text)
-    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+    return text if len(text) <= _MAX_LABEL_LENGTH else text[: _MAX_LABEL_LENGTH - 1] + "…"
 
 
 def line_handle(text: str, **look: Any) -> Line2D:

@@ -27,10 +27,10 @@ _LOSSES = {
     "nic_drops": ("packets dropped by interfaces", "+", BLUE),
 }
 # more iterations are drawn as the medians and the longest of this many groups
-_MOST_GROUPS = 600
-_MOST_MARKS = 100
-_MOST_RANKS = 40
-_MOST_PAIRS = 64
+_MAX_GROUPS = 600
+_MAX_MARKS = 100
+_MAX_RANKS = 40
+_MAX_PAIRS = 64
 _SIZE = (7.2, 2.5)
 
 
@@ -55,7 +55,7 @@ def draw_job(job: Job, folder: Path) -> list[Drawn]:
 
 
 def _group_size(count: int) -> int:
-    return max(1, -(-count // _MOST_GROUPS))
+    return max(1, -(-count // _MAX_GROUPS))
 
 
 def _grouped(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -77,9 +77,9 @@ def _iterations(job: Job) -> Drawn:
     known = {name: look for name, look in parts.items() if table[name].notna().any()}
     lost = {name: look for name, look in _LOSSES.items() if (job.iterations[name].fillna(0) > 0).any()}
     slow = slow_places(job)
-    if len(slow) > _MOST_MARKS:
+    if len(slow) > _MAX_MARKS:
         seconds = job.iterations["iteration_s"].to_numpy(float)
-        slow = np.sort(slow[np.argsort(-seconds[slow], kind="stable")[:_MOST_MARKS]])
+        slow = np.sort(slow[np.argsort(-seconds[slow], kind="stable")[:_MAX_MARKS]])
     handles = [line_handle(text, color=colour) for text, colour in known.values()]
     handles += [line_handle("slow iteration", linestyle="none", marker="v", color=INK)] * bool(len(slow))
     handles += [line_handle(text, linestyle="none", marker=mark, color=colour) for text, mark, colour in lost.values()]
@@ -163,9 +163,9 @@ def _ranks(job: Job) -> Drawn | None:
     numbers = table[["rank", "node", *columns]].copy()
     numbers[columns] = numbers[columns].astype("Float64").astype(float)
     shown = numbers
-    if len(numbers) > _MOST_RANKS:
+    if len(numbers) > _MAX_RANKS:
         order = numbers.sort_values("compute_s", ascending=False)
-        shown = pd.concat((order.head(_MOST_RANKS // 2), order.tail(_MOST_RANKS // 2)))
+        shown = pd.concat((order.head(_MAX_RANKS // 2), order.tail(_MAX_RANKS // 2)))
     kinds = [("compute", BLUE), ("compute that hides communication", GREEN), ("exposed communication", VERMILION)]
     # with Horovod, the optimizer step includes the exposed communication, and the rest is not known
     parts = ["exposed_s"] if numbers["unattributed_s"].isna().all() else ["exposed_s", "optimizer_s", "unattributed_s"]
@@ -229,7 +229,7 @@ def _pairs(job: Job) -> Drawn | None:
     amounts = between.groupby(["from_rank", "to_rank"])["payload_bytes"].sum().astype(float)
     matrix = amounts.unstack()
     ranks = sorted({int(rank) for index in amounts.index for rank in index})
-    if len(ranks) > _MOST_PAIRS:
+    if len(ranks) > _MAX_PAIRS:
         return None
     matrix = matrix.reindex(index=ranks, columns=ranks).fillna(0.0) / 1e6
     figure = new_figure(4.6, 3.2)

@@ -27,7 +27,7 @@ from ringtap.analysis.plots.sweep_axes import (
 )
 from ringtap.analysis.sweeps.series import Series
 
-_MOST_IN_ONE_PANEL = 4
+_MAX_IN_ONE_PANEL = 4
 _SHARES_ABOVE = (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 
 
@@ -106,7 +106,7 @@ def traffic_kinds(series: Sequence[Series], setting: Setting) -> Drawn | None:
 def _panels(series: Sequence[Series], above: float) -> tuple[Sheet, list[list[Series]]]:
     """Create one panel for few series, else one per traffic kind, as in the thesis, with the models in the legend."""
     look = looks([one.key for one in series])
-    if len(series) <= _MOST_IN_ONE_PANEL:
+    if len(series) <= _MAX_IN_ONE_PANEL:
         labels = [handle(look[one.key], name_of(one)) for one in series]
         return sheet(1, 1, (6.4, 3.9), labels, 2, above), [list(series)]
     kinds = list(dict.fromkeys(one.traffic for one in series))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringtap.analysis import thesis
 from ringtap.analysis.sweeps.series import Series
-from ringtap.schema import MOST_LATE_SHARE, REQUIRED_SHARE
+from ringtap.schema import MAX_LATE_SHARE, REQUIRED_SHARE
 from ringtap.units import counted
 
 NO_LOAD_TOLERANCE = 0.10
@@ -16,7 +16,7 @@ FALL_TOLERANCE = 0.05  # of the mean: a smaller fall between neighbouring loads 
 VOLUME_OVER_DEMAND = (0.9, 1.6)
 VGG_R2_LOG = 0.97
 CHOSEN_R2 = 0.9
-LATE_SAMPLES = f"at most {MOST_LATE_SHARE:.0%} of the samples in each window are late"
+LATE_SAMPLES = f"at most {MAX_LATE_SHARE:.0%} of the samples in each window are late"
 SPREAD_FROM_SHARE = 0.5
 
 
@@ -60,7 +60,7 @@ def _late_samples(series: Series) -> list[Check]:
     late = [point.late_share for point in series.points if point.late_share is not None]
     if not late:
         return []
-    over = sum(share > MOST_LATE_SHARE for share in late)
+    over = sum(share > MAX_LATE_SHARE for share in late)
     found = f"{over} of {counted(len(late), 'window')} have more" if over else "no window has more"
     return [Check(series.name, LATE_SAMPLES, f"{found}; the worst has {max(late):.1%}", not over)]
 

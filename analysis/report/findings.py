@@ -16,7 +16,7 @@ from ringtap.units import counted
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open
 FIRM_R2_LOG = 0.97
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _range(ordered: Sequence[float], form: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = list(names[:_MOST_NAMES])
-    if len(names) > _MOST_NAMES:
-        shown.append(f"{len(names) - _MOST_NAMES} more")
+    shown = list(names[:_MAX_NAMES])
+    if len(names) > _MAX_NAMES:
+        shown.append(f"{len(names) - _MAX_NAMES} more")
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

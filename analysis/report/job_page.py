@@ -19,7 +19,7 @@ from ringtap.json_validation import whole
 from ringtap.terminal import one_line
 
 _TABLE = "iterations.csv"
-_MOST_FLOWS = 25
+_MAX_FLOWS = 25
 _RANK_COLUMNS = (
     *("rank", "node", "iterations", "compute_s", "overlap_s", "exposed_s", "optimizer_s", "unattributed_s"),
     *("sent_bytes", "retransmissions", "cpu_cores", "slowest_share"),
@@ -100,6 +100,6 @@ def _flows(job: Job) -> dict[str, Any]:
     table = job.flows
     rows = [
         {name: plain_value(value) for name, value in zip(_FLOW_COLUMNS, row, strict=True)}
-        for row in table.loc[: _MOST_FLOWS - 1, list(_FLOW_COLUMNS)].itertuples(index=False, name=None)
+        for row in table.loc[: _MAX_FLOWS - 1, list(_FLOW_COLUMNS)].itertuples(index=False, name=None)
     ]
     return {"count": len(table), "rows": rows}

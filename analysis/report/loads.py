@@ -19,7 +19,7 @@ LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 comp
 NEAR_SHARE = 0.08  # of capacity: largest distance of a measured load from them
 QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99)
 LEVEL = 0.95
-LEAST_INDEPENDENT = 3.0  # the interval of a mean of fewer iterations is too wide to be useful
+MIN_INDEPENDENT = 3.0  # the interval of a mean of fewer iterations is too wide to be useful
 
 Interval = tuple[float, float]
 
@@ -147,7 +147,7 @@ def mean_interval(point: Point) -> Interval | None:
 def _relative_error(point: Point) -> tuple[float, float] | None:
     """Relative standard error of the mean, and the effective number of independent iterations behind it."""
     count = point.iterations if point.independent is None else point.independent
-    if count is None or count < LEAST_INDEPENDENT or point.variation is None:
+    if count is None or count < MIN_INDEPENDENT or point.variation is None:
         return None
     return point.variation / math.sqrt(count), count
 

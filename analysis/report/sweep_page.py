@@ -126,13 +126,13 @@ def published(series: Series) -> dict[str, Any]:
         demand_mb = 2 * (point.workers - 1) / point.workers * 4 * series.demand.parameters / 1e6
         item["congestion"] = asdict(point) | {"over_demand": point.data_mb / demand_mb}
         item["congestion"]["table"] = thesis.CONGESTION_TABLES[series.traffic]
-    spare = thesis.MOST_CONGESTED_GBPS.get(key)
+    spare = thesis.MAX_CONGESTED_GBPS.get(key)
     item["most_congested"] = None
     if spare is not None:
         ideal, experimental = spare
         item["most_congested"] = {"ideal_gbps": ideal, "experimental_gbps": experimental}
         item["most_congested"] |= {"difference_share": (experimental - ideal) / experimental}
-        item["most_congested"]["table"] = thesis.MOST_CONGESTED_TABLES[series.traffic]
+        item["most_congested"]["table"] = thesis.MAX_CONGESTED_TABLES[series.traffic]
     item["mean_difference_gbps"] = thesis.MEAN_DIFFERENCE_GBPS.get(key)
     item["mean_difference_table"] = thesis.DIFFERENCE_TABLE
     item["fits"] = [asdict(fit) for fit in thesis.fits_for(*series.key)]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.counters import WIDEST_BITS
+from ringtap.counters import MAX_WIDTH_BITS
 
 Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ def counter_steps(before: npt.NDArray[Any], after: npt.NDArray[Any], width_bits:
         return np.where(fell, np.nan, after - before)
     # subtract before the conversion: a float does not hold large counters exactly
     steps = after.astype(np.uint64) - before.astype(np.uint64)
-    if 0 < width_bits < WIDEST_BITS:
+    if 0 < width_bits < MAX_WIDTH_BITS:
         return (steps & np.uint64((1 << width_bits) - 1)).astype(np.float64)
     return np.where(fell, np.nan, steps.astype(np.float64))
 

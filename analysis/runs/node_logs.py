@@ -31,7 +31,7 @@ from ringtap.schema import (
 )
 
 T = TypeVar("T")
-_MOST_REPORTED = 5  # damaged lines of one file that are reported individually
+_MAX_REPORTED = 5  # damaged lines of one file that are reported individually
 # logs of collectors that sample from the beginning of the run to its end
 SAMPLED = (NIC_REC, HOST_REC, SOCKETS_REC, QDISC_REC, PROCESSES_REC)
 
@@ -119,11 +119,11 @@ class NodeLogs:
                     items.append(line.item)
                 elif line.torn:
                     self.torn.append(f"{self.name}/{relative}")
-                elif len(damaged) < _MOST_REPORTED:
+                elif len(damaged) < _MAX_REPORTED:
                     damaged.append(f"{self.name}/{relative} line {line.number} is left out: {line.why}")
                 else:
                     damaged[-1] = (
-                        f"{self.name}/{relative}: {_MOST_REPORTED} or more lines are left out, up to line {line.number}"
+                        f"{self.name}/{relative}: {_MAX_REPORTED} or more lines are left out, up to line {line.number}"
                     )
             self.problems += damaged
             return items

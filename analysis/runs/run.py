@@ -23,7 +23,7 @@ _DDP_SUFFIX = ".ddp.rec"
 _STEP_COLUMNS = {"node": "object", "rank": "int64", "pid": "int64", "process": "int64"}
 _STEP_COLUMNS |= dict.fromkeys(("optimizer", "step", "start_ns", "end_ns", "start_mono_ns", "end_mono_ns"), "int64")
 _STEP_COLUMNS |= {"kind": "int64", "backwards": "int64", "age_ns": "int64"}
-_MOST_HEADER_BYTES = 8 << 20
+_MAX_HEADER_BYTES = 8 << 20
 # `kind` of a step record
 STEP, SKIPPED, MARK = 0, 1, 2
 _SWEEP_PLAN = {"scale": float, "capacity_bps": float, "topology": dict, "models": [{"parameters": int}]}
@@ -44,7 +44,7 @@ def map_records(path: Path) -> tuple[RecordFile | None, Records, int]:
     """
     try:
         with open_regular(path) as stream:
-            torn_header = not stream.readline(_MOST_HEADER_BYTES).endswith(b"\n")
+            torn_header = not stream.readline(_MAX_HEADER_BYTES).endswith(b"\n")
         if torn_header:
             return None, np.empty(0, np.dtype([("t_ns", "<i8")])), 1
         file = open_log(path)

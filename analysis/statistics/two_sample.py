@@ -24,7 +24,7 @@ from ringtap.errors import UsageError
 MIN_VALUES = 5
 TAIL_SHARE = 0.05  # the longest iterations of both samples together: those of the tail test
 ALPHA = 0.05  # of all tests together
-_LEAST_P = sys.float_info.min  # a smaller p cannot be written as a normal floating point number
+_MIN_P = sys.float_info.min  # a smaller p cannot be written as a normal floating point number
 _EXACT_TO = 10_000  # values in the larger sample; above, the limiting distribution is as good, as scipy assumes, too
 _SIMULATED_BELOW = 10  # effective values; for samples of 5, Student's t finds 8 % false differences at 5 %
 _SIMULATED_TO = 200  # values of the larger sample; more change nothing if the other is small
@@ -135,7 +135,7 @@ def compare(a: Values, b: Values, names: tuple[str, str] = ("a", "b"), level: fl
     ends = [[Estimate(one.value, one.low, one.high) for one in pair] for pair in (medians, tails)]
     superiority, p_location = _superiority(low, high, counts, level)
     tests = [_distribution(low, high, counts), ("location", superiority.value, p_location), _tail(low, high, counts)]
-    tests = [(name, statistic, min(1.0, max(p, _LEAST_P))) for name, statistic, p in tests]
+    tests = [(name, statistic, min(1.0, max(p, _MIN_P))) for name, statistic, p in tests]
     corrected = holm([p for _, _, p in tests])
     return Comparison(
         names=names,

@@ -15,9 +15,9 @@ from ringtap.units import counted, format_duration, format_size
 TRAINING, CROSS, OTHER = "training", "cross", "other"
 
 # streams with a smaller share of all payload are not examined
-_LEAST_SHARE = 0.0005
-_MOST_STREAMS = 64
-LEAST_CONFIDENCE = 0.99
+_MIN_SHARE = 0.0005
+_MAX_STREAMS = 64
+MIN_CONFIDENCE = 0.99
 # starts of two streams of one job lie within this share of the period
 _NEAR = 0.3
 # starts of several streams count if they are this close to their median, as a share of the period
@@ -91,13 +91,13 @@ class Sorted:
 
 def sort_out(streams: Streams) -> Sorted:
     """Classify streams, and find those of the training job."""
-    examined = [one for one in streams.streams[:_MOST_STREAMS] if one.total >= _LEAST_SHARE * streams.total]
+    examined = [one for one in streams.streams[:_MAX_STREAMS] if one.total >= _MIN_SHARE * streams.total]
     rhythms: dict[PayloadStream, Periodicity | None] = {}
     clear: dict[PayloadStream, Periodicity] = {}
     for stream in examined:
         known = sorted({round(rhythm.volume) for rhythm in clear.values()})
         rhythm = rhythms[stream] = find_periodicity(stream.bins, stream.payload, known)
-        if rhythm is not None and rhythm.confidence >= LEAST_CONFIDENCE:
+        if rhythm is not None and rhythm.confidence >= MIN_CONFIDENCE:
             clear[stream] = rhythm
     found = [_training(streams, {stream: clear[stream] for stream in group}) for group in _groups(clear)]
     both_ways = [training for training in found if _exchanges([member.stream for member in training.major])]

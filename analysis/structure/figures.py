@@ -25,7 +25,7 @@ _COLOURS: Mapping[str, str] = {roles.ONLY: "#0072B2", roles.SHARED: "#D55E00", r
 _HOSTS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000", "#999933")
 _SHOWN_ITERATIONS = 4
 SAMPLES = 30  # width of the moving average in figures 3-10 (a) and 3-11 (a)
-_LEAST_SAMPLES = 3
+_MIN_SAMPLES = 3
 _FOLDS = 80
 
 
@@ -50,7 +50,7 @@ def draw(found: Structure, samples: int | None = None) -> list[Drawn]:
 def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
     """Draw the injection rates of the three flows on one clock, with iterations marked (figures 3-10 and 3-11)."""
     streams, starts = found.streams, found.training.starts
-    width = samples or max(_LEAST_SAMPLES, min(SAMPLES, round(found.period.median_s * 1e8 / streams.bin_ns)))
+    width = samples or max(_MIN_SAMPLES, min(SAMPLES, round(found.period.median_s * 1e8 / streams.bin_ns)))
     first = max(0, (len(starts) - 1 - _SHOWN_ITERATIONS) // 2)
     shown = starts[first : first + _SHOWN_ITERATIONS + 1]
     margin = int(shown[-1] - shown[0]) // 20

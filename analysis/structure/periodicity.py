@@ -26,8 +26,8 @@ Numbers = npt.NDArray[np.float64]
 _QUIET_SHARE, _QUIET_BIN = 0.01, 0.1
 # largest distance of a silence from its expected position, as a share of the volume (retransmissions shift it)
 TOLERANCE = 0.02
-LEAST_ITERATIONS = 4
-_LEAST_SILENCE_BINS = 2
+MIN_ITERATIONS = 4
+_MIN_SILENCE_BINS = 2
 # a silence counts as found if it has this share of the usual length
 _LIKE_USUAL = 0.8
 _FAR_FROM_USUAL = 0.4  # a silence with a smaller share is skipped
@@ -36,8 +36,8 @@ _FAR_FROM_USUAL = 0.4  # a silence with a smaller share is skipped
 _NEARLY = 0.75
 # another stream's volume is adopted if its silences are longer than all others by this factor
 _STANDS_OUT = 1.2
-_MOST_ITERATIONS = 20_000
-_MOST_BUCKETS, _LEAST_ROWS = 256, 3  # buckets of an iteration, and iterations compared
+_MAX_ITERATIONS = 20_000
+_MAX_BUCKETS, _MIN_ROWS = 256, 3  # buckets of an iteration, and iterations compared
 # least ratio of silences between iterations to those between buckets; the larger one for fewer than four iterations
 _LONGER, _FAR_LONGER = 1.05, 1.5
 _CANDIDATES_EACH, _LAGS = 10, 12
@@ -130,7 +130,7 @@ def silences_of(bins: Integers, payload: Integers) -> Silences:
     total = int(payload.sum())
     loud = np.flatnonzero(is_loud(payload))
     length = np.diff(bins[loud]) - 1
-    keep = length >= _LEAST_SILENCE_BINS
+    keep = length >= _MIN_SILENCE_BINS
     after = loud[1:][keep]
     passed = np.cumsum(payload) - payload
     # the silence before a stream begins has an unknown length
@@ -140,7 +140,7 @@ def silences_of(bins: Integers, payload: Integers) -> Silences:
 
 
 def find_periodicity(bins: Integers, payload: Integers, known: Sequence[float] = ()) -> Periodicity | None:
-    """Find the periodicity of a stream; None if no volume recurs at least `LEAST_ITERATIONS` times beyond chance.
+    """Find the periodicity of a stream; None if no volume recurs at least `MIN_ITERATIONS` times beyond chance.
 
     Args:
         bins: numbers of the bins with payload, strictly ascending.
@@ -148,7 +148,7 @@ def find_periodicity(bins: Integers, payload: Integers, known: Sequence[float] =
         known: volumes of other streams, tried first, because all streams of a ring have the same volume.
     """
     silences = silences_of(bins, payload)
-    if len(silences) < LEAST_ITERATIONS:
+    if len(silences) < MIN_ITERATIONS:
         return None
     chosen = _choose(silences, np.array(known))
     path = np.empty(0, np.int64) if chosen is None else _follow(silences, chosen)
@@ -190,7 +190,7 @@ def _candidates(silences: Silences) -> Numbers:
 
 def _frequent(distance: Numbers, total: int) -> Numbers:
     """Return the most frequent distances, to 1 %."""
-    distance = distance[(distance > total / _MOST_ITERATIONS) & (distance < total / (LEAST_ITERATIONS - 1))]
+    distance = distance[(distance > total / _MAX_ITERATIONS) & (distance < total / (MIN_ITERATIONS - 1))]
     if not len(distance):
         return np.empty(0)
     bucket = np.floor(np.log(distance) / np.log1p(TOLERANCE / 2)).astype(np.int64)
@@ -217,7 +217,7 @@ def _score(silences: Silences, volume: float) -> tuple[float, int, float]:
     best, at, unlikely = 0.0, -1, 1.0
     for anchor in _anchors(silences, volume):
         path = _track(silences, volume, anchor, _SCORED_ITERATIONS // 2)
-        if len(path) < LEAST_ITERATIONS:
+        if len(path) < MIN_ITERATIONS:
             continue
         lengths = _lengths(silences, path)
         usual = _lower_quartile(lengths)
@@ -265,7 +265,7 @@ def _follow(silences: Silences, volume: float) -> Integers:
     usual, anchor, _ = _score(silences, volume)
     if anchor < 0:
         return np.empty(0, np.int64)
-    return _track(silences, volume, anchor, _MOST_ITERATIONS, _LIKE_USUAL * usual)
+    return _track(silences, volume, anchor, _MAX_ITERATIONS, _LIKE_USUAL * usual)
 
 
 def _track(silences: Silences, volume: float, anchor: int, most: int, enough: float = np.inf) -> Integers:
@@ -311,12 +311,12 @@ def _multiple(silences: Silences, path: Integers) -> int:
     Evenly spaced buckets of one size have a period of their own; the silence between iterations is a little longer.
     """
     lengths = _lengths(silences, path[path != 0])  # the silence before the stream has an unknown length
-    for many in range(2, min(len(lengths) // _LEAST_ROWS, _MOST_BUCKETS) + 1):
+    for many in range(2, min(len(lengths) // _MIN_ROWS, _MAX_BUCKETS) + 1):
         whole = lengths[: len(lengths) // many * many].reshape(-1, many)
         longest = int(np.argmax(np.median(whole, axis=0)))
         # stalls occur anywhere, so the others include some too
         others = float(np.quantile(np.delete(whole, longest, axis=1), 0.9))
-        longer = _LONGER if len(whole) >= LEAST_ITERATIONS else _FAR_LONGER
+        longer = _LONGER if len(whole) >= MIN_ITERATIONS else _FAR_LONGER
         if float(np.quantile(whole[:, longest], 0.1)) > longer * others:
             return many
     return 1
@@ -325,7 +325,7 @@ def _multiple(silences: Silences, path: Integers) -> int:
 def _periodicity(silences: Silences, path: Integers, bins: Integers, payload: Integers) -> Periodicity | None:
     """Return the periodicity whose boundaries are on a path; None if these are too few."""
     lengths = _lengths(silences, path)
-    if len(path) < LEAST_ITERATIONS or not (path >= 0).any():
+    if len(path) < MIN_ITERATIONS or not (path >= 0).any():
         return None
     usual = _usual(silences, path)
     if usual <= 0:
@@ -334,7 +334,7 @@ def _periodicity(silences: Silences, path: Integers, bins: Integers, payload: In
     good = np.flatnonzero(lengths >= _LIKE_USUAL * usual)
     path, lengths = path[good[0] : good[-1] + 1], lengths[good[0] : good[-1] + 1]
     found = path >= 0
-    if found.sum() < LEAST_ITERATIONS:
+    if found.sum() < MIN_ITERATIONS:
         return None
     steps = np.flatnonzero(found)
     position = np.interp(np.arange(len(path)), steps, silences.position[path[steps]])
@@ -354,7 +354,7 @@ def _longest_between(silences: Silences, path: Integers) -> float:
     return _lower_quartile(np.array(longest, np.float64)) if longest else 0.0
 
 
-_MOST_LAGS = 4
+_MAX_LAGS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,7 +389,7 @@ def likeness(payload: Integers, expected_bins: float) -> Likeness:
     rate -= rate.mean()
     size = 1 << (2 * len(rate) - 1).bit_length()
     power = np.abs(np.fft.rfft(rate, size)) ** 2
-    most = min(len(rate) - 1, int(_MOST_LAGS * expected_bins))
+    most = min(len(rate) - 1, int(_MAX_LAGS * expected_bins))
     values = np.fft.irfft(power, size)[: most + 1]
     # longer lags have fewer pairs
     values = values / (len(rate) - np.arange(most + 1))

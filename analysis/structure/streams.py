@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ringtap.analysis.pcap import tables
-from ringtap.analysis.pcap.traffic import MOST_TRAINING_BINS, Traffic, bins_remedy
+from ringtap.analysis.pcap.traffic import MAX_TRAINING_BINS, Traffic, bins_remedy
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_duration
 
@@ -151,7 +151,7 @@ def streams_of(vantages: Sequence[Vantage], names: dict[str, str] | None = None)
     first_bin = int(cells["bin"].min())
     cells["bin"] -= first_bin
     bins = int(cells["bin"].max()) + 1
-    if bins > MOST_TRAINING_BINS:
+    if bins > MAX_TRAINING_BINS:
         seconds = format_duration(bins * bin_ns / 1e9)
         jumps = max((vantage.traffic.counts for vantage in vantages), key=lambda counts: counts.get("time_jumps", 0))
         which = f"{seconds} in bins of {format_duration(bin_ns / 1e9)} are {bins:,} bins"

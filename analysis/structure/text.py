@@ -10,7 +10,7 @@ from ringtap.analysis.structure.structure import Structure, edges_of
 from ringtap.terminal import text_table
 from ringtap.units import counted, format_duration, format_rate, format_size
 
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 _COLLECTIVES = {
     "ring": "ring all-reduce (equation 3.1)",
     "reduce-scatter-all-gather": "reduce-scatter and all-gather",
@@ -108,7 +108,7 @@ def _time(found: Structure) -> list[str]:
 
 def _volume(found: Structure) -> list[str]:
     edges = sorted(edges_of(found.training).items(), key=lambda item: (-item[1], item[0]))
-    rows = [[f"{source} > {destination}", format_size(size)] for (source, destination), size in edges[:_MOST_ROWS]]
+    rows = [[f"{source} > {destination}", format_size(size)] for (source, destination), size in edges[:_MAX_ROWS]]
     lines = text_table([["Gradients per iteration", "payload"], *rows])
     again = sum(member.stream.retransmitted_bytes for member in found.training.members)
     lines.append(f"Retransmitted in all: {format_size(again)}. {found.volume.why[0].upper()}{found.volume.why[1:]}.")
@@ -125,7 +125,7 @@ def _bursts(found: Structure) -> list[str]:
         rows.append(row + [f"{peaks[scale]:.2f}" if scale in peaks else "-" for scale in scales])
     heads = ["Sender", "bursts per iteration", "median", "longest"]
     named = [*heads, *(f"peak/mean {format_duration(scale)}" for scale in scales)]
-    return text_table([named, *rows[:_MOST_ROWS]])
+    return text_table([named, *rows[:_MAX_ROWS]])
 
 
 def _flows(found: Structure) -> list[str]:
@@ -151,7 +151,7 @@ def _others(found: Structure) -> list[str]:
     ranked = sorted(pairs.items(), key=lambda item: -sum(one.total for one, _ in item[1]))
     for (kind, source, destination), items in ranked:
         size, flows = sum(one.total for one, _ in items), sum(one.flows for one, _ in items)
-        if kind != CROSS or len(rows) >= _MOST_ROWS:
+        if kind != CROSS or len(rows) >= _MAX_ROWS:
             continue
         why = items[0][1] if flows == 1 else counted(flows, "connection")
         rows.append([f"{source} > {destination}", format_size(size), f"{size / total:.1%}", why])

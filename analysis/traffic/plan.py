@@ -15,7 +15,7 @@ from ringtap.flow_plan import COLUMNS, read_header
 from ringtap.units import counted
 
 _ROWS_AT_ONCE = 100_000
-_LONGEST_NS, _MOST_WINDOWS = 24 * 3600 * 10**9, 10**7
+_MAX_DURATION_NS, _MAX_WINDOWS = 24 * 3600 * 10**9, 10**7
 _NUMBERS: dict[str, Any] = {
     "start_ns": np.int64,
     "size_bytes": np.int64,
@@ -154,7 +154,7 @@ def _checked_header(path: Path) -> dict[str, Any]:
     for key, least in (("duration_ns", 1), ("flows", 0), ("bytes", 0)):
         if not isinstance(header.get(key), int) or header[key] < least:
             raise UsageError(f"{path} line 1: {key} must be a whole number from {least}")
-    if header["duration_ns"] > _LONGEST_NS:
+    if header["duration_ns"] > _MAX_DURATION_NS:
         raise UsageError(f"{path} lasts longer than a day: cut it into plans of a day at most")
     names = header.get("destinations")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -170,7 +170,7 @@ def burst_windows(plan: Plan) -> Windows | None:
     length, period = plan.header.get("burst_length_ns"), plan.header.get("burst_period_ns")
     if plan.kind != "burst" or not isinstance(length, int) or not isinstance(period, int):
         return None
-    if not 0 < length < period or plan.duration_ns // period > _MOST_WINDOWS:
+    if not 0 < length < period or plan.duration_ns // period > _MAX_WINDOWS:
         return None
     begins = np.arange(0, plan.duration_ns, period, dtype=np.int64)
     ends = begins + length

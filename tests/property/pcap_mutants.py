@@ -30,9 +30,9 @@ from ringtap.errors import UsageError
 from tests.unit.analysis.test_pcap_tshark import KINDS
 from tests.unit.capture_makers import START_NS, Blocks, Packet, classic, ethernet, frames, usual
 
-MOST_S = 20  # for one mutant, which takes less than a thousandth of that where nothing hangs
-MOST_GROWTH_BYTES = 200_000_000
-_MOST_CUT_BYTES = 200  # behind it lies payload
+MAX_S = 20  # for one mutant, which takes less than a thousandth of that where nothing hangs
+MAX_GROWTH_BYTES = 200_000_000
+_MAX_CUT_BYTES = 200  # behind it lies payload
 LINKS = (0, 1, 12, 14, 101, 108, 113, 228, 229, 242, 276, 105, 147)  # the last two are not read
 _WORDS = (0, 1, 2, 3, 4, 7, 8, 16, 19, 20, 40, 60, 0x7FFF, 0x8000, 0xFFFF, 262144, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 _PROT_NONE, _PROT_READ_WRITE = 0, 3
@@ -267,7 +267,7 @@ def cut_everywhere(guarded: Guarded, link: int, data: bytes) -> None:
     """One frame, cut at every length, each time right before the guard."""
     made = Scan()
     made.feed(guarded.hold(classic([], link)))
-    lengths = range(min(len(data), _MOST_CUT_BYTES) + 1)
+    lengths = range(min(len(data), _MAX_CUT_BYTES) + 1)
     for length in lengths:
         made.feed(guarded.hold(classic([Packet(START_NS, data[:length], len(data))], link)[24:]))
     check(made.finish(), len(lengths))
@@ -286,7 +286,7 @@ def run(seed: int, first: int, count: int, started: Callable[[int], None]) -> di
         cut_everywhere(guarded, link, data)
     for number in range(first, first + count):
         started(number)
-        signal.alarm(MOST_S)  # a kernel that hangs is ended by it: no Python runs meanwhile
+        signal.alarm(MAX_S)  # a kernel that hangs is ended by it: no Python runs meanwhile
         data, sure = mutants.make(seed, number)
         try:
             found = judge(data, sure, number, guarded)
@@ -299,7 +299,7 @@ def run(seed: int, first: int, count: int, started: Callable[[int], None]) -> di
             packets += found.counts["packets"]
     signal.alarm(0)
     grown_bytes = _peak_bytes() - before
-    if grown_bytes > MOST_GROWTH_BYTES:
+    if grown_bytes > MAX_GROWTH_BYTES:
         broken.append(f"memory grew by {grown_bytes} bytes")
     return {"mutants": count, "captures": captures, "packets": packets, "grown_bytes": grown_bytes, "broken": broken}
 

@@ -3,7 +3,7 @@
 python -m tests.property.rundir_mutants SEED FIRST COUNT [READER…]
 
 Mutant N of a seed is the same in every run. A reader ends with exit code 0, 1 or 2 and without a traceback, within
-`MOST_S`, and all of them together take no more than `MOST_GROWTH_BYTES`. The last line is one JSON object; its list
+`MAX_S`, and all of them together take no more than `MAX_GROWTH_BYTES`. The last line is one JSON object; its list
 "broken" names the mutants that break a rule.
 """
 
@@ -42,8 +42,8 @@ from tests.gold.analysis_sweep import write_sweep
 from tests.gold.job_run import MS, START_NS, Truth, write_ddp_job
 from tests.unit.live_run import RunWriter
 
-MOST_S = 60  # for one reader of one mutant, which takes less than a second where nothing hangs
-MOST_GROWTH_BYTES = 1_500_000_000
+MAX_S = 60  # for one reader of one mutant, which takes less than a second where nothing hangs
+MAX_GROWTH_BYTES = 1_500_000_000
 _ROOT = Path(__file__).resolve().parents[2]
 _GOLD, _RING = _ROOT / "tests" / "gold", _ROOT / "examples" / "ring.pcap.gz"
 _DEEP = 100_000
@@ -431,7 +431,7 @@ def judge(number: int, run: Path, told: str, readers: dict[str, Callable[[Path],
     for name, read in readers.items():
         out = io.StringIO()
         signal.signal(signal.SIGALRM, _late)
-        signal.alarm(MOST_S)
+        signal.alarm(MAX_S)
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
                 warnings.simplefilter("error", RuntimeWarning)
@@ -462,7 +462,7 @@ def judge_many(folder: Path, seed: int, first: int, count: int, names: list[str]
                 broken.append(found)
         begin_bytes = begin_bytes or peak_bytes()
     grown = peak_bytes() - begin_bytes
-    if grown > MOST_GROWTH_BYTES:
+    if grown > MAX_GROWTH_BYTES:
         broken.append(f"memory grew by {grown} bytes")
     return {"mutants": count, "codes": dict(sorted(codes.items())), "grown_bytes": grown, "broken": broken}
 

@@ -19,20 +19,20 @@ import numpy as np
 import pytest
 import zstandard
 
-from ringtap.analysis.pcap.scan import MOST_CONVERSATIONS
+from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
 from tests.unit.capture_makers import Packet, classic, frames, gzipped, udp, usual, zstandarded
 
 TIMES = int(os.environ.get("RINGTAP_BOUNDS", "1"))
 BOMB_BYTES = TIMES * 10**9
 FLOWS = TIMES * 10**6
-MOST_RSS_BYTES = 500_000_000
-MOST_CPU_S = TIMES * 60  # some 20 times what it takes, and enough to compile the kernels
+MAX_RSS_BYTES = 500_000_000
+MAX_CPU_S = TIMES * 60  # some 20 times what it takes, and enough to compile the kernels
 
 
 # a process's account begins at the memory of the one that started it: here a small one, not that of the tests
 _MEASURED = f"""
 import resource, subprocess, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({MOST_CPU_S}, {MOST_CPU_S}))  # what hangs is ended
+resource.setrlimit(resource.RLIMIT_CPU, ({MAX_CPU_S}, {MAX_CPU_S}))  # what hangs is ended
 code = subprocess.call(sys.argv[1:])
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, file=sys.stderr)
 sys.exit(code)
@@ -62,7 +62,7 @@ def test_zeros_behind_a_capture(compress: Callable[[bytes], bytes], tmp_path: Pa
     assert path.stat().st_size < BOMB_BYTES / 500
     code, output, errors, rss_bytes = run(str(path), "--no-cache", "--json")
     assert code in (0, 2), errors
-    assert rss_bytes < MOST_RSS_BYTES
+    assert rss_bytes < MAX_RSS_BYTES
     if code == 0:
         counts = json.loads(output)["counts"]
         assert counts["packets"] >= len(usual())
@@ -75,7 +75,7 @@ def test_zeros_alone_are_no_capture(tmp_path: Path) -> None:
     code, output, errors, rss_bytes = run(str(path), "--json")
     assert (code, output) == (2, "")
     assert str(path) in errors
-    assert rss_bytes < MOST_RSS_BYTES
+    assert rss_bytes < MAX_RSS_BYTES
 
 
 def test_a_window_of_gigabytes_is_refused(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_window_of_gigabytes_is_refused(tmp_path: Path) -> None:
     code, output, errors, rss_bytes = run(str(path), "--json")
     assert (code, output) == (2, "")
     assert str(path) in errors
-    assert rss_bytes < MOST_RSS_BYTES
+    assert rss_bytes < MAX_RSS_BYTES
 
 
 def syn_scan(path: Path) -> None:
@@ -107,16 +107,16 @@ def test_more_conversations_than_are_told_apart(tmp_path: Path) -> None:
     syn_scan(path)
     code, output, errors, rss_bytes = run(str(path), "--no-cache")
     assert code == 0, errors
-    assert rss_bytes < MOST_RSS_BYTES
-    assert f"{FLOWS - MOST_CONVERSATIONS:,}" in output, output
+    assert rss_bytes < MAX_RSS_BYTES
+    assert f"{FLOWS - MAX_CONVERSATIONS:,}" in output, output
     code, output, errors, rss_bytes = run(str(path), "--no-cache", "--json")
     assert code == 0, errors
-    assert rss_bytes < MOST_RSS_BYTES
+    assert rss_bytes < MAX_RSS_BYTES
     packets = output.count('"packets_ab": 1,')
-    assert packets == MOST_CONVERSATIONS
+    assert packets == MAX_CONVERSATIONS
     counts = json.loads(output[: output.index(', "conversations"')] + "}")["counts"]
     assert counts["packets"] == FLOWS
-    assert counts["packets_over_limit"] == FLOWS - MOST_CONVERSATIONS
+    assert counts["packets_over_limit"] == FLOWS - MAX_CONVERSATIONS
 
 
 def test_flows_that_all_have_one_hash(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ringtap.records import open_records
 from tests.unit.agent_processes import ROOT, agents_of, ended, gone, rows_of, wait_for, wrapped
 
 pytestmark = pytest.mark.usefixtures("unchanged_machine")
-KILLS, AT_ONCE, LONGEST_S = 100, 4, 1.2
+KILLS, AT_ONCE, MAX_DELAY_S = 100, 4, 1.2
 
 # Gradient descent on y = 3x + 1, a mark an iteration, every loss printed to the last digit
 DESCENT = """
@@ -57,7 +57,7 @@ def test_a_hundred_killed_agents_harm_no_job_and_no_log(tmp_path: Path) -> None:
     ).stdout
     assert len(set(alone.split())) == 40
     moments = random.Random(20260101)
-    delays = [moments.uniform(0, LONGEST_S) for _ in range(KILLS)]
+    delays = [moments.uniform(0, MAX_DELAY_S) for _ in range(KILLS)]
     runs = [tmp_path / f"run{number}" for number in range(KILLS)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = list(pool.map(kill_once, runs, delays))

@@ -71,7 +71,7 @@ def test_a_job_that_stands_still_in_a_window_gives_no_point(tmp_path: Path) -> N
     window = 'settle = "100ms"\nmin_time = "4s"\nmax_time = "4s"\nmin_iterations = 5\n'
     text = '[sweep]\nname = "still"\ntraffic = ["iperf"]\nloads = [0, 0.5, 0.5]\n[window]\nwarmup_iterations = 2\n'
     plan = write_plan(tmp_path, alone(text + window + f"[[models]]\n{own}"))
-    done = run("sweep", plan, "-o", tmp_path / "out")
+    done = run("sweep", plan, "-o", tmp_path / "out", "--force")  # other tests send over loopback meanwhile
     assert done.returncode == 1, done.stderr
     said = one_sentence(done.stderr)
     assert re.search(r"stops ended no iteration for \d+ s, where the longest before took 0\.\d+ s: ", said), said
@@ -185,7 +185,7 @@ def test_a_series_that_the_plan_has_not_is_refused(tmp_path: Path) -> None:
 def test_a_machine_by_itself_without_cross_traffic(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, alone(QUICK).replace("loads = [0]", "loads = [0, 0]"))
     interrupted(plan, tmp_path / "out", signal.SIGINT)
-    done = run("sweep", plan, "-o", tmp_path / "out", "--resume", "--json")
+    done = run("sweep", plan, "-o", tmp_path / "out", "--resume", "--json", "--force")
     assert done.returncode == 0, done.stderr
     assert [(point["requested_bps"], point["step"]) for point in points(tmp_path / "out")] == [(0, 0), (0, 1)]
     info = json.loads((tmp_path / "out" / "run.json").read_text())
@@ -205,7 +205,7 @@ def test_a_job_that_fails_or_never_steps_ends_the_sweep(
 ) -> None:
     text = alone(QUICK).replace(json.dumps(MARKS), json.dumps(command))
     text = text.replace("[window]", f'[window]\nstart_timeout = "{timeout}"')
-    done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out")
+    done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out", "--force")
     assert done.returncode == 1
     assert re.search(words, one_sentence(done.stderr)), done.stderr
     assert status(tmp_path / "out")[0] == "failed"

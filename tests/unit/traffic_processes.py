@@ -146,8 +146,8 @@ def running(plan: Path, log: Path, *arguments: object) -> Iterator[subprocess.Po
         process.communicate()
 
 
-def wait_until(fulfilled: Callable[[], object], longest_s: float = 10) -> None:
-    deadline = time.monotonic() + longest_s
+def wait_until(fulfilled: Callable[[], object], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
     while not fulfilled():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)

@@ -14,7 +14,7 @@ from ringtap.trafficgen.worker_processes import usual_workers
 from ringtap.units import format_duration
 
 TOKEN_VARIABLE = "RINGTAP_TOKEN"
-_LONGEST_TOKEN = 4096
+_MAX_TOKEN_LENGTH = 4096
 
 
 def add_worker_options(parser: Any) -> None:
@@ -54,7 +54,7 @@ def read_token(options: argparse.Namespace) -> str:
         return os.environ.get(TOKEN_VARIABLE, "")
     try:
         with path.open(errors="surrogateescape") as file:
-            token = file.readline(_LONGEST_TOKEN).strip()
+            token = file.readline(_MAX_TOKEN_LENGTH).strip()
     except OSError as error:
         raise UsageError(f"the token's file {path} cannot be read: {error.strerror}") from error
     if not token:

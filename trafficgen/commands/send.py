@@ -24,7 +24,7 @@ from ringtap.units import counted, format_rate, format_size, parse_duration_s, p
 if TYPE_CHECKING:
     from ringtap.trafficgen.sender.options import SendOptions
 
-_LONGEST_S = 365 * 86_400.0
+_MAX_DURATION_S = 365 * 86_400.0
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
@@ -124,15 +124,15 @@ def _send_options(options: argparse.Namespace) -> SendOptions:
         connections=options.connections,
         start_at_ns=options.start_at,
         patience_s=parse_duration_s(options.patience),
-        most_connections=options.max_connections,
+        max_connections=options.max_connections,
         workers=options.workers,
         threads=options.threads,
         launcher_cpu=options.launcher_cpu,
         line_rate_bps=0.0 if options.line_rate is None else parse_rate_bps(options.line_rate),
     )
     if not all(
-        0 < seconds <= _LONGEST_S
-        for seconds in (settings.patience_s, _LONGEST_S if settings.duration_s is None else settings.duration_s)
+        0 < seconds <= _MAX_DURATION_S
+        for seconds in (settings.patience_s, _MAX_DURATION_S if settings.duration_s is None else settings.duration_s)
     ):
         raise UsageError("--duration and --patience must be above 0 and not above a year")
     given = {name: value for name, value in vars(transport).items() if value is not None and name != "interface"}

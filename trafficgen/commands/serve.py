@@ -37,7 +37,7 @@ def _serve(options: argparse.Namespace) -> int:
         bind=options.bind,
         token=read_token(options),
         log_path=options.log,
-        most_connections=options.max_connections,
+        max_connections=options.max_connections,
         idle_s=parse_duration_s(options.idle),
         workers=options.workers,
         threads=options.threads,

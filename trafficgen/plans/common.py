@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import ringtap
 from ringtap.errors import UsageError
-from ringtap.flow_plan import FORMAT, MOST, VERSION
+from ringtap.flow_plan import FORMAT, MAX_INT64, VERSION
 from ringtap.trafficgen.protocol import parse_address
 
 NS = 1_000_000_000
-MOST_FLOWS = 10**9
+MAX_FLOWS = 10**9
 # Header bytes: IPv4 or IPv6, TCP with time stamps; on the wire also preamble 8, Ethernet header 14, checksum 4, gap 12
 _IPV4_BYTES, _IPV6_BYTES, _TCP_BYTES, _WIRE_BYTES = 20, 40, 32, 38
-_LEAST_MTU, _LARGEST_MTU = 576, 65_535
+_MIN_MTU, _MAX_MTU = 576, 65_535
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class OfferedLoad:
         """
         if not 0 < self.bps < 1e15:
             raise UsageError(f"load {self.bps} bit/s is not usable: it must be above 0 and below 1 Pbit/s")
-        if not _LEAST_MTU <= self.mtu <= _LARGEST_MTU:
-            raise UsageError(f"--mtu {self.mtu} is not usable: it must be from {_LEAST_MTU} to {_LARGEST_MTU}")
+        if not _MIN_MTU <= self.mtu <= _MAX_MTU:
+            raise UsageError(f"--mtu {self.mtu} is not usable: it must be from {_MIN_MTU} to {_MAX_MTU}")
 
     def payload_of_wire(self) -> Fraction:
         """Return the payload bits per bit on the wire, for packets of full size."""
@@ -101,7 +101,7 @@ class Frame:
         Raises:
             UsageError: a value is not usable.
         """
-        if not 0 < self.duration_ns <= MOST // 4:
+        if not 0 < self.duration_ns <= MAX_INT64 // 4:
             raise UsageError(f"duration {self.duration_ns} ns is not usable: it must be above 0 and below 70 years")
         if self.seed < 0:
             raise UsageError(f"seed {self.seed} is negative: use 0 or more")
@@ -115,10 +115,10 @@ class Frame:
         Raises:
             UsageError: there are more flows or bytes than a plan can hold.
         """
-        if flows > MOST_FLOWS:
-            raise UsageError(f"a plan of {flows} flows is too long: at most {MOST_FLOWS}")
-        if total_bytes > MOST:
-            raise UsageError(f"a plan of {total_bytes} bytes is too large: at most {MOST}")
+        if flows > MAX_FLOWS:
+            raise UsageError(f"a plan of {flows} flows is too long: at most {MAX_FLOWS}")
+        if total_bytes > MAX_INT64:
+            raise UsageError(f"a plan of {total_bytes} bytes is too large: at most {MAX_INT64}")
         header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "kind": kind}
         header |= {"duration_ns": self.duration_ns, "flows": flows, "bytes": total_bytes}
         header |= {"sources": list(self.sources), "destinations": list(self.destinations), "seed": self.seed}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.flow_plan import MOST, Flow
+from ringtap.flow_plan import MAX_INT64, Flow
 from ringtap.trafficgen.plans.common import NS, Frame
 from ringtap.trafficgen.plans.kind import DURATION, NODE, Option, TrafficKind
 from ringtap.trafficgen.plans.plan_file import Plan
@@ -20,7 +20,7 @@ from ringtap.units import counted
 _PRIORITY = 3
 _UNLISTABLE = ("long-lived", "ring")
 _MS = 1_000_000
-_LONGEST_COUNT = 40
+_MAX_COUNT_LENGTH = 40
 _SECONDS = re.compile(r"[0-9]{1,20}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?")
 _COLUMNS = ("src", "dst", "priority", "dport", "bytes", "start_s")
 
@@ -43,7 +43,7 @@ class FlowListPlan:
     def __init__(self, path: Path, frame: Frame, nodes: Sequence[str]) -> None:
         self._path, self._nodes = path, list(nodes)
         self._hosts = [parse_address(node)[0] for node in nodes]
-        self._duration_ns = frame.duration_ns or MOST
+        self._duration_ns = frame.duration_ns or MAX_INT64
         flows = total = last_ns = 0
         for flow in self.flows():
             flows, total, last_ns = flows + 1, total + flow.size_bytes, flow.start_ns
@@ -60,7 +60,7 @@ class FlowListPlan:
         latest_ns = number = 0
         try:
             with self._path.open("r", encoding="ascii") as file:
-                count = self._count(file.readline(_LONGEST_COUNT))
+                count = self._count(file.readline(_MAX_COUNT_LENGTH))
                 for number, line in enumerate(file, start=1):
                     flow = self._parse(line, number)
                     if flow.start_ns < latest_ns:
@@ -88,8 +88,8 @@ class FlowListPlan:
         if len(columns) != len(_COLUMNS) or not line.endswith("\n"):
             raise self._wrong(number, f"a flow is six columns and a newline: {' '.join(_COLUMNS)}")
         for name, text in zip(_COLUMNS[:-1], columns, strict=False):
-            if not (text.isdigit() and len(text) < 20 and int(text) <= MOST):
-                raise self._wrong(number, f"{name} {text[:40]!r} is not a whole number from 0 to {MOST}")
+            if not (text.isdigit() and len(text) < 20 and int(text) <= MAX_INT64):
+                raise self._wrong(number, f"{name} {text[:40]!r} is not a whole number from 0 to {MAX_INT64}")
         source, destination, size_bytes = int(columns[0]), int(columns[1]), int(columns[4])
         if max(source, destination) >= len(self._nodes):
             raise self._wrong(
@@ -106,7 +106,7 @@ class FlowListPlan:
         if not _SECONDS.fullmatch(text):
             raise self._wrong(number, f"start_s {text[:40]!r} is not a number of seconds of 0 or more")
         start_ns = Decimal(text) * NS
-        if start_ns >= MOST // 4:
+        if start_ns >= MAX_INT64 // 4:
             raise self._wrong(number, f"start_s {text[:40]!r} is too large")
         return round(start_ns)
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.flow_plan import MOST, Flow
+from ringtap.flow_plan import MAX_INT64, Flow
 from ringtap.trafficgen.plans.common import Frame, OfferedLoad
 from ringtap.trafficgen.plans.kind import (
     DURATION,
@@ -32,7 +32,7 @@ from ringtap.trafficgen.plans.sampling import again, exponentials, shares_of, st
 from ringtap.trafficgen.protocol import parse_address
 from ringtap.units import parse_size_bytes
 
-_MOST_PAIRS = 100_000
+_MAX_PAIRS = 100_000
 
 
 class RoundsPlan:
@@ -63,8 +63,8 @@ class RoundsPlan:
         about: dict[str, Any],
     ) -> None:
         frame.check()
-        if not 1 <= len(pairs) <= _MOST_PAIRS:
-            raise UsageError(f"a round of {len(pairs)} flows is not usable: it must have from 1 to {_MOST_PAIRS}")
+        if not 1 <= len(pairs) <= _MAX_PAIRS:
+            raise UsageError(f"a round of {len(pairs)} flows is not usable: it must have from 1 to {_MAX_PAIRS}")
         if period_ns < 1:
             raise UsageError("--period must be above 0")
         self._frame, self._pairs, self._period_ns = frame, pairs, period_ns
@@ -146,8 +146,8 @@ class RingPlan:
         about = {"nodes": list(nodes), "size_bytes": size_bytes, "compute_ns": compute_ns, "iterations": iterations}
         # A step moves every chunk once
         total = iterations * steps * size_bytes
-        if total > MOST:
-            raise UsageError(f"a plan of {total} bytes is too large: at most {MOST}")
+        if total > MAX_INT64:
+            raise UsageError(f"a plan of {total} bytes is too large: at most {MAX_INT64}")
         self.header = frame.header("ring", iterations * steps * count, total, **about)
 
     def flows(self) -> Iterator[Flow]:
@@ -165,7 +165,7 @@ class RingPlan:
                 yield Flow(iteration * self._compute_ns, source, destination, size_bytes, after, delay_ns)
 
 
-_MOST_FLOWS = 100_000
+_MAX_FLOWS = 100_000
 # Mean of the integer weights of on times: large, so that rounding does not change their shares
 _UNITS = 2.0**32
 
@@ -187,8 +187,8 @@ class LongLivedPlan:
 
     def __init__(self, frame: Frame, count: int, load: OfferedLoad | None = None) -> None:
         frame.check()
-        if not 1 <= count <= _MOST_FLOWS:
-            raise UsageError(f"--flows {count} is not usable: it must be from 1 to {_MOST_FLOWS}")
+        if not 1 <= count <= _MAX_FLOWS:
+            raise UsageError(f"--flows {count} is not usable: it must be from 1 to {_MAX_FLOWS}")
         more: dict[str, Any] = {}
         if load is not None:
             frame, _, more = paced(frame, load, Fraction(1, count))
@@ -319,8 +319,8 @@ def _demand(given: dict[str, Any]) -> int | OfferedLoad:
 
 
 def _bounded(count: int) -> int:
-    if not 1 <= count <= _MOST_FLOWS:
-        raise UsageError(f"--flows {count} is not usable: it must be from 1 to {_MOST_FLOWS}")
+    if not 1 <= count <= _MAX_FLOWS:
+        raise UsageError(f"--flows {count} is not usable: it must be from 1 to {_MAX_FLOWS}")
     return count
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringtap.errors import UsageError
-from ringtap.flow_plan import COLUMNS, MOST, MOST_HEADER_BYTES, Flow, read_header
+from ringtap.flow_plan import COLUMNS, MAX_HEADER_BYTES, MAX_INT64, Flow, read_header
 from ringtap.schema import LOAD_BIN_NS
-from ringtap.trafficgen.protocol import LARGEST_FLOW_BYTES, parse_address
+from ringtap.trafficgen.protocol import MAX_FLOW_BYTES, parse_address
 from ringtap.trafficgen.socket_options import transport_problem
 from ringtap.units import counted
 
@@ -211,10 +211,10 @@ class PlanLines:
             if self._version == 1:
                 raise self.wrong(number, "size_bytes is 0: a flow has at least 1 byte")
             self._endless.add(number - 2)
-        if flow.size_bytes > LARGEST_FLOW_BYTES:  # the bits above it are flags of the protocol
-            raise self.wrong(number, f"size_bytes is too large: a flow has at most {LARGEST_FLOW_BYTES} bytes")
-        if flow.start_ns + flow.delay_ns > MOST:
-            raise self.wrong(number, f"the delay of after is too large: times go up to {MOST}")
+        if flow.size_bytes > MAX_FLOW_BYTES:  # the bits above it are flags of the protocol
+            raise self.wrong(number, f"size_bytes is too large: a flow has at most {MAX_FLOW_BYTES} bytes")
+        if flow.start_ns + flow.delay_ns > MAX_INT64:
+            raise self.wrong(number, f"the delay of after is too large: times go up to {MAX_INT64}")
         if flow.after < 0:
             return
         if flow.after >= number - 2:
@@ -354,7 +354,7 @@ class PlanFile:
         """Yield the lines below the header with their numbers; bytes that are not UTF-8 invalidate their line only."""
         try:
             with self.path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-                file.readline(MOST_HEADER_BYTES)
+                file.readline(MAX_HEADER_BYTES)
                 yield from enumerate(file, start=2)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be read: {error}") from error
@@ -364,8 +364,8 @@ class PlanFile:
 
     def _number(self, key: str) -> int:
         value = self.header.get(key)
-        if not _is_whole(value, 0, MOST):
-            raise self._wrong(f"{key} must be a whole number from 0 to {MOST}")
+        if not _is_whole(value, 0, MAX_INT64):
+            raise self._wrong(f"{key} must be a whole number from 0 to {MAX_INT64}")
         return int(value)  # type: ignore[arg-type]
 
     def _read_destinations(self) -> list[str]:

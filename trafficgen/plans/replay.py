@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.flow_plan import MOST, Flow
+from ringtap.flow_plan import MAX_INT64, Flow
 from ringtap.records import open_records
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.kind import DURATION, FROM, SCALE, TO, Option, TrafficKind, duration_ns
@@ -134,7 +134,7 @@ def read_sent_log(path: Path) -> SeenFlows:
             continue
         source = "" if by is None or record[by] >= len(sources) else str(sources[record[by]])
         size_bytes = record[size] or record[sent]
-        if not 0 <= record[start] - origin_ns <= MOST // 4 or record[to] >= len(destinations) or size_bytes < 1:
+        if not 0 <= record[start] - origin_ns <= MAX_INT64 // 4 or record[to] >= len(destinations) or size_bytes < 1:
             raise UsageError(f"{path} is damaged: flow {record[0]} does not fit its header")
         seen.add(record[start] - origin_ns, *seen.numbers(source, str(destinations[record[to]])), size_bytes)
         seen.span_ns = max(seen.span_ns, record[finish] - origin_ns)

@@ -17,8 +17,8 @@ from ringtap.errors import UsageError
 from ringtap.trafficgen.plans.sampling import Draw
 from ringtap.units import parse_size_bytes
 
-_LARGEST_BYTES = 10**15
-_LEAST_SHARE = 2.0**-54  # half the step of random(), for inverse CDFs without a smallest value
+_MAX_BYTES = 10**15
+_MIN_SHARE = 2.0**-54  # half the step of random(), for inverse CDFs without a smallest value
 
 # (bytes, cumulative probability); docs/commands/traffic-plans.md names the sources
 _WEB_SEARCH = (
@@ -204,7 +204,7 @@ class LogNormal:
     def sampler(self, rng: random.Random) -> Draw:
         """Return a function that draws one size in bytes, not rounded, from ``rng``."""
         uniform, quantile = rng.random, self._normal.inv_cdf
-        return lambda: math.exp(quantile(uniform() or _LEAST_SHARE))
+        return lambda: math.exp(quantile(uniform() or _MIN_SHARE))
 
     def scaled(self, factor: float) -> LogNormal:
         """Return the same distribution with every size multiplied by ``factor``."""
@@ -281,8 +281,8 @@ def parse_sizes(text: str) -> Sizes:
 
 def _size(text: str, whole: str) -> int:
     size = parse_size_bytes(f"{text}B" if text.isascii() and text.isdigit() else text)
-    if not 1 <= size <= _LARGEST_BYTES:
-        raise UsageError(f"sizes {whole!r}: {text} is not from 1 byte to {_LARGEST_BYTES} bytes")
+    if not 1 <= size <= _MAX_BYTES:
+        raise UsageError(f"sizes {whole!r}: {text} is not from 1 byte to {_MAX_BYTES} bytes")
     return size
 
 
@@ -301,7 +301,7 @@ def _check_share(share: float) -> None:
         raise ValueError(f"share {share} is not between 0 and 1")
 
 
-_LARGEST_FILE = 2**20
+_MAX_FILE_BYTES = 2**20
 _EMPIRICAL_POINTS = 1000
 
 
@@ -313,13 +313,13 @@ def read_cdf(path: Path) -> SizeDistribution:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
+            data = file.read(_MAX_FILE_BYTES + 1)
         lines = data.decode("utf-8").splitlines()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} cannot be read: it is no text") from error
-    if len(data) > _LARGEST_FILE:
+    if len(data) > _MAX_FILE_BYTES:
         raise UsageError(f"{path} is larger than 1 MiB: a CDF file has two columns and some points")
     points = [
         (number, *_point(line, f"{path} line {number}"))

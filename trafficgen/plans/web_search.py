@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Flow
-from ringtap.trafficgen.plans.common import MOST_FLOWS, Frame, OfferedLoad
+from ringtap.trafficgen.plans.common import MAX_FLOWS, Frame, OfferedLoad
 from ringtap.trafficgen.plans.kind import (
     DURATION,
     FROM,
@@ -35,7 +35,7 @@ from ringtap.trafficgen.plans.sizes import WEB_SEARCH, Sizes, parse_sizes
 
 KINDS = ("consistent", "burst")
 _BURST_FLOWS = 2
-_LEAST_QUIET_FLOWS = 8
+_MIN_QUIET_FLOWS = 8
 # Share of a burst in its first flow: normal, with three standard deviations from the middle to either end
 _SPLIT_MEAN, _SPLIT_DEVIATION = 0.5, 1 / 6
 
@@ -150,7 +150,7 @@ class FlowPlan:
             # To cross the link within an interval, flows must start some time before its end
             half_ns, quiet_ns = burst_ns // 2, length_ns - burst_ns
             yield _Interval(start_ns, burst_ns, half_ns, in_burst, _BURST_FLOWS, burst=True)
-            quiet = self._count(budget - in_burst, _LEAST_QUIET_FLOWS)
+            quiet = self._count(budget - in_burst, _MIN_QUIET_FLOWS)
             early_ns = max(quiet_ns - half_ns, quiet_ns // 2)
             yield _Interval(start_ns + burst_ns, quiet_ns, early_ns, budget - in_burst, quiet, burst=False)
 
@@ -193,8 +193,8 @@ def _check(spec: PlanSpec, frame: Frame, load: OfferedLoad) -> None:
         return
     if not 0 < spec.burst_length_ns < spec.burst_period_ns:
         raise UsageError("a burst must be shorter than its period: change --burst-length or --burst-period")
-    if spec.duration_ns // spec.burst_period_ns * (_BURST_FLOWS + _LEAST_QUIET_FLOWS) > MOST_FLOWS:
-        raise UsageError(f"a plan of more than {MOST_FLOWS} flows is too long: ask for a longer --burst-period")
+    if spec.duration_ns // spec.burst_period_ns * (_BURST_FLOWS + _MIN_QUIET_FLOWS) > MAX_FLOWS:
+        raise UsageError(f"a plan of more than {MAX_FLOWS} flows is too long: ask for a longer --burst-period")
     if not 0 < spec.burst_height * spec.burst_length_ns < spec.burst_period_ns:
         raise UsageError(
             f"bursts of {spec.burst_height} x {spec.burst_length_ns} ns carry as much as the whole period of "

@@ -20,7 +20,7 @@ from typing import Any
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import RECEIVED_FIELDS, FlowLog
-from ringtap.trafficgen.receiver.worker import MOST_STRANGERS, AcceptedConnection, ReceiverCounts, ReceiverWorker
+from ringtap.trafficgen.receiver.worker import MAX_PENDING_HELLOS, AcceptedConnection, ReceiverCounts, ReceiverWorker
 from ringtap.trafficgen.worker_processes import WorkerProcesses, raise_file_limit
 
 _BACKLOG = 4096
@@ -36,7 +36,7 @@ class ReceiveOptions:
         bind: HOST:PORT to listen on; port 0 takes a free one.
         token: senders must give the same one; needed to listen beyond loopback.
         log_path: per-flow record file to create, or None.
-        most_connections: limit of connections with a valid hello; further ones are refused.
+        max_connections: limit of connections with a valid hello; further ones are refused.
         arrivals: Unix socket of a sender on this host that gets completion notices, or None.
         idle_s: a connection without data for this time is dropped.
         workers: processes; the kernel spreads new connections over all loops (SO_REUSEPORT).
@@ -46,7 +46,7 @@ class ReceiveOptions:
     bind: str = protocol.LOCAL
     token: str = ""
     log_path: Path | None = None
-    most_connections: int = 16384
+    max_connections: int = 16384
     idle_s: float = 300.0
     workers: int = 1
     threads: int = 1
@@ -75,7 +75,7 @@ class Receiver:
         """
         options = self._options
         loops = options.workers * options.threads
-        most, strangers = _connection_limits(options, loops)
+        most, pending_hellos = _connection_limits(options, loops)
         listeners = _listen(options, loops)
         address = protocol.format_address(*listeners[0].getsockname()[:2])
         FlowLog(options.log_path, RECEIVED_FIELDS, {"source": "receiver", "listening": address}).close()
@@ -84,7 +84,7 @@ class Receiver:
         with self._processes:
             controls = [
                 self._processes.start(
-                    partial(_run_workers, options, most, strangers, listeners, first),
+                    partial(_run_workers, options, most, pending_hellos, listeners, first),
                     [*listeners[:first], *listeners[first + options.threads :]],
                 )
                 for first in range(0, loops, options.threads)
@@ -125,17 +125,17 @@ class Receiver:
 
 def _connection_limits(options: ReceiveOptions, loops: int) -> tuple[int, int]:
     """Return the limits per loop of connections with a valid hello and of those without."""
-    most = -(-options.most_connections // loops)
-    files = raise_file_limit(options.threads * (most + MOST_STRANGERS) + _OTHER_FILES)
+    most = -(-options.max_connections // loops)
+    files = raise_file_limit(options.threads * (most + MAX_PENDING_HELLOS) + _OTHER_FILES)
     room = max(2, (files - _OTHER_FILES) // options.threads)
-    strangers = min(MOST_STRANGERS, max(1, room // 4, room - most))
-    return min(most, room - strangers), strangers
+    pending_hellos = min(MAX_PENDING_HELLOS, max(1, room // 4, room - most))
+    return min(most, room - pending_hellos), pending_hellos
 
 
 def _run_workers(
     options: ReceiveOptions,
     most: int,
-    strangers: int,
+    pending_hellos: int,
     listeners: Sequence[socket.socket],
     first: int,
     control: Connection,
@@ -146,7 +146,7 @@ def _run_workers(
 
     def work(index: int) -> None:
         worker = ReceiverWorker(
-            index, len(listeners), digest, options.log_path, most, strangers, options.idle_s, options.arrivals
+            index, len(listeners), digest, options.log_path, most, pending_hellos, options.idle_s, options.arrivals
         )
         asyncio.run(worker.run(listeners[index], control, lock))
 

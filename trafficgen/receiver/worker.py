@@ -20,12 +20,12 @@ from ringtap.trafficgen.receiver.connection import ReceiverConnection
 from ringtap.trafficgen.sender.completion_notices import Announcer
 
 _BUFFER_BYTES = 1 << 20
-_MOST_EVENTS = 256
-_MOST_ACCEPTS = 64
+_MAX_EVENTS = 256
+_MAX_ACCEPTS = 64
 _TICK_S = 1.0
 _RETRY_S = 0.0005
 _HELLO_PATIENCE_S = 10.0  # a congested link may lose a hello several times: the fifth copy is sent after 6 s
-MOST_STRANGERS = 512
+MAX_PENDING_HELLOS = 512
 _YOUNG_TICKS = 2  # a busy sender opens thousands of connections before it writes the first hello
 
 
@@ -72,9 +72,9 @@ class ReceiverWorker:
         loops: number of loops.
         digest: digest of the token that senders must have.
         log_path: per-flow record file that the receiver has created, or None.
-        most_connections: limit, beyond which connections are refused.
-        most_strangers: limit of connections without a valid hello; a further one replaces the oldest, unless that one
-            was accepted in the last second.
+        max_connections: limit, beyond which connections are refused.
+        max_pending_hellos: limit of connections without a valid hello; another one replaces the oldest, unless that
+            one was accepted in the last second.
         idle_s: a connection without data for this time is dropped.
         arrivals: Unix socket on which a sender of this host receives completion notices, or None.
 
@@ -89,8 +89,8 @@ class ReceiverWorker:
         loops: int,
         digest: bytes,
         log_path: Path | None,
-        most_connections: int,
-        most_strangers: int,
+        max_connections: int,
+        max_pending_hellos: int,
         idle_s: float,
         arrivals: Path | None,
     ) -> None:
@@ -103,10 +103,10 @@ class ReceiverWorker:
         self.log = FlowLog(log_path, RECEIVED_FIELDS, None)
         self._index, self._loops = index, loops
         self._announcer = None if arrivals is None else Announcer(arrivals)
-        self._most, self._idle_s = most_connections, idle_s
-        self._most_strangers = most_strangers
+        self._most, self._idle_s = max_connections, idle_s
+        self._max_pending_hellos = max_pending_hellos
         self._connections: dict[int, ReceiverConnection] = {}
-        self._strangers: dict[int, ReceiverConnection] = {}  # connections without a valid hello, oldest first
+        self._pending: dict[int, ReceiverConnection] = {}  # connections without a valid hello, oldest first
         self._ended = asyncio.Event()
         self._error = ""
 
@@ -137,15 +137,15 @@ class ReceiverWorker:
 
     def admit(self, file: int) -> bool:
         """Admit a connection with a valid hello; return False if the limit is reached."""
-        if len(self._connections) - len(self._strangers) >= self._most:
+        if len(self._connections) - len(self._pending) >= self._most:
             return False
-        del self._strangers[file]
+        del self._pending[file]
         return True
 
     def forget(self, file: int) -> None:
         """Remove a connection that is being closed."""
         del self._connections[file]
-        self._strangers.pop(file, None)
+        self._pending.pop(file, None)
         self.epoll.unregister(file)
 
     def connection(self, number: int) -> int:
@@ -158,7 +158,7 @@ class ReceiverWorker:
 
     def _events(self, listener: socket.socket) -> None:
         connections, listening = self._connections, listener.fileno()
-        for file, events in self.epoll.poll(0, _MOST_EVENTS):
+        for file, events in self.epoll.poll(0, _MAX_EVENTS):
             if file == listening:
                 self._accept(listener)
                 continue
@@ -167,7 +167,7 @@ class ReceiverWorker:
                 connection.event(events)
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_MOST_ACCEPTS):
+        for _ in range(_MAX_ACCEPTS):
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -175,7 +175,7 @@ class ReceiverWorker:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     # New connections wait in the kernel until others have been closed
-                    self._drop_oldest_stranger()
+                    self._drop_oldest_pending()
                     self.epoll.unregister(listener.fileno())
                     asyncio.get_running_loop().call_later(_TICK_S, self._accept_again, listener)
                     return
@@ -183,18 +183,18 @@ class ReceiverWorker:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             file = sock.fileno()
-            self._connections[file] = self._strangers[file] = ReceiverConnection(self, sock)
+            self._connections[file] = self._pending[file] = ReceiverConnection(self, sock)
             self.epoll.register(file, select.EPOLLIN)
-            while len(self._strangers) > self._most_strangers and self._drop_oldest_stranger():
+            while len(self._pending) > self._max_pending_hellos and self._drop_oldest_pending():
                 pass
 
-    def _drop_oldest_stranger(self) -> bool:
+    def _drop_oldest_pending(self) -> bool:
         """Drop the oldest connection without a hello, to make room for senders; return False if it is too young."""
-        file, oldest = next(iter(self._strangers.items()), (-1, None))
+        file, oldest = next(iter(self._pending.items()), (-1, None))
         if oldest is None or self.tick - oldest.tick < _YOUNG_TICKS:
             return False
         oldest.event(select.EPOLLIN)  # its hello may have arrived unread
-        if self._strangers.get(file) is oldest:
+        if self._pending.get(file) is oldest:
             oldest.malformed()
         return True
 

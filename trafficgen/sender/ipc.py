@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 _MESSAGE = struct.Struct("=IIqq")
 _READ_BYTES = 64 * _MESSAGE.size  # handling more messages at once takes over 100 µs, and a launch may be due
-_MOST_FILES = 64  # passed at once: few, since each is open twice until it is sent; the kernel's limit is 253
+_MAX_FILES = 64  # passed at once: few, since each is open twice until it is sent; the kernel's limit is 253
 _BUFFER_BYTES = 1 << 20
 
 # Launcher to sender worker; "route" is the number of a connection pool
@@ -86,7 +86,7 @@ class Channel:
         if self._out:
             self._queue.append((bytes(self._out), []))
             self._out.clear()
-        if self._queue and 0 < len(self._queue[-1][1]) < _MOST_FILES:
+        if self._queue and 0 < len(self._queue[-1][1]) < _MAX_FILES:
             before, files = self._queue.pop()
             self._queue.append((before + data, [*files, copy]))
         else:
@@ -138,7 +138,7 @@ class Channel:
 
     def _read(self) -> bytes:
         try:
-            data, files, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _MOST_FILES)
+            data, files, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _MAX_FILES)
         except BlockingIOError:
             return b""
         except OSError:

@@ -127,7 +127,7 @@ class Schedule:
 
 
 _CONNECT_PATIENCE_NS = 3_000_000_000  # since the last connection was made
-_LEAST_SILENCE_NS = 500_000_000  # a congested link may be silent for a round trip or two without a failure
+_MIN_SILENCE_NS = 500_000_000  # a congested link may be silent for a round trip or two without a failure
 _HANDLE_EVERY = 32  # launches without a pause between two rounds of message handling
 _HEAD_BYTES = protocol.FLOW.size
 _PAUSE_S = 0.05
@@ -344,9 +344,9 @@ class Launcher:
         self._outcome.launched(now_ns - due_ns)
         return True
 
-    def _handle_messages(self, longest_s: float) -> None:
-        """Handle messages of the sender and its workers; wait for them at most ``longest_s`` seconds."""
-        ready, _, _ = select.select(self._inputs, (), (), longest_s)
+    def _handle_messages(self, timeout_s: float) -> None:
+        """Handle messages of the sender and its workers; wait for them at most ``timeout_s`` seconds."""
+        ready, _, _ = select.select(self._inputs, (), (), timeout_s)
         for file in ready:
             worker = self._by_file.get(file)
             if self._arrivals is not None and file == self._arrivals.fileno():
@@ -444,7 +444,7 @@ class Launcher:
 
     def _end(self) -> None:
         now_ns = time.monotonic_ns()
-        silent_ns = now_ns - max(_LEAST_SILENCE_NS, int(self._options.patience_s * 1e9))
+        silent_ns = now_ns - max(_MIN_SILENCE_NS, int(self._options.patience_s * 1e9))
         for route in self._by_index:
             for flow in route.waiting:
                 silent = route.heard_ns <= silent_ns and flow.due_ns <= silent_ns

@@ -31,7 +31,7 @@ class SendOptions:
         start_at_ns: CLOCK_REALTIME of the launch; None: as soon as connected.
         patience_s: time to wait for outstanding flows after the last launch; those of a destination that is silent
             for this long count as failed.
-        most_connections: most connections from a source to a destination; None: as many as the plan starts at once,
+        max_connections: most connections from a source to a destination; None: as many as the plan starts at once,
             but at least 1024.
         workers: sender worker processes.
         threads: threads in each process, each with a loop.
@@ -51,7 +51,7 @@ class SendOptions:
     connections: Literal["kept", "new"] = "kept"
     start_at_ns: int | None = None
     patience_s: float = 5.0
-    most_connections: int | None = None
+    max_connections: int | None = None
     workers: int = 1
     threads: int = 1
     spin_ns: int = 50_000

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from ringtap.trafficgen.sender import ipc
 from ringtap.trafficgen.sender.ipc import Channel, SharedSlots
 
-_LEAST_SPARE = 16
+_MIN_SPARE = 16
 _BUSY_A_SPARE = 4  # busy connections per spare one
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 
 
 class Waiting(NamedTuple):
@@ -155,12 +155,12 @@ class Route:
         """Request a connection per waiting flow, and spare ones, because a handshake behind a long queue takes long."""
         wanted = len(self.waiting) - self.pending
         if not spares:
-            self.open_ahead(min(wanted, _MOST_AT_ONCE))
+            self.open_ahead(min(wanted, _MAX_AT_ONCE))
             return
-        spare = _MOST_AT_ONCE if self._new else max(_LEAST_SPARE, self.busy() // _BUSY_A_SPARE)
+        spare = _MAX_AT_ONCE if self._new else max(_MIN_SPARE, self.busy() // _BUSY_A_SPARE)
         lacking = spare - self._idle_count - max(0, -wanted)
         if wanted > 0 or lacking > spare // 2:
-            self.open_ahead(min(max(0, wanted) + max(0, lacking), _MOST_AT_ONCE))
+            self.open_ahead(min(max(0, wanted) + max(0, lacking), _MAX_AT_ONCE))
 
     def busy(self) -> int:
         """Return the number of connections that carry a flow."""

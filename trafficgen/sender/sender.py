@@ -175,8 +175,8 @@ class Sender:
             outcome.merge(report.outcome)
         return done, outcome
 
-    def _next_message(self, longest_s: float | None) -> Any:
-        message = self._processes.listen(longest_s)
+    def _next_message(self, timeout_s: float | None) -> Any:
+        message = self._processes.listen(timeout_s)
         if message is None and self._processes.signalled:
             self._stop()
         return message
@@ -282,8 +282,8 @@ def _run_workers(setup: SendPlan, links: Sequence[WorkerLink], control: Connecti
         thread.join()
 
 
-_LEAST_AHEAD = 64
-_USUAL_MOST = 1024
+_MIN_AHEAD = 64
+_USUAL_MAX = 1024
 _OTHER_FILES = 128
 _PROBE_S = 3.0
 
@@ -321,10 +321,10 @@ class SendPlan:
             )
         self.transport = _transport(plan, options.transport)
         self.places = [self._destination(*pair) for pair in self.pairs]
-        usual = max(1, options.most_connections or _USUAL_MOST)
+        usual = max(1, options.max_connections or _USUAL_MAX)
         at_once = [self.needs.most_at_once[pair] for pair in self.pairs]
-        self.most = [usual if options.most_connections else max(usual, count) for count in at_once]
-        self.ahead = [min(most, max(_LEAST_AHEAD, count)) for most, count in zip(self.most, at_once, strict=True)]
+        self.most = [usual if options.max_connections else max(usual, count) for count in at_once]
+        self.ahead = [min(most, max(_MIN_AHEAD, count)) for most, count in zip(self.most, at_once, strict=True)]
         self.duration_ns = plan.duration_ns
         if options.duration_s is not None:
             self.duration_ns = min(self.duration_ns, int(options.duration_s * 1e9))
@@ -381,7 +381,7 @@ class SendPlan:
         more = (limit - _OTHER_FILES - wanted) // len(self.pairs)
         self.most = [min(most, ahead + more) for ahead, most in zip(self.ahead, self.most, strict=True)]
         # Twice as many, because a closed connection may still hold its slot when the next one is opened
-        self.most_per_worker = 2 * -(-sum(self.most) // workers) + 2 * len(self.pairs) + _LEAST_AHEAD
+        self.most_per_worker = 2 * -(-sum(self.most) // workers) + 2 * len(self.pairs) + _MIN_AHEAD
         first, last = _local_ports()
         for pair, count in zip(self.pairs, at_once, strict=True):
             if count > last - first + 1:

@@ -26,7 +26,7 @@ from ringtap.trafficgen.sender.options import PAYLOAD, SendOptions
 from ringtap.trafficgen.socket_options import Transport, outgoing_socket
 from ringtap.trafficgen.statistics import FlowStatistics
 
-_MOST_EVENTS = 256
+_MAX_EVENTS = 256
 
 
 class Destination(NamedTuple):
@@ -151,7 +151,7 @@ class SenderWorker:
         if not self._begun:  # on a busy machine, BEGIN may still be unread when the first connection has events
             self._handle_messages()
         files = self._by_file
-        for file, events in self.epoll.poll(0, _MOST_EVENTS):
+        for file, events in self.epoll.poll(0, _MAX_EVENTS):
             connection = files.get(file)
             if connection is not None:
                 connection.event(events)

@@ -17,10 +17,10 @@ from ringtap.analysis.pcap.kernels.state import (
     INTERFACE_COUNT,
     INTERFACES,
     IS_END,
+    MAX_BLOCK_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_KEPT,
     MORE,
-    MOST_BLOCK_BYTES,
-    MOST_FRAME_BYTES,
-    MOST_KEPT,
     N_MALFORMED,
     N_NO_TIME,
     N_UNKNOWN_BLOCKS,
@@ -34,7 +34,7 @@ from ringtap.analysis.pcap.kernels.state import (
 
 _SECTION_HEADER, _INTERFACE, _PACKET, _SIMPLE, _STATISTICS, _ENHANCED = 0x0A0D0D0A, 1, 2, 3, 5, 6
 
-_MOST_SECONDS = 2**32
+_MAX_SECONDS = 2**32
 
 
 @inlined
@@ -57,7 +57,7 @@ def block_stops(state: int, block: int, size: int) -> int:
         return SECTION
     kind, total = _word(state, block), _word(state, block + 4)
     is_known = _is_packet(kind) or kind == _INTERFACE
-    unsound = total & 3 or total < 12 or kind == 0 or (is_known and total > MOST_BLOCK_BYTES)
+    unsound = total & 3 or total < 12 or kind == 0 or (is_known and total > MAX_BLOCK_BYTES)
     if unsound or (size >= total and _word(state, block + total - 4) != total):
         return CORRUPT
     if kind == _INTERFACE:
@@ -80,7 +80,7 @@ def _time_ns(interface: int, high: int, low: int) -> int:
         return half // (by >> 1) + offset
     if scale == POWER_OF_TWO:
         whole, part = half >> (by - 1), ticks & ((1 << by) - 1)
-        if whole > _MOST_SECONDS:
+        if whole > _MAX_SECONDS:
             return -1  # out of range
         if by > 30:  # 30 bits are enough for nanoseconds
             part, by = part >> (by - 30), 30
@@ -121,7 +121,7 @@ def packet_of_block(state: int, block: int, total: int) -> tuple[int, int, int, 
         time_ns = _time_ns(interface, _word(state, block + 12), _word(state, block + 16))
         if time_ns < 0:
             time_ns = NO_TIME - 1  # counted as an impossible time
-    if kept > total - header - 4 or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES:
+    if kept > total - header - 4 or kept > get(state, MAX_KEPT) or length > MAX_FRAME_BYTES:
         count(state, N_MALFORMED)
         return 0, 0, 0, 0, 0
     return kept, length, time_ns, block + header, load64(interface + I_LINK)

@@ -28,8 +28,8 @@ from ringtap.analysis.pcap.kernels.state import (
     FULL_CELL_PACKETS,
     JUMP_NS,
     LAST_NS,
-    LEAST_BIN,
-    MOST_NS,
+    MAX_NS,
+    MIN_BIN,
     N_BAD_TIME,
     N_JUMPS,
     NO_BIN,
@@ -56,7 +56,7 @@ def in_bin(state: int, time_ns: int) -> int:
         The time; NO_TIME if it is missing or impossible, and then the bin of the previous packet stays current.
     """
     width, latest = get(state, BIN_NS), get(state, LAST_NS)
-    if time_ns < 0 or time_ns >= MOST_NS:
+    if time_ns < 0 or time_ns >= MAX_NS:
         if time_ns != NO_TIME:
             count(state, N_BAD_TIME)
         if latest < 0:
@@ -72,7 +72,7 @@ def in_bin(state: int, time_ns: int) -> int:
     put(state, BIN_END_NS, number * width + width)
     number -= get(state, BASE_BIN)
     put(state, BIN, number)
-    put(state, LEAST_BIN, min(number, get(state, LEAST_BIN)))
+    put(state, MIN_BIN, min(number, get(state, MIN_BIN)))
     return time_ns
 
 

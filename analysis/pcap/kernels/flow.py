@@ -30,7 +30,7 @@ from ringtap.analysis.pcap.kernels.state import (
     K_FLOW,
     K_REST,
     LAST_NS,
-    MOST_ROWS,
+    MAX_ROWS,
     N_OVER_LIMIT,
     NO_BIN,
     ROWS,
@@ -180,10 +180,10 @@ def _grow(state: int) -> None:
 def _new_conversation(state: int, rest: int, source: int, destination: int, time_ns: int) -> int:
     """Add a row and return its first flow; beyond the limit return -1 minus the first flow of the shared row."""
     number = get(state, ROWS)
-    if number >= get(state, MOST_ROWS):
+    if number >= get(state, MAX_ROWS):
         count(state, N_OVER_LIMIT)
-        if number > get(state, MOST_ROWS):
-            return -1 - 2 * get(state, MOST_ROWS)
+        if number > get(state, MAX_ROWS):
+            return -1 - 2 * get(state, MAX_ROWS)
         rest = 255 << 32
     elif number * SLOTS_A_ROW > get(state, SLOT_MASK):
         _grow(state)

@@ -6,7 +6,7 @@ from ringtap.analysis.pcap.kernels.flow import add, count, get, key6, put, same1
 from ringtap.analysis.pcap.kernels.memory import kernel, load8, load32, load64, store8, store32, store64, swapped32
 from ringtap.analysis.pcap.kernels.state import (
     LAST_NS,
-    MOST_QUEUE_PAIRS,
+    MAX_QUEUE_PAIRS,
     N_QUEUE_PAIRS,
     Q_NEXT,
     Q_RESPONSE,
@@ -91,7 +91,7 @@ def _queue_pair(state: int, queue_pair: int, addresses: int, family: int, time_n
                 return number
         index = (index + 1) & (QUEUE_PAIR_SLOT_COUNT - 1)
     number = get(state, QUEUE_PAIR_ROWS)
-    if number == MOST_QUEUE_PAIRS:
+    if number == MAX_QUEUE_PAIRS:
         return -1
     put(state, QUEUE_PAIR_ROWS, number + 1)
     store32(slot, number + 1)

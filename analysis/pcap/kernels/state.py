@@ -9,15 +9,15 @@ from __future__ import annotations
 CONVERSATIONS = 0  # address of the rows of scan_columns.CONVERSATION
 DIRECTIONS = 1  # address of the work areas: two per conversation, one per direction
 SLOTS = 2  # address of the hash table of flows
-HOLES = 3  # address of the TCP holes: MOST_HOLES per direction
-MOST_ROWS = 4
+HOLES = 3  # address of the TCP holes: MAX_HOLES per direction
+MAX_ROWS = 4
 CELLS_AT = 5  # address of the next cell; reset by the caller after it has taken the cells
 CELLS_END = 6  # each end is the word after its begin
 BIN_NS = 7
 SWAPPED = 8  # 1 if the file's byte order is not the machine's
 INTERFACES = 9  # address of the interfaces of the section; a pcap file has one
 INTERFACE_COUNT = 10
-MOST_KEPT = 11  # largest number of captured bytes that a record may have
+MAX_KEPT = 11  # largest number of captured bytes that a record may have
 FRAGMENTS = 12  # address of the table of first fragments
 QUEUE_PAIRS = 13  # address of the rows of scan_columns.QUEUE_PAIR
 QUEUE_PAIR_WORK = 14  # address of their work areas
@@ -34,7 +34,7 @@ BASE_BIN = 22  # of the first packet, since the epoch
 BIN = 23  # of the last packet, since BASE_BIN
 BIN_START_NS = 24
 BIN_END_NS = 25
-LEAST_BIN = 26
+MIN_BIN = 26
 FIRST_NS = 27
 LAST_NS = 28  # the latest time seen
 NEEDED = 29  # bytes needed to continue, from the place of the stop on
@@ -117,7 +117,7 @@ UNKNOWN_BIN = NO_BIN + 1  # of packets without a time before the first that has 
 # --- skipped bytes of a direction that may still arrive -----------------------------------------------------------
 HOLE_FROM, HOLE_TO, HOLE_NS = 0, 8, 16
 HOLE_BYTES = 24
-MOST_HOLES = 4
+MAX_HOLES = 4
 
 # --- a slot of the hash table of flows ----------------------------------------------------------------------------
 K_REST = 8  # after the addresses: ports, protocol, kind, layer, family
@@ -130,7 +130,7 @@ SLOTS_A_ROW = 8  # at least: most searches then find their slot at once, which t
 I_LINK, I_SNAP, I_SCALE, I_BY, I_OFFSET_NS, I_MOST = 0, 8, 16, 24, 32, 40  # I_MOST: largest number of ticks that fits
 TIMES, DIVIDED, POWER_OF_TWO = 0, 1, 2  # values of I_SCALE: use of I_BY to convert ticks to nanoseconds
 INTERFACE_BYTES = 64
-MOST_INTERFACES = 1024
+MAX_INTERFACES = 1024
 
 # --- a first fragment ---------------------------------------------------------------------------------------------
 F_ADDRESSES, F_ID, F_FLOW, F_NS = 0, 8, 16, 24
@@ -142,15 +142,15 @@ FRAGMENT_LIFE_NS = 60_000_000_000  # reassembly timeout of RFC 8200, and minimum
 Q_NEXT = 0  # PSN expected of the next request; -1: not known
 Q_RESPONSE = 8  # the same for a response to a read
 QUEUE_PAIR_WORK_BYTES = 16
-MOST_QUEUE_PAIRS = 2**16
+MAX_QUEUE_PAIRS = 2**16
 QUEUE_PAIR_SLOT_COUNT = 2**18
 
 # --- limits -------------------------------------------------------------------------------------------------------
-MOST_FRAME_BYTES = 2**24  # no link has packets of this size; a record with a larger one is damaged
-MOST_BLOCK_BYTES = 2**25
+MAX_FRAME_BYTES = 2**24  # no link has packets of this size; a record with a larger one is damaged
+MAX_BLOCK_BYTES = 2**25
 ROOM = 8  # upper bound on the cells, or packet rows, that one packet adds
 FULL_CELL_BYTES = 2**31
 FULL_CELL_PACKETS = 2**16 - 1
-MOST_NS = 2**62  # a time after 2100, such that sums and differences of times fit a word
+MAX_NS = 2**62  # a time after 2100, such that sums and differences of times fit a word
 JUMP_NS = 86_400_000_000_000
 NO_TIME = -1  # of a packet whose time is missing or impossible

@@ -29,8 +29,8 @@ from ringtap.analysis.pcap.kernels.state import (
     HOLE_NS,
     HOLE_TO,
     HOLES,
-    MOST_HOLES,
-    MOST_ROWS,
+    MAX_HOLES,
+    MAX_ROWS,
     N_MALFORMED,
 )
 from ringtap.analysis.pcap.scan_columns import CONVERSATION, offsets
@@ -47,10 +47,10 @@ _RETRANSMITTED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RT
     "handshake_ns",
 )
 _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
-_MOST_OUT_OF_ORDER_NS = 3_000_000  # if no handshake was seen
-_MOST_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
-_MOST_TRIP_NS = 240_000_000_000  # both segments live 2 minutes at most (RFC 9293, 3.4.1): beyond, a clock was set
-_MOST_SYN_BYTES = 2**16  # of data with a SYN (RFC 7413)
+_MAX_OUT_OF_ORDER_NS = 3_000_000  # if no handshake was seen
+_MAX_JUMP = 2**30  # a window is smaller: this is another connection between the same ports
+_MAX_RTT_NS = 240_000_000_000  # both segments live 2 minutes at most (RFC 9293, 3.4.1): beyond, a clock was set
+_MAX_SYN_BYTES = 2**16  # of data with a SYN (RFC 7413)
 
 
 @inlined
@@ -67,14 +67,14 @@ def _set_hole(hole: int, begin: int, end: int, time_ns: int) -> None:
 
 @inlined
 def _holes_of(state: int, flow: int) -> int:
-    return get(state, HOLES) + flow * (HOLE_BYTES * MOST_HOLES)
+    return get(state, HOLES) + flow * (HOLE_BYTES * MAX_HOLES)
 
 
 @kernel
 def _add_hole(state: int, flow: int, work: int, begin: int, end: int, time_ns: int) -> None:
     """Store a hole; the oldest is dropped if there are too many."""
     holes, number = _holes_of(state, flow), load64(work + D_HOLES)
-    if number == MOST_HOLES:
+    if number == MAX_HOLES:
         number -= 1
         for moved in range(number):
             after = holes + (moved + 1) * HOLE_BYTES
@@ -89,7 +89,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
     holes, number = _holes_of(state, flow), load64(work + D_HOLES)
     limit = load64(row_of(state, flow) + _HANDSHAKE)
     if limit <= 0:
-        limit = _MOST_OUT_OF_ORDER_NS
+        limit = _MAX_OUT_OF_ORDER_NS
     in_time = 0
     index = 0
     while index < number:
@@ -104,7 +104,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
             in_time += last - first
         if first > begin and last < end:  # in the middle: the part after it becomes a hole of its own
             _set_hole(hole, left, (sequence + first) & 0xFFFFFFFF, since)
-            if number < MOST_HOLES:
+            if number < MAX_HOLES:
                 tail = holes + number * HOLE_BYTES
                 _set_hole(tail, (sequence + last) & 0xFFFFFFFF, (sequence + end) & 0xFFFFFFFF, since)
                 number += 1
@@ -127,7 +127,7 @@ def _fill(state: int, flow: int, work: int, sequence: int, payload: int, time_ns
 def _not_in_order(state: int, flow: int, work: int, sequence: int, payload: int, end: int, time_ns: int) -> None:
     following = load64(work + D_NEXT)
     ahead = _signed(sequence - following)
-    if abs(ahead) >= _MOST_JUMP:
+    if abs(ahead) >= _MAX_JUMP:
         store64(work + D_HOLES, 0)
         store64(work + D_TIMED, -1)
         store64(work + D_NEXT, end)
@@ -154,7 +154,7 @@ def _pass_over(state: int, flow: int, work: int, until: int, time_ns: int) -> No
     """Add a hole for bytes sent but not captured: an acknowledgement or a packet without payload lies beyond them."""
     following = load64(work + D_NEXT)
     ahead = _signed(until - following)
-    if 0 < ahead < _MOST_JUMP:
+    if 0 < ahead < _MAX_JUMP:
         _add_hole(state, flow, work, following, until, time_ns)
         store64(work + D_NEXT, until)
 
@@ -227,7 +227,7 @@ def _opening_or_reset(state: int, flow: int, work: int, header: int, kept: int, 
     else:
         _begin_anew(work)
         opening = load64(other + D_SYN)
-        if opening < 0 or not 0 <= _signed(swapped32(header + 8) - opening - 1) <= _MOST_SYN_BYTES:
+        if opening < 0 or not 0 <= _signed(swapped32(header + 8) - opening - 1) <= _MAX_SYN_BYTES:
             _begin_anew(other)  # the SYN that it answers was not captured
             since = 0
     store64(work + D_SYN, sequence)
@@ -245,7 +245,7 @@ def _round_trip(state: int, flow: int, work: int, time_ns: int) -> None:
     store64(work + D_TIMED, -1)
     since = load64(work + D_TIMED_NS)
     took = time_ns - since
-    if since < 0 or took < 0 or took > _MOST_TRIP_NS:
+    if since < 0 or took < 0 or took > _MAX_RTT_NS:
         return
     row = row_of(state, flow) + (flow & 1) * 8
     add(row + _RTT_COUNT, 1)
@@ -261,9 +261,9 @@ def _handshake(state: int, flow: int, work: int, other: int, acknowledged: int, 
     row, since = row_of(state, flow), load64(work + D_SYN_NS)
     if since > load64(other + D_SYN_NS):
         return  # this is the answering side
-    if not 0 <= _signed(acknowledged - load64(other + D_SYN) - 1) < _MOST_JUMP:
+    if not 0 <= _signed(acknowledged - load64(other + D_SYN) - 1) < _MAX_JUMP:
         return  # the acknowledgement is of an earlier connection
-    if load64(row + _HANDSHAKE) < 0 and 0 <= time_ns - since <= _MOST_TRIP_NS:
+    if load64(row + _HANDSHAKE) < 0 and 0 <= time_ns - since <= _MAX_RTT_NS:
         store64(row + _HANDSHAKE, time_ns - since)
     store64(work + D_SYN_NS, 0)
     store64(other + D_SYN_NS, 0)
@@ -283,7 +283,7 @@ def tcp(state: int, flow: int, work: int, header: int, kept: int, payload: int, 
         family: 4 or 6.
         time_ns: time of capture.
     """
-    if flow >= 2 * get(state, MOST_ROWS):  # in the shared row, single connections cannot be followed
+    if flow >= 2 * get(state, MAX_ROWS):  # in the shared row, single connections cannot be followed
         add(work + D_SEGMENTS, 1 if payload else 0)
         return
     flags = load8(header + 13)

@@ -23,9 +23,9 @@ from ringtap.analysis.pcap.kernels.state import (
     INTERFACES,
     IS_END,
     LAST_NS,
+    MAX_FRAME_BYTES,
+    MAX_KEPT,
     MORE,
-    MOST_FRAME_BYTES,
-    MOST_KEPT,
     N_BACKWARDS,
     N_BYTES,
     N_PACKETS,
@@ -74,7 +74,7 @@ def walk(state: int, block: int, size: int) -> int:
     Returns:
         Bytes consumed; STOPPED in the state is the reason for the stop.
     """
-    swapped, most_kept = get(state, SWAPPED), get(state, MOST_KEPT)
+    swapped, most_kept = get(state, SWAPPED), get(state, MAX_KEPT)
     link, tick_ns = load64(get(state, INTERFACES) + I_LINK), load64(get(state, INTERFACES) + I_BY)
     at, stopped, needed = 0, MORE, 16
     while at + 16 <= size:
@@ -85,7 +85,7 @@ def walk(state: int, block: int, size: int) -> int:
         else:
             seconds, ticks = load32(record), load32(record + 4)
             kept, length = load32(record + 8), load32(record + 12)
-        if kept > most_kept or length > MOST_FRAME_BYTES:
+        if kept > most_kept or length > MAX_FRAME_BYTES:
             stopped = CORRUPT
             break
         if at + 16 + kept > size:
@@ -148,7 +148,7 @@ def _is_record(state: int, record: int) -> bool:
     else:
         seconds, ticks, length = load32(record), load32(record + 4), load32(record + 12)
     kept, tick_ns = _kept(state, record), load64(get(state, INTERFACES) + I_BY)
-    if kept > length or kept > get(state, MOST_KEPT) or length > MOST_FRAME_BYTES or length == 0:
+    if kept > length or kept > get(state, MAX_KEPT) or length > MAX_FRAME_BYTES or length == 0:
         return False
     if ticks * tick_ns >= 1_000_000_000:
         return False

@@ -14,12 +14,11 @@ from ringtap.agents.doctor.command import verdict
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.worker import HostWorker, clean
 from ringtap.agents.sweep.conductor import plan_changes
-from ringtap.agents.sweep.estimate import LEAST_LOADS, doubts, resolved
+from ringtap.agents.sweep.estimate import doubts, resolved
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_launch import processes
 from ringtap.agents.sweep.preflight import cluster_roles
 from ringtap.agents.sweep.series import stalled_s, telling_line, words_of_hosts
-from ringtap.analysis.model import congestion_point, fit
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan
@@ -338,7 +337,6 @@ def test_loads_of_a_point_whose_step_is_not_known_may_not_change(tmp_path: Path)
 def test_a_dry_run_says_when_loads_are_too_few_for_a_congestion_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert LEAST_LOADS == {"a fit": fit.MIN_LOADS, "a congestion point": congestion_point.MIN_LOADS}
     text = '[sweep]\nloads = {}\n[[models]]\nname = "vgg16"\n'
     words = "3 different loads, too few for a congestion point (4): add loads"
     assert doubts(plan_of(tmp_path, text.format("[0, 0.3, 0.3, 0.305, 0.6]"))) == [words]

@@ -237,7 +237,7 @@ def test_classes_add_up_to_everything(ends, tmp_path_factory):
 def test_many_flows_are_kept_by_kind_with_the_same_sums(tmp_path, monkeypatch):
     write_ddp_job(tmp_path / "job", Truth(iterations=6))
     whole = open_job(tmp_path / "job").iterations
-    monkeypatch.setattr(flows, "MOST_CELLS", 0)
+    monkeypatch.setattr(flows, "MAX_CELLS", 0)
     kinds = open_job(tmp_path / "job")
     assert len(kinds.traffic.groups) < len(kinds.traffic.flows)
     columns = ["training_bytes", "cross_bytes", "other_bytes", "retransmissions"]

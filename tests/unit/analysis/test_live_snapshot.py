@@ -440,7 +440,7 @@ def test_the_jobs_output_names_its_node_where_several_speak(tmp_path: Path) -> N
 
 def test_memory_is_bounded_however_long_it_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sockets that come and go for hours leave what minutes leave: the newest."""
-    monkeypatch.setattr(recent_counters, "_MOST_KEYS", 200)
+    monkeypatch.setattr(recent_counters, "_MAX_KEYS", 200)
     with RunWriter(tmp_path / "run", "S0") as run:
         node, watch = run.nodes["S0"], Watch(run.path)
         for at in range(1, 90):

@@ -339,7 +339,7 @@ def test_noise_after_the_header_ends():
 
 
 def test_more_conversations_than_are_told_apart(monkeypatch):
-    monkeypatch.setattr(scan_module, "MOST_CONVERSATIONS", 5)
+    monkeypatch.setattr(scan_module, "MAX_CONVERSATIONS", 5)
     packets = [udp(A4, B4, (1000 + number % 9, 2000), 10) for number in range(27)]
     scanned = of(*packets)
     rows = scanned.conversations

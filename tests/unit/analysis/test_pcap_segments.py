@@ -187,7 +187,7 @@ def test_later_fragments_count_to_the_segment_of_their_first(tmp_path: Path) -> 
 
 
 def test_more_connections_than_are_usually_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MOST_CONVERSATIONS", 3)
+    monkeypatch.setattr(segments, "MAX_CONVERSATIONS", 3)
     port = [struct.pack(">H", 1000 + number % 40) for number in range(120)]
     path = pcap(tmp_path / "c.pcap", [ethernet(ipv4(one + tcp(100)[2:])) for one in port])
     assert [ends[1] for _, ends, _ in read_segments(path)] == [1000 + number % 40 for number in range(120)]

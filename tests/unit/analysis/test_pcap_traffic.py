@@ -151,8 +151,8 @@ def test_wrong_questions_are_answered_in_a_sentence(traffic, monkeypatch):
     ):
         with pytest.raises(UsageError, match=says):
             ask()
-    monkeypatch.setattr(traffic_module, "_MOST_BINS", 10)
-    monkeypatch.setattr(traffic_module, "_MOST_HOSTS", 4)
+    monkeypatch.setattr(traffic_module, "_MAX_BINS", 10)
+    monkeypatch.setattr(traffic_module, "_MAX_HOSTS", 4)
     with pytest.raises(UsageError, match="choose wider ones"):
         traffic.binned()
     with pytest.raises(UsageError, match="5 hosts"):

@@ -157,7 +157,7 @@ def test_table_3_8_follows_from_the_fits_over_rdma(model, traffic, number, worke
     """Its points are in figures only; the fitted curves from congestion to the heaviest load stand in for them."""
     fit = thesis.FITS[model, traffic][number]
     point = thesis.CONGESTION_POINTS[model, traffic]
-    heaviest = CAPACITY - thesis.MOST_CONGESTED_GBPS[model, traffic][1]
+    heaviest = CAPACITY - thesis.MAX_CONGESTED_GBPS[model, traffic][1]
     begins = point.bandwidth_gbps or 13.0  # BERT-large's under consistent traffic is not printed; by volume 13.1
     loads = np.linspace(begins, heaviest, 200)
     times = fit.A * np.exp(fit.B / (CAPACITY - loads) ** fit.n)
@@ -175,7 +175,7 @@ def test_the_data_of_the_package_is_that_of_the_tables():
         elif row.quantity == "congestion_mb":
             assert thesis.CONGESTION_POINTS[key].data_mb == value
         elif row.quantity in ("ideal_gbps", "experimental_gbps"):
-            assert thesis.MOST_CONGESTED_GBPS[key][row.quantity == "experimental_gbps"] == value
+            assert thesis.MAX_CONGESTED_GBPS[key][row.quantity == "experimental_gbps"] == value
         elif row.quantity == "mean_difference_gbps":
             assert thesis.MEAN_DIFFERENCE_GBPS[key] == value
 
@@ -198,7 +198,7 @@ class TestNumbersInTheText:
         assert np.mean(shares) == pytest.approx(0.58, abs=0.005)
 
     def test_burst(self):
-        ideal, left = thesis.MOST_CONGESTED_GBPS["bert-large", "burst"]
+        ideal, left = thesis.MAX_CONGESTED_GBPS["bert-large", "burst"]
         volume = bytes_of("bert-large", "3.7") * 8e-9
         assert volume / ideal == pytest.approx(184, rel=0.01)
         # "approximately 5 x faster, 37 s": the bandwidth that was left gives 41 s, 4.4 times faster
@@ -228,9 +228,9 @@ class TestNumbersInTheText:
         """Table 3.10's curves at 24.653 Gbit/s give hours where 184 s and 11.5 s were measured."""
         for model, measured_s in (("bert-large", 184), ("resnet50", 11.5)):
             fit = thesis.FITS[model, "burst"][0]
-            left = thesis.MOST_CONGESTED_GBPS[model, "burst"][1]
+            left = thesis.MAX_CONGESTED_GBPS[model, "burst"][1]
             assert fit.A * np.exp(fit.B / left**fit.n) > 8 * measured_s
 
     @staticmethod
     def most(traffic):
-        return [(key, pair) for key, pair in thesis.MOST_CONGESTED_GBPS.items() if key[1] == traffic]
+        return [(key, pair) for key, pair in thesis.MAX_CONGESTED_GBPS.items() if key[1] == traffic]

@@ -17,7 +17,7 @@ from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-LEAST_MARKERS = 150
+MIN_MARKERS = 150
 MARKER = re.compile(r"<!--\s*(.*?)\s*-->")  # the docs have no other comments, so that a misspelt one fails
 FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -114,7 +114,7 @@ def test_the_docs_have_the_numbers_of_the_code() -> None:
 
 
 def test_the_docs_have_markers() -> None:
-    assert len(markers()) >= LEAST_MARKERS
+    assert len(markers()) >= MIN_MARKERS
     assert len(markers()) == sum(page.read_text().count("<!--") for page in PAGES), "a marker goes over two lines"
 
 
@@ -132,7 +132,7 @@ def test_no_marker_is_in_a_code_block_where_it_would_be_shown() -> None:
         ("| 256 KiB", "ringtap.agents.hosts.frames.CHUNK_BYTES"),
         ("below 88 %", "ringtap.agents.sweep.precheck.REQUIRED_SHARE"),
         ("bins of 100 ms", "ringtap.schema.LOAD_BIN_NS"),
-        ("up to 262,144", "ringtap.analysis.pcap.scan.MOST_CONVERSATIONS"),
+        ("up to 262,144", "ringtap.analysis.pcap.scan.MAX_CONVERSATIONS"),
         ('| `"3s"`', "ringtap.plan.Window.settle_s"),
         ("of 25 Gbit/s", "ringtap.analysis.thesis.CAPACITY_GBPS"),
     ],

@@ -19,9 +19,8 @@ from ringtap.rundir import RunDirectory, new_name
 from ringtap.schema import RUN_JSON
 from ringtap.slurm import script
 from ringtap.slurm.array_parts import read_parts
-from ringtap.slurm.commands import resource_words
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.request import Environment, Resources, parse_time_s
+from ringtap.slurm.request import Environment, Resources, describe_resources, parse_time_s
 from ringtap.slurm.sites import Site
 from ringtap.slurm.status import NOT_BEGUN, read_request, sweep_standing
 from ringtap.slurm.submit import check_place, find_sbatch, hand_over
@@ -107,7 +106,7 @@ def submit_plan(
         print(json.dumps({"job": job, "run": str(paths.run), "series": series, "site": site.name}))
     else:
         print(f"Submitted job {job}: {len(indices)} of {len(names)} series, one after the other")
-        print(f"Each gets, on {site.name}: {resource_words(resources, environment)}")
+        print(f"Each gets, on {site.name}: {describe_resources(resources, environment)}")
         print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shell_word(path)}")
     return 0
 

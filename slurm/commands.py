@@ -14,7 +14,6 @@ from ringtap.errors import UsageError
 from ringtap.options import add_json
 from ringtap.rundir import add_access
 from ringtap.terminal import shell_word
-from ringtap.units import counted
 
 if TYPE_CHECKING:
     from ringtap.slurm.request import Environment, Resources
@@ -153,7 +152,7 @@ def _environment(options: argparse.Namespace) -> Environment:
 def _submit_command(options: argparse.Namespace, site: Site, resources: Resources, environment: Environment) -> int:
     from ringtap.rundir import new_name
     from ringtap.slurm.paths import SubmitPaths
-    from ringtap.slurm.request import Request
+    from ringtap.slurm.request import Request, describe_resources
     from ringtap.slurm.script import command_script, print_script
     from ringtap.slurm.submit import check_files, check_place, read_only_place, submit_command
 
@@ -182,24 +181,6 @@ def _submit_command(options: argparse.Namespace, site: Site, resources: Resource
     if options.json:
         print(json.dumps({"job": job, "run": str(paths.run), "script": str(paths.script), "site": site.name}))
     else:
-        print(f"Submitted job {job} to {site.name}: {resource_words(resources, environment)}")
+        print(f"Submitted job {job} to {site.name}: {describe_resources(resources, environment)}")
         print(f"Wrote {path / paths.script.relative_to(paths.run)}. Next: ringtap status {shell_word(path)}")
     return 0
-
-
-def resource_words(resources: Resources, environment: Environment) -> str:
-    """Describe a job's resources and Python environment for the user."""
-    parts = [counted(resources.nodes, "node"), f"{counted(resources.tasks_per_node, 'task')} per node"]
-    for given, text in (
-        (resources.cpus_per_task, "CPUs per task: {}"),
-        (resources.gpus_per_node, "GPUs per node: {}"),
-        (resources.mem, "memory per node: {}"),
-        (resources.time, "time limit {}"),
-        (resources.account, "account {}"),
-    ):
-        if given is not None:
-            parts.append(text.format(given))
-    if resources.stop_before_s:
-        parts.append(f"stopped {resources.stop_before_s} s before the time limit")
-    parts.append(f"Python {environment.python}" if environment.python else "a Python environment made on each node")
-    return ", ".join(parts)

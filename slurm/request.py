@@ -117,6 +117,24 @@ class Request:
         return item
 
 
+def describe_resources(resources: Resources, environment: Environment) -> str:
+    """Describe a job's resources and Python environment for the user."""
+    parts = [counted(resources.nodes, "node"), f"{counted(resources.tasks_per_node, 'task')} per node"]
+    for given, text in (
+        (resources.cpus_per_task, "CPUs per task: {}"),
+        (resources.gpus_per_node, "GPUs per node: {}"),
+        (resources.mem, "memory per node: {}"),
+        (resources.time, "time limit {}"),
+        (resources.account, "account {}"),
+    ):
+        if given is not None:
+            parts.append(text.format(given))
+    if resources.stop_before_s:
+        parts.append(f"stopped {resources.stop_before_s} s before the time limit")
+    parts.append(f"Python {environment.python}" if environment.python else "a Python environment made on each node")
+    return ", ".join(parts)
+
+
 def parse_time_s(text: str) -> int:
     """Return the seconds of a time limit in Slurm's notation: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.
 

@@ -188,7 +188,7 @@ def download(python: str, folder: Path) -> Path:
             "it is not the file that was tried, and is not built"
         )
     raise BuildError(
-        f"Horovod's source cannot be had from the package index: {_last_line(done.stderr)}; "
+        f"Horovod's source is not available from the package index: {_last_line(done.stderr)}; "
         "is there a network, or an index that pip is told of (pip config)?"
     )
 
@@ -205,7 +205,9 @@ def plain_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
     for member in members:
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
-            raise BuildError(f"Horovod's source holds {member.name!r}, which is no plain file of it: nothing is built")
+            raise BuildError(
+                f"Horovod's source holds {member.name!r}, which is not a plain file of it: nothing is built"
+            )
         member.mode &= 0o755
     return members
 

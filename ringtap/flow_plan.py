@@ -67,9 +67,9 @@ def read_header(path: Path) -> dict[str, Any]:
     try:
         header = json.loads(line, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no flow plan: line 1 is not JSON") from error
+        raise UsageError(f"{path} is not a flow plan: line 1 is not JSON") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UsageError(f"{path} is no flow plan: line 1 does not say format {FORMAT!r}")
+        raise UsageError(f"{path} is not a flow plan: line 1 does not say format {FORMAT!r}")
     version = header.get("version")
     if type(version) is not int or version < 1:
         raise UsageError(f"{path} line 1: version must be a whole number from 1 to {VERSION}")

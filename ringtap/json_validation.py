@@ -161,12 +161,12 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
-        OSError: it cannot be read, or is no regular file: a pipe might never give anything.
+        OSError: it cannot be read, or is not a regular file: a pipe might never give anything.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(fd, "rb")
 
 
@@ -174,7 +174,7 @@ def load_json(path: Path, shape: Shape = None) -> Any:
     """Read a JSON file of at most 64 MiB and check it; without a shape it may be anything.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
         ShapeError: it is not JSON, too large, or does not have the shape.
     """
     with open_regular(path) as file:

@@ -233,7 +233,7 @@ def _model(table: TomlTable) -> Model:
     if profile is None and not command and not table.has("compute"):
         near = difflib.get_close_matches(name, PROFILES, 1)
         hint = f"did you mean {near[0]}?" if near else f"profiles: {', '.join(PROFILES)}"
-        table.fail("name", f"= {name!r} is no profile; {hint} Or give parameters and compute, or a command")
+        table.fail("name", f"= {name!r} is not a profile; {hint} Or give parameters and compute, or a command")
     own: Any = ... if profile is None else None
     compute = f"{profile.compute_s}s" if profile else ("1s" if command else ...)
     model = Model(
@@ -261,7 +261,7 @@ def _check_command(table: TomlTable, model: Model) -> None:
         if table.has(key) and not model.command:
             table.fail(key, "is for a command of your own, and this model has none")
     if model.launch == "host" and model.framework == "horovod":
-        table.fail("launch", '= "host" cannot be had with framework = "horovod", whose ranks ringtap starts')
+        table.fail("launch", '= "host" does not work with framework = "horovod", whose ranks ringtap starts')
     if model.command and not model.command[0]:
         table.fail("command", "begins with an empty word instead of a program")
     for word in model.command:

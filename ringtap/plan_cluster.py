@@ -117,7 +117,7 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
     ports, environment = _ports(table), table.variables("environment", OWN_VARIABLES)
     table.finish()
     if not workers:
-        table.fail("workers", "names nobody: at least one host trains")
+        table.fail("workers", "is empty: name at least one host that trains")
     if len(set(workers)) != len(workers):
         table.fail("workers", "names a host twice: for several ranks on one host give it ranks = 2 under [[hosts]]")
     for key, named in (("workers", workers), ("cross_from", (cross_from,)), ("cross_to", (cross_to,))):
@@ -125,7 +125,7 @@ def read_cluster(table: TomlTable, hosts: Sequence[TomlTable], asked_bps: int) -
             if name and name not in names:
                 near = difflib.get_close_matches(name, names, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
-                table.fail(key, f"names {name!r}, which is no [[hosts]] entry; {hint}")
+                table.fail(key, f"names {name!r}, which is not a [[hosts]] entry; {hint}")
     if asked_bps and reach == "local":
         table.fail(
             "reach", '= "local" has no link that cross traffic could load: plan loads = [0], or take a [testbed]'
@@ -141,7 +141,7 @@ def _ports(table: TomlTable) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
     if not match or not 1024 <= int(match[1]) <= int(match[2]) - MIN_PORTS + 1 <= 65536 - MIN_PORTS:
-        table.fail("ports", f'= {text!r} is no range of {MIN_PORTS} ports at least, such as "20000-20100"')
+        table.fail("ports", f'= {text!r} is not a range of {MIN_PORTS} ports at least, such as "20000-20100"')
     return int(match[1]), int(match[2])
 
 
@@ -198,7 +198,7 @@ def _host(table: TomlTable, reach: str) -> ClusterHost:
         environment=table.variables("environment", (*OWN_VARIABLES, *(["CUDA_VISIBLE_DEVICES"] if gpus else []))),
     )
     if host.workdir and not host.workdir.startswith("/"):
-        table.fail("workdir", f"= {host.workdir!r} is no absolute path")
+        table.fail("workdir", f"= {host.workdir!r} is not an absolute path")
     if host.ssh.startswith("-"):
         table.fail("ssh", f"= {host.ssh!r} would be an option to ssh, not a host")
     table.finish()
@@ -217,4 +217,4 @@ def _address(table: TomlTable, key: str) -> str:
     try:
         return str(ipaddress.IPv4Address(text)) if text else ""
     except ValueError:
-        table.fail(key, f"= {text!r} is no IPv4 address")
+        table.fail(key, f"= {text!r} is not an IPv4 address")

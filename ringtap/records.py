@@ -280,7 +280,7 @@ def open_records(path: Path, needed: Mapping[str, frozenset[str]] | None = None)
         needed: columns that the caller relies on, with the types that each may have.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
         UsageError: not a record file, one of a newer version, or one without these columns.
     """
     with json_validation.open_regular(path) as file:
@@ -364,7 +364,7 @@ def each_json_line(path: Path, shape: json_validation.Shape = None) -> Iterator[
     """Yield every line of a JSON Lines file except empty ones; a line of more than 16 MiB comes in pieces.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with json_validation.open_regular(path) as file:
         number = 0
@@ -389,7 +389,7 @@ def read_json_lines(path: Path, shape: json_validation.Shape = None) -> tuple[li
     A missing file counts as empty.
 
     Raises:
-        UsageError: it cannot be read, or a line other than a torn last one is no such object.
+        UsageError: it cannot be read, or a line other than a torn last one is not such an object.
     """
     items: list[dict[str, Any]] = []
     try:

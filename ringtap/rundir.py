@@ -265,7 +265,7 @@ class RunDirectory:
         """
         try:
             if not (path / RUN_JSON).is_file():
-                raise UsageError(f"{path} is no run directory: it has no run.json")
+                raise UsageError(f"{path} is not a run directory: it has no run.json")
             info = read_json(path / RUN_JSON)
         except PermissionError as error:
             raise UsageError(f"{path} may not be read by this user: ask its owner for the right to") from error

@@ -92,7 +92,7 @@ class TomlTable:
         items = self.take(key, dict, {}, lambda _: True, rule)
         for name, value in items.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                self.fail(key, f"holds {name!r}, which is no name of an environment variable")
+                self.fail(key, f"holds {name!r}, which is not the name of an environment variable")
             if isinstance(value, bool) or not isinstance(value, (str, int, float)) or "\0" in str(value):
                 self.fail(key, f"gives {name} the value {value!r}: write it as a text")
             if name in refused or name.startswith("RINGTAP_"):

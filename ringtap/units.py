@@ -103,7 +103,7 @@ def whole_number(text: str, option: str) -> int:
     """Parse the whole number of an option; ``_`` and ``,`` may group its digits.
 
     Raises:
-        UsageError: it is no whole number below 10^18; the message names the option.
+        UsageError: it is not a whole number below 10^18; the message names the option.
     """
     try:
         number = Decimal(text.replace("_", "").replace(",", ""))

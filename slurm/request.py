@@ -203,7 +203,7 @@ def _check_directives(resources: Resources) -> None:
         if name not in DIRECTIVES:
             near = difflib.get_close_matches(name, DIRECTIVES, 1)
             hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(DIRECTIVES)}"
-            raise UsageError(f"--drop {name!r} is no directive that ringtap writes: {hint}")
+            raise UsageError(f"--drop {name!r} is not a directive that ringtap writes: {hint}")
     texts = {"--job-name": (resources.job_name,), "--account": (resources.account or "",), "--sbatch": resources.sbatch}
     for option, values in texts.items():
         for value in values:
@@ -212,7 +212,7 @@ def _check_directives(resources: Resources) -> None:
     for text in resources.sbatch:
         if not text.lstrip("-").strip():
             raise UsageError(
-                f"--sbatch {text!r} is no directive: write it as after #SBATCH, for example partition=debug"
+                f"--sbatch {text!r} is not a directive: write it as after #SBATCH, for example partition=debug"
             )
 
 

@@ -142,7 +142,7 @@ def _read(path: Path, environment: Mapping[str, str]) -> Site:
     elif isinstance(base, str) and base != path.stem and _find(base, environment).is_file():
         site = _read(_find(base, environment), environment)
     else:
-        raise UsageError(f"the site profile {path} builds on {base!r}, which is no profile")
+        raise UsageError(f"the site profile {path} builds on {base!r}, which is not a profile")
     items.setdefault("name", path.stem)
     kinds = items.pop("nodes", None)
     changes = _checked(Site, items, path)

@@ -96,9 +96,9 @@ def check_files(request: Request) -> None:
     parse_settings(request.collect, request.every, {})
     python = environment.python
     if python is not None and not (Path(python).is_file() and os.access(python, os.X_OK)):
-        raise UsageError(f"--python {python} is no interpreter")
+        raise UsageError(f"--python {python} is not an interpreter")
     if environment.requirement is not None and not environment.requirement.is_file():
-        raise UsageError(f"--requirement {environment.requirement} is no file")
+        raise UsageError(f"--requirement {environment.requirement} is not a file")
     if environment.wheels is not None and not any(environment.wheels.glob("ringtap-*.whl")):
         raise UsageError(f"--wheels {environment.wheels} has no wheel of ringtap: make one with ringtap bundle -o DIR")
     for pattern in request.keep:

@@ -269,7 +269,9 @@ def congestion_impact(baseline: Path) -> Baseline:
         start, finish, state, size = (names.index(name) for name in ("start_ns", "finish_ns", "state", "size_bytes"))
         names.index("intended_start_ns")
     except ValueError as error:
-        raise UsageError(f"{baseline} is no sender's log: name one that 'ringtap traffic send --log' wrote") from error
+        raise UsageError(
+            f"{baseline} is not a sender's log: name one that 'ringtap traffic send --log' wrote"
+        ) from error
     times = LogHistogram()
     for record in records.walk():
         if record[state] == FLOW_STATES["finished"] and record[size]:  # an open-ended flow takes as long as the plan

@@ -55,7 +55,7 @@ def run_directory(runs: Path) -> Check:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        return Check("unavailable", f"{folder} is no folder", "name another place with -o DIR")
+        return Check("unavailable", f"{folder} is not a folder", "name another place with -o DIR")
     try:
         _try_to_write(folder)
     except OSError as error:

@@ -164,7 +164,7 @@ class SshHosts(Hosts):
             raise UsageError("ssh is not installed on this machine: install an OpenSSH client")
         for host in hosts:
             if host.workdir and not host.workdir.startswith("/"):
-                raise UsageError(f"workdir {host.workdir!r} of {host.name} is no absolute path")
+                raise UsageError(f"workdir {host.workdir!r} of {host.name} is not an absolute path")
         self._hosts = {host.name: host for host in hosts}
         self._config = ["-F", str(config)] if config else []
         self._receiver = Receiver(self._forward)

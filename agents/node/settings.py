@@ -99,7 +99,7 @@ def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) 
     for word in overrides:
         name, _, period = word.strip().partition("=")
         if name not in collectors:
-            raise UsageError(f"--every {every}: {name!r} is no collector that --collect names")
+            raise UsageError(f"--every {every}: {name!r} is not a collector that --collect names")
         _period_s(period)
         options[name] = {"every": period}
     given = {name: value for name, value in packets.items() if value is not None}

@@ -233,7 +233,7 @@ class Conductor:
             )
         if traffic and not self._force:
             raise MeasurementError(
-                f"others use the links: {traffic}: measure when they are idle, or all the same with --force"
+                f"others use the links: {traffic}: measure when they are idle, or anyway with --force"
             )
 
     def _attempt(self, first: str, second: str) -> Path:
@@ -376,7 +376,7 @@ def check_series(plan: SweepPlan, only: str) -> None:
     if only and only not in names:
         near = difflib.get_close_matches(only, names, 1)
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
-        raise UsageError(f"--series {only} is no series of this plan; {hint}")
+        raise UsageError(f"--series {only} is not a series of this plan; {hint}")
 
 
 def run_sweep(

@@ -118,7 +118,7 @@ class CrossTraffic:
 
     def _flow_plan(self, load_bps: float, name: str, duration_s: float, destination: str) -> FlowPlan:
         if self.kind not in ("consistent", "burst"):
-            raise UsageError(f"{self.kind} is no kind of flow plan")
+            raise UsageError(f"{self.kind} is not a kind of flow plan")
         burst = self._plan.burst
         return FlowPlan(
             PlanSpec(

@@ -134,7 +134,10 @@ def _command_facts(command: list[str]) -> dict[str, Any]:
     program = shutil.which(command[0])
     if program is None:
         where = "there" if "/" in command[0] else "on the PATH there"
-        return {"problems": [f"the job's command begins with {command[0]}, which is no program {where}"], "torch": None}
+        return {
+            "problems": [f"the job's command begins with {command[0]}, which is not a program {where}"],
+            "torch": None,
+        }
     problems = []
     options = next((command[1 : 1 + n] for n, word in enumerate(command[1:]) if not word.startswith("-")), command[1:])
     if not {"-c", "-lc"} & set(command[1:3]):

@@ -57,7 +57,7 @@ def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: 
     most_bps = max(plan.loads) * plan.capacity_bps
     beyond = calibration.exceeded_by(most_bps, most_bps / 8 / (WEB_SEARCH.mean_bytes / plan.scale), False)
     if beyond and not force:
-        raise UsageError(f"{beyond}: lower the plan's loads, or measure all the same with --force")
+        raise UsageError(f"{beyond}: lower the plan's loads, or measure anyway with --force")
     if beyond:
         say(f"warning: {beyond}; flows will be late")
     return asdict(calibration)

@@ -130,7 +130,7 @@ class Scan:
             UsageError: it was not a capture.
         """
         if not self._started:
-            raise UsageError("is no capture: it is too short" if self._torn else "is no capture: it is empty")
+            raise UsageError("is not a capture: it is too short" if self._torn else "is not a capture: it is empty")
         arena, flow = self._arena, 0
         if self._searching and self._torn:
             arena.state[ks.IS_END] = 1
@@ -232,7 +232,7 @@ class Scan:
         """Detect the format from the first bytes; return the length of the file header."""
         header = pcap_header(head)
         if header is None and (head[:4] != _SECTION_HEADER or section_header(head[:12]) is None):
-            raise UsageError("is no capture: pcap and pcapng files are read")
+            raise UsageError("is not a capture: pcap and pcapng files are read")
         self._started = True
         self._arena.state[ks.MAX_KEPT] = _USUAL_MAX_KEPT
         if header is None:

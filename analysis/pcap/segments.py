@@ -29,7 +29,7 @@ def read_segments(path: Path) -> Iterator[tuple[int, tuple[str, int, str, int], 
         segmentation offload a packet may hold many of the wire's segments.
 
     Raises:
-        UsageError: the file cannot be read, is no capture, is damaged, or is of a link type that is not read.
+        UsageError: the file cannot be read, is not a capture, is damaged, or is of a link type that is not read.
         MeasurementError: the file ends within a packet.
     """
     limit = MAX_CONVERSATIONS

@@ -241,7 +241,7 @@ def check_table(path: Path, force: bool) -> None:
             f"{path} is there already: choose another name" + ("" if path.is_dir() else ", or give --force")
         )
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no directory: {path.name} cannot be written there")
+        raise UsageError(f"{path.parent} is not a directory: {path.name} cannot be written there")
     if path.suffix == ".parquet":
         try:
             importlib.import_module("pyarrow.parquet")

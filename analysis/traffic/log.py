@@ -137,13 +137,13 @@ def _open(path: Path) -> RecordFile:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if file.about.get("source") != "sender" or "origin_ns" not in file.about or "destinations" not in file.about:
-        raise UsageError(f"{path} is no log of 'ringtap traffic send'")
+        raise UsageError(f"{path} is not a log of 'ringtap traffic send'")
     lacking = _READ - {field.name for field in file.fields}
     if lacking:
         raise UsageError(f"{path} has no {', '.join(sorted(lacking))}: an older ringtap wrote it; send the plan again")
     wrong = [field.name for field in file.fields if field.name in _READ and field.type not in INTEGER]
     if wrong:
-        raise UsageError(f"{path} is no log of 'ringtap traffic send': its {wrong[0]} is no whole number")
+        raise UsageError(f"{path} is not a log of 'ringtap traffic send': its {wrong[0]} is not a whole number")
     return file
 
 

@@ -117,7 +117,7 @@ def read_plan(path: Path) -> Plan:
         pass  # a header alone: the counts in it are checked below
     except (ValueError, OverflowError, OSError) as error:
         why = str(error).strip().splitlines()[-1]
-        raise UsageError(f"{path} has a line that is no flow ({why}): write it again") from error
+        raise UsageError(f"{path} has a line that is not a flow ({why}): write it again") from error
     table = pd.concat(parts) if parts else pd.DataFrame({name: np.empty(0, np.int64) for name in _NUMBERS})
     arrays = {name: table[name].to_numpy(kind) for name, kind in _NUMBERS.items()}
     return _checked(Plan(path, header, sources=frozenset(() if sources & {"-", ""} else sources), **arrays))

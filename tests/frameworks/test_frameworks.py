@@ -160,7 +160,7 @@ def test_gradient_accumulation_with_no_sync_and_uneven_inputs(tmp_path: Path) ->
     record_pair(Job(JOBS / "accumulate_ddp.py", ranks=2), tmp_path)
     for rank, file in files(tmp_path / "run").items():
         assert what(file) == [*steps(4, backwards=3), *[(4 + more, 0, STEP, 1) for more in range(2 + rank)]]
-        # A pass under no_sync is no iteration of DDP's.
+        # A pass under no_sync is not an iteration of DDP's.
         check_ddp(tmp_path / "run", rank, 4 + 2 + rank, 4 * (16 * 32 + 32 + 32 + 1))
 
 

@@ -56,7 +56,7 @@ def test_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
 
 def test_without_an_index_it_says_so(tmp_path: Path) -> None:
     said = refusal(tmp_path, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_EXTRA_INDEX_URL="", PIP_RETRIES="0")
-    assert "cannot be had from the package index" in said
+    assert "is not available from the package index" in said
 
 
 def test_another_file_under_the_same_name_is_not_even_unpacked(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def _damaged(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def scan(data: bytes, guarded: Guarded, cuts: list[int]) -> Scanned | None:
-    """The capture, fed in blocks that are cut there; None: it is no capture."""
+    """The capture, fed in blocks that are cut there; None: it is not a capture."""
     try:
         made = Scan()
         for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):

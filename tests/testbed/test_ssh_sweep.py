@@ -247,7 +247,7 @@ def test_what_would_end_a_sweep_later_is_found_on_every_host_before_it(desk: Des
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     problems = " ".join(lines[lines.index(lines[-1]) - 6 :])
-    assert "host S1, model mine: the job's command begins with /no/conda/bin/python, which is no program" in problems
+    assert "host S1, model mine: the job's command begins with /no/conda/bin/python, which is not a program" in problems
     assert re.search(r"host S0, model mine: the job's script no/train\.py is not there", problems)
     assert re.search(rf"host S2: {re.escape(str(disk))} has 1\.0\d* MB left, and the sweep may write", problems)
     assert re.search(r"S3 cannot be used over ssh: .*S9\.lab", problems)

@@ -66,7 +66,7 @@ STOPS = "import ringtap, time\nfor _ in range(20): time.sleep(0.05); ringtap.ste
 
 
 def test_a_job_that_stands_still_in_a_window_gives_no_point(tmp_path: Path) -> None:
-    """Its last iteration does not end, and those before it are no measure of what it takes."""
+    """Its last iteration does not end, and those before it are not a measure of what it takes."""
     own = f'name = "stops"\nparameters = 1\ncommand = {json.dumps([sys.executable, "-c", STOPS])}\n'
     window = 'settle = "100ms"\nmin_time = "4s"\nmax_time = "4s"\nmin_iterations = 5\n'
     text = '[sweep]\nname = "still"\ntraffic = ["iperf"]\nloads = [0, 0.5, 0.5]\n[window]\nwarmup_iterations = 2\n'
@@ -216,7 +216,7 @@ def test_a_job_that_is_no_program_is_named_before_anything_starts(tmp_path: Path
     text = alone(QUICK).replace(json.dumps(MARKS), json.dumps(["no-such-trainer"]))
     done = run("sweep", write_plan(tmp_path, text), "-o", tmp_path / "out")
     assert done.returncode == 2
-    assert "model marks: the job's command begins with no-such-trainer, which is no program" in one_sentence(
+    assert "model marks: the job's command begins with no-such-trainer, which is not a program" in one_sentence(
         done.stderr
     )
     assert not (tmp_path / "out").exists()

@@ -71,7 +71,7 @@ class FlowListPlan:
         except OSError as error:
             raise UsageError(f"{self._path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise UsageError(f"{self._path} cannot be read: it is no text") from error
+            raise UsageError(f"{self._path} cannot be read: it is not text") from error
         if count != number:
             raise self._wrong(
                 0, f"it says {counted(count, 'flow')}, and {number} follow: cut short, or the count is wrong"

@@ -123,9 +123,9 @@ def read_sent_log(path: Path) -> SeenFlows:
     wanted = ("start_ns", "finish_ns", "size_bytes", "sent_bytes", "destination")
     destinations, sources = about.get("destinations"), about.get("sources", [])
     if not (isinstance(destinations, list) and isinstance(sources, list) and isinstance(origin_ns, int)):
-        raise UsageError(f"{path} is no log of 'ringtap traffic send'")
+        raise UsageError(f"{path} is not a log of 'ringtap traffic send'")
     if about.get("source") != "sender" or not {*wanted} <= {*names}:
-        raise UsageError(f"{path} is no log of 'ringtap traffic send'")
+        raise UsageError(f"{path} is not a log of 'ringtap traffic send'")
     start, finish, size, sent, to = (names.index(name) for name in wanted)
     by = names.index("source") if "source" in names else None
     seen = SeenFlows()

@@ -139,7 +139,7 @@ class SizeDistribution:
         wrong = not steps or self.points[0][0] < 0 or self.points[-1][1] != 1.0
         if wrong or any(point_fault(low, high) for low, high in steps):
             raise UsageError(
-                f"size distribution {name!r} is no CDF: sizes must rise and probabilities must rise from 0 to 1"
+                f"size distribution {name!r} is not a CDF: sizes must rise and probabilities must rise from 0 to 1"
             )
         while self.points[1][1] == 0.0:
             self.points = self.points[1:]
@@ -318,7 +318,7 @@ def read_cdf(path: Path) -> SizeDistribution:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} cannot be read: it is no text") from error
+        raise UsageError(f"{path} cannot be read: it is not text") from error
     if len(data) > _MAX_FILE_BYTES:
         raise UsageError(f"{path} is larger than 1 MiB: a CDF file has two columns and some points")
     points = [

@@ -215,7 +215,7 @@ def test_a_collector_may_have_a_period_of_its_own(tmp_path: Path) -> None:
         (("nic", "0.1ms", {}), "outside 1ms to 60s"),
         (("nic", "2min", {}), "outside 1ms to 60s"),
         (("nic", "100ms", {"filter": "tcp"}), "--collect default,packets"),
-        (("nic", "10ms,sockets=1s", {}), "'sockets' is no collector that --collect names"),
+        (("nic", "10ms,sockets=1s", {}), "'sockets' is not a collector that --collect names"),
         (("nic", "10ms,nic=0s", {}), "outside 1ms to 60s"),
     ],
 )

@@ -85,8 +85,11 @@ def test_a_launch_line_of_ones_own_is_started_once_per_host(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (('most_load = "5gbit"', 'most_load = "5gbit"\nports = "80-90"'), "cluster.ports = '80-90' is no range of 4"),
-        (('most_load = "5gbit"', 'most_load = "5gbit"\nports = "20000-20002"'), "is no range of 4 ports at least"),
+        (
+            ('most_load = "5gbit"', 'most_load = "5gbit"\nports = "80-90"'),
+            "cluster.ports = '80-90' is not a range of 4",
+        ),
+        (('most_load = "5gbit"', 'most_load = "5gbit"\nports = "20000-20002"'), "is not a range of 4 ports at least"),
         (
             ('most_load = "5gbit"', 'most_load = "5gbit"\nenvironment = { RANK = "1" }'),
             "gives RANK, which ringtap sets",
@@ -98,7 +101,7 @@ def test_a_launch_line_of_ones_own_is_started_once_per_host(tmp_path: Path) -> N
         (('command = ["train"]', 'compute = "1s"\nlaunch = "host"'), "models.launch is for a command of your own"),
         (
             ('command = ["train"]', 'command = ["train"]\nlaunch = "host"\nframework = "horovod"'),
-            "models.launch = .host. cannot be had with",
+            "models.launch = .host. does not work with",
         ),
         (('workers = ["a", "b"]', 'workers = ["a", "a"]'), "ranks = 2 under"),
     ],
@@ -116,9 +119,9 @@ def test_what_a_job_would_miss_on_a_host(tmp_path: Path) -> None:
     here = Path.cwd()
     assert problems(sys.executable, "train.py") == []
     assert problems("train", PATH="/nowhere") == [
-        "the job's command begins with train, which is no program on the PATH there"
+        "the job's command begins with train, which is not a program on the PATH there"
     ]
-    assert problems("./train.py")[0].endswith("which is no program there")
+    assert problems("./train.py")[0].endswith("which is not a program there")
     assert problems(sys.executable, "-u", "other.py", "out.py") == [
         f"the job's script other.py is not there (looked for from {tmp_path})"
     ]

@@ -97,7 +97,7 @@ def test_what_is_no_capture_is_the_same_sentence(
     with pytest.raises(UsageError) as together:
         read_captures(["odd.pcap", "good.pcap"], workers=executor)
     assert str(together.value) == str(alone.value)
-    assert str(alone.value).startswith("odd.pcap is no capture")
+    assert str(alone.value).startswith("odd.pcap is not a capture")
 
 
 def test_a_pipe_cannot_be_handed_over(tmp_path: Path, executor: Executor) -> None:

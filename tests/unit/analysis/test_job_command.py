@@ -140,7 +140,7 @@ def test_a_summary_that_was_cut_off_is_made_again(run):
 
 def test_wrong_directories_are_answered_in_a_sentence(tmp_path, capsys):
     assert main(["analyze", str(tmp_path)]) == 2
-    assert "is no run directory" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err
     RunDirectory.create(tmp_path / "new", "job", [], 1)
     info = json.loads((tmp_path / "new" / "run.json").read_text())
     write_json(tmp_path / "new" / "run.json", info | {"schema": 99})

@@ -162,8 +162,8 @@ def test_fine_bins_are_read_with(capture, tmp_path, capsys):
     ("content", "says"),
     [
         (b"", "is empty"),
-        (b"hello, this is no capture at all", "is no capture"),
-        (b"\xd4\xc3\xb2\xa1", "is no capture: it is too short"),
+        (b"hello, this is not a capture at all", "is not a capture"),
+        (b"\xd4\xc3\xb2\xa1", "is not a capture: it is too short"),
         (classic([]), "holds no packets"),
         (classic(frames(usual()))[:50], "holds no packets, only the beginning of one"),
         (
@@ -175,7 +175,7 @@ def test_fine_bins_are_read_with(capture, tmp_path, capsys):
             "holds no packets that can be read: the 1 there are contradict",
         ),
         (gzip.compress(b""), "nothing that can be unpacked"),
-        (gzip.compress(b"hello, this is no capture at all"), "is no capture"),
+        (gzip.compress(b"hello, this is not a capture at all"), "is not a capture"),
     ],
 )
 def test_what_is_no_capture_is_said_in_a_sentence(tmp_path, capsys, content, says):
@@ -199,7 +199,7 @@ def test_other_refusals_are_sentences_too(capture, tmp_path, capsys):
         ([capture, "--bin", "0s"], "bins of 0 s are not possible"),
         ([capture, "--bin", "1ns"], "1 µs to 1 h"),
         ([capture, "-o", tmp_path / "table.txt"], "must end in .parquet or .csv"),
-        ([capture, "-o", tmp_path / "no" / "table.csv"], "is no directory"),
+        ([capture, "-o", tmp_path / "no" / "table.csv"], "is not a directory"),
         ([capture, "--by", "host"], "invalid choice"),
         ([], "required"),
     ):

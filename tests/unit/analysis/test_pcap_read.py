@@ -70,7 +70,7 @@ def test_progress_reaches_the_bytes_there_are(parts):
 def test_one_that_is_no_capture_stops_all(parts):
     parts[1].write_bytes(b"no capture, but as long as one would be")
     before = threading.active_count()
-    with pytest.raises(UsageError, match=r"eth0.pcap1 is no capture"):
+    with pytest.raises(UsageError, match=r"eth0.pcap1 is not a capture"):
         read_captures(parts)
     assert threading.active_count() == before
 

@@ -161,7 +161,7 @@ def test_a_long_block_of_no_interest_is_passed_over_without_being_kept():
 
 @pytest.mark.parametrize("data", [b"", b"\xd4\xc3", b"MZ" + bytes(100), b"\x0a\x0d\x0d\x0a" + bytes(60), bytes(24)])
 def test_no_capture(data):
-    with pytest.raises(UsageError, match="is no capture"):
+    with pytest.raises(UsageError, match="is not a capture"):
         scan(data)
 
 

@@ -215,9 +215,9 @@ def test_packets_across_the_reader_s_chunks(tmp_path: Path) -> None:
     ("data", "words"),
     [
         (b"", "is empty"),
-        (b"\xd4\xc3\xb2\xa1", "is no capture: it is too short"),
-        (b"start,destination\n" * 5, "is no capture"),
-        (b"\x0a\x0d\x0d\x0a" + bytes(60), "is no capture"),
+        (b"\xd4\xc3\xb2\xa1", "is not a capture: it is too short"),
+        (b"start,destination\n" * 5, "is not a capture"),
+        (b"\x0a\x0d\x0d\x0a" + bytes(60), "is not a capture"),
         (struct.pack("<IHHiIIIIIII", 0xA1B2C3D4, 2, 4, 0, 0, 99, 105, 0, 0, 5, 5) + bytes(5), "link type 105, which"),
         (struct.pack("<IHHiIIIIIII", 0xA1B2C3D4, 2, 4, 0, 0, 99, 1, 0, 0, 2**31, 5), "damaged: "),
     ],

@@ -209,7 +209,7 @@ def test_answers_to_a_question(table: SocketTable, tmp_path: Path) -> None:
     buffer = bytearray(b"\xee" * (32 * APART))
     answers = [told[identity] for identity in table.asked]
     changed = bytearray(answers[1])
-    struct.pack_into("<I", changed, 8, 77)  # the sequence number is no part of the layout
+    struct.pack_into("<I", changed, 8, 77)  # the sequence number is not a part of the layout
     start = info_places(bytes(changed) + DUMP[-20:])[0][0]
     struct.pack_into("<Q", changed, start + 120, 60_000)
     for number, answer in enumerate((answers[0], bytes(changed), GONE)):

@@ -118,7 +118,7 @@ def test_slurm_finds_addresses_by_their_interface_and_nodes_in_order(tmp_path: P
         ('most_load = "5gbit"', 'most_load = "5"', "line 11: .*is not understood"),
         ('capacity = "10gbit"\n', "", "line 1: sweep.capacity is missing"),
         ('workers = ["a", "b"]', 'workers = ["a", "d"]', "line 7: cluster.workers names 'd', which is no"),
-        ('workers = ["a", "b"]', "workers = []", "line 7: .*names nobody"),
+        ('workers = ["a", "b"]', "workers = []", "line 7: .*is empty: name at least one host"),
         ('workers = ["a", "b"]', 'workers = ["a", "a"]', "line 7: .*twice"),
         ('cross_from = "c"', 'cross_from = "x"', "line 8: cluster.cross_from names 'x'"),
         ('cross_from = "c"\n', "", "line 5: cluster.cross_from is missing"),

@@ -23,7 +23,7 @@ from ringtap.slurm.script import print_script
 from ringtap.terminal import guarded, masked, shell_word, unguarded, visible
 from tests.gold.job_run import Truth, write_ddp_job
 
-# clears the screen, sets the title, overwrites the line, turns the text round, hides it, is no character at all
+# clears the screen, sets the title, overwrites the line, turns the text round, hides it, is not a character at all
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rover\x9b31m\u202eright\u2066\u200b\x00\x7f\ud800\u2028end\nNext: ringtap rm"
 ROOT = Path(__file__).resolve().parents[3]
 STEERING = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]")

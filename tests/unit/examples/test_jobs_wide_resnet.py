@@ -153,7 +153,7 @@ def test_learns_the_generated_set_on_two_ranks(tmp_path: Path) -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is no rank of a job, and has no device but its CPU."""
+    """This process is not a rank of a job, and has no device but its CPU."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -80,10 +80,10 @@ def test_gpus_get_the_sites_type(site: str, asked: str, given: str) -> None:
         ),
         ("generic", {"nodes": 0}, "--nodes 0 is not a number from 1 on"),
         ("generic", {"mem": "much"}, "--mem 'much' is not a size"),
-        ("generic", {"drop": ("memory",)}, "--drop 'memory' is no directive that ringtap writes: did you mean mem"),
+        ("generic", {"drop": ("memory",)}, "--drop 'memory' is not a directive that ringtap writes: did you mean mem"),
         ("generic", {"job_name": "a\nb"}, "--job-name .* has a character that a line of a batch script cannot hold"),
         ("generic", {"sbatch": ("x\ty",)}, "--sbatch .* has a character"),
-        ("generic", {"sbatch": ("--",)}, "--sbatch '--' is no directive"),
+        ("generic", {"sbatch": ("--",)}, "--sbatch '--' is not a directive"),
         ("generic", {"stop_before_s": -1}, "--stop-before takes a time from 0 on"),
     ],
 )

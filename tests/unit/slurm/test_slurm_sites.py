@@ -67,8 +67,8 @@ def test_users_add_profiles_and_build_on_others(tmp_path: Path) -> None:
         ("nodes = 4", "nodes is an array of tables"),
         ("[[nodes]]\ncount = 1\ncores = 2", "memory is missing"),
         ("[[nodes]]\ncount = true\ncores = 2\nmemory = '1G'", "count = True is not what"),
-        ("base = 'nowhere'", "builds on 'nowhere', which is no profile"),
-        ("base = 'mine'", "builds on 'mine', which is no profile"),
+        ("base = 'nowhere'", "builds on 'nowhere', which is not a profile"),
+        ("base = 'mine'", "builds on 'mine', which is not a profile"),
         ("= 1", "is not TOML"),
     ],
 )

@@ -383,7 +383,7 @@ def test_what_is_no_log_or_lacks_something_is_refused(plan: Path, log: Path, tmp
         (["--sent", tmp_path / "none.rec"], "No such file"),
         (["--sent", plan], "not a ringtap record file"),
         (["--sent", receiver], "no log of 'ringtap traffic send'"),
-        (["--sent", log, "--capture", log], "is no capture"),
+        (["--sent", log, "--capture", log], "is not a capture"),
         (["--sent", log, "--capture", capture], "no payload to"),
         (["--sent", log, "--nic", nic], "go together"),
         (["--sent", log, "--nic", nic, "--interface", "eth1"], "no interface 'eth1', but eth0"),

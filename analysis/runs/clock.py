@@ -90,10 +90,10 @@ class NodeClock:
 
     def moment_unstepped(self, t_ns: int, mono_ns: int | None = None) -> int:
         """Convert one time as `unstepped` converts columns."""
-        result_ns = t_ns
+        result_ns, is_after = t_ns, True
         for step in self.steps:
             if mono_ns is None:
-                is_after = (
+                is_after = is_after and (
                     t_ns >= step.t_ns - (step.step_ns + step.mono_ns - step.mono_before_ns) // 2
                     if step.step_ns > 0
                     else t_ns > step.t_ns - step.step_ns

@@ -1,7 +1,7 @@
 """Conversion of times to the reference clock: a moment, as in the live view, and columns, as in the analysis."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringtap.analysis.runs.clock import ClockLine, ClockStep, NodeClock
@@ -23,6 +23,17 @@ def clocks(draw: st.DrawFn) -> NodeClock:
     return NodeClock(tuple(lines), steps=tuple(steps))
 
 
+# the two steps cannot be told apart by the time alone: a time before the first one is before the second one too
+TWO_STEPS = NodeClock(
+    (ClockLine(START_NS, START_NS, 0.0, 0.0),),
+    steps=tuple(
+        ClockStep((at - 1) * SECOND, at * SECOND, START_NS + (at + moved) * SECOND, moved * SECOND)
+        for at, moved in ((52, 4), (53, 1))
+    ),
+)
+
+
+@example(TWO_STEPS, [(0, 53)])
 @given(clocks(), st.lists(st.tuples(seconds, st.integers(-150, 150)), min_size=1, max_size=20))
 def test_one_moment_is_converted_as_a_column_is(clock: NodeClock, moments: list[tuple[int, int]]) -> None:
     mono_ns = [mono for mono, _ in moments]

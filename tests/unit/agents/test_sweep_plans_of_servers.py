@@ -95,7 +95,10 @@ def test_a_launch_line_of_ones_own_is_started_once_per_host(tmp_path: Path) -> N
             "gives RANK, which ringtap sets",
         ),
         (('most_load = "5gbit"', 'most_load = "5gbit"\nenvironment = { A = [1] }'), r"gives A the value \[1\]"),
-        (('most_load = "5gbit"', 'most_load = "5gbit"\nenvironment = { "A B" = "1" }'), "no name of an environment"),
+        (
+            ('most_load = "5gbit"', 'most_load = "5gbit"\nenvironment = { "A B" = "1" }'),
+            "not the name of an environment",
+        ),
         (('training = "10.0.0.1"', 'training = "10.0.0.1"\ngpus = [-1]'), "hosts.gpus = .* a list of GPUs"),
         (('command = ["train"]', 'command = ["train", "{pyton}"]'), r"holds \{pyton\}; did you mean \{python\}"),
         (('command = ["train"]', 'compute = "1s"\nlaunch = "host"'), "models.launch is for a command of your own"),

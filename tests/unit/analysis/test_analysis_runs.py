@@ -212,7 +212,7 @@ def test_a_directory_outside_the_sweep_is_refused(sweep):
 
 
 def test_newer_schemas_and_other_folders_are_refused(tmp_path, sweep):
-    with pytest.raises(UsageError, match="no run directory"):
+    with pytest.raises(UsageError, match="not a run directory"):
         open_run(tmp_path)
     RunDirectory.create(tmp_path / "new", "sweep", [], 1)
     edit_info(tmp_path / "new", schema=99)

@@ -164,7 +164,7 @@ def test_what_is_no_baseline_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello\n")
     (tmp_path / "part").write_text(json.dumps({"format": "ringtap-records"}) + "\n")
     refused = {
-        "r.rec": "no sender's log",
+        "r.rec": "not a sender's log",
         "empty.rec": "no finished flow",
         "text": "not a ringtap record file",
         "part": "not a ringtap record file",

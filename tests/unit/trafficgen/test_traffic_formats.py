@@ -76,7 +76,7 @@ def test_what_is_no_cdf_is_refused_with_file_and_line(text: str, words: str, tmp
 def test_other_files_are_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "cdf.txt"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="no text"):
+    with pytest.raises(UsageError, match="not text"):
         read_cdf(path)
     path.write_bytes(b"1 1\n" * 300_000)
     with pytest.raises(UsageError, match="larger than 1 MiB"):
@@ -156,7 +156,7 @@ def test_a_wrong_line_of_a_flow_list_is_named(line: str, words: str, tmp_path: P
         (LIST.replace("3\n", "4\n", 1), "line 1: it says 4 flows, and 3 follow"),
         (LIST[:-1], "line 4: a flow is six columns and a newline"),
         ("0\n", "holds no flow"),
-        ("1\n0 1 3 100 5 \N{ARABIC-INDIC DIGIT TWO}\n", "no text"),
+        ("1\n0 1 3 100 5 \N{ARABIC-INDIC DIGIT TWO}\n", "not text"),
     ],
 )
 def test_a_flow_list_cut_short_is_noticed(text: str, words: str, tmp_path: Path) -> None:

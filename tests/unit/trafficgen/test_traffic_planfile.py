@@ -145,7 +145,7 @@ def test_a_plan_cut_between_lines_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ({"format": "other"}, "no flow plan"),
+        ({"format": "other"}, "not a flow plan"),
         (
             {"version": 3, "ringtap": "9.0"},
             r"written by ringtap 9\.0 \(format 3\); .* formats up to 2: upgrade ringtap",
@@ -222,7 +222,7 @@ def test_the_busiest_moment_is_a_bin_or_the_paced_flows_under_way(tmp_path: Path
 @pytest.mark.parametrize("content", [b"", b"\n", b"[]\n", b"1\n", b"\xff\xfe\n", b"{\n", b"[" * 100_000])
 def test_another_file_is_no_plan(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "plan").write_bytes(content)
-    with pytest.raises(UsageError, match="no flow plan"):
+    with pytest.raises(UsageError, match="not a flow plan"):
         PlanFile(tmp_path / "plan")
 
 

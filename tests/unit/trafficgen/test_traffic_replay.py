@@ -69,8 +69,8 @@ def test_a_log_without_a_source_column_replays(tmp_path: Path) -> None:
     ("rows", "about", "words"),
     [
         ([], {}, "no flow to replay"),
-        ([row(1, 5)], {"source": "receiver"}, "no log of"),
-        ([row(1, 5)], {"origin_ns": None}, "no log of"),
+        ([row(1, 5)], {"source": "receiver"}, "not a log of"),
+        ([row(1, 5)], {"origin_ns": None}, "not a log of"),
         ([row(1, 5)], {"destinations": 3}, "about.destinations is not a list"),
         ([row(1, 5, 2)], {}, "damaged"),
         ([row(-1, 5)], {}, "damaged"),

@@ -53,7 +53,7 @@ def test_scaling_divides_every_size() -> None:
     [[], [(10, 0.5)], [(10, 0.5), (5, 1.0)], [(10, 0.6), (20, 0.5), (30, 1.0)], [(0, 0.5), (1, 1.0)], [(10, 1.5)]],
 )
 def test_points_that_are_no_cdf_are_refused(points: list[tuple[float, float]]) -> None:
-    with pytest.raises(UsageError, match="no CDF"):
+    with pytest.raises(UsageError, match="not a CDF"):
         SizeDistribution("bad", points)
 
 

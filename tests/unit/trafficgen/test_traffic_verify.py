@@ -356,13 +356,13 @@ HEAD += f'"destinations": ["{TO}"]}}\n'
         ('{"format": "ringtap-flow-plan", "version": 9}\n', "upgrade"),
         ('{"format": "ringtap-flow-plan", "version": 2}\n', "duration_ns must be"),
         (HEAD.replace("1000000", str(2**62)), "longer than a day"),
-        ("HEAD1\t-\n", "no flow"),
-        ("HEADx\t-\tTO\t5\t-\n", "no flow"),
-        ("HEAD1\t-\tTO\t99999999999999999999\t-\n", "no flow"),
+        ("HEAD1\t-\n", "not a flow"),
+        ("HEADx\t-\tTO\t5\t-\n", "not a flow"),
+        ("HEAD1\t-\tTO\t99999999999999999999\t-\n", "not a flow"),
         ("HEAD1\t-\telsewhere:1\t5\t-\n", "not among the header's"),
         ("HEAD1\t-\tTO\t5\t-\n1\t-\tTO\t5\t-\n", "cut short or edited"),
         ("HEAD", "cut short or edited"),
-        ("HEAD1\t-\tTO\t5\t-\t9\n", "no flow"),
+        ("HEAD1\t-\tTO\t5\t-\t9\n", "not a flow"),
     ],
 )
 def test_a_bad_plan_is_refused_in_a_sentence(
@@ -382,7 +382,7 @@ def test_what_is_no_log_or_lacks_something_is_refused(plan: Path, log: Path, tmp
     for arguments, words in [
         (["--sent", tmp_path / "none.rec"], "No such file"),
         (["--sent", plan], "not a ringtap record file"),
-        (["--sent", receiver], "no log of 'ringtap traffic send'"),
+        (["--sent", receiver], "not a log of 'ringtap traffic send'"),
         (["--sent", log, "--capture", log], "is not a capture"),
         (["--sent", log, "--capture", capture], "no payload to"),
         (["--sent", log, "--nic", nic], "go together"),

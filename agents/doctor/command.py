@@ -21,7 +21,7 @@ from ringtap.agents.sweep.cluster import reached
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.lock import lease_problem
 from ringtap.agents.sweep.preflight import Answer, ask_hosts, cluster_roles, needs_iperf3
-from ringtap.agents.sweep.tcp_paths import check_ways
+from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import check, parse_json
@@ -89,7 +89,7 @@ def diagnose_plan(path: Path, question: Question, say: Callable[[str], None]) ->
 def _connection_problems(plan: SweepPlan, hosts: Hosts, answers: Sequence[Answer]) -> list[str]:
     """Return the problems of the connections between the hosts."""
     try:
-        return check_ways(cluster_roles(plan, answers), hosts)
+        return check_reachability(cluster_roles(plan, answers), hosts)
     except (UsageError, MeasurementError) as error:
         return [str(error)]
 

@@ -27,7 +27,7 @@ from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_i
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
 from ringtap.agents.sweep.series import Series, Step
-from ringtap.agents.sweep.tcp_paths import check_ways
+from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed, rate_warnings
 from ringtap.errors import MeasurementError, RingtapError, UsageError
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
@@ -345,7 +345,7 @@ def _checked_roles(plan: SweepPlan, hosts: Hosts) -> SweepRoles:
         MeasurementError: a host does not answer.
     """
     network = cluster_roles(plan, ask_hosts(plan, hosts))
-    if problems := check_ways(network, hosts):
+    if problems := check_reachability(network, hosts):
         raise UsageError("; ".join(problems))
     return network
 

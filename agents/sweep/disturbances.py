@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
-from ringtap.counters import growth, window_growth
+from ringtap.counter_growth import growth, window_growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import HEADER_BYTES, frame_bytes
 from ringtap.records import RecordFile, read_json_lines

@@ -20,7 +20,7 @@ from ringtap.agents.sweep.disturbances import SOCKETS_EVERY, Watch, late_share
 from ringtap.agents.sweep.job_launch import processes, ranks_of
 from ringtap.agents.sweep.preflight import room_problem
 from ringtap.agents.sweep.roles import SweepRoles
-from ringtap.agents.sweep.tcp_paths import check_ways
+from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.errors import MeasurementError
 from ringtap.plan import Model, SweepPlan, Testbed, Window
 from ringtap.plan_cluster import Cluster
@@ -308,7 +308,7 @@ class Series:
         if is_known or self._hosts.lost() or not isinstance(self._plan.topology, Cluster):
             return is_known, text
         with suppress(MeasurementError):  # a firewall may have been set up meanwhile
-            if blocked := check_ways(self._network, self._hosts):
+            if blocked := check_reachability(self._network, self._hosts):
                 return True, "; ".join(blocked)
         return is_known, text
 

@@ -16,7 +16,7 @@ from ringtap.analysis.model.regression import (
     reduced_load,
     solve_many,
 )  # fmt: skip
-from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise
+from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise
 
 Interval = tuple[float, float]
 _MIN_SCATTER = 0.05  # of the points' own scatter: lower bound of the scatter of a resampled set

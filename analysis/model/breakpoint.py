@@ -18,7 +18,7 @@ import numpy as np
 from ringtap.analysis.model.congestion_point import MIN_ELASTICITY
 from ringtap.analysis.model.fit import FitResult, corrected_akaike
 from ringtap.analysis.model.regression import Array
-from ringtap.analysis.model.scatter import RESIDUAL_FLOOR
+from ringtap.analysis.model.residuals import RESIDUAL_FLOOR
 from ringtap.analysis.statistics.autocorrelation import Values, block_means, sample
 from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE

@@ -23,7 +23,7 @@ from ringtap.analysis.model.regression import (
     solve_linear,
     solve_log,
 )
-from ringtap.analysis.model.scatter import RESIDUAL_FLOOR, Noise, from_errors
+from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors
 from ringtap.errors import UsageError
 from ringtap.schema import MIN_FIT_LOADS
 from ringtap.units import counted

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, stats
 
-from ringtap.analysis.model.scatter import Noise
+from ringtap.analysis.model.residuals import Noise
 
 Array = npt.NDArray[np.float64]
 Exponent = float | Literal["free"]

@@ -22,7 +22,7 @@ import numpy as np
 import ringtap
 from ringtap.analysis.pcap.kernels.compile import cache_folder
 from ringtap.analysis.pcap.scan import Scanned
-from ringtap.analysis.pcap.scan_columns import CELL, CONVERSATION, QUEUE_PAIR
+from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, QUEUE_PAIR
 
 _FORMAT = 1
 _MAGIC = b"RTFLOWS\x01"

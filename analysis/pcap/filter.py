@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyparsing as pp
 
-from ringtap.analysis.pcap.scan_columns import (
+from ringtap.analysis.pcap.scan_dtypes import (
     ARP,
     ARP_CUT,
     NO_ADDRESSES,
@@ -65,9 +65,9 @@ class Flows:
 
     Attributes:
         protocol: protocol number of the IP header, shape (flows,).
-        kind: ``PLAIN``, ``ROCE`` or another kind of `scan_columns`.
+        kind: ``PLAIN``, ``ROCE`` or another kind of `scan_dtypes`.
         layer: 1 inside a tunnel.
-        family: 4, 6 or ``scan_columns.NO_ADDRESSES``; 0 for the row of all conversations beyond the limit.
+        family: 4, 6 or ``scan_dtypes.NO_ADDRESSES``; 0 for the row of all conversations beyond the limit.
         ends: addresses of source and destination as two big-endian halves, shape (2, flows, 2).
         ports: ports of source and destination, shape (2, flows).
     """
@@ -81,7 +81,7 @@ class Flows:
 
     @classmethod
     def of(cls, conversations: npt.NDArray[Any]) -> Flows:
-        """Return the flows of rows of ``scan_columns.CONVERSATION``."""
+        """Return the flows of rows of ``scan_dtypes.CONVERSATION``."""
         both = [np.ascontiguousarray(conversations[name]).view(">u8").reshape(-1, 2) for name in ("a", "b")]
         ends = np.stack([np.stack(both, 1).reshape(-1, 2), np.stack(both[::-1], 1).reshape(-1, 2)]).astype(np.uint64)
         a, b = conversations["a_port"], conversations["b_port"]
@@ -205,7 +205,7 @@ def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
 
     Args:
         words: the filter; it may begin with ``vxlan and`` to match inside tunnels.
-        conversations: rows of ``scan_columns.CONVERSATION``.
+        conversations: rows of ``scan_dtypes.CONVERSATION``.
 
     Returns:
         One value per flow, shape (2 * rows,).

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringtap.analysis.pcap.scan import Scanned
-from ringtap.analysis.pcap.scan_columns import CELL, CONVERSATION, PACKET, QUEUE_PAIR
+from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, QUEUE_PAIR
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.errors import UsageError
 from ringtap.units import counted

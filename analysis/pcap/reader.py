@@ -19,7 +19,7 @@ import numpy as np
 from ringtap.analysis.pcap import cache as caches
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.scan import Scan, Scanned
-from ringtap.analysis.pcap.scan_columns import CELL
+from ringtap.analysis.pcap.scan_dtypes import CELL
 from ringtap.analysis.pcap.sources import CaptureStream, expand
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.errors import MeasurementError, UsageError

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.kernels import state as ks
-from ringtap.analysis.pcap.scan_columns import CELL, CONVERSATION, PACKET, QUEUE_PAIR
+from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, QUEUE_PAIR
 from ringtap.errors import UsageError
 
 MAX_CONVERSATIONS = 2**18
@@ -45,16 +45,16 @@ class Scanned:
     """Results of a scan.
 
     Attributes:
-        conversations: rows of ``scan_columns.CONVERSATION``, in the order of their first packets.
-        cells: rows of ``scan_columns.CELL``; one (flow, bin) may appear several times, and in any order.
-        queue_pairs: rows of ``scan_columns.QUEUE_PAIR``.
+        conversations: rows of ``scan_dtypes.CONVERSATION``, in the order of their first packets.
+        cells: rows of ``scan_dtypes.CELL``; one (flow, bin) may appear several times, and in any order.
+        queue_pairs: rows of ``scan_dtypes.QUEUE_PAIR``.
         counts: number of packets, bytes and anomalies, by name.
         start_ns: beginning of bin 0 since the epoch; a multiple of ``bin_ns``.
         bin_ns: width of a bin.
         first_ns: time of the earliest packet; -1 if there is none.
         last_ns: time of the latest packet; -1 if there is none.
         interfaces: ``name``, ``linktype`` and ``snap_bytes`` of each.
-        packets: rows of ``scan_columns.PACKET`` in the capture's order, if they were asked for.
+        packets: rows of ``scan_dtypes.PACKET`` in the capture's order, if they were asked for.
     """
 
     conversations: npt.NDArray[Any]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ringtap.analysis.pcap.reader import scan_packets
 from ringtap.analysis.pcap.scan import MAX_CONVERSATIONS
-from ringtap.analysis.pcap.scan_columns import PLAIN
+from ringtap.analysis.pcap.scan_dtypes import PLAIN
 from ringtap.analysis.pcap.tables import flow_columns
 from ringtap.errors import MeasurementError, UsageError
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.pcap.scan_columns import ARP, ARP_CUT, NO_ADDRESSES, NOT_IP, RARP, RARP_CUT, ROCE
+from ringtap.analysis.pcap.scan_dtypes import ARP, ARP_CUT, NO_ADDRESSES, NOT_IP, RARP, RARP_CUT, ROCE
 from ringtap.errors import UsageError
 from ringtap.installation import install_command
 
@@ -79,7 +79,7 @@ def conversation_columns(rows: Array, selected: Array | None = None) -> Columns:
     """Return the columns of conversations, one row each.
 
     Args:
-        rows: rows of ``scan_columns.CONVERSATION``.
+        rows: rows of ``scan_dtypes.CONVERSATION``.
         selected: mask of the flows that count, shape (2 * rows,); amounts of the others are 0. None: all.
     """
     if selected is None:
@@ -132,7 +132,7 @@ def flow_columns(rows: Array, flows: Array) -> Columns:
     """Return the columns of flows, one row per direction of a conversation.
 
     Args:
-        rows: rows of ``scan_columns.CONVERSATION``.
+        rows: rows of ``scan_dtypes.CONVERSATION``.
         flows: numbers of the flows wanted.
     """
     mine, side = rows[flows // 2], flows % 2

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import Scanned
-from ringtap.analysis.pcap.scan_columns import is_ip
+from ringtap.analysis.pcap.scan_dtypes import is_ip
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_duration
 
@@ -424,7 +424,7 @@ def _rate_batches(
         walk: returns the cells in batches, the same batches on each call.
         bins: the bins of the rates.
         groups: the groups of the rates.
-        what: the amount, a field of ``scan_columns.CELL``.
+        what: the amount, a field of ``scan_dtypes.CELL``.
 
     Yields:
         ``t_ns``, the key columns and ``rate_bps`` (``rate_pps``); at least once, maybe without rows.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtap.analysis.plots.style import title_of
-from ringtap.analysis.report.expectations import LATE_SAMPLES, Check
 from ringtap.analysis.report.loads import HEAVY_SHARE, LEVEL, Pair, Tails
+from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Check
 from ringtap.analysis.statistics.two_sample import ALPHA, Estimate
 from ringtap.analysis.sweeps.series import Series
 from ringtap.units import counted

@@ -18,12 +18,12 @@ from ringtap.analysis.plots.load import iteration_times, rescaled_times, traffic
 from ringtap.analysis.plots.style import plain, title_of
 from ringtap.analysis.plots.sweep_axes import Setting
 from ringtap.analysis.plots.tails import distributions, spread_and_growth, transports
-from ringtap.analysis.report.expectations import check
 from ringtap.analysis.report.findings import findings, paragraph
 from ringtap.analysis.report.inputs import ReportInputs
 from ringtap.analysis.report.loads import Tails, compare_kinds, mean_interval, tails
 from ringtap.analysis.report.overview import overview, sentence
 from ringtap.analysis.report.page import Written, publish, render
+from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
 from ringtap.analysis.sweeps.series import Series
 from ringtap.errors import UsageError

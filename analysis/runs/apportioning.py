@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ringtap.counters import MAX_WIDTH_BITS
+from ringtap.counter_growth import MAX_WIDTH_BITS
 
 Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def add_up(group: Integers, bin_of: Integers, amounts: Numbers, groups: int, bin
 
 
 def counter_steps(before: npt.NDArray[Any], after: npt.NDArray[Any], width_bits: int) -> Numbers:
-    """Return the growth of counters by the rule of `ringtap.counters.growth`; NaN where a counter was reset.
+    """Return the growth of counters by the rule of `ringtap.counter_growth.growth`; NaN where a counter was reset.
 
     Args:
         before: values of the earlier samples.

@@ -16,7 +16,7 @@ import pandas as pd
 from ringtap.analysis.model.regression import Array
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
-from ringtap.counters import window_growth
+from ringtap.counter_growth import window_growth
 from ringtap.errors import UsageError
 from ringtap.ethernet import frame_bytes
 from ringtap.schema import NIC_REC

@@ -29,10 +29,10 @@ def mark() -> None:
         return
     try:
         if wanted.wants("steps"):
-            from . import foreign, steps
+            from . import agent_start, steps
 
-            if not steps.is_made():  # this job may import no module that would have called foreign.attach
-                foreign.attach(None, wanted)
+            if not steps.is_made():  # this job may import no module that would have called agent_start.attach
+                agent_start.attach(None, wanted)
             steps.recorder(wanted).mark()
     except Exception:
         log.note(wanted, "step recorder")

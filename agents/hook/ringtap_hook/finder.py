@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 # this package, whose ``attach(module, settings)`` is called if one of the recorders before it is wanted (none: always).
 ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.autograd": ((("steps", "ddp"), "backward"),),
-    "torch.optim.optimizer": (((), "foreign"), (("steps",), "steps")),
+    "torch.optim.optimizer": (((), "agent_start"), (("steps",), "steps")),
     "torch.amp.grad_scaler": ((("steps",), "scaler"),),
     "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # in older releases
     "torch.nn.parallel.distributed": ((("ddp",), "ddp"),),
     "torch.distributed.distributed_c10d": ((("nccl",), "nccl"),),
     "torch.distributed.checkpoint.state_dict": ((("steps",), "state_steps"),),
-    "horovod": (((), "foreign"),),
+    "horovod": (((), "agent_start"),),
     # Horovod reads its environment in HorovodBasics.init, whatever the framework.
     "horovod.common.basics": ((("horovod",), "horovod"),),
     "horovod.torch.functions": ((("steps",), "state_steps"),),

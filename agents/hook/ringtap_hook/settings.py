@@ -53,7 +53,7 @@ def from_environment() -> Settings | None:
         run = os.environ.get("RINGTAP_RUN")
         if not run:
             return None
-        node = "" if is_foreign() else os.environ.get("RINGTAP_NODE", "")
+        node = "" if is_unsupervised() else os.environ.get("RINGTAP_NODE", "")
         collect = os.environ.get("RINGTAP_COLLECT")
         wanted = None if collect is None else frozenset(word.strip() for word in collect.split(","))
         _SETTINGS = Settings(os.path.abspath(run), node or os.uname().nodename, wanted)
@@ -69,7 +69,7 @@ def note_loaded(settings: Settings) -> None:
         pass
 
 
-def is_foreign() -> bool:
+def is_unsupervised() -> bool:
     """True if this host is not the one whose supervisor started the job."""
     return os.environ.get("RINGTAP_HOST", "") not in ("", os.uname().nodename)
 

@@ -39,7 +39,7 @@ from ringtap.analysis.pcap.kernels.state import (
     ROWS,
     UNKNOWN_BIN,
 )
-from ringtap.analysis.pcap.scan_columns import CELL, CONVERSATION, PACKET, offsets
+from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION, PACKET, offsets
 
 _CELL, _PACKET = CELL.itemsize, PACKET.itemsize
 _PACKETS, _BYTES, _PAYLOAD, _DATA_PACKETS, _DATA_BYTES, _SEGMENTS = offsets(

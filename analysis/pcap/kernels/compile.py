@@ -86,7 +86,7 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
 def sources() -> list[Path]:
     """Return the files that the machine code is made from: the kernels, and the columns that they write."""
     here = Path(__file__).parent
-    return [*sorted(here.glob("*.py")), here.parent / "scan_columns.py"]
+    return [*sorted(here.glob("*.py")), here.parent / "scan_dtypes.py"]
 
 
 def _key(binding: Any) -> str:

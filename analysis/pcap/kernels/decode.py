@@ -45,7 +45,7 @@ from ringtap.analysis.pcap.kernels.state import (
     ZEROS,
 )
 from ringtap.analysis.pcap.kernels.tcp import tcp
-from ringtap.analysis.pcap.scan_columns import (
+from ringtap.analysis.pcap.scan_dtypes import (
     ARP,
     ARP_CUT,
     NO_ADDRESSES,

@@ -40,7 +40,7 @@ from ringtap.analysis.pcap.kernels.state import (
     SLOTS,
     SLOTS_A_ROW,
 )
-from ringtap.analysis.pcap.scan_columns import CONVERSATION, offsets
+from ringtap.analysis.pcap.scan_dtypes import CONVERSATION, offsets
 
 _ROW = CONVERSATION.itemsize
 _A, _B = offsets(CONVERSATION, "a", "b")

@@ -17,7 +17,7 @@ from ringtap.analysis.pcap.kernels.state import (
     QUEUE_PAIR_WORK_BYTES,
     QUEUE_PAIRS,
 )
-from ringtap.analysis.pcap.scan_columns import QUEUE_PAIR, offsets
+from ringtap.analysis.pcap.scan_dtypes import QUEUE_PAIR, offsets
 
 _ROW = QUEUE_PAIR.itemsize
 _QUEUE_PAIR, _SOURCE, _DESTINATION = offsets(QUEUE_PAIR, "queue_pair", "source", "destination")

@@ -6,7 +6,7 @@ Words are named by their index. Offsets into the blocks are in bytes.
 from __future__ import annotations
 
 # --- words of the state that the caller sets ----------------------------------------------------------------------
-CONVERSATIONS = 0  # address of the rows of scan_columns.CONVERSATION
+CONVERSATIONS = 0  # address of the rows of scan_dtypes.CONVERSATION
 DIRECTIONS = 1  # address of the work areas: two per conversation, one per direction
 SLOTS = 2  # address of the hash table of flows
 HOLES = 3  # address of the TCP holes: MAX_HOLES per direction
@@ -19,10 +19,10 @@ INTERFACES = 9  # address of the interfaces of the section; a pcap file has one
 INTERFACE_COUNT = 10
 MAX_KEPT = 11  # largest number of captured bytes that a record may have
 FRAGMENTS = 12  # address of the table of first fragments
-QUEUE_PAIRS = 13  # address of the rows of scan_columns.QUEUE_PAIR
+QUEUE_PAIRS = 13  # address of the rows of scan_dtypes.QUEUE_PAIR
 QUEUE_PAIR_WORK = 14  # address of their work areas
 QUEUE_PAIR_SLOTS = 15
-PACKETS_AT = 16  # address of the next row of scan_columns.PACKET; 0: packets are not kept
+PACKETS_AT = 16  # address of the next row of scan_dtypes.PACKET; 0: packets are not kept
 PACKETS_END = 17
 IS_END = 18  # 1 if the stream ends with the block
 SECRETS = 32  # four random numbers below 2^32 per scan, so that no capture can be crafted to make keys collide

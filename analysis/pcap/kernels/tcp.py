@@ -33,7 +33,7 @@ from ringtap.analysis.pcap.kernels.state import (
     MAX_ROWS,
     N_MALFORMED,
 )
-from ringtap.analysis.pcap.scan_columns import CONVERSATION, offsets
+from ringtap.analysis.pcap.scan_dtypes import CONVERSATION, offsets
 
 _RETRANSMITTED, _OUT_OF_ORDER, _ZERO_WINDOWS, _RESETS, _RTT_COUNT, _RTT_SUM, _RTT_MIN, _HANDSHAKE = offsets(
     CONVERSATION,

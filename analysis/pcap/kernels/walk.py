@@ -36,7 +36,7 @@ from ringtap.analysis.pcap.kernels.state import (
     STOPPED,
     SWAPPED,
 )
-from ringtap.analysis.pcap.scan_columns import CELL, PACKET
+from ringtap.analysis.pcap.scan_dtypes import CELL, PACKET
 
 _CELLS_ROOM, _PACKETS_ROOM = ROOM * CELL.itemsize, ROOM * PACKET.itemsize
 

@@ -19,7 +19,7 @@ from ringtap.agents.sweep.cross_traffic import free_port as cross_free_port
 from ringtap.agents.sweep.host_facts import free_port, host_facts
 from ringtap.agents.sweep.precheck import check_host
 from ringtap.agents.sweep.preflight import Answer, _torch_problems, ask_hosts, cluster_roles
-from ringtap.agents.sweep.tcp_paths import TcpPath, _sentences, check_ways
+from ringtap.agents.sweep.tcp_reachability import TcpPath, _sentences, check_reachability
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan, load_plan
 from ringtap.rundir import read_json
@@ -243,7 +243,7 @@ def test_hosts_that_answer_anything_are_named_in_a_sentence(tmp_path: Path, word
         assert f"host {one.host} gives an answer that cannot be understood" in " ".join(one.problems)
     for ask in (
         lambda: cross_free_port(hosts, "a", "10.0.0.1"),
-        lambda: check_ways(cluster_roles(plan, plain()), hosts),
+        lambda: check_reachability(cluster_roles(plan, plain()), hosts),
         lambda: check_host(plan, False, lambda _: None, hosts),
     ):
         with pytest.raises(MeasurementError, match=r"host [abc] gives an answer that cannot be understood"):

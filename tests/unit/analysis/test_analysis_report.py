@@ -15,8 +15,8 @@ import pytest
 
 from ringtap.analysis import thesis
 from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
-from ringtap.analysis.report.expectations import check
 from ringtap.analysis.report.inputs import of_sweep
+from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.runs.run import SweepRun, open_run
 from ringtap.cli import main
 from ringtap.models import PROFILES

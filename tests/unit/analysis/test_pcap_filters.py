@@ -11,7 +11,7 @@ from scapy.layers.inet6 import IPv6
 from scapy.packet import Raw
 
 from ringtap.analysis.pcap.reader import read_captures
-from ringtap.analysis.pcap.scan_columns import is_ip
+from ringtap.analysis.pcap.scan_dtypes import is_ip
 from ringtap.errors import UsageError
 from tests.unit.capture_makers import (
     A4,

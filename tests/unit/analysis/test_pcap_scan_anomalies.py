@@ -18,7 +18,7 @@ from scapy.packet import Raw
 from ringtap.analysis.pcap import scan as scan_module
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import Scan, Scanned
-from ringtap.analysis.pcap.scan_columns import ARP, NOT_IP, is_ip
+from ringtap.analysis.pcap.scan_dtypes import ARP, NOT_IP, is_ip
 from ringtap.analysis.pcap.traffic import Traffic
 from tests.unit.capture_makers import (
     A4,

@@ -55,7 +55,7 @@ def test_the_key_covers_every_module_that_the_kernels_import():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ringtap.analysis.pcap")
     }
-    assert "scan_columns" in imported
+    assert "scan_dtypes" in imported
     assert imported <= {path.stem for path in compile.sources()}
 
 

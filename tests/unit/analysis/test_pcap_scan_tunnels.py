@@ -3,7 +3,7 @@
 import pytest
 
 from ringtap.analysis.pcap.scan import Scan, Scanned
-from ringtap.analysis.pcap.scan_columns import PLAIN, ROCE
+from ringtap.analysis.pcap.scan_dtypes import PLAIN, ROCE
 from tests.unit.capture_makers import (
     A4,
     A6,

@@ -81,7 +81,7 @@ _FOR_PROGRAMS = {
         "agents/sweep/host_facts.py",
         "agents/hosts/worker.py",
         "agents/testbed/init_process.py",
-        "agents/sweep/tcp_paths.py",
+        "agents/sweep/tcp_reachability.py",
     ),
     "analysis/pcap/kernels/compile.py",
 }

@@ -1,6 +1,6 @@
 """Trial of the TCP connections that a sweep will make between the hosts of a cluster.
 
-Command on the hosts: ``python -m ringtap.agents.sweep.tcp_paths listen|try|end JSON``.
+Command on the hosts: ``python -m ringtap.agents.sweep.tcp_reachability listen|try|end JSON``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def ways(network: SweepRoles) -> list[TcpPath]:
     return found
 
 
-def check_ways(network: SweepRoles, hosts: Hosts) -> list[str]:
+def check_reachability(network: SweepRoles, hosts: Hosts) -> list[str]:
     """Try all connections that a sweep will make.
 
     Returns:
@@ -116,7 +116,7 @@ def _free_port(hosts: Hosts, host: str, address: str, ports: tuple[int, int] | N
 
 
 def _ask(hosts: Hosts, host: str, verb: str, question: dict[str, Any]) -> dict[str, Any]:
-    command = [hosts.python(host), "-m", "ringtap.agents.sweep.tcp_paths", verb, json.dumps(question)]
+    command = [hosts.python(host), "-m", "ringtap.agents.sweep.tcp_reachability", verb, json.dumps(question)]
     done = hosts.ask(host, command, _ANSWER_S)
     if done.returncode:
         message = (done.stderr.strip().splitlines() or ["no message"])[-1]

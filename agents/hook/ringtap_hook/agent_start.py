@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 from . import log
-from .settings import is_foreign, note_loaded
+from .settings import is_unsupervised, note_loaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _SCRIPT = 'cd / && log=$1 && shift && "$@" </dev/null >>"$log" 2>&1 &'
 def attach(_module: ModuleType | None, settings: Settings) -> None:
     """Start ``ringtap.agents.node.attach`` for this process, detached, unless this node is recorded already."""
     python = os.environ.get("RINGTAP_PYTHON")
-    if not is_foreign() or not python:
+    if not is_unsupervised() or not python:
         return
     try:
         # The same agent records the children of this process, so they need not start it again.

@@ -246,7 +246,7 @@ def test_a_host_that_cannot_be_reached_is_refused_in_one_sentence(servers: SshSe
     )
     assert "its /bin/false cannot start ringtap: exit code 1" in refusal(SshHost("S0", "S0.lab", python="/bin/false"))
     assert "Could not resolve hostname s9.invalid" in refusal(SshHost("S0", "s9.invalid"))
-    assert "no absolute path" in refusal(SshHost("S0", "S0.lab", workdir="here"))
+    assert "not an absolute path" in refusal(SshHost("S0", "S0.lab", workdir="here"))
     eventually(lambda: not servers.sessions("S0") and not servers.sessions("S1"))
 
 

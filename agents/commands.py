@@ -160,7 +160,7 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
     from dataclasses import asdict
 
     from ringtap.agents.hosts.ssh import SshHosts
-    from ringtap.agents.sweep.cluster import reached
+    from ringtap.agents.sweep.cluster_hosts import reached
     from ringtap.plan_cluster import Cluster
     from ringtap.units import format_size
 

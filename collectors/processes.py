@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringtap.masking import mask_words
+from ringtap.secret_masking import mask_words
 
 # Most specific first, as in the step recorder: a launcher within a Slurm step leaves that step's SLURM_PROCID
 _RANK = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")

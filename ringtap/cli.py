@@ -52,7 +52,7 @@ GROUPS = {
         "testbed": ("ringtap.agents.testbed.commands", "the virtual testbed: up, exec, status, down"),
     },
     "Clusters": {
-        "submit": ("ringtap.slurm.commands", "run a wrapped command or a sweep as a Slurm job"),
+        "submit": ("ringtap.slurm.submit_command", "run a wrapped command or a sweep as a Slurm job"),
         "status": ("ringtap.slurm.status", "how a sweep or a submitted run stands"),
         "collect": ("ringtap.slurm.collect", "put the parts of a submitted sweep together"),
         "bundle": ("ringtap.slurm.bundle", "gather what a cluster without internet lacks"),

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import ringtap
 from ringtap.errors import UsageError
 from ringtap.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
-from ringtap.masking import mask_words
 from ringtap.records import RecordFile, open_records, read_json_lines
 from ringtap.schema import NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
+from ringtap.secret_masking import mask_words
 
 ACCESS = {"private": 0o700, "group": 0o750, "all": 0o755}
 _JOIN_S = 5.0

@@ -121,7 +121,7 @@ def run_command(paths: SubmitPaths, options: argparse.Namespace, command: Sequen
     def step(
         role: str, sruns: Sequence[str], arguments: Sequence[str], stdout: int | None = None
     ) -> subprocess.Popen[bytes]:
-        task = [sys.executable, "-m", "ringtap.slurm.tasks", role, str(paths.run), *recording, *arguments]
+        task = [sys.executable, "-m", "ringtap.slurm.srun_tasks", role, str(paths.run), *recording, *arguments]
         srun = ["srun", "--overlap", "--export=ALL", *sruns, *task]
         try:
             return subprocess.Popen(srun, env=environment, stdin=subprocess.DEVNULL, stdout=stdout)

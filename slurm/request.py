@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.masking import mask_words
+from ringtap.secret_masking import mask_words
 from ringtap.slurm.sites import Nodes, Site
 from ringtap.units import counted
 

@@ -17,7 +17,7 @@ from typing import Any
 from ringtap.agents.doctor.checks import NEEDED, Question, diagnose
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.job.signals import termination_as_interrupt
-from ringtap.agents.sweep.cluster import reached
+from ringtap.agents.sweep.cluster_hosts import reached
 from ringtap.agents.sweep.estimate import layout
 from ringtap.agents.sweep.lock import lease_problem
 from ringtap.agents.sweep.preflight import Answer, ask_hosts, cluster_roles, needs_iperf3

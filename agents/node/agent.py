@@ -24,9 +24,9 @@ from ringtap.agents.node.node_json import NodeJson, hook_entry
 from ringtap.agents.node.sampling import Recorders
 from ringtap.agents.node.settings import RunSettings
 from ringtap.errors import FILE_LIMIT
-from ringtap.masking import mask_words
 from ringtap.rundir import RunDirectory
 from ringtap.schema import AGENT_LOG
+from ringtap.secret_masking import mask_words
 from ringtap.units import format_change
 
 _TICK_S = 1.0

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
 from ringtap.agents.job.signals import termination_as_interrupt
-from ringtap.agents.sweep.cluster import LostHostError, check_lost, losses_named, reached
+from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem

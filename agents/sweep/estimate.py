@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 from ringtap.agents.testbed.topology import Roles, TestbedSpec, thesis_roles
-from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import Model, SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_FIT_LOADS, MIN_RISE
+from ringtap.secret_masking import mask_variables, mask_words
 from ringtap.units import counted, format_duration, format_rate
 
 _MIN_LOADS = {"a fit": MIN_FIT_LOADS, "a congestion point": MIN_CONGESTION_LOADS}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.agents.hosts import Hosts, understood
-from ringtap.agents.sweep.cluster import check_lost
+from ringtap.agents.sweep.cluster_hosts import check_lost
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.disturbances import MAX_OTHER_SHARE, SOCKETS_EVERY, Counters, Watch, other_words
 from ringtap.agents.sweep.roles import SweepRoles

@@ -16,9 +16,9 @@ from ringtap.agents.sweep.job_launch import filled, job_python, own_environment
 from ringtap.agents.sweep.roles import Attachment, SweepRoles
 from ringtap.agents.testbed.topology import Roles
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.masking import mask_variables, mask_words
 from ringtap.plan import PLACEHOLDERS, SweepPlan
 from ringtap.plan_cluster import Cluster, ClusterHost
+from ringtap.secret_masking import mask_variables, mask_words
 
 # the workers' clocks set the windows, and the receiver's clock selects its counters in them; their difference must be
 # small compared with the settling time

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ringtap.agents.hosts import HostProcess, Hosts
-from ringtap.agents.sweep.cluster import check_alive, check_lost
+from ringtap.agents.sweep.cluster_hosts import check_alive, check_lost
 from ringtap.agents.sweep.cross_traffic import CrossTraffic, free_port
 from ringtap.agents.sweep.disturbances import SOCKETS_EVERY, Watch, late_share
 from ringtap.agents.sweep.job_launch import processes, ranks_of

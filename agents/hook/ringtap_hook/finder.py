@@ -22,11 +22,11 @@ ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.cuda.amp.grad_scaler": ((("steps",), "scaler"),),  # in older releases
     "torch.nn.parallel.distributed": ((("ddp",), "ddp"),),
     "torch.distributed.distributed_c10d": ((("nccl",), "nccl"),),
-    "torch.distributed.checkpoint.state_dict": ((("steps",), "state_steps"),),
+    "torch.distributed.checkpoint.state_dict": ((("steps",), "excluded_steps"),),
     "horovod": (((), "agent_start"),),
     # Horovod reads its environment in HorovodBasics.init, whatever the framework.
     "horovod.common.basics": ((("horovod",), "horovod"),),
-    "horovod.torch.functions": ((("steps",), "state_steps"),),
+    "horovod.torch.functions": ((("steps",), "excluded_steps"),),
 }
 
 

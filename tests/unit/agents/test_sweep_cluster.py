@@ -13,7 +13,7 @@ import pytest
 from ringtap import open_run
 from ringtap.agents.hosts import LocalHosts
 from ringtap.agents.hosts.remote import Hosts
-from ringtap.agents.sweep.cluster import LostHostError, check_alive, check_lost, losses_named
+from ringtap.agents.sweep.cluster_hosts import LostHostError, check_alive, check_lost, losses_named
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.cross_traffic import free_port as cross_free_port
 from ringtap.agents.sweep.host_facts import free_port, host_facts

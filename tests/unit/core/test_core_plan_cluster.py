@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtap.agents.sweep.cluster import nodes_of
+from ringtap.agents.sweep.cluster_hosts import nodes_of
 from ringtap.agents.sweep.estimate import estimate, resolved
 from ringtap.errors import UsageError
 from ringtap.plan import load_plan

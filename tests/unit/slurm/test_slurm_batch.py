@@ -19,7 +19,7 @@ import pytest
 from ringtap.rundir import RunDirectory
 from ringtap.slurm.job import read_report
 from ringtap.slurm.paths import SubmitPaths
-from ringtap.slurm.tasks import keep, matching, tasks_by_node
+from ringtap.slurm.srun_tasks import keep, matching, tasks_by_node
 
 NODE = os.uname().nodename
 # the tasks of a step are a process group; its id is kept under the step's number

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ringtap.agents.sweep.estimate import resolved
-from ringtap.masking import is_secret, mask_text, mask_variables, mask_words
 from ringtap.plan import load_plan
+from ringtap.secret_masking import is_secret, mask_text, mask_variables, mask_words
 
 SECRETS = [
     *("--token", "--hf-token", "--hf_token", "-token", "--authToken", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),

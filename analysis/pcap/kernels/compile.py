@@ -72,7 +72,7 @@ def _object_code(binding: Any, say: Callable[[str], None] | None) -> bytes:
         if importlib.util.find_spec("numba") is None:
             raise UsageError(f"reading captures needs numba: {install_command('report')}")
         if say is not None:
-            say("Compiling the reader of captures, once on this machine: some 15 s")
+            say("Compiling the reader of captures, once on this machine: about 10 s")
         command = [sys.executable, "-m", "ringtap.analysis.pcap.kernels.compile"]
         done = subprocess.run(command, capture_output=True, check=False)
         code = _unsealed(done.stdout)

@@ -13,7 +13,7 @@ from ringtap.terminal import shell_word
 from ringtap.units import counted
 
 if TYPE_CHECKING:
-    from ringtap.agents.job.location import RunLocation
+    from ringtap.agents.job.run_location import RunLocation
     from ringtap.agents.node.settings import RunSettings
     from ringtap.plan import SweepPlan
 
@@ -122,7 +122,7 @@ def _print_location(location: RunLocation, settings: RunSettings, verbose: bool)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ringtap.agents.job.location import find_location, node_name
+    from ringtap.agents.job.run_location import find_location, node_name
     from ringtap.agents.job.supervisor import run_job, run_unrecorded
     from ringtap.rundir import UnwritableError
 
@@ -140,7 +140,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _capture(options: argparse.Namespace) -> int:
-    from ringtap.agents.job.location import find_location, node_name
+    from ringtap.agents.job.run_location import find_location, node_name
     from ringtap.agents.node.capture import capture, check_pids
     from ringtap.units import parse_duration_s
 

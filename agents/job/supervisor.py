@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringtap.agents.job import signals
 from ringtap.agents.job.environment import job_environment, local_size
-from ringtap.agents.job.location import RunLocation
+from ringtap.agents.job.run_location import RunLocation
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.processes import rank_in
 from ringtap.terminal import shell_word

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ringtap.agents.job import signals
 from ringtap.agents.job.agent_client import AgentClient
 from ringtap.agents.job.live import LiveView
-from ringtap.agents.job.location import RunLocation
+from ringtap.agents.job.run_location import RunLocation
 from ringtap.agents.job.supervisor import FINISH_S
 from ringtap.agents.node.jobs import start_time
 from ringtap.agents.node.node_json import conclude

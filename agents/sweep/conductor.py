@@ -22,11 +22,11 @@ from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names
 from ringtap.agents.sweep.host_facts import nearest_folder, space_problem
+from ringtap.agents.sweep.load_series import Series, Step
 from ringtap.agents.sweep.lock import holder, locked, take_leases
 from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_idle_links
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
-from ringtap.agents.sweep.series import Series, Step
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed, rate_warnings
 from ringtap.errors import MeasurementError, RingtapError, UsageError

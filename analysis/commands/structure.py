@@ -58,7 +58,7 @@ def _structure(options: argparse.Namespace) -> int:
     from ringtap.analysis.structure.text import describe
 
     if options.output is not None:
-        from ringtap.analysis.structure.figures import write
+        from ringtap.analysis.structure.plots import write
     captures = [shipped_example(path) or path for path in options.paths]
     with Bar() as bar:
         found = read_structure(

@@ -25,7 +25,7 @@ from ringtap.analysis.plots.sweep_axes import (
     points_table,
     time_range,
 )
-from ringtap.analysis.sweeps.series import Series
+from ringtap.analysis.sweeps.series_results import Series
 
 _MAX_IN_ONE_PANEL = 4
 _SHARES_ABOVE = (0, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)

@@ -17,7 +17,7 @@ from ringtap.analysis.model.fit import FitResult
 from ringtap.analysis.plots.figure import Sheet, finite, line_handle
 from ringtap.analysis.plots.style import Look, title_of
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series import Series
+from ringtap.analysis.sweeps.series_results import Series
 from ringtap.units import counted
 
 Transform = Callable[[Any], Any]

@@ -16,7 +16,7 @@ from ringtap.analysis.plots.style import FAINT, INK, Look, looks, title_of
 from ringtap.analysis.plots.sweep_axes import Setting, name_of, plain_ticks, tooltip
 from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series import Series
+from ringtap.analysis.sweeps.series_results import Series
 from ringtap.units import counted
 
 _STEPS = 200  # a distribution of more iterations is drawn with this many steps, and as many in its longest 2 %

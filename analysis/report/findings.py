@@ -11,7 +11,7 @@ from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.report.loads import HEAVY_SHARE, LEVEL, Pair, Tails
 from ringtap.analysis.report.thesis_expectations import LATE_SAMPLES, Check
 from ringtap.analysis.statistics.two_sample import ALPHA, Estimate
-from ringtap.analysis.sweeps.series import Series
+from ringtap.analysis.sweeps.series_results import Series
 from ringtap.units import counted
 
 FIRM_HALF_WIDTH = 0.10  # of the value: a wider interval leaves the first digit open

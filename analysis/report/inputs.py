@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.series import Series, analyse
+from ringtap.analysis.sweeps.series_results import Series, analyse
 from ringtap.analysis.sweeps.tables import read_table
 from ringtap.json_validation import ShapeError, whole
 from ringtap.rundir import read_node, read_points

@@ -13,7 +13,7 @@ from scipy import special
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.statistics.two_sample import MIN_VALUES, Comparison, compare, correct_together
 from ringtap.analysis.sweeps.points import Point
-from ringtap.analysis.sweeps.series import Series
+from ringtap.analysis.sweeps.series_results import Series
 
 LIGHT_SHARE, HEAVY_SHARE = 0.30, 0.80  # the loads that figures 3-5 and B-1 compare
 NEAR_SHARE = 0.08  # of capacity: largest distance of a measured load from them

@@ -9,7 +9,7 @@ from ringtap.analysis.model.breakpoint import LEVEL, compared
 from ringtap.analysis.plots.style import title_of
 from ringtap.analysis.report.findings import name_in_text
 from ringtap.analysis.report.loads import HEAVY_SHARE, slowdown
-from ringtap.analysis.sweeps.series import Series
+from ringtap.analysis.sweeps.series_results import Series
 from ringtap.units import counted
 
 MIDDLE_SHARE = 0.50

@@ -25,7 +25,7 @@ from ringtap.analysis.report.overview import overview, sentence
 from ringtap.analysis.report.page import Written, publish, render
 from ringtap.analysis.report.thesis_expectations import check
 from ringtap.analysis.sweeps import points
-from ringtap.analysis.sweeps.series import Series
+from ringtap.analysis.sweeps.series_results import Series
 from ringtap.errors import UsageError
 from ringtap.units import counted, format_rate
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtap.analysis import thesis
-from ringtap.analysis.sweeps.series import Series
+from ringtap.analysis.sweeps.series_results import Series
 from ringtap.schema import MAX_LATE_SHARE, REQUIRED_SHARE
 from ringtap.units import counted
 

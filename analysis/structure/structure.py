@@ -14,8 +14,8 @@ import pandas as pd
 from ringtap.analysis.model.demand import GRADIENT_BYTES, demand
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
+from ringtap.analysis.structure.flow_roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.periodicity import Integers, Likeness, is_loud, likeness
-from ringtap.analysis.structure.roles import Role, mean_rates, roles_of
 from ringtap.analysis.structure.streams import Streams
 from ringtap.analysis.structure.topology import STAR, Topology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
@@ -98,7 +98,7 @@ class Structure:
 
     @cached_property
     def flow_rates(self) -> pd.DataFrame:
-        """Mean rates of the three flows over iterations (`ringtap.analysis.structure.roles.mean_rates`)."""
+        """Mean rates of the three flows over iterations (`ringtap.analysis.structure.flow_roles.mean_rates`)."""
         return mean_rates(self.streams, self.roles, self.iterations)
 
     def table(self) -> pd.DataFrame:

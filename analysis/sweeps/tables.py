@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ringtap.analysis.sweeps.points import Point, times_of
-from ringtap.analysis.sweeps.series import Series, Subject, series_of
+from ringtap.analysis.sweeps.series_results import Series, Subject, series_of
 from ringtap.errors import UsageError
 from ringtap.models import PROFILES
 

@@ -23,9 +23,9 @@ from ringtap.analysis.traffic.delivered import (
     shown_span_ns,
     window_ns,
 )
-from ringtap.analysis.traffic.figures import plan_figure, rates_figure, trace_figure
 from ringtap.analysis.traffic.log import FAILED, FINISHED, UNFINISHED, Sent, read_sent
 from ringtap.analysis.traffic.plan import Flags, Integers, Numbers, Plan, Windows, burst_windows, read_plan
+from ringtap.analysis.traffic.plots import plan_figure, rates_figure, trace_figure
 from ringtap.errors import UsageError
 from ringtap.records import FORMAT as RECORDS
 from ringtap.schema import LOAD_BIN_NS, MISSED_NS, SIZE_CLASSES_BYTES

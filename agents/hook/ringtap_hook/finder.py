@@ -25,7 +25,7 @@ ATTACHERS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "torch.distributed.checkpoint.state_dict": ((("steps",), "excluded_steps"),),
     "horovod": (((), "agent_start"),),
     # Horovod reads its environment in HorovodBasics.init, whatever the framework.
-    "horovod.common.basics": ((("horovod",), "horovod"),),
+    "horovod.common.basics": ((("horovod",), "horovod_timeline"),),
     "horovod.torch.functions": ((("steps",), "excluded_steps"),),
 }
 

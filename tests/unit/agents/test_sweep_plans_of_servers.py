@@ -17,8 +17,8 @@ from ringtap.agents.sweep.conductor import plan_changes
 from ringtap.agents.sweep.estimate import doubts, resolved
 from ringtap.agents.sweep.host_facts import free_port, job_facts, room_problem
 from ringtap.agents.sweep.job_launch import processes
+from ringtap.agents.sweep.load_series import stalled_s, telling_line, words_of_hosts
 from ringtap.agents.sweep.preflight import cluster_roles
-from ringtap.agents.sweep.series import stalled_s, telling_line, words_of_hosts
 from ringtap.cli import main
 from ringtap.errors import UsageError
 from ringtap.plan import SweepPlan, load_plan

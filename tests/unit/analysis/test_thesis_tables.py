@@ -16,7 +16,7 @@ from ringtap.analysis import thesis
 from ringtap.analysis.model.congestion_point import data_volume_mb
 from ringtap.analysis.model.demand import demand
 from ringtap.analysis.model.fit import CongestionModel
-from ringtap.analysis.sweeps.series import mean_difference, spare
+from ringtap.analysis.sweeps.series_results import mean_difference, spare
 from ringtap.models import PROFILES
 
 CAPACITY = 25.0

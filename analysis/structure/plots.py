@@ -14,14 +14,14 @@ from matplotlib.ticker import FuncFormatter
 
 from ringtap.analysis.plots.figure import Drawn, legend, new_figure, styled
 from ringtap.analysis.plots.style import FAINT, INK
-from ringtap.analysis.structure import roles
+from ringtap.analysis.structure import flow_roles
 from ringtap.analysis.structure.structure import Structure
 from ringtap.analysis.traffic.delivered import Passed, Rates, instantaneous
-from ringtap.analysis.traffic.figures import rates_figure
+from ringtap.analysis.traffic.plots import rates_figure
 from ringtap.errors import UsageError
 from ringtap.units import format_duration, format_rate, format_size
 
-_COLOURS: Mapping[str, str] = {roles.ONLY: "#0072B2", roles.SHARED: "#D55E00", roles.CROSSING: "#8a8a8a"}
+_COLOURS: Mapping[str, str] = {flow_roles.ONLY: "#0072B2", flow_roles.SHARED: "#D55E00", flow_roles.CROSSING: "#8a8a8a"}
 _HOSTS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", "#000000", "#999933")
 _SHOWN_ITERATIONS = 4
 SAMPLES = 30  # width of the moving average in figures 3-10 (a) and 3-11 (a)
@@ -57,7 +57,9 @@ def flows_figure(found: Structure, samples: int | None = None) -> Drawn:
     begin, end = max(0, int(shown[0]) - margin), min(streams.bins, int(shown[-1]) + margin)
     at_s = (np.arange(begin, end) - shown[0]) * (streams.bin_ns / 1e9)
     numbers = pd.DataFrame({"t_ns": streams.start_ns + np.arange(begin, end) * streams.bin_ns, "at_s": at_s})
-    rates = {role: roles.moving_average(streams.dense(role.streams), width, streams.bin_ns) for role in found.roles}
+    rates = {
+        role: flow_roles.moving_average(streams.dense(role.streams), width, streams.bin_ns) for role in found.roles
+    }
     unit, size = _unit(max(float(values[begin:end].max()) for values in rates.values()))
     with styled():
         figure = new_figure(7.0, 3.9)
@@ -93,7 +95,7 @@ def histogram(found: Structure) -> Drawn:
     host, sent = max(found.senders.items(), key=lambda item: int(item[1].sum()))
     amounts = {f"training, sent by {host}": sent}
     for role in found.roles:
-        if role.role == roles.CROSSING:
+        if role.role == flow_roles.CROSSING:
             amounts[f"cross traffic {role.source} > {role.destination}"] = streams.dense(role.streams)
     return rates_figure(
         [_rates(label, values[starts[0] : starts[-1]], streams.bin_ns) for label, values in amounts.items()]

@@ -134,7 +134,7 @@ def open_log(path: Path) -> RecordFile:
 
 
 def process_age_ns(steps: RecordFile) -> int:
-    """Return the age of a process when it began its step log; 0 if the log does not say."""
+    """Return the age of a process at the end of the first record of its step log; 0 if the log does not say."""
     age_ns = steps.about.get("age_ns")
     return age_ns if type(age_ns) is int and 0 <= age_ns < _MAX_AGE_NS else 0
 

@@ -93,7 +93,7 @@ class Watcher:
         watched.iteration = iteration
         self._note_buckets(watched, item.strs_map if watched.has_new_buckets(values) else None)
         now_ns, mono_ns = time.time_ns(), time.monotonic_ns()
-        self._records.write(self._pack(iteration - 1, watched.number, *times, now_ns, mono_ns))
+        self._records.write(self._pack(iteration - 1, watched.number, *times, now_ns, mono_ns), mono_ns)
 
     def _note_buckets(self, watched: _Module, texts: dict[str, str] | None) -> None:
         """Record the bucket sizes if they have changed."""
@@ -106,7 +106,7 @@ class Watcher:
         if sizes != watched.bucket_bytes:
             watched.bucket_bytes = sizes
             item = {"t_ns": time.time_ns(), "module": watched.number, "bucket_bytes": sizes}
-            self._buckets.write(json.dumps(item).encode() + b"\n")
+            self._buckets.write(json.dumps(item).encode() + b"\n", time.monotonic_ns())
 
 
 class _Module:

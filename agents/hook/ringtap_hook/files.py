@@ -44,14 +44,18 @@ class ProcessFile:
         self._file_id = (0, 0)
         self._is_linked = True
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, mono_ns: int) -> None:
         """Append data in one system call, so that none is lost when the process is killed.
+
+        Args:
+            data: one record or line.
+            mono_ns: its time by CLOCK_MONOTONIC. The header holds the age of the process at the first one.
 
         Raises:
             OSError: the file cannot be made or written, or the job has closed it.
         """
         if self._fd < 0:
-            self._create()
+            self._create(mono_ns)
         self._append(data)
 
     def leave_parent(self) -> None:
@@ -60,8 +64,8 @@ class ProcessFile:
             os.close(self._fd)
         self._fd = -1
 
-    def _create(self) -> None:
-        about = identity()
+    def _create(self, mono_ns: int) -> None:
+        about = identity(mono_ns)
         os.makedirs(self._folder, exist_ok=True)
         stem = os.path.join(self._folder, "rank{}-{}".format(about["rank"], about["pid"]))
         path = stem + self._suffix

@@ -88,21 +88,28 @@ def _first_number(names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _age_ns() -> int:
-    """The age of this process in ns, at most 20 ms too low; 0 if the kernel does not give it."""
+def _age_ns(mono_ns: int) -> int:
+    """The age of this process in ns at a time of CLOCK_MONOTONIC, rather too low than too high.
+
+    0 if the kernel does not give it.
+    """
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
         started_ns = (ticks + 1) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-        return max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns)
+        age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns
+        return max(0, age_ns - (time.monotonic_ns() - mono_ns))  # a pause between the two clocks makes it lower
     except (OSError, ValueError, IndexError):
         return 0
 
 
-def identity() -> dict[str, Any]:
+def identity(mono_ns: int) -> dict[str, Any]:
     """Facts about this process, for file headers: rank, world size, pid, age, version of torch and host.
 
     Rank and world size are from torch.distributed if the job uses it, else from the environment.
+
+    Args:
+        mono_ns: time of the age, by CLOCK_MONOTONIC.
     """
     rank, world_size = _first_number(_RANK), _first_number(_WORLD_SIZE)
     distributed = sys.modules.get("torch.distributed")
@@ -112,7 +119,7 @@ def identity() -> dict[str, Any]:
         "collector": "steps",
         "rank": rank or 0,
         "pid": os.getpid(),
-        "age_ns": _age_ns(),
+        "age_ns": _age_ns(mono_ns),
         "world_size": world_size or 1,
         "local_rank": _first_number(_LOCAL_RANK),
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),

@@ -28,6 +28,7 @@ _FIELDS = [
     ("kind", "", "index"),
     ("backwards", "passes", "gauge"),
 ]
+_END_MONO = [name for name, _, _ in _FIELDS].index("end_mono_ns")
 
 
 class Recorder:
@@ -151,7 +152,7 @@ class Recorder:
 
     def _write(self, *values: int) -> None:
         passes = backward.passes
-        self._file.write(self._pack(*values, passes - self._passes))
+        self._file.write(self._pack(*values, passes - self._passes), values[_END_MONO])
         self._passes = passes
 
     def _give_up(self) -> None:

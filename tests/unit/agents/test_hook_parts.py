@@ -79,6 +79,32 @@ def test_a_mark_without_the_hook_does_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_pause_before_the_log_is_made_does_not_make_the_process_older(tmp_path: Path) -> None:
+    """Else a process that began after another one's end seems to have run beside it."""
+    code = """
+        import time
+        import ringtap
+        import ringtap_hook.files as files
+
+        identity = files.identity
+
+        def slow(*arguments):
+            time.sleep(0.2)
+            return identity(*arguments)
+
+        files.identity = slow
+        ringtap.step()
+    """
+    before_ns = time.monotonic_ns()
+    run_python(code, RINGTAP_RUN=tmp_path, RINGTAP_NODE="n")
+    (path,) = (tmp_path / "nodes" / "n" / "steps").iterdir()
+    file = open_records(path)
+    (mark,) = file.tail()
+    end_mono_ns = mark[[field.name for field in file.fields].index("end_mono_ns")]
+    assert before_ns <= end_mono_ns - file.about["age_ns"] <= end_mono_ns
+    assert file.about["age_ns"] > 0
+
+
 def test_a_mark_that_cannot_be_written_costs_the_job_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = "import ringtap; ringtap.step(); ringtap.step(); print('done')"

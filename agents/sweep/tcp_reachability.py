@@ -47,7 +47,7 @@ class TcpPath(NamedTuple):
     use: str
 
 
-def ways(network: SweepRoles) -> list[TcpPath]:
+def _planned_paths(network: SweepRoles) -> list[TcpPath]:
     """Return all connections that a sweep will make between its hosts."""
     roles, training = network.roles, network.training
     first = roles.workers[0]
@@ -75,7 +75,7 @@ def check_reachability(network: SweepRoles, hosts: Hosts) -> list[str]:
     Raises:
         MeasurementError: a host does not answer.
     """
-    planned = ways(network)
+    planned = _planned_paths(network)
     targets = list(dict.fromkeys((path.target, path.target_address, _ports(network, path)) for path in planned))
     with ThreadPoolExecutor(2 * len(hosts.names) + 1) as pool:  # each listener occupies a thread
         found = [pool.submit(_free_port, hosts, *target) for target in targets]

@@ -89,10 +89,7 @@ def _first_number(names: tuple[str, ...]) -> int | None:
 
 
 def _age_ns(mono_ns: int) -> int:
-    """The age of this process in ns at a time of CLOCK_MONOTONIC, rather too low than too high.
-
-    0 if the kernel does not give it.
-    """
+    """The age of this process in ns at a time of CLOCK_MONOTONIC, never too high; 0 if the kernel does not give it."""
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])

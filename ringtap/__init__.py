@@ -1,35 +1,94 @@
-"""Measure how network traffic slows down distributed deep learning."""
+"""Measure how network traffic slows down distributed deep learning.
+
+Read runs and captures:
+
+    open_job        open a job's run directory: iterations, ranks, flows, counters as tables
+    open_sweep      open a sweep's run directory: points, series, fits
+    open_run        open either of them
+    read_captures   read packet captures: conversations, rates, packets
+    read_structure  find the iterations and the pattern of training in captures
+    utc             convert the times of a table to UTC
+
+Analyse measurements:
+
+    CongestionModel        fit t = A·exp(B/(C−BW)^n); the result is a FitResult
+    find_congestion_point  find the load at which congestion begins, as the thesis does
+    find_break             find it as the break of two lines, with an interval
+    compare                compare two samples of iteration times
+    demand                 calculate the bytes that an iteration sends
+    plot                   draw all of these on your own axes
+
+Mark iterations:
+
+    step  mark the end of an iteration in a program whose steps ringtap cannot detect
+
+Wrong arguments and bad files raise UsageError, failed measurements MeasurementError; both are a RingtapError.
+"""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+import sys as _sys
+
+from ringtap.errors import MeasurementError, RingtapError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringtap.analysis.frames import utc
+    from ringtap.analysis.job.run import Job, open_job
+    from ringtap.analysis.model.breakpoint import find_break
+    from ringtap.analysis.model.congestion_point import find_congestion_point
+    from ringtap.analysis.model.demand import demand
+    from ringtap.analysis.model.fit import CongestionModel, FitResult
+    from ringtap.analysis.pcap.reader import read_captures
+    from ringtap.analysis.pcap.traffic import Traffic
+    from ringtap.analysis.plots import axes as plot
+    from ringtap.analysis.statistics.two_sample import compare
+    from ringtap.analysis.structure.captures import read_structure
+    from ringtap.analysis.sweeps.sweep import Sweep, open_run, open_sweep
 
 __version__ = "0.2.0"
 __all__ = [
     "CongestionModel",
     "FitResult",
+    "Job",
+    "MeasurementError",
+    "RingtapError",
+    "Sweep",
     "Traffic",
+    "UsageError",
     "__version__",
+    "compare",
+    "demand",
+    "find_break",
+    "find_congestion_point",
+    "open_job",
     "open_run",
+    "open_sweep",
+    "plot",
     "read_captures",
     "read_structure",
     "step",
+    "utc",
 ]
 
-if TYPE_CHECKING:
-    from ringtap.analysis.model.fit import CongestionModel, FitResult
-    from ringtap.analysis.pcap import Traffic, read_captures
-    from ringtap.analysis.runs.run import open_run
-    from ringtap.analysis.structure import read_structure
-
-_LAZY = {
+# public name -> its module, imported on first use: agents run without NumPy
+_MODULES = {
     "CongestionModel": "ringtap.analysis.model.fit",
-    "FitResult": "ringtap.analysis.model.fit",
-    "Traffic": "ringtap.analysis.pcap",
-    "read_captures": "ringtap.analysis.pcap",
-    "read_structure": "ringtap.analysis.structure",
-    "open_run": "ringtap.analysis.runs.run",
+    "FitResult": "ringtap.analysis.model.fit_result",
+    "Job": "ringtap.analysis.job.run",
+    "Sweep": "ringtap.analysis.sweeps.sweep",
+    "Traffic": "ringtap.analysis.pcap.traffic",
+    "compare": "ringtap.analysis.statistics.two_sample",
+    "demand": "ringtap.analysis.model.demand",
+    "find_break": "ringtap.analysis.model.breakpoint",
+    "find_congestion_point": "ringtap.analysis.model.congestion_point",
+    "open_job": "ringtap.analysis.job.run",
+    "open_run": "ringtap.analysis.sweeps.sweep",
+    "open_sweep": "ringtap.analysis.sweeps.sweep",
+    "plot": "ringtap.analysis.plots.axes",
+    "read_captures": "ringtap.analysis.pcap.reader",
+    "read_structure": "ringtap.analysis.structure.captures",
+    "utc": "ringtap.analysis.frames",
 }
 
 
@@ -39,19 +98,26 @@ def step() -> None:
     For loops without PyTorch's optimizers: JAX, NumPy, a simulation. Under ``ringtap run`` the moment is recorded, and
     the marks count as this process's iterations; without it the call does nothing. Never raises.
     """
-    hook = sys.modules.get("ringtap_hook")
+    hook = _sys.modules.get("ringtap_hook")
     if hook is not None:
         hook.mark()
 
 
-def __getattr__(name: str) -> Any:
-    """Import the analysis only on first access: agents run without NumPy."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'ringtap' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use."""
+    if name not in _MODULES:
+        from ringtap.errors import did_you_mean
+
+        hint = "" if name.startswith("_") else did_you_mean(name, __all__)
+        raise AttributeError(f"module 'ringtap' has no attribute {name!r}" + (f": {hint.strip()}" if hint else ""))
     import importlib
 
     try:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        module = importlib.import_module(_MODULES[name])
     except ImportError as error:
         from ringtap import installation
 
@@ -59,3 +125,5 @@ def __getattr__(name: str) -> Any:
         if said is None:
             raise
         raise ImportError(f"ringtap.{name} cannot be used: {said}", name=error.name) from None
+    found = globals()[name] = module if name == "plot" else getattr(module, name)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 
 FILE_LIMIT = ": a log has reached the largest size that this user's files may have (ulimit -f)"
 
@@ -24,6 +25,14 @@ class MeasurementError(RingtapError):
     """The job or the measurement failed: exit code 1."""
 
     exit_code = 1
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Return the question for the known name that is most like a wrong one, with a blank after it; empty if none is."""
+    import difflib  # takes 5 ms, which a program without mistakes need not spend
+
+    near = difflib.get_close_matches(str(name).lower(), [str(one) for one in known], 1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def system_message(number: int) -> str:

@@ -6,6 +6,7 @@ seconds (``370ms``). Decimal prefixes throughout, as the thesis reports them.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from decimal import Decimal, InvalidOperation
@@ -25,7 +26,9 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, examp
     match = _NUMBER.fullmatch(text)
     unit = match.group(3).lower() if match else ""
     if match is None or unit not in units:
-        raise UsageError(f"{what} {text!r} is not understood: write a number and a unit, for example {example}")
+        near = difflib.get_close_matches(unit, units, 1)
+        hint = f"did you mean {match.group(1)}{near[0]}? " if match and near else ""
+        raise UsageError(f"{what} {text!r} is not understood: {hint}write a number and a unit, for example {example}")
     value = float(match.group(1) + (match.group(2) or "")) * units[unit]
     if not math.isfinite(value):
         raise UsageError(f"{what} {text!r} is too large")
@@ -57,6 +60,38 @@ def parse_duration_s(text: str) -> float:
         UsageError: the text is not a number with a time unit.
     """
     return _parse(text, _DURATIONS, "duration", "370ms")
+
+
+def rate_gbps(rate: float | str) -> float:
+    """Return a rate in Gbit/s, given as a number of Gbit/s or as text with its unit such as ``25gbit``.
+
+    Raises:
+        UsageError: it is not a positive rate.
+    """
+    gbps = parse_rate_bps(rate) / 1e9 if isinstance(rate, str) else _number(rate, "a rate in Gbit/s")
+    if not (math.isfinite(gbps) and gbps > 0):
+        raise UsageError(f"{rate if isinstance(rate, str) else f'{rate:g} Gbit/s'} is not a positive rate")
+    return gbps
+
+
+def duration_s(duration: float | str, name: str = "a duration") -> float:
+    """Return a duration in seconds, given as a number of seconds or as text with its unit such as ``370ms``.
+
+    Raises:
+        UsageError: it is not a positive time; the message names it.
+    """
+    seconds = parse_duration_s(duration) if isinstance(duration, str) else _number(duration, f"{name} in seconds")
+    if not (math.isfinite(seconds) and seconds > 0):
+        shown = duration if isinstance(duration, str) else f"{duration:g} s"
+        raise UsageError(f"{name} of {shown} is not a positive time")
+    return seconds
+
+
+def _number(value: object, what: str) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} must be a number or text with a unit, not {value!r}") from None
 
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int) -> str | None:

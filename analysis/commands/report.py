@@ -72,13 +72,13 @@ def _write(source: Path, folder: Path | None, capacity_gbps: float, options: arg
     from ringtap.analysis.report.inputs import of_sweep, of_table
     from ringtap.analysis.report.job_page import write_job_report
     from ringtap.analysis.report.sweep_page import write_report
-    from ringtap.analysis.runs.run import SweepRun, open_run
+    from ringtap.analysis.runs.run import SweepRun, read_run
 
     if source.is_file() and source.name != RUN_JSON:
         if options.scheduler is not None:
             raise UsageError("--scheduler is for run directories: a table is read at once")
         return write_report(of_table(source, capacity_gbps, options.workers), folder)
-    run = open_run(source)
+    run = read_run(source)
     with workers(options.scheduler) as executor:
         if isinstance(run, SweepRun):
             return write_report(of_sweep(run, executor), folder)

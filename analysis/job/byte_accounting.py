@@ -48,13 +48,13 @@ class ByteAccounts:
     """Byte counts of all nodes.
 
     Attributes:
-        wires: the directions of each node.
+        directions: the directions of each node.
         by_class: payload of each class of flows by the captures, one number per bin; a class that cannot be
             distinguished is missing; empty if nothing was captured.
         packets: the captures by node.
     """
 
-    wires: list[ByteAccount]
+    directions: list[ByteAccount]
     by_class: dict[str, Numbers]
     packets: dict[str, Packets]
 
@@ -105,7 +105,7 @@ def measure(
         bins: number of bins.
     """
     flow_rows, headers = _FlowRows(traffic), _header_bytes(traffic)
-    wires = []
+    directions = []
     for name in nodes:
         for path, direction in _DIRECTIONS:
             amounts: dict[str, Numbers | None] = dict.fromkeys(COLUMNS)
@@ -123,9 +123,9 @@ def measure(
                     amounts["packet_bytes"] = captured[name].amounts["frame_bytes"][rows].sum(axis=0)
             if any(amount is not None and np.nansum(amount) > 0 for amount in amounts.values()):
                 interfaces = counters.interfaces[path] if counters is not None else ()
-                wires.append(ByteAccount(name, path, direction, interfaces, amounts))
+                directions.append(ByteAccount(name, path, direction, interfaces, amounts))
     by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured else {}
-    return ByteAccounts(wires, by_class, dict(captured))
+    return ByteAccounts(directions, by_class, dict(captured))
 
 
 def _interfaces(counters: WideLog, node: NodeLogs) -> list[str]:
@@ -149,9 +149,9 @@ class _FlowRows:
         groups = traffic.groups
         local = groups["local"].to_numpy(bool)
         rows = {
-            (LOOPBACK, "tx"): groups["from_node"].fillna(groups["to_node"])[local],
-            (NETWORK, "tx"): groups["from_node"][~local],
-            (NETWORK, "rx"): groups["to_node"][~local],
+            (LOOPBACK, "tx"): groups["source_node"].fillna(groups["destination_node"])[local],
+            (NETWORK, "tx"): groups["source_node"][~local],
+            (NETWORK, "rx"): groups["destination_node"][~local],
         }
         # labels of the groups are their rows
         self._rows = {key: nodes.groupby(nodes).groups for key, nodes in rows.items()}
@@ -168,11 +168,11 @@ class _FlowRows:
 def _header_bytes(traffic: SocketTraffic) -> dict[str, int]:
     """Return the header bytes of a packet on each node, for the address family with most payload."""
     flows = traffic.flows
-    is_ipv6 = flows["from"].str.contains(":").to_numpy(bool)
+    is_ipv6 = flows["source"].str.contains(":").to_numpy(bool)
     payload = flows["payload_bytes"].fillna(0).to_numpy(np.float64)
     signed = pd.Series(np.where(is_ipv6, payload, -payload))
-    local = (flows["from_node"] == flows["to_node"]).fillna(False).to_numpy(bool)  # counted once
-    sums = [signed.groupby(flows["from_node"]).sum(), signed[~local].groupby(flows["to_node"][~local]).sum()]
+    local = (flows["source_node"] == flows["destination_node"]).fillna(False).to_numpy(bool)  # counted once
+    sums = [signed.groupby(flows["source_node"]).sum(), signed[~local].groupby(flows["destination_node"][~local]).sum()]
     by_node = pd.concat(sums).groupby(level=0).sum()
     return {str(node): HEADER_BYTES + (_IPV6_MORE_BYTES if total > 0 else 0) for node, total in by_node.items()}
 
@@ -180,37 +180,40 @@ def _header_bytes(traffic: SocketTraffic) -> dict[str, int]:
 def _rows(captured: Packets, node: str, traffic: SocketTraffic, path: str, direction: str) -> Integers:
     """Return the rows of the capture's flows with this path and direction."""
     flows = traffic.flows
-    known = {*flows.loc[flows["from_node"] == node, "from"], *flows.loc[flows["to_node"] == node, "to"]}
+    known = {
+        *flows.loc[flows["source_node"] == node, "source"],
+        *flows.loc[flows["destination_node"] == node, "destination"],
+    }
     own = own_addresses(captured, known)
     table = captured.flows
-    local = table["from"].isin(own) & table["to"].isin(own) | (table["interface"] == "lo")
+    local = table["source"].isin(own) & table["destination"].isin(own) | (table["interface"] == "lo")
     if path == LOOPBACK:
         return np.flatnonzero(local)
-    return np.flatnonzero(~local & table["from" if direction == "tx" else "to"].isin(own))
+    return np.flatnonzero(~local & table["source" if direction == "tx" else "destination"].isin(own))
 
 
 def _by_class(
     captured: Mapping[str, Packets], traffic: SocketTraffic, cross: CrossTraffic, bins: int
 ) -> dict[str, Numbers]:
     """Sum the payload of each class of flows; a flow captured on several nodes counts once, if possible as sent."""
-    ends = ["from", "from_port", "to", "to_port"]
-    known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "class", "from_node"]]
+    ends = ["source", "source_port", "destination", "destination_port"]
+    known = traffic.flows.drop_duplicates(ends, keep="last")[[*ends, "traffic_class", "source_node"]]
     parts = []
     for name, packets in captured.items():
         rest = OTHER if name in traffic.nodes and traffic.covered[name].any() else UNCLASSIFIED
         table = packets.flows[["interface", *ends]].assign(node=name, row=np.arange(len(packets.flows)), rest=rest)
         parts.append(table.merge(known, how="left", on=ends))
     table = pd.concat(parts, ignore_index=True)
-    ports = table["from_port"].isin(cross.ports) | table["to_port"].isin(cross.ports)
+    ports = table["source_port"].isin(cross.ports) | table["destination_port"].isin(cross.ports)
     by_port = pd.Series(np.where(cross.has(table) | ports, CROSS, table["rest"]), index=table.index)
-    table["class"] = table["class"].where(table["class"].notna(), by_port)
-    table["not_sender"] = (table["node"] != table["from_node"]).astype(int)
+    table["traffic_class"] = table["traffic_class"].where(table["traffic_class"].notna(), by_port)
+    table["not_sender"] = (table["node"] != table["source_node"]).astype(int)
     # loopback addresses of two nodes are two flows
     table["scope"] = table["node"].where(table["interface"] == "lo", "")
     table = table.sort_values("not_sender", kind="stable").drop_duplicates([*ends, "scope"])
     # without sockets, training and other traffic are not known: missing, not 0
     kinds = CLASSES if any(covered.any() for covered in traffic.covered.values()) else (CROSS,)
-    result = {kind: np.zeros(bins) for kind in dict.fromkeys((*kinds, *table["class"]))}
-    for node, row, kind in zip(table["node"], table["row"], table["class"], strict=True):
+    result = {kind: np.zeros(bins) for kind in dict.fromkeys((*kinds, *table["traffic_class"]))}
+    for node, row, kind in zip(table["node"], table["row"], table["traffic_class"], strict=True):
         result[str(kind)] += captured[str(node)].amounts["payload_bytes"][int(row)]
     return result

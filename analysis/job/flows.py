@@ -124,9 +124,20 @@ _IPERF = {"start": {"connected": [{"remote_host": str, "remote_port": _PORT}]}}
 _CROSS_COMMAND = re.compile(r"\biperf3?\b|\bringtap(?:\.cli)? traffic\b|\bringtap\.trafficgen\b")
 # with more flows times iterations than this, amounts are summed by kind of flow
 MAX_CELLS = 4_000_000
-_END = ["from", "from_port", "to", "to_port"]
+_END = ["source", "source_port", "destination", "destination_port"]
 _FLOW_COLUMNS = [
-    *("class", "why", "from_node", *_END[:2], "from_rank", "to_node", *_END[2:], "to_rank", "local", "measured_at"),
+    *(
+        "traffic_class",
+        "why",
+        "source_node",
+        *_END[:2],
+        "source_rank",
+        "destination_node",
+        *_END[2:],
+        "destination_rank",
+        "local",
+        "measured_at",
+    ),
     *("payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked", "rtt_us", "min_rtt_us", "busy_s"),
     *("rwnd_limited_s", "sndbuf_limited_s", "first_ns", "last_ns", "family", "end", "group"),
 ]
@@ -183,7 +194,7 @@ def measure(
     found = {name: known for name, known in each_node(workers, nodes, sockets_of) if known is not None}
     ends = _ends({name: known.sockets for name, known in found.items()})
     flows = _directed(ends)
-    flows["class"], flows["why"] = _classify(flows, CrossTraffic.of(nodes))
+    flows["traffic_class"], flows["why"] = _classify(flows, CrossTraffic.of(nodes))
     flows["group"] = _group(flows, bins)
     groups = flows.drop_duplicates("group").sort_values("group", ignore_index=True)
     logged = {name: nodes[name] for name in found}
@@ -220,17 +231,17 @@ def _directed(ends: pd.DataFrame) -> pd.DataFrame:
     peers = ends.reindex(ends["peer"].to_numpy(dtype="float64", na_value=-1).astype(np.int64))
     local = {"node": ends["node"], "rank": ends["rank"], "command": ends["command"]}
     remote = {name: pd.Series(peers[name].to_numpy(), index=ends.index) for name in local}
-    names = {"local": "from", "local_port": "from_port", "remote": "to", "remote_port": "to_port"}
+    names = {"local": "source", "local_port": "source_port", "remote": "destination", "remote_port": "destination_port"}
     out = ends.rename(columns=names).assign(measured_at="sender", end=ends.index)
-    back = {"local": "to", "local_port": "to_port", "remote": "from", "remote_port": "from_port"}
+    back = {"local": "destination", "local_port": "destination_port", "remote": "source", "remote_port": "source_port"}
     into = ends.rename(columns=back).assign(measured_at="receiver", end=ends.index)
     for name, values in local.items():
-        out[f"from_{name}"], out[f"to_{name}"] = values, remote[name]
-        into[f"to_{name}"], into[f"from_{name}"] = values, remote[name]
+        out[f"source_{name}"], out[f"destination_{name}"] = values, remote[name]
+        into[f"destination_{name}"], into[f"source_{name}"] = values, remote[name]
     flows = pd.concat([out, into[ends["peer"].isna()]], ignore_index=True)
-    flows["local"] = flows["from_node"] == flows["to_node"]
-    flows["local"] |= _is_loopback(flows["from"]) | (flows["from"] == flows["to"])
-    for name in ("from_rank", "to_rank"):
+    flows["local"] = flows["source_node"] == flows["destination_node"]
+    flows["local"] |= _is_loopback(flows["source"]) | (flows["source"] == flows["destination"])
+    for name in ("source_rank", "destination_rank"):
         flows[name] = pd.to_numeric(flows[name]).astype("Int64")
     return flows
 
@@ -270,7 +281,7 @@ class CrossTraffic:
         """Return a mask of the flows to or from these destinations."""
         pairs = pd.MultiIndex.from_tuples(sorted(self.ends) or [("", -1)])
         result = pd.Series(False, index=flow_ends.index)
-        for side in ("from", "to"):
+        for side in ("source", "destination"):
             result |= pd.MultiIndex.from_frame(flow_ends[[side, f"{side}_port"]]).isin(pairs)
         return result
 
@@ -285,11 +296,12 @@ def _iperf_ends(path: Path) -> set[tuple[str, int]]:
 
 def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any], pd.Series[Any]]:
     """Return the class of each flow, and the reason in a few words."""
-    ranks = flows["from_rank"].notna().to_numpy(), flows["to_rank"].notna().to_numpy()
+    ranks = flows["source_rank"].notna().to_numpy(), flows["destination_rank"].notna().to_numpy()
     commands = [
-        flows[f"{side}_command"].astype("str").str.contains(_CROSS_COMMAND, na=False) for side in ("from", "to")
+        flows[f"{side}_command"].astype("str").str.contains(_CROSS_COMMAND, na=False)
+        for side in ("source", "destination")
     ]
-    ports = flows["from_port"].isin(cross.ports) | flows["to_port"].isin(cross.ports)
+    ports = flows["source_port"].isin(cross.ports) | flows["destination_port"].isin(cross.ports)
     rules = [
         (ranks[0] & ranks[1], TRAINING, "rank to rank"),
         (ranks[0] | ranks[1], TRAINING, "one end is a rank"),
@@ -306,7 +318,7 @@ def _classify(flows: pd.DataFrame, cross: CrossTraffic) -> tuple[pd.Series[Any],
 def _group(flows: pd.DataFrame, bins: int) -> Integers:
     if len(flows) * max(bins, 1) <= MAX_CELLS:
         return np.arange(len(flows), dtype=np.int64)
-    keys = ["class", "why", "from_node", "from_rank", "to_node", "to_rank", "local"]
+    keys = ["traffic_class", "why", "source_node", "source_rank", "destination_node", "destination_rank", "local"]
     return flows.groupby(keys, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
 
 

@@ -298,6 +298,7 @@ def build(run: JobRun, nodes: Mapping[str, NodeLogs]) -> Work:
     marks, found = marks_and_processes(steps)
     phases = phases_of(run, marks, nodes)
     iterations = iterations_of(_with_beginnings(marks, phases))
+    iterations.insert(0, "iteration", np.arange(len(iterations)))
     ranks = _rank_iterations(marks, iterations, phases)
     iterations = _with_ranks(iterations, ranks, phases, nodes)
     size = max([found["rank"].nunique(), *(_world_size(nodes[node]) for node in found["node"].unique())])
@@ -354,17 +355,29 @@ def _with_beginnings(marks: pd.DataFrame, phases: Phases) -> pd.DataFrame:
 
 def _rank_iterations(marks: pd.DataFrame, iterations: pd.DataFrame, phases: Phases) -> pd.DataFrame:
     """Return the times of each rank in each iteration."""
-    numbers = iterations.assign(iteration=np.arange(len(iterations)))[["iteration", "generation", "step"]]
+    numbers = iterations[["iteration", "generation", "step"]]
     rows = marks.rename(columns={"index": "place", "start_ns": "step_start_ns"})
     rows["begin_ns"] = rows["end_ns"].astype("Int64").groupby(rows["process"]).shift()
+    rows["iteration_s"] = rows.groupby("process")["end_mono_ns"].diff() / 1e9
     rows = rows.merge(numbers, left_on=["generation", "place"], right_on=["generation", "step"])
     times = {name: phases.table[name].astype("Int64") for name in ("forward_start_ns", "ready_ns")}
     known = phases.table.assign(**{name: values.mask(values == 0) for name, values in times.items()})
     rows = rows.merge(known, how="left", left_on=["process", "place"], right_on=["process", "index"])
     rows["begin_ns"] = rows["begin_ns"].fillna(rows["forward_start_ns"])  # before the first step
+    rows["iteration_s"] = rows["iteration_s"].astype("Float64").fillna((rows["end_ns"] - rows["begin_ns"]) / 1e9)
     rows["optimizer_s"] = (rows["end_ns"] - rows["step_start_ns"]) / 1e9
-    names = ["iteration", "rank", "node", "pid", "process", "place", "begin_ns", "end_ns", "step_start_ns", "ready_ns"]
-    names += ["optimizer_s", *PHASES, "syncs", "synced_bytes", "skipped", "backwards", "optimizers"]
+    names = ["iteration", "rank", "node", "pid", "process", "place", "begin_ns", "end_ns", "iteration_s"]
+    names += [
+        "step_start_ns",
+        "ready_ns",
+        "optimizer_s",
+        *PHASES,
+        "syncs",
+        "synced_bytes",
+        "skipped",
+        "backwards",
+        "optimizers",
+    ]
     result = rows.sort_values(["iteration", "rank"], ignore_index=True)[names]
     return result.astype(dict.fromkeys(["optimizer_s", *PHASES, "synced_bytes"], "Float64") | {"syncs": "Int64"})
 

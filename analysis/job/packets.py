@@ -31,8 +31,9 @@ class Packets:
     """TCP packets of a node's captures.
 
     Attributes:
-        flows: one row per interface and direction of a connection: ``interface``, ``from``, ``from_port``, ``to``,
-            ``to_port``, and sums over the capture: ``payload_bytes``, ``frame_bytes``, ``packets``.
+        flows: one row per interface and direction of a connection: ``interface``, ``source``, ``source_port``,
+            ``destination``, ``destination_port``, and sums over the capture: ``payload_bytes``, ``frame_bytes``,
+            ``packets``.
         amounts: ``payload_bytes``, ``frame_bytes`` and ``packets`` in each bin, shape (rows of flows, bins).
         first_ns: time of the first packet by the node's clock; 0 without packets.
         last_ns: time of the last packet; 0 without packets.
@@ -119,7 +120,9 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
             logs.problems.append(
                 f"{logs.name}/{name} is damaged: ringtap passed over {counted(counts['corrupt_bytes'], 'byte')} of it"
             )
-    flows = pd.DataFrame(list(sums.numbers), columns=["interface", "from", "from_port", "to", "to_port"])
+    flows = pd.DataFrame(
+        list(sums.numbers), columns=["interface", "source", "source_port", "destination", "destination_port"]
+    )
     totals = np.array(sums.total).reshape(-1, len(_SUMS))
     binned = np.array(sums.binned).reshape(-1, len(_SUMS), borders.bins)
     for column, what in enumerate(_SUMS):
@@ -139,7 +142,7 @@ def own_addresses(packets: Packets, known: set[str]) -> set[str]:
     if known:
         return known
     seen: Counter[str] = Counter()
-    for side in ("from", "to"):
+    for side in ("source", "destination"):
         for address, count in zip(packets.flows[side], packets.flows["packets"], strict=True):
             seen[str(address)] += int(count)
     return {seen.most_common(1)[0][0]} if seen else set()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import html
+import os
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ringtap.analysis.frames import described, table
 from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
-from ringtap.analysis.runs.apportioning import Borders, Numbers
+from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
-from ringtap.analysis.runs.run import JobRun, SweepRun, open_run
+from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.errors import UsageError
 from ringtap.json_validation import whole
+from ringtap.units import counted
 
 _SUMS = ("nic_drops", "queue_drops", "segments_retransmitted", "pause_frames", "ecn_marks", "cnp_sent", "cnp_handled")
 _ALL_SUMS = (*_SUMS, "infiniband_tx_bytes")
@@ -42,6 +45,14 @@ class Job:
         self.path = run.path
         folders = sorted(path for path in run.path.glob("nodes/*") if path.is_dir())
         self.nodes: Mapping[str, NodeLogs] = {whole(path.name): NodeLogs(path.absolute()) for path in folders}
+
+    def __repr__(self) -> str:
+        processes = counted(len(self.run.step_files), "rank process", "rank processes")
+        status = self.run.info.get("status", "status unknown")
+        return f"<Job {self.path}: {status}, {counted(len(self.nodes), 'node')}, {processes}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.report())}</pre>"
 
     @cached_property
     def work(self) -> iterations.Work:
@@ -124,37 +135,60 @@ class Job:
         found = amounts[..., self.borders.bin_of]
         return np.full(found.shape, np.nan) if sampled and self.is_too_short else found
 
-    @cached_property
+    @property
+    @table
     def iterations(self) -> pd.DataFrame:
         """Iterations, one row each, in order of time.
 
-        Columns: ``generation`` (number of earlier starts of the job), ``step``, ``start_ns``, ``end_ns``,
-        ``iteration_s``; ``warm_up``, ``skipped`` (AMP skipped the step), ``backwards`` (backward passes),
-        ``optimizers`` (of a process); ``compute_s`` (forward and backward pass of the rank that took longest),
-        ``communication_s``, ``exposed_s`` (communication after the last gradient was ready) and ``overlap_s`` as means
-        over the ranks, ``exposed_least_s`` (of the rank that waited least: the cost of the network alone);
-        ``last_rank`` (its step ended last), ``slowest_rank`` (its last gradient was ready last; without such times
-        ``last_rank``), ``slowest_by_s`` (lateness against the others' median), ``slowest_by_ready`` (true if such times
-        are known), ``clock_error_s`` (bound of the error of comparing these ranks' times); ``training_bytes``,
-        ``cross_bytes``, ``other_bytes`` (payload by the sockets that sent it, without retransmissions),
-        ``packet_<class>_bytes`` (payload by captures; the fourth class ``unclassified`` is used where no sockets were
-        recorded), ``nic_tx_bytes`` (L2, networks of all nodes), ``retransmitted_bytes``, ``retransmissions``
-        (segments), ``ce_marked`` (packets that arrived marked by a congested queue); then sums over all nodes of the
-        counters ``nic_drops`` to ``infiniband_tx_bytes`` of `node_counters.COLUMNS`, without queue backlogs, and
-        ``queue_backlog_bytes``, the largest of any node. Of all these counts, a job that `is_too_short` has only those
-        by captures.
+        Columns:
+            - ``iteration``: number of the iteration, from 0
+            - ``generation``: number of earlier starts of the job
+            - ``step``: number of the step that ends it, from 0 at each start of the job
+            - ``start_ns``, ``end_ns``: ends of the previous and of this step at the slowest rank
+            - ``iteration_s``: time between them, by CLOCK_MONOTONIC
+            - ``warm_up``: True for the first iterations, which means leave out
+            - ``skipped``: AMP skipped the step
+            - ``backwards``: backward passes
+            - ``optimizers``: optimizers of a process
+            - ``compute_s``: forward and backward pass of the rank that took longest
+            - ``communication_s``: communication, mean over the ranks
+            - ``exposed_s``: communication after the last gradient was ready, mean over the ranks
+            - ``overlap_s``: communication during the backward pass, mean over the ranks
+            - ``exposed_least_s``: exposed communication of the rank that waited least: the cost of the network alone
+            - ``last_rank``: the rank whose step ended last
+            - ``slowest_rank``: the rank whose last gradient was ready last; without such times ``last_rank``
+            - ``slowest_by_s``: its lateness against the median of the others
+            - ``clock_error_s``: bound of the error of comparing these ranks' times
+            - ``slowest_by_ready``: True if the times of the last gradients are known
+            - ``training_bytes``, ``cross_bytes``, ``other_bytes``: payload of this class by the sockets that sent it,
+              without retransmissions
+            - ``packet_training_bytes``, ``packet_cross_bytes``, ``packet_other_bytes``: the same by captures
+            - ``packet_unclassified_bytes``: captured payload of nodes without a socket log
+            - ``retransmitted_bytes``, ``retransmissions``: what the sockets of all nodes sent again
+            - ``ce_marked``: packets that arrived marked by a congested queue
+            - ``nic_tx_bytes``: bytes that the interfaces of all nodes sent to the network (L2)
+            - ``nic_drops``, ``queue_drops``, ``segments_retransmitted``, ``pause_frames``: sums over the nodes of the
+              counters in `node_iterations`
+            - ``ecn_marks``, ``cnp_sent``, ``cnp_handled``, ``infiniband_tx_bytes``: likewise
+            - ``queue_backlog_bytes``: largest backlog of a queue of any node
+
+        A job that `is_too_short` has only the counts by captures.
         """
         table = self.work.iterations.copy()
         traffic = self.traffic
         for kind in flows.CLASSES:
-            mine = (traffic.groups["class"] == kind).to_numpy(bool)
+            mine = (traffic.groups["traffic_class"] == kind).to_numpy(bool)
             table[f"{kind}_bytes"] = self._column(traffic.total("payload_bytes", mine))
         for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
             table[f"packet_{kind}_bytes"] = self._column(self.counted.by_class.get(kind), sampled=False)
         for name in ("retransmitted_bytes", "retransmissions", "ce_marked"):
             table[name] = self._column(traffic.total(name))
-        sent = [wire for wire in self.counted.wires if wire.path == byte_accounting.NETWORK and wire.direction == "tx"]
-        counts = [wire.amounts["nic_bytes"] for wire in sent]
+        sent = [
+            account
+            for account in self.counted.directions
+            if account.path == byte_accounting.NETWORK and account.direction == "tx"
+        ]
+        counts = [account.amounts["nic_bytes"] for account in sent]
         known = [count for count in counts if count is not None]
         table["nic_tx_bytes"] = self._column(np.sum(known, axis=0) if known else None)
         for name in _ALL_SUMS:
@@ -169,25 +203,42 @@ class Job:
         values = np.full(count, np.nan) if amounts is None or not count else self._pick(amounts, sampled)
         return pd.Series(values).astype("Float64")
 
-    @cached_property
+    @property
+    @table
     def rank_iterations(self) -> pd.DataFrame:
         """Times and traffic of each rank in each iteration.
 
-        Columns: ``iteration`` (row in `iterations`), ``rank``, ``node``, ``pid``, ``process``, ``place`` (index of the
-        step in its process), ``begin_ns`` and ``end_ns`` (ends of the previous and of this step of the rank; before the
-        first step the start of its forward pass, if DDP logged it), ``step_start_ns``, ``ready_ns`` (its last gradient
-        was ready), ``optimizer_s`` (in ``optimizer.step()``), ``compute_s``, ``forward_s``, ``backward_s``,
-        ``communication_s``, ``exposed_s``, ``overlap_s``, ``syncs`` (synchronised passes), ``synced_bytes`` (gradients
-        handed over in them), ``skipped``, ``backwards``, ``optimizers`` (of the process), ``sent_bytes`` (payload of
-        training traffic that its sockets sent), ``retransmissions``, ``cpu_cores`` (processors that its processes kept
-        busy).
+        Columns:
+            - ``iteration``: number of the iteration, as in `iterations`
+            - ``rank``, ``node``, ``pid``: rank, its node and its process
+            - ``process``: number of the process's step log
+            - ``place``: number of the step in its process
+            - ``begin_ns``, ``end_ns``: ends of the previous and of this step of the rank; before the first step the
+              start of its forward pass, if DDP logged it
+            - ``iteration_s``: time between them, by CLOCK_MONOTONIC
+            - ``step_start_ns``: start of ``optimizer.step()``
+            - ``ready_ns``: the last gradient was ready
+            - ``optimizer_s``: time in ``optimizer.step()``
+            - ``compute_s``: forward and backward pass
+            - ``forward_s``, ``backward_s``: the pass alone
+            - ``communication_s``: from the first to the last collective
+            - ``exposed_s``: communication after the last gradient was ready
+            - ``overlap_s``: communication during the backward pass
+            - ``syncs``: synchronised passes
+            - ``synced_bytes``: gradients handed over in them
+            - ``skipped``: AMP skipped the step
+            - ``backwards``: backward passes
+            - ``optimizers``: optimizers of the process
+            - ``sent_bytes``: payload of training traffic that its sockets sent
+            - ``retransmissions``: segments that its sockets sent again
+            - ``cpu_cores``: processors that its processes kept busy
         """
         table = self.work.rank_iterations.copy()
         for name in ("sent_bytes", "retransmissions", "cpu_cores"):
             table[name] = pd.Series(np.nan, index=table.index, dtype="Float64")
         groups, amounts = self.traffic.groups, self.traffic.amounts
-        training = groups[groups["class"] == flows.TRAINING]
-        flows_of = training.groupby("from_rank").groups  # labels of the groups are their rows
+        training = groups[groups["traffic_class"] == flows.TRAINING]
+        flows_of = training.groupby("source_rank").groups  # labels of the groups are their rows
         rows_of: Mapping[Any, Any] = table.groupby(["rank", "node"]).groups
         found = self.work.processes
         shared = set(found.loc[~found["alone"], "rank"])  # their bytes cannot be assigned to a process
@@ -204,18 +255,29 @@ class Job:
                 table.loc[rows, "cpu_cores"] = busy[bins]
         return table
 
-    @cached_property
+    @property
+    @table
     def flows(self) -> pd.DataFrame:
         """Flows: one direction of a TCP connection, one row each, largest payload first.
 
-        Columns: ``class`` (training, cross, other) and ``why``; ``from_node``, ``from``, ``from_port``, ``from_rank``,
-        ``to_node``, ``to``, ``to_port``, ``to_rank``; ``local`` (within a node); ``measured_at`` (``sender``, or
-        ``receiver`` where the sender was not recorded); ``payload_bytes`` over the recording and
-        ``bytes_per_iteration`` over the iterations after warm-up, both without retransmitted bytes;
-        ``retransmitted_bytes``, ``retransmissions`` (segments), ``ce_marked`` (packets); ``rtt_us`` (median of the
-        kernel's smoothed round-trip times), ``min_rtt_us``; ``busy_s`` (had data to send), ``rwnd_limited_s`` and
-        ``sndbuf_limited_s`` (of that, limited by the receiver's window or by the send buffer);
-        ``first_ns``, ``last_ns`` by the measuring node's clock.
+        Columns:
+            - ``flow``: number of the flow, from 0
+            - ``traffic_class``: training, cross or other
+            - ``why``: the reason for this class
+            - ``source_node``, ``source``, ``source_port``, ``source_rank``: the sender
+            - ``destination_node``, ``destination``, ``destination_port``, ``destination_rank``: the receiver
+            - ``local``: True within a node
+            - ``measured_at``: ``sender``, or ``receiver`` where the sender was not recorded
+            - ``payload_bytes``: payload over the recording, without retransmitted bytes
+            - ``retransmitted_bytes``, ``retransmissions``: what the sender sent again
+            - ``ce_marked``: packets that arrived marked by a congested queue
+            - ``rtt_us``: median of the kernel's smoothed round-trip times
+            - ``min_rtt_us``: shortest round-trip time
+            - ``busy_s``: time in which the sender had data to send
+            - ``rwnd_limited_s``, ``sndbuf_limited_s``: part of it limited by the receiver's window or the send buffer
+            - ``first_ns``, ``last_ns``: first and last sample, by the measuring node's clock
+            - ``family``: 2 for IPv4, 10 for IPv6
+            - ``bytes_per_iteration``: payload per iteration after warm-up
         """
         table = self.traffic.flows
         measured = self.measured
@@ -224,9 +286,47 @@ class Job:
             table = table.assign(bytes_per_iteration=payload.mean(axis=1))
         else:
             table = table.assign(bytes_per_iteration=np.nan)
-        table = table.drop(columns=["end", "group"]).sort_values("payload_bytes", ascending=False, ignore_index=True)
+        table = table.drop(columns=["end", "group"]).iloc[self.flow_order].reset_index(drop=True)
+        table.insert(0, "flow", np.arange(len(table)))
         numbers = [name for name in table if str(name).endswith(("_bytes", "_s", "_us", "_iteration"))]
         return table.astype(dict.fromkeys([*numbers, "retransmissions", "ce_marked"], "Float64"))
+
+    @cached_property
+    def flow_order(self) -> Integers:
+        """Rows of the flows as measured, by the number of the flow: largest payload first."""
+        return np.argsort(-self.traffic.flows["payload_bytes"].to_numpy(np.float64), kind="stable").astype(np.int64)
+
+    @property
+    @table
+    def socket_iterations(self) -> pd.DataFrame:
+        """Flows in each iteration during which they were open, by iteration and flow.
+
+        A socket is sampled at times that are not those of the iterations, so the bytes of the sample at either end of
+        an iteration are shared between two iterations. ``payload_bytes`` assumes a constant rate from sample to sample;
+        whatever the rate was, the true number lies between ``payload_low_bytes`` and ``payload_high_bytes``.
+
+        Columns:
+            - ``iteration``: number of the iteration, as in `iterations`
+            - ``flow``: number of the flow, as in `flows`
+            - ``payload_bytes``: payload without retransmitted bytes
+            - ``payload_low_bytes``, ``payload_high_bytes``: bounds of the payload
+            - ``retransmitted_bytes``, ``retransmissions``: what the sender sent again
+            - ``ce_marked``: packets that arrived marked by a congested queue
+            - ``rtt_us``: mean of the kernel's smoothed round-trip times in the samples of the iteration
+            - ``congestion_window_bytes``: mean of the congestion window in these samples
+            - ``samples``: number of these samples
+
+        Raises:
+            UsageError: flows times iterations exceed 4 million rows.
+        """
+        from ringtap.analysis.job import socket_iterations
+
+        rank = np.empty(len(self.flow_order), np.int64)
+        rank[self.flow_order] = np.arange(len(rank))
+        found = socket_iterations.measure(self.nodes, self.borders_at, self.traffic.flows, rank)
+        if self.is_too_short:
+            found[["payload_bytes", "retransmitted_bytes", "retransmissions", "ce_marked"]] = np.nan
+        return found.astype({name: "Float64" for name in found if name not in ("iteration", "flow", "samples")})
 
     @cached_property
     def measured(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -235,21 +335,28 @@ class Job:
         chosen = np.flatnonzero(~table["warm_up"].to_numpy(bool)) if len(table) else np.empty(0, np.int64)
         return chosen if len(chosen) else np.arange(len(table))
 
-    @cached_property
-    def wires(self) -> pd.DataFrame:
+    @property
+    @table
+    def byte_accounts(self) -> pd.DataFrame:
         """Byte accounting of each node, one row per iteration, node, path and direction.
 
-        Columns: ``iteration`` (-1: a run without iterations), ``node``, ``path`` (``network``, or ``loopback``),
-        ``direction`` (``tx``, ``rx``), ``interfaces``; ``nic_bytes`` (L2, as counted), ``nic_packets``,
-        ``nic_payload_bytes`` (less 66 B of headers per packet, 86 B for IPv6), ``socket_bytes`` (payload of all
-        sockets; for ``tx`` with retransmitted bytes), ``packet_payload_bytes`` and ``packet_bytes`` (captured).
+        Columns:
+            - ``iteration``: number of the iteration; -1 for a run without iterations
+            - ``node``: name of the node
+            - ``path``: ``network`` or ``loopback``
+            - ``direction``: ``tx`` or ``rx``
+            - ``interfaces``: interfaces that are counted
+            - ``nic_bytes``, ``nic_packets``: as the interfaces counted them (L2)
+            - ``nic_payload_bytes``: less 66 B of headers per packet, 86 B for IPv6
+            - ``socket_bytes``: payload of all sockets; for ``tx`` with retransmitted bytes
+            - ``packet_payload_bytes``, ``packet_bytes``: payload and frames that were captured
         """
-        count, found = len(self.work.iterations), self.counted.wires
+        count, found = len(self.work.iterations), self.counted.directions
         numbers = np.arange(count) if count else np.array([-1])[: self.borders.bins]
         keys = {
             "iteration": np.tile(numbers, len(found)),
-            **{name: [getattr(wire, name) for wire in found] for name in ("node", "path", "direction")},
-            "interfaces": [",".join(wire.interfaces) for wire in found],
+            **{name: [getattr(account, name) for account in found] for name in ("node", "path", "direction")},
+            "interfaces": [",".join(account.interfaces) for account in found],
         }
         columns: dict[str, Any] = {
             name: np.repeat(np.array(values, object), len(numbers)) if isinstance(values, list) else values
@@ -258,14 +365,23 @@ class Job:
         missing = np.full(len(numbers), np.nan)
         for name in byte_accounting.COLUMNS:
             sampled = not name.startswith("packet_")
-            parts = [missing if (part := wire.amounts[name]) is None else self._pick(part, sampled) for wire in found]
+            parts = [
+                missing if (part := account.amounts[name]) is None else self._pick(part, sampled) for account in found
+            ]
             columns[name] = np.concatenate([np.empty(0), *parts])
-        table = pd.DataFrame(columns)
-        return table.astype(dict.fromkeys(byte_accounting.COLUMNS, "Float64"))
+        return pd.DataFrame(columns).astype(dict.fromkeys(byte_accounting.COLUMNS, "Float64"))
 
-    @cached_property
+    @property
+    @table
     def node_iterations(self) -> pd.DataFrame:
-        """Counters of each node in each iteration: ``iteration``, ``node`` and `node_counters.COLUMNS`."""
+        """Counters of each node in each iteration.
+
+        Columns:
+            - ``iteration``: number of the iteration; -1 for a run without iterations
+            - ``node``: name of the node
+
+        The others are those of `ringtap.analysis.job.node_counters.COLUMNS`, with their meaning.
+        """
         count = len(self.work.iterations)
         parts = [
             counters.iloc[self.borders.bin_of].assign(iteration=np.arange(count) if count else -1, node=name)
@@ -275,23 +391,80 @@ class Job:
         table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
         if self.is_too_short:
             table[[*_ALL_SUMS, "infiniband_rx_bytes", "infiniband_wait"]] = np.nan
-        return table[names].astype(dict.fromkeys(node_counters.COLUMNS, "Float64"))
+        table = table[names].astype(dict.fromkeys(node_counters.COLUMNS, "Float64"))
+        table.attrs["columns"] = node_counters.COLUMNS
+        return table
 
-    @cached_property
+    @property
+    @table
     def ranks(self) -> pd.DataFrame:
-        """Ranks, one row each, means over the iterations after warm-up (`ringtap.analysis.job.stragglers`)."""
+        """Ranks, one row each, means over the iterations after warm-up.
+
+        Columns:
+            - ``rank``, ``node``: rank and its node
+            - ``iterations``: iterations after warm-up
+            - ``compute_s``, ``forward_s``, ``backward_s``, ``communication_s``, ``exposed_s``, ``overlap_s``,
+              ``optimizer_s``: as in `rank_iterations`
+            - ``unattributed_s``: rest of its iterations: data loading, Python, waiting outside of these phases
+            - ``sent_bytes``, ``retransmissions``, ``cpu_cores``: as in `rank_iterations`
+            - ``slowest``, ``slowest_share``: number and share of the iterations in which it was the slowest rank
+            - ``slowest_by_s``: median lateness in those
+            - ``node_other_cores``: processors of its node busy for other programs
+            - ``node_queue_drops``: packets dropped in queues of its node, per iteration
+            - ``gpu_utilization_pct``: utilisation of its node's GPUs
+            - ``clock_error_s``: bound of the error of its node's clock
+        """
         from ringtap.analysis.job.stragglers import summarize
 
         return summarize(self)
 
-    @cached_property
+    @property
+    @table
     def collectors(self) -> pd.DataFrame:
-        """State of each collector on each node: ``node``, ``collector``, ``state``, ``reason``, ``remedy``,
-        ``missed_samples``.
+        """State of each collector on each node.
+
+        Columns:
+            - ``node``, ``collector``: node and collector
+            - ``state``: ok, degraded, unavailable, failed or absent
+            - ``reason``: the reason for it
+            - ``remedy``: what to do about it
+            - ``missed_samples``: samples that came too late
         """
         from ringtap.analysis.job.collection_status import states
 
         return states(self.nodes)
+
+    def slow(self, factor: float = 1.5) -> pd.DataFrame:
+        """Slow iterations, with what the network did in each, the slowest first.
+
+        Args:
+            factor: least time of a slow iteration, in medians of the iterations after warm-up.
+
+        Returns:
+            The rows of `iterations` of at least that time, without warm-up. No row means that no iteration is as slow.
+
+            - ``times_median``: iteration time over the median
+            - ``flow``: flow with the most retransmissions in the iteration, as in `flows`; NA without any
+            - ``flow_retransmissions``: segments that it sent again
+
+        Raises:
+            UsageError: the factor is not a positive number, or the run has no iterations.
+        """
+        from ringtap.analysis.job.stragglers import slower_than
+
+        return described(slower_than(self, factor), f"{Job.iterations.__doc__}\n\n{Job.slow.__doc__}")
+
+    def summary(self) -> dict[str, Any]:
+        """Return all numbers of the run as plain values, as ``ringtap analyze --json`` prints them; None: not known."""
+        from ringtap.analysis.job.summary import summarize
+
+        return summarize(self)
+
+    def report(self) -> str:
+        """Return the analysis as text, as ``ringtap analyze`` prints it."""
+        from ringtap.analysis.job.text import describe
+
+        return "\n".join(describe(self.summary()))
 
 
 def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
@@ -300,15 +473,15 @@ def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:
     return np.sum(known, axis=0) if known else None
 
 
-def open_job(path: str | Path, workers: Executor | None = None) -> Job:
+def open_job(path: str | os.PathLike[str], workers: Executor | None = None) -> Job:
     """Open the run directory of a job or of one series of a sweep; ``workers`` read its nodes.
 
     Raises:
         UsageError: not a run directory, or that of a whole sweep.
     """
-    run = open_run(path)
+    run = read_run(path)
     if isinstance(run, SweepRun):
         series = sorted({str(window["directory"]) for window in run.windows})
-        which = f": name one of its series, for example {run.path / series[0]}" if series else " without any series"
-        raise UsageError(f"{run.path} is a sweep{which}")
+        which = f" or name one of its series, for example {run.path / series[0]}" if series else ""
+        raise UsageError(f"{run.path} is a sweep: open it with open_sweep{which}")
     return Job(run, workers)

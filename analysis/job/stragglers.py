@@ -10,6 +10,7 @@ import pandas as pd
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import plain
+from ringtap.errors import UsageError
 from ringtap.units import counted
 
 PHASES = ("compute_s", "forward_s", "backward_s", "communication_s", "exposed_s", "overlap_s", "optimizer_s")
@@ -19,14 +20,7 @@ COLUMNS = ["rank", "node", "iterations", *MEANS, "slowest", "slowest_share", "sl
 
 
 def summarize(job: Job) -> pd.DataFrame:
-    """Summarize the ranks, one row per rank.
-
-    Columns: ``rank``, ``node``, ``iterations`` (after warm-up), means of the phases in seconds, ``unattributed_s`` (the
-    rest of its iterations: data loading, Python, waiting outside of the phases), ``sent_bytes`` and
-    ``retransmissions`` per iteration, ``cpu_cores``; ``slowest`` (number of iterations in which it was the slowest),
-    ``slowest_share``, ``slowest_by_s`` (median lateness in those); of its node ``node_other_cores`` (processors busy
-    for other programs), ``node_queue_drops`` per iteration and ``gpu_utilization_pct``; ``clock_error_s`` of its node.
-    """
+    """Summarize the ranks, one row per rank; columns as in `ringtap.analysis.job.run.Job.ranks`."""
     measured = job.measured
     table = job.rank_iterations
     table = table[table["iteration"].isin(measured)]
@@ -172,12 +166,12 @@ def links(job: Job) -> dict[str, Any]:
     index in ``rows`` of the link with the lowest rate, None with ``why`` if there are not two rates to compare.
     """
     table = job.flows
-    table = table[(table["class"] == "training") & ~table["local"].astype(bool)]
+    table = table[(table["traffic_class"] == "training") & ~table["local"].astype(bool)]
     rows = []
-    ends = [table[f"{side}_node"].fillna(table[side]) for side in ("from", "to")]
+    ends = [table[f"{side}_node"].fillna(table[side]) for side in ("source", "destination")]
     for (start, end), part in table.groupby(ends, sort=False):
         payload, busy_s = plain(part["payload_bytes"].sum(min_count=1)), plain(part["busy_s"].max())
-        row = {"from": str(start), "to": str(end), "payload_bytes": payload, "busy_s": busy_s}
+        row = {"source": str(start), "destination": str(end), "payload_bytes": payload, "busy_s": busy_s}
         row["rate_bps"] = 8 * payload / busy_s if payload is not None and busy_s else None
         row["retransmissions"] = plain(part["retransmissions"].sum(min_count=1))
         rows.append(row | {"rtt_us": plain(part["rtt_us"].median())})
@@ -216,6 +210,33 @@ def slow_places(job: Job) -> npt.NDArray[np.int64]:
 
 def _are_slow(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     return seconds >= np.quantile(seconds, 1 - SLOW_SHARE)
+
+
+def slower_than(job: Job, factor: float) -> pd.DataFrame:
+    """Return the iterations of at least ``factor`` medians; columns as in `ringtap.analysis.job.run.Job.slow`.
+
+    Raises:
+        UsageError: the factor is not a positive number, or the run has no iterations.
+    """
+    if not (np.isfinite(factor) and factor > 0):
+        raise UsageError(f"a factor of {factor:g} is not a positive number: 1.5 is 50 % longer than the median")
+    table = job.iterations.iloc[job.measured]
+    if not len(table):
+        raise UsageError(f"{job.path} has no iterations, so none is slow")
+    ratio = table["iteration_s"] / table["iteration_s"].median()
+    slow = table.assign(times_median=ratio)[ratio >= factor].sort_values("iteration_s", ascending=False, kind="stable")
+    worst, segments = [], []
+    resent = job.traffic.amounts["retransmissions"]
+    by_flow = len(job.traffic.flows) == len(job.traffic.groups) > 0 and not job.is_too_short
+    number_of = np.argsort(job.flow_order)
+    for bin_of in job.borders.bin_of[slow["iteration"].to_numpy(np.int64)].tolist():
+        group = int(np.nan_to_num(resent[:, bin_of]).argmax()) if by_flow else -1
+        some = by_flow and resent[group, bin_of] > 0
+        worst.append(int(number_of[group]) if some else pd.NA)
+        segments.append(float(resent[group, bin_of]) if some else pd.NA)
+    slow["flow"] = pd.array(worst, "Int64")
+    slow["flow_retransmissions"] = pd.array(segments, "Float64")
+    return slow.reset_index(drop=True)
 
 
 def slow_iterations(job: Job) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ def summarize(job: Job) -> dict[str, Any]:
     data["parts"] = _parts(job)
     data["bytes"] = _bytes(job)
     data["demand"] = _demand(job)
-    data["wires"] = _wires(job)
+    data["byte_accounts"] = _byte_accounts(job)
     data["congestion"] = _congestion(job)
     data["nodes"] = _nodes(job)
     data["slowest"] = slowest(job)
@@ -132,7 +132,7 @@ def _bytes(job: Job) -> dict[str, Any]:
     for kind in (*flows.CLASSES, flows.UNCLASSIFIED):
         by_sockets, by_packets = _class_means(job, kind, has)
         item = {"sockets": by_sockets, "packets": by_packets, "difference": _difference(by_packets, by_sockets)}
-        mine = job.traffic.flows[job.traffic.flows["class"] == kind]
+        mine = job.traffic.flows[job.traffic.flows["traffic_class"] == kind]
         result["classes"][kind] = item | {"flows": len(mine) if job.traffic.nodes else None}
     covered = job.iterations["training_bytes"].iloc[job.measured].notna().sum() if has and job.traffic.nodes else None
     result["iterations"] = plain(covered)
@@ -151,7 +151,7 @@ def _class_means(job: Job, kind: str, has_iterations: bool) -> tuple[float | Non
     flow_table, by_packets = job.traffic.flows, job.counted.by_class.get(kind)
     by_sockets = None
     if kind in flows.CLASSES and job.traffic.nodes:
-        by_sockets = float(flow_table.loc[flow_table["class"] == kind, "payload_bytes"].sum())
+        by_sockets = float(flow_table.loc[flow_table["traffic_class"] == kind, "payload_bytes"].sum())
     # captured packets are counted only within the iterations
     of_all = by_packets is not None and not len(job.work.iterations)
     return by_sockets, float(by_packets.sum()) if by_packets is not None and of_all else None
@@ -182,8 +182,8 @@ def _demand(job: Job) -> dict[str, Any]:
     }
 
 
-def _wires(job: Job) -> list[dict[str, Any]]:
-    table = job.wires
+def _byte_accounts(job: Job) -> list[dict[str, Any]]:
+    table = job.byte_accounts
     rows = table[table["iteration"].isin(job.measured)] if len(job.measured) else table
     result = []
     for keys, part in rows.groupby(["node", "path", "direction", "interfaces"], sort=False):
@@ -304,11 +304,11 @@ def _byte_warnings(data: dict[str, Any]) -> Iterable[str]:
     covered, measured = data["bytes"]["iterations"], data["iterations"]["measured"]
     if covered is not None and covered < measured:
         yield f"socket logs cover {covered} of {measured} iterations: bytes and retransmissions are means of these"
-    for wire in data["wires"]:
-        where = f"{wire['node']} {wire['interfaces'] or wire['path']} {wire['direction']}"
+    for account in data["byte_accounts"]:
+        where = f"{account['node']} {account['interfaces'] or account['path']} {account['direction']}"
         for name, side in (("nic_difference", "interface counters"), ("packets_difference", "packets")):
-            if wire[name] is not None and abs(wire[name]) > DISAGREEMENT:
-                yield f"{where}: {side} and sockets disagree by {wire[name]:+.1%}"
+            if account[name] is not None and abs(account[name]) > DISAGREEMENT:
+                yield f"{where}: {side} and sockets disagree by {account[name]:+.1%}"
     for capture in data["captures"]:
         if capture["dropped"]:
             yield f"the capture on {capture['node']} dropped {capture['dropped']} packets: its bytes are too low"

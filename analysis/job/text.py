@@ -76,7 +76,7 @@ def _slowest_link_line(found: dict[str, Any]) -> str:
         return f"Which link is slowest is not known: {found['why']}."
     row = found["rows"][found["slowest"]]
     rate, others = format_rate(row["rate_bps"]), format_rate(found["others_bps"])
-    where = f"{row['from']} → {row['to']}"
+    where = f"{row['source']} → {row['destination']}"
     if found["stands_out"]:
         return f"The slowest link is {where}: {rate} while it has data to send, the others {others} (median)."
     return f"No link stands out: the slowest is {where} with {rate} while it has data to send, the others {others}."
@@ -262,7 +262,7 @@ def _network(data: dict[str, Any]) -> list[str | Table]:
         spread = f"Sockets are sampled every {period}, {share:.0%} of an iteration; in between bytes are spread evenly"
         uncertain = totals["uncertain_share"]
         lines.append(f"{spread}." if uncertain <= _SURE else f"{spread}, so these means are good to ± {uncertain:.1%}.")
-    return lines + ([] if totals["too_short"] else _wires(data["wires"], totals["per"]))
+    return lines + ([] if totals["too_short"] else _byte_accounts(data["byte_accounts"], totals["per"]))
 
 
 def _demand(data: dict[str, Any]) -> list[str]:
@@ -284,15 +284,20 @@ def _demand(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _wires(wires: list[dict[str, Any]], per: str) -> list[str | Table]:
+def _byte_accounts(byte_accounts: list[dict[str, Any]], per: str) -> list[str | Table]:
     rows = []
-    for wire in wires:
-        where = f"{wire['node']} {wire['interfaces'] or wire['path']} {wire['direction']}"
-        sides = [wire["socket_bytes"], wire["packet_payload_bytes"], wire["nic_payload_bytes"], wire["nic_bytes"]]
+    for account in byte_accounts:
+        where = f"{account['node']} {account['interfaces'] or account['path']} {account['direction']}"
+        sides = [
+            account["socket_bytes"],
+            account["packet_payload_bytes"],
+            account["nic_payload_bytes"],
+            account["nic_bytes"],
+        ]
         if max((side for side in sides if side is not None), default=0) < _FEW_BYTES:
             continue
-        off = " / ".join(_share(wire[name]) for name in ("packets_difference", "nic_difference"))
-        rows.append([where, *(_size(side) for side in sides), off, _share(wire["overhead_share"])])
+        off = " / ".join(_share(account[name]) for name in ("packets_difference", "nic_difference"))
+        rows.append([where, *(_size(side) for side in sides), off, _share(account["overhead_share"])])
     if not rows:
         return []
     first = "Interfaces, whole recording" if per == "run" else f"Interfaces, per {per}"

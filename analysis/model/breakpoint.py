@@ -17,11 +17,12 @@ import numpy as np
 
 from ringtap.analysis.model.congestion_point import MIN_ELASTICITY
 from ringtap.analysis.model.fit import FitResult, corrected_akaike
-from ringtap.analysis.model.regression import Array
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR
-from ringtap.analysis.statistics.autocorrelation import Values, block_means, sample
+from ringtap.analysis.statistics.arrays import Array, Values, as_array, sample
+from ringtap.analysis.statistics.autocorrelation import block_means
 from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE
+from ringtap.units import rate_gbps
 
 MIN_LOADS = 5
 LEVEL = 0.95
@@ -73,7 +74,7 @@ class BreakPoint:
 
     def at(self, bandwidth_gbps: Values) -> Array:
         """Return the times in seconds on the two segments at loads below the capacity; same shape as the argument."""
-        u = scaled(np.asarray(bandwidth_gbps, dtype=np.float64), self.capacity_gbps)
+        u = scaled(as_array(bandwidth_gbps, "loads"), self.capacity_gbps)
         past = u - scaled(np.array(self.bandwidth_gbps.value), self.capacity_gbps)
         before, after = self.elasticity
         result: Array = self.iteration_s.value * np.exp(np.where(past < 0, before, after) * past)
@@ -105,7 +106,7 @@ class BreakResult:
 def find_break(
     bandwidth_gbps: Values,
     iteration_s: Values,
-    capacity_gbps: float,
+    capacity_gbps: float | str,
     iterations_s: Sequence[Values] | None = None,
     samples: int = 1000,
     seed: int = 0,
@@ -115,7 +116,7 @@ def find_break(
     Args:
         bandwidth_gbps: loads in Gbit/s, shape (points,), in any order.
         iteration_s: mean iteration times in seconds, shape (points,).
-        capacity_gbps: capacity of the bottleneck.
+        capacity_gbps: capacity of the bottleneck, in Gbit/s or as text such as ``25gbit``.
         iterations_s: the iteration times behind each mean, in order of time, if they are known. They are resampled
             within each point, in blocks as long as they are correlated. Without them, the residuals are resampled.
         samples: number of resampled sets.
@@ -124,7 +125,7 @@ def find_break(
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
     """
-    load, time = sample(bandwidth_gbps), sample(iteration_s)
+    load, time, capacity_gbps = sample(bandwidth_gbps), sample(iteration_s), rate_gbps(capacity_gbps)
     if load.shape != time.shape or (iterations_s is not None and len(iterations_s) != len(load)):
         raise UsageError("loads, times and lists of iterations must be of one length")
     if not (np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):

@@ -5,18 +5,16 @@ docs/method/method.md describes the steps and the reasons for each choice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize
 
-from ringtap.analysis.model.regression import Array
+from ringtap.analysis.statistics.arrays import Array, Values, as_array
 from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
-from ringtap.units import counted
+from ringtap.units import counted, rate_gbps
 
 CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
 MIN_ELASTICITY = 0.5  # at the heaviest loads; below it, congestion was not reached
@@ -97,21 +95,22 @@ class CongestionResult:
     reason: str = ""
 
 
-Values = Sequence[float] | npt.NDArray[np.floating[Any]]
-
-
-def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_gbps: float) -> CongestionResult:
+def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_gbps: float | str) -> CongestionResult:
     """Find the load at which congestion begins (thesis, section 3.2 and appendix A.2).
 
     Args:
         bandwidth_gbps: loads in Gbit/s, shape (points,), in any order; replicates are averaged.
         iteration_s: mean iteration times in seconds, shape (points,).
-        capacity_gbps: capacity of the bottleneck.
+        capacity_gbps: capacity of the bottleneck, in Gbit/s or as text such as ``25gbit``.
 
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
     """
-    load, time = np.asarray(bandwidth_gbps, dtype=np.float64), np.asarray(iteration_s, dtype=np.float64)
+    load, time, capacity_gbps = (
+        as_array(bandwidth_gbps, "loads"),
+        as_array(iteration_s, "times"),
+        rate_gbps(capacity_gbps),
+    )
     if load.shape != time.shape or load.ndim != 1:
         raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {time.shape}")
     if not (np.all(np.isfinite(time)) and np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):

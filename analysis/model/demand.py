@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringtap.errors import UsageError
-from ringtap.units import counted
+from ringtap.errors import UsageError, did_you_mean
+from ringtap.units import counted, duration_s
 
 GRADIENT_BYTES = 4
 
@@ -32,15 +31,16 @@ class Demand:
     busiest_link_bytes: float
     source: str
 
-    def required_bps(self, iteration_s: float) -> float:
+    def required_bps(self, iteration_s: float | str) -> float:
         """Return the bandwidth in bit/s that the busiest link needs to send its bytes in ``iteration_s`` (Table 3.1).
 
+        Args:
+            iteration_s: iteration time, in seconds or as text such as ``370ms``.
+
         Raises:
-            UsageError: the time is not a positive number.
+            UsageError: the time is not positive.
         """
-        if not (math.isfinite(iteration_s) and iteration_s > 0):
-            raise UsageError(f"an iteration time of {iteration_s:g} s is not a positive time")
-        return self.busiest_link_bytes * 8 / iteration_s
+        return self.busiest_link_bytes * 8 / duration_s(iteration_s, "an iteration time")
 
 
 Volumes = tuple[float, float]  # sent by a worker on average, and through the busiest link; in units of the gradient
@@ -112,7 +112,11 @@ def demand(parameters: int, workers: int, collective: str = "ring", group: int =
         UsageError: an invalid count, or an unknown collective.
     """
     if collective not in _COLLECTIVES:
-        raise UsageError(f"collective {collective!r} is unknown: choose one of {', '.join(COLLECTIVES)}")
+        hint = did_you_mean(collective, COLLECTIVES)
+        raise UsageError(f"collective {collective!r} is unknown: {hint}choose one of {', '.join(COLLECTIVES)}")
+    for name, number in (("parameters", parameters), ("workers", workers), ("group", group)):
+        if not hasattr(number, "__index__"):
+            raise UsageError(f"{name} must be a whole number, not {number!r}")
     if parameters < 1:
         raise UsageError(f"{parameters} parameters: the model needs at least one")
     if workers < 1:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, stats
 
 from ringtap.analysis.model.bootstrap import parameter_intervals
 from ringtap.analysis.model.fit_result import LEVEL, FitResult, Terms
 from ringtap.analysis.model.regression import (
     FREE_BOUNDS,
-    Array,
     Exponent,
     Solution,
     log_predict,
@@ -24,9 +22,10 @@ from ringtap.analysis.model.regression import (
     solve_log,
 )
 from ringtap.analysis.model.residuals import RESIDUAL_FLOOR, Noise, from_errors
+from ringtap.analysis.statistics.arrays import Array, Values, as_array
 from ringtap.errors import UsageError
 from ringtap.schema import MIN_FIT_LOADS
-from ringtap.units import counted
+from ringtap.units import counted, rate_gbps
 
 __all__ = ["CongestionModel", "FitResult", "corrected_akaike"]
 
@@ -41,8 +40,6 @@ ALIKE_AICC = 2.0  # models within this of the best one have substantial support 
 OUTLIER_SHARE = 0.5  # of its weight: a point that counts for less is reported
 CUT = 1.345  # Huber's constant: without outliers, about 95 % of the efficiency of least squares
 ALIKE_SHARE = 1e-6  # of the loads' range: points closer than this are at the same load
-
-Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 
 def fit_warnings(
@@ -119,9 +116,9 @@ def _grows(noise: Noise, residual: Array, log_time: Array, parameters: int) -> b
     return bool((total - cost) / (parameters - 1) > limit * unit)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class CongestionModel:
-    """Equation 3.7 for a bottleneck of known capacity.
+    """Equation 3.7 for a bottleneck of known capacity: t = A·exp(B/(C−BW)^n).
 
     Attributes:
         capacity_gbps: capacity C of the bottleneck in Gbit/s.
@@ -129,17 +126,26 @@ class CongestionModel:
             Akaike criterion choose among 1/2, 1, 2 and, with enough points, a free one.
     """
 
-    capacity_gbps: float = 25.0
-    n: Exponent | None = None
+    capacity_gbps: float
+    n: Exponent | None
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.capacity_gbps) and self.capacity_gbps > 0):
-            raise UsageError(f"a capacity of {self.capacity_gbps:g} Gbit/s is not a positive rate")
-        if isinstance(self.n, str):
-            if self.n != "free":
-                raise UsageError(f"exponent {self.n!r} is unknown: give 0.5, 1, 2 or free")
-        elif self.n is not None and not FREE_BOUNDS[0] <= self.n <= FREE_BOUNDS[1]:
-            raise UsageError(f"exponent {self.n:g} is outside {FREE_BOUNDS[0]:g} to {FREE_BOUNDS[1]:g}")
+    def __init__(self, capacity_gbps: float | str = 25.0, n: Exponent | None = None) -> None:
+        """Create a model.
+
+        Args:
+            capacity_gbps: capacity of the bottleneck, in Gbit/s or as text such as ``25gbit``.
+            n: the exponent, as described above.
+
+        Raises:
+            UsageError: the capacity is not a positive rate, or the exponent is out of range.
+        """
+        if isinstance(n, str):
+            if n != "free":
+                raise UsageError(f"exponent {n!r} is unknown: give 0.5, 1, 2 or free")
+        elif n is not None and not FREE_BOUNDS[0] <= n <= FREE_BOUNDS[1]:
+            raise UsageError(f"exponent {n:g} is outside {FREE_BOUNDS[0]:g} to {FREE_BOUNDS[1]:g}")
+        object.__setattr__(self, "capacity_gbps", rate_gbps(capacity_gbps))
+        object.__setattr__(self, "n", n)
 
     def guess(self, bandwidth_gbps: Values, iteration_s: Values) -> tuple[float, float, float]:
         """Return A, B and n of the curve through the lightest and the heaviest point, with n = 1/2 if it is not given.
@@ -223,7 +229,7 @@ def _distinct(load: Array, capacity: float) -> int:
 
 def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads: int) -> tuple[Array, Array]:
     """Check the points and return them as arrays."""
-    load, seconds = np.asarray(bandwidth, dtype=np.float64), np.asarray(time, dtype=np.float64)
+    load, seconds = as_array(bandwidth, "loads"), as_array(time, "times")
     if load.ndim != 1 or load.shape != seconds.shape:
         raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {seconds.shape}")
     if not (np.all(np.isfinite(load)) and np.all(np.isfinite(seconds))):
@@ -243,7 +249,7 @@ def _arrays(bandwidth: Values, time: Values, capacity: float, points: int, loads
 
 def _relative(spread: Values, time: Array) -> Array:
     """Standard errors of ln t from those of t (delta method)."""
-    seconds = np.asarray(spread, dtype=np.float64)
+    seconds = as_array(spread, "standard errors")
     if seconds.shape != time.shape:
         raise UsageError(f"{seconds.size} spreads for {time.size} times: give one for each")
     if not (np.all(np.isfinite(seconds)) and np.all(seconds >= 0)):

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from ringtap.analysis.frames import described
 from ringtap.analysis.model.bootstrap import Interval
-from ringtap.analysis.model.regression import Array
-from ringtap.errors import UsageError
+from ringtap.analysis.statistics.arrays import Array, Values, as_array
+from ringtap.errors import UsageError, did_you_mean
+from ringtap.json_validation import ShapeError, load_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+    from ringtap.analysis.model.fit_comparison import FitComparison
+    from ringtap.analysis.model.predict import AllowedLoad
 
 LEVEL = 0.95
-Values = Sequence[float] | npt.NDArray[np.floating[Any]]
+BandKind = Literal["curve", "point"]
+_POINTS = ("bandwidth_gbps", "iteration_s")
 
 
 @dataclass(frozen=True)
@@ -99,12 +111,73 @@ class FitResult:
         Raises:
             UsageError: a load is negative, at or past the capacity, or not a number.
         """
-        load = np.asarray(bandwidth_gbps, dtype=np.float64)
-        if not np.all((load >= 0) & (load < self.C_gbps)):
-            raise UsageError(f"a load to predict at must be from 0 to below the capacity of {self.C_gbps:g} Gbit/s")
+        load = self._checked(bandwidth_gbps)
         with np.errstate(over="ignore"):
             result: Array = self.A * np.exp(self.B / (self.C_gbps - load) ** self.n)
         return result
+
+    def _checked(self, bandwidth_gbps: Values) -> Array:
+        load = as_array(bandwidth_gbps, "loads")
+        if not np.all((load >= 0) & (load < self.C_gbps)):
+            raise UsageError(f"a load to predict at must be from 0 to below the capacity of {self.C_gbps:g} Gbit/s")
+        return load
+
+    def band(self, bandwidth_gbps: Values, kind: BandKind = "curve") -> pd.DataFrame:
+        """Iteration times at loads with their 95 % interval, over all models that were compared.
+
+        Args:
+            bandwidth_gbps: loads in Gbit/s, from 0 to below the capacity.
+            kind: ``curve`` for the interval of the curve, ``point`` for that of a newly measured mean.
+
+        Returns:
+            One row per load; the interval is NA for a fit without standard errors.
+
+            - ``bandwidth_gbps``: load
+            - ``iteration_s``: time on the curve
+            - ``low_s``, ``high_s``: ends of the interval
+
+        Raises:
+            UsageError: a load outside of this range, or an unknown kind.
+        """
+        import pandas as pd
+
+        from ringtap.analysis.model.predict import Predictor
+
+        if kind not in ("curve", "point"):
+            raise UsageError(
+                f"a band of kind {kind!r} is not known: {did_you_mean(kind, get_args(BandKind))}give curve or point"
+            )
+        load = self._checked(bandwidth_gbps).reshape(-1)
+        iteration_s, low_s, high_s = Predictor.from_fit(self).band(load, kind)
+        columns = {"bandwidth_gbps": load, "iteration_s": iteration_s, "low_s": low_s, "high_s": high_s}
+        table = pd.DataFrame(columns).astype({"low_s": "Float64", "high_s": "Float64"})
+        return described(table, FitResult.band.__doc__)
+
+    def load_for(self, slowdown: float) -> AllowedLoad:
+        """Return the load at which an iteration takes ``slowdown`` times as long as without cross traffic.
+
+        Raises:
+            UsageError: the slowdown is below 1, or the fitted time does not grow with the load.
+        """
+        from ringtap.analysis.model.predict import Predictor
+
+        return Predictor.from_fit(self).load_for(slowdown)
+
+    def compare(self, other: FitResult) -> FitComparison:
+        """Compare the curve of another fit with this one: is the difference beyond chance, and at which loads?
+
+        Raises:
+            UsageError: the fits have different capacities, no loads in common, or no standard errors.
+        """
+        from ringtap.analysis.model.fit_comparison import compare_fits
+
+        return compare_fits(self, other)
+
+    def plot(self, ax: Axes | None = None, **style: Any) -> list[Artist]:
+        """Draw the points, the curve and its 95 % band (`ringtap.plot.fit`); return what was drawn."""
+        from ringtap.analysis.plots.axes import fit
+
+        return fit(self, ax, **style)
 
     def report(self) -> str:
         """Return the fit as text for a terminal, of several lines."""
@@ -131,20 +204,71 @@ class FitResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as plain values for JSON, with the linear fit and the candidates nested."""
+        points = {name: getattr(self, name).tolist() for name in _POINTS}
+        return self._own_json() | points
+
+    def _own_json(self) -> dict[str, Any]:
+        """Return the numbers without the points, which a fit shares with its linear fit and its candidates."""
         item: dict[str, Any] = {"A": self.A, "B": self.B, "n": self.n, "C_gbps": self.C_gbps, "model": self.name}
         item |= {"space": self.space, "points": len(self.iteration_s), "r2": self.r2, "r2_log": self.r2_log}
-        item |= {"aicc": self.aicc, "stderr": self.stderr, "warnings": list(self.warnings)}
+        item |= {"deviance": self.deviance, "aicc": self.aicc, "stderr": self.stderr, "warnings": list(self.warnings)}
         item["load_gbps"] = [float(self.bandwidth_gbps[0]), float(self.bandwidth_gbps[-1])]
+        item |= {"weighted": self.weighted, "between": self.between, "robust": self.robust, "terms": asdict(self.terms)}
         if self.space == "log":
-            item |= {"weighted": self.weighted, "between": self.between, "robust": self.robust}
-            item["terms"] = asdict(self.terms)
-            item["linear"] = None if self.linear is None else self.linear.to_json()
+            item["linear"] = None if self.linear is None else self.linear._own_json()
         if self.intervals is not None:
             ends = {name: list(interval) for name, interval in self.intervals.items()}
             item["intervals"] = {"level": LEVEL, "samples": self.samples, **ends}
         if self.candidates:
-            item["candidates"] = [fit.to_json() for fit in self.candidates]
+            item["candidates"] = [fit._own_json() for fit in self.candidates]
         return item
+
+    @classmethod
+    def from_json(cls, source: Mapping[str, Any] | str | os.PathLike[str]) -> FitResult:
+        """Return a fit from the JSON that ``ringtap fit -o`` and `to_json` write.
+
+        Args:
+            source: the parsed JSON, or the path of a file.
+
+        Raises:
+            UsageError: it cannot be read, is not the JSON of a fit, or is one without its points, as 0.1 wrote them.
+        """
+        if isinstance(source, Mapping):
+            name, item = "the fit", source
+        else:
+            name = os.fspath(source)
+            try:
+                item = load_json(Path(name))
+            except OSError as error:
+                raise UsageError(f"{name} cannot be read: {error.strerror}") from error
+            except ShapeError as error:
+                raise UsageError(f"{name} is not the JSON that ringtap fit writes: {error}") from error
+        if "C_gbps" in item and "iteration_s" not in item:
+            raise UsageError(f"{name} has no points, because ringtap 0.1 wrote it: fit the points again")
+        try:
+            return cls._from_json(item, *(np.array(item[one], dtype=np.float64) for one in _POINTS))
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{name} is not the JSON that ringtap fit writes ({why})") from error
+
+    @classmethod
+    def _from_json(cls, item: Mapping[str, Any], load: Array, time: Array) -> FitResult:
+        terms, known, linear = dict(item["terms"]), item.get("intervals"), item.get("linear")
+        if terms["covariance"] is not None:
+            terms["covariance"] = tuple(tuple(map(float, row)) for row in terms["covariance"])
+        same = ("A", "B", "n", "C_gbps", "space", "r2", "r2_log", "deviance", "aicc", "stderr")
+        return cls(
+            **{name: item[name] for name in (*same, "weighted", "between", "robust")},
+            free=item["model"] == "n free",
+            warnings=tuple(item["warnings"]),
+            bandwidth_gbps=load,
+            iteration_s=time,
+            terms=Terms(**terms),
+            intervals=known and {name: (known[name][0], known[name][1]) for name in ("A", "B", "n")},
+            samples=known["samples"] if known else 0,
+            linear=None if linear is None else cls._from_json(linear, load, time),
+            candidates=tuple(cls._from_json(one, load, time) for one in item.get("candidates", ())),
+        )
 
 
 def _numbers(fit: FitResult) -> str:

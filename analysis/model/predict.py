@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from ringtap.analysis.model.fit_result import LEVEL, FitResult
+from ringtap.analysis.model.fit_result import LEVEL, BandKind, FitResult
 from ringtap.analysis.model.regression import Array, Solution, jacobian, log_predict
 from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, load_json
@@ -137,23 +137,45 @@ class Predictor:
                 f"{self.capacity_gbps:g}"
             )
         load = np.array([load_gbps])
-        log_time = self._log_time(self.chosen, load)
-        error = self._error(load, self._log_time, _gradient)
-        reach = self._reach()
+        log_time = float(self.log_time(load)[0])
+        error = self.log_error(load)
         curve = point = None
         if error is not None:
-            curve = _around(log_time, reach * error)
-            point = _around(log_time, reach * np.hypot(error, self.chosen.scatter))
-        log_no_load = self.chosen.solution.log_t0
+            reach = self._reach()
+            curve = _around(log_time, reach * float(error[0]))
+            point = _around(log_time, reach * math.hypot(float(error[0]), self.chosen.scatter))
         return Prediction(
             load_gbps=load_gbps,
-            iteration_s=_exp(float(log_time[0])),
+            iteration_s=_exp(log_time),
             curve_s=curve,
             point_s=point,
-            slowdown=_exp(float(log_time[0]) - log_no_load),
+            slowdown=_exp(log_time - self.chosen.solution.log_t0),
             level=LEVEL,
             warnings=(*self._outside(load_gbps), *self._unsure()),
         )
+
+    def log_time(self, load: Array) -> Array:
+        """Return ln t on the chosen curve at loads, in Gbit/s."""
+        return self._log_time(self.chosen, load)
+
+    def log_error(self, load: Array) -> Array | None:
+        """Return the standard error of ln t at loads, over all models; None if the fit has no standard errors."""
+        return self._error(load, self._log_time, _gradient)
+
+    def band(self, load: Array, kind: BandKind) -> Array:
+        """Return time, lower and upper end of the interval in seconds at loads, shape (3, loads); NaN if not known.
+
+        Args:
+            load: loads in Gbit/s.
+            kind: ``curve`` for the interval of the curve, ``point`` for that of a newly measured mean.
+        """
+        log_time, error = self.log_time(load), self.log_error(load)
+        if error is None:
+            reach = np.full(len(load), np.nan)
+        else:
+            reach = self._reach() * (error if kind == "curve" else np.hypot(error, self.chosen.scatter))
+        result: Array = np.exp(np.clip(np.stack([log_time, log_time - reach, log_time + reach]), -700, 700))
+        return result
 
     def load_for(self, slowdown: float) -> AllowedLoad:
         """Return the load at which an iteration takes ``slowdown`` times as long as without cross traffic.
@@ -296,5 +318,5 @@ def _exp(value: float) -> float:
     return math.exp(min(max(value, -700.0), 700.0))
 
 
-def _around(centre: Array, reach: Array) -> Ends:
-    return _exp(float(centre[0] - reach[0])), _exp(float(centre[0] + reach[0]))
+def _around(centre: float, reach: float) -> Ends:
+    return _exp(centre - reach), _exp(centre + reach)

@@ -337,7 +337,7 @@ class Traffic:
         square = np.zeros((len(names), len(names)), np.int64)
         for (source, destination), amount in pairs.items():
             square[index[source], index[destination]] = amount
-        return pd.DataFrame(square, index=pd.Index(names, name="from"), columns=pd.Index(names, name="to"))
+        return pd.DataFrame(square, index=pd.Index(names, name="source"), columns=pd.Index(names, name="destination"))
 
 
 def no_conversations(counts: Mapping[str, int]) -> str:

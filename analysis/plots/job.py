@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.job.stragglers import slow_places
+from ringtap.analysis.plots import axes as on_axes
+from ringtap.analysis.plots.axes import MAX_RANKS, PARTS, group_size, grouped_iterations, time_unit
 from ringtap.analysis.plots.figure import Drawn, label, line_handle, new_figure, sheet, styled
-from ringtap.analysis.plots.style import INK
+from ringtap.analysis.plots.style import BLUE, GREEN, INK, LIGHT, PURPLE, VERMILION
 
 NAMES = ("job-iterations", "job-times", "job-ranks", "job-rates", "job-pairs")
-BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
-_REST = "#DDDDDD"
 # losses of the network in an iteration: column -> text, marker, colour
 _LOSSES = {
     "retransmissions": ("retransmitted segments", "o", PURPLE),
     "queue_drops": ("packets dropped in queues", "x", GREEN),
     "nic_drops": ("packets dropped by interfaces", "+", BLUE),
 }
-# more iterations are drawn as the medians and the longest of this many groups
-_MAX_GROUPS = 600
 _MAX_MARKS = 100
-_MAX_RANKS = 40
 _MAX_PAIRS = 64
 _SIZE = (7.2, 2.5)
 
@@ -54,52 +48,29 @@ def draw_job(job: Job, folder: Path) -> list[Drawn]:
     return drawn
 
 
-def _group_size(count: int) -> int:
-    return max(1, -(-count // _MAX_GROUPS))
-
-
-def _grouped(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Medians of columns, and the longest iteration, over groups of iterations."""
-    size = _group_size(len(table))
-    numbers = table[list(columns)].astype("Float64").astype(float)
-    group = np.arange(len(table)) // size
-    result = numbers.groupby(group).median()
-    result.insert(0, "iteration", np.arange(len(result)) * size)
-    result["longest_s"] = numbers["iteration_s"].groupby(group).max()
-    return result
-
-
 def _iterations(job: Job) -> Drawn:
     """Draw iteration times with the slow ones marked, and below them the losses of the network, if there are any."""
-    parts = {"iteration_s": ("iteration", INK), "compute_s": ("compute", BLUE)}
-    parts["exposed_s"] = ("exposed communication", VERMILION)
-    table = _grouped(job.iterations, list(parts))
-    known = {name: look for name, look in parts.items() if table[name].notna().any()}
+    table = grouped_iterations(job.iterations, list(PARTS))
     lost = {name: look for name, look in _LOSSES.items() if (job.iterations[name].fillna(0) > 0).any()}
     slow = slow_places(job)
     if len(slow) > _MAX_MARKS:
         seconds = job.iterations["iteration_s"].to_numpy(float)
         slow = np.sort(slow[np.argsort(-seconds[slow], kind="stable")[:_MAX_MARKS]])
-    handles = [line_handle(text, color=colour) for text, colour in known.values()]
+    handles = [line_handle(text, color=colour) for name, (text, colour) in PARTS.items() if table[name].notna().any()]
     handles += [line_handle("slow iteration", linestyle="none", marker="v", color=INK)] * bool(len(slow))
     handles += [line_handle(text, linestyle="none", marker=mark, color=colour) for text, mark, colour in lost.values()]
     on = sheet(1 + bool(lost), 1, _SIZE, handles, label_columns=3)
     axes = on.panels[0]
-    for name, (_, colour) in known.items():
-        axes.plot(table["iteration"], table[name] * 1e3, color=colour, linewidth=1.1)
-    if len(table) < len(job.iterations):
-        axes.fill_between(
-            table["iteration"], table["iteration_s"] * 1e3, table["longest_s"] * 1e3, color=INK, alpha=0.15, linewidth=0
-        )
+    on_axes.iteration_times(job, axes)
+    unit, factor = time_unit(float(table["longest_s"].max()))
     if len(slow):
-        times = job.iterations["iteration_s"].to_numpy(float)[slow] * 1e3
+        times = job.iterations["iteration_s"].to_numpy(float)[slow] * factor
         texts = [_tooltip(job, number) for number in slow.tolist()]
         on.mark(axes, slow, times, texts, marker="v", markersize=4, color=INK, zorder=3)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("ms")
+    axes.set_xlabel("")
     for name, (_, mark, colour) in lost.items():
         numbers = job.iterations[name].astype("Float64").astype(float)
-        table[name] = numbers.groupby(np.arange(len(numbers)) // _group_size(len(numbers))).mean()
+        table[name] = numbers.groupby(np.arange(len(numbers)) // group_size(len(numbers))).mean()
         some = table[table[name] > 0]
         on.panels[1].vlines(some["iteration"], 0, some[name], color=colour, linewidth=0.6, alpha=0.5)
         on.panels[1].plot(some["iteration"], some[name], linestyle="none", marker=mark, markersize=3, color=colour)
@@ -111,11 +82,13 @@ def _iterations(job: Job) -> Drawn:
     for panel in on.panels:
         panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     on.panels[-1].set_xlabel("iteration")
-    return on.drawn(NAMES[0], _iterations_caption(job, len(table) < len(job.iterations), len(slow), list(lost)), table)
+    return on.drawn(
+        NAMES[0], _iterations_caption(job, unit, len(table) < len(job.iterations), len(slow), list(lost)), table
+    )
 
 
-def _iterations_caption(job: Job, grouped: bool, slow: int, lost: list[str]) -> str:
-    caption = "Each iteration and its parts, in ms"
+def _iterations_caption(job: Job, unit: str, grouped: bool, slow: int, lost: list[str]) -> str:
+    caption = f"Each iteration and its parts, in {unit}"
     if grouped:
         caption += ", medians of groups; grey: up to the longest of each"
     if slow:
@@ -142,14 +115,10 @@ def _times(job: Job) -> Drawn:
     share = np.arange(1, len(seconds) + 1) / len(seconds)
     on = sheet(1, 1, _SIZE)
     (axes,) = on.panels
-    axes.step(seconds * 1e3, share * 100, where="post", color=BLUE)
+    on_axes.cdf(job, axes, color=BLUE)
     marks = [(float(np.median(seconds)), 50, "median"), (float(np.percentile(seconds, 99)), 99, "p99")]
     texts = [f"{name} {value * 1e3:.4g} ms" for value, _, name in marks]
-    on.mark(
-        axes, [value * 1e3 for value, _, _ in marks], [at for _, at, _ in marks], texts, marker="o", color=VERMILION
-    )
-    axes.set_xlabel("iteration time in ms")
-    axes.set_ylabel("share of iterations in %")
+    on.mark(axes, [value for value, _, _ in marks], [at for _, at, _ in marks], texts, marker="o", color=VERMILION)
     numbers = pd.DataFrame({"iteration_s": seconds, "share": share})
     return on.drawn(NAMES[1], "Distribution of the iteration times without warm-up; marked: median and p99.", numbers)
 
@@ -163,14 +132,14 @@ def _ranks(job: Job) -> Drawn | None:
     numbers = table[["rank", "node", *columns]].copy()
     numbers[columns] = numbers[columns].astype("Float64").astype(float)
     shown = numbers
-    if len(numbers) > _MAX_RANKS:
+    if len(numbers) > MAX_RANKS:
         order = numbers.sort_values("compute_s", ascending=False)
-        shown = pd.concat((order.head(_MAX_RANKS // 2), order.tail(_MAX_RANKS // 2)))
+        shown = pd.concat((order.head(MAX_RANKS // 2), order.tail(MAX_RANKS // 2)))
     kinds = [("compute", BLUE), ("compute that hides communication", GREEN), ("exposed communication", VERMILION)]
     # with Horovod, the optimizer step includes the exposed communication, and the rest is not known
     parts = ["exposed_s"] if numbers["unattributed_s"].isna().all() else ["exposed_s", "optimizer_s", "unattributed_s"]
-    kinds += [("optimizer step", PURPLE), ("not attributed", _REST)][: len(parts) - 1]
-    colours = dict(zip(parts, (VERMILION, PURPLE, _REST), strict=False))
+    kinds += [("optimizer step", PURPLE), ("not attributed", LIGHT)][: len(parts) - 1]
+    colours = dict(zip(parts, (VERMILION, PURPLE, LIGHT), strict=False))
     handles = [Patch(color=colour, label=text) for text, colour in kinds]
     on = sheet(1, 1, (_SIZE[0], 0.5 + 0.22 * len(shown)), handles, label_columns=3, left=1.9)
     (axes,) = on.panels
@@ -205,7 +174,7 @@ def _rates(job: Job) -> Drawn | None:
     known = {name: look for name, look in looks.items() if table[name].notna().any() and table[name].sum() > 0}
     if not known:
         return None
-    grouped = _grouped(table, ["iteration_s", *known])
+    grouped = grouped_iterations(table, ["iteration_s", *known])
     handles = [line_handle(text, color=colour) for text, colour in known.values()]
     on = sheet(1, 1, _SIZE, handles, label_columns=3)
     (axes,) = on.panels
@@ -222,25 +191,10 @@ def _rates(job: Job) -> Drawn | None:
 
 def _pairs(job: Job) -> Drawn | None:
     """Draw the payload between each pair of ranks; return None without flows of ranks, or with too many ranks."""
-    flows = job.flows
-    between = flows[(flows["class"] == "training") & flows["from_rank"].notna() & flows["to_rank"].notna()]
-    if not len(between):
+    matrix = on_axes.rank_matrix(job)
+    if not 0 < len(matrix) <= _MAX_PAIRS:
         return None
-    amounts = between.groupby(["from_rank", "to_rank"])["payload_bytes"].sum().astype(float)
-    matrix = amounts.unstack()
-    ranks = sorted({int(rank) for index in amounts.index for rank in index})
-    if len(ranks) > _MAX_PAIRS:
-        return None
-    matrix = matrix.reindex(index=ranks, columns=ranks).fillna(0.0) / 1e6
     figure = new_figure(4.6, 3.2)
-    axes: Axes = figure.add_subplot()
-    image: Any = axes.imshow(matrix.to_numpy(), cmap="Blues", vmin=0)
-    figure.colorbar(image, ax=axes, label="MB over the recording")
-    ticks = list(range(0, len(ranks), max(1, len(ranks) // 16)))
-    axes.set_xticks(ticks, [str(ranks[index]) for index in ticks])
-    axes.set_yticks(ticks, [str(ranks[index]) for index in ticks])
-    axes.grid(False)
-    axes.set_xlabel("to rank")
-    axes.set_ylabel("from rank")
-    numbers = amounts.rename("payload_bytes").reset_index()
+    on_axes.matrix(matrix, figure.add_subplot())
+    numbers = matrix.reset_index().melt("source_rank", value_name="payload_bytes").query("payload_bytes > 0")
     return Drawn(NAMES[4], "Payload between ranks over the whole recording, in MB.", figure, numbers)

@@ -10,12 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from ringtap.analysis import thesis
+from ringtap.analysis.plots.axes import Transform, curve
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Key, Look, looks, title_of
 from ringtap.analysis.plots.sweep_axes import (
     Setting,
-    Transform,
-    curve,
     handle,
     identity,
     load_axis,
@@ -130,7 +129,7 @@ def _draw(
     for one in series:
         points(on, axes, one, look[one.key], transform)
         if one.fit is not None:
-            curve(axes, one.fit, look[one.key], transform)
+            curve(one.fit, axes, transform, color=look[one.key].colour, linestyle=look[one.key].line, zorder=2)
 
 
 def _spaced(marks: list[tuple[float, str]], least: float) -> list[tuple[float, str]]:
@@ -157,7 +156,7 @@ def _kinds_panel(on: Sheet, axes: Axes, group: list[Series], look: dict[Key, Loo
         points(on, axes, one, shown)
         text = title_of(one.traffic)
         if one.fit is not None:
-            curve(axes, one.fit, shown)
+            curve(one.fit, axes, color=shown.colour, linestyle=shown.line, zorder=2)
             text = f"n = {one.fit.n:.2g}, free" if one.fit.free else one.fit.name
             text += "" if one.fit.r2 is None else f", R² {one.fit.r2:.3f}"
         handles.append(handle(shown, text))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # Okabe and Ito's colours, which can be distinguished with any colour vision
-_COLOURS = {"bert-large": "#0072B2", "vgg16": "#D55E00", "densenet161": "#009E73", "resnet50": "#AA4499"}
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
+_COLOURS = {"bert-large": BLUE, "vgg16": VERMILION, "densenet161": GREEN, "resnet50": PURPLE}
 _OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#999933")
 TITLES = {
     "iperf": "iperf",
@@ -23,7 +24,8 @@ _MARKS: dict[str, tuple[str, Any]] = {
 }
 _OTHER_MARKS: tuple[tuple[str, Any], ...] = (("D", "-."), ("v", (0, (3, 1, 1, 1, 1, 1))), ("P", (0, (8, 2))))
 
-INK, FAINT = "#222222", "#8a8a8a"
+INK, FAINT, LIGHT = "#222222", "#8a8a8a", "#DDDDDD"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, *_OTHER_COLOURS)
 RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,

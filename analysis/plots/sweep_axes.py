@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,12 @@ from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ringtap.analysis.model.fit import FitResult
+from ringtap.analysis.plots.axes import Transform
 from ringtap.analysis.plots.figure import Sheet, finite, line_handle
 from ringtap.analysis.plots.style import Look, title_of
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_results import Series
 from ringtap.units import counted
-
-Transform = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,6 @@ def points(on: Sheet, axes: Axes, series: Series, look: Look, transform: Transfo
     axes.vlines(loads, times, tails, color=look.colour, linewidth=0.9, zorder=2)
     axes.plot(loads, tails, linestyle="none", marker="_", markersize=4.5, color=look.colour, zorder=2)
     on.mark(axes, loads, times, [tooltip(series, point) for point in series.used], zorder=3, **look.marks)
-
-
-def curve(axes: Axes, fit: FitResult, look: Look, transform: Transform = identity) -> None:
-    """Draw a fit, from no load to just past its heaviest point."""
-    heaviest = float(fit.bandwidth_gbps[-1])
-    grid = np.linspace(0, min(heaviest * 1.02 + 0.05, 0.995 * fit.C_gbps), 120)
-    axes.plot(transform(grid), fit.predict(grid), color=look.colour, linestyle=look.line, linewidth=1.3, zorder=2)
 
 
 def handle(look: Look, text: str) -> Line2D:

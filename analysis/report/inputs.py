@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.analysis.runs.run import SweepRun
+from ringtap.analysis.sweeps.points import measure
 from ringtap.analysis.sweeps.series_results import Series, analyse
 from ringtap.analysis.sweeps.tables import read_table
 from ringtap.json_validation import ShapeError, whole
@@ -127,7 +128,7 @@ def of_sweep(sweep: SweepRun, workers: Executor | None = None) -> ReportInputs:
     Raises:
         UsageError: the sweep is not readable.
     """
-    series, plan, name = analyse(sweep, workers), sweep.plan, sweep.path.resolve().name
+    series, plan, name = analyse(sweep, measure(sweep, workers)), sweep.plan, sweep.path.resolve().name
     facts = environment(sweep)
     return ReportInputs(
         name=str(plan.get("name") or name),

@@ -25,7 +25,7 @@ _RANK_COLUMNS = (
     *("sent_bytes", "retransmissions", "cpu_cores", "slowest_share"),
 )
 _FLOW_COLUMNS = (
-    *("class", "from_node", "from_rank", "to_node", "to_rank"),
+    *("traffic_class", "source_node", "source_rank", "destination_node", "destination_rank"),
     *("payload_bytes", "bytes_per_iteration", "retransmissions", "rtt_us", "busy_s"),
 )
 

@@ -18,8 +18,8 @@ from ringtap.installation import install_command
 from ringtap.json_validation import ShapeError, load_json, open_regular
 from ringtap.rundir import write_json
 
-SCHEMA = 4
-TABLES = ("iterations", "rank_iterations", "ranks", "flows", "wires", "node_iterations", "collectors")
+SCHEMA = 5
+TABLES = ("iterations", "rank_iterations", "ranks", "flows", "byte_accounts", "node_iterations", "collectors")
 SOURCES, SUMMARY = "sources.json", "summary.json"
 _NOT_SOURCES = ("derived", "report")
 _SAMPLE_BYTES = 1 << 16

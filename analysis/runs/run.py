@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -349,16 +350,9 @@ class SweepRun:
             self._jobs[directory] = JobRun(path, info)
         return self._jobs[directory]
 
-    @cached_property
-    def points(self) -> pd.DataFrame:
-        """Points measured from the raw logs, one row per window; columns as `ringtap.analysis.sweeps.points.Point`."""
-        from ringtap.analysis.sweeps.points import measure, table
 
-        return table(measure(self))
-
-
-def open_run(path: str | Path) -> JobRun | SweepRun:
-    """Open the run directory of a single job or of a sweep.
+def read_run(path: str | os.PathLike[str]) -> JobRun | SweepRun:
+    """Read the run directory of a single job or of a sweep.
 
     Raises:
         UsageError: not a run directory, one of a newer schema, or of a kind that this version does not know.

@@ -33,7 +33,7 @@ COUNTERS = (
     "rwnd_limited_us",
     "sndbuf_limited_us",
 )
-_UNKNOWN_US = 2**32 - 1  # round-trip time that was never measured
+UNKNOWN_US = 2**32 - 1  # round-trip time that was never measured
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
 
@@ -145,6 +145,15 @@ class SocketLog:
             yield self._grown(joined, before, end, consecutive_ns)
             last_records = joined[np.append(end[1:] != end[:-1], True)]
 
+    def samples(self) -> Iterator[tuple[Integers, Records]]:
+        """Yield the records of connected sockets with the numbers of their sockets, one chunk of records at a time."""
+        cookies = self._seen[0]["cookie"]
+        for chunk in self._chunks():
+            end = np.searchsorted(cookies, chunk["cookie"])
+            known = (end < len(cookies)) & ~np.isin(chunk["state"], _WITHOUT_COUNTERS)
+            known[known] = cookies[end[known]] == chunk["cookie"][known]
+            yield end[known], chunk[known]
+
     def _grown(self, joined: Records, before: Integers, end: Integers, consecutive_ns: Integers) -> Growth:
         """Return the differences of records sorted by socket and time; ``before`` is 0 for those of an earlier chunk.
 
@@ -197,7 +206,7 @@ def _by_cookie(chunk: Records) -> tuple[dict[str, npt.NDArray[Any]], Integers]:
 def _ranked(values: npt.NDArray[Any], group: Integers, begins: Integers) -> tuple[Numbers, Integers]:
     """Sort round-trip times by group and size, unknown ones (NaN) last, and count the known ones of each group."""
     times = np.asarray(values, np.float64)
-    times = np.where((times > 0) & (times < _UNKNOWN_US), times, np.nan)
+    times = np.where((times > 0) & (times < UNKNOWN_US), times, np.nan)
     ranked: Numbers = times[np.lexsort((times, group))]
     return ranked, np.add.reduceat(~np.isnan(ranked), begins, dtype=np.int64)
 

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from ringtap.analysis.model.regression import Array
-from ringtap.errors import UsageError
-
-Values = Sequence[float] | npt.NDArray[np.floating[Any]]
+from ringtap.analysis.statistics.arrays import Array, Values, sample
 
 _NOTICED = 2.0  # in standard errors of independent values; a smaller first autocorrelation counts as 0
-
-
-def sample(values: Values, least: int = 1) -> Array:
-    """Check values and return them as an array.
-
-    Raises:
-        UsageError: not one list, too few, or a value that is not a finite number.
-    """
-    result = np.asarray(values, dtype=np.float64)
-    if result.ndim != 1 or len(result) < least:
-        raise UsageError(f"a list of at least {least} values is needed, not one of shape {result.shape}")
-    if not np.all(np.isfinite(result)):
-        raise UsageError("a sample must hold finite numbers only")
-    return result
 
 
 def correlation_time(values: Values) -> float:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from ringtap.analysis.statistics.autocorrelation import Values, effective_count, sample
+from ringtap.analysis.statistics.arrays import Values, sample
+from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.errors import UsageError
 from ringtap.units import counted
 

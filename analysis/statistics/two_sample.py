@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from ringtap.analysis.model.regression import Array
-from ringtap.analysis.statistics.autocorrelation import Values, effective_count, sample
+from ringtap.analysis.statistics.arrays import Array, Values, sample
+from ringtap.analysis.statistics.autocorrelation import effective_count
 from ringtap.analysis.statistics.quantiles import quantile_interval
 from ringtap.errors import UsageError
 

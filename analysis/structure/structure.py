@@ -102,12 +102,17 @@ class Structure:
         return mean_rates(self.streams, self.roles, self.iterations)
 
     def table(self) -> pd.DataFrame:
-        """Return all streams: ``class``, ``why``, hosts, ports, ``flows``, bytes and ``bytes_per_iteration``."""
+        """Return all streams: ``traffic_class``, ``why``, hosts, ports, ``flows``, their bytes."""
         members = {member.stream: member for member in self.training.members}
         rows = []
         for stream, (kind, why) in zip(self.streams.streams, self.sorted.kinds, strict=True):
             member = members.get(stream)
-            row: dict[str, Any] = {"class": kind, "why": why, "protocol": stream.protocol, "source": stream.source}
+            row: dict[str, Any] = {
+                "traffic_class": kind,
+                "why": why,
+                "protocol": stream.protocol,
+                "source": stream.source,
+            }
             row |= {"destination": stream.destination, "ports": stream.ports, "flows": stream.flows}
             row |= {"payload_bytes": stream.total, "retransmitted_bytes": stream.retransmitted_bytes}
             row["bytes_per_iteration"] = None if member is None else member.volume

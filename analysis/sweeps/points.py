@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.model.regression import Array
+from ringtap.analysis.frames import descriptions
 from ringtap.analysis.runs.run import JobRun, SweepRun, map_records
+from ringtap.analysis.statistics.arrays import Array
 from ringtap.analysis.statistics.quantiles import QuantileInterval, quantile_interval
 from ringtap.counter_growth import window_growth
 from ringtap.errors import UsageError
@@ -138,6 +139,10 @@ def _points_of(
     logs: dict[tuple[str, str], CounterLog | None] = {}
     job = sweep.job(directory)
     return [_point(sweep, window, logs) for window in windows], job.ranks, job.torn
+
+
+COLUMNS = descriptions(Point.__doc__)
+"""Meaning of each column of `table`."""
 
 
 def table(points: Sequence[Point]) -> pd.DataFrame:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from ringtap.analysis.model.congestion_point import CongestionResult, find_conge
 from ringtap.analysis.model.demand import Demand, demand
 from ringtap.analysis.model.fit import CongestionModel, FitResult
 from ringtap.analysis.runs.run import SweepRun
-from ringtap.analysis.sweeps.points import Point, measure
+from ringtap.analysis.sweeps.points import Point
 from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE, POINTS_JSONL
 
@@ -154,13 +153,12 @@ class Subject:
     capacity_gbps: float
 
 
-def analyse(sweep: SweepRun, workers: Executor | None = None) -> list[Series]:
-    """Measure the points of a sweep and analyse each series; ``workers`` read its jobs.
+def analyse(sweep: SweepRun, points: Sequence[Point]) -> list[Series]:
+    """Analyse each series of a sweep, whose points are as from `ringtap.analysis.sweeps.points.measure`.
 
     Raises:
         UsageError: the directory is not as docs/reference/run-directory.md describes.
     """
-    points = measure(sweep, workers)
     capacity_gbps = float(sweep.plan["capacity_bps"]) * float(sweep.plan["scale"]) / 1e9
     found = []
     for name in sweep.series:

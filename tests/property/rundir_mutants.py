@@ -400,7 +400,7 @@ def _table(run: Path) -> int:
 
     try:
         found: Any = ringtap.open_run(run)
-        _ = found.points if hasattr(found, "points") else (found.steps, found.iterations)
+        _ = found.points if hasattr(found, "points") else (found.rank_iterations, found.iterations)
     except RingtapError as error:
         return error.exit_code
     return 0

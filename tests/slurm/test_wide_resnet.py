@@ -86,7 +86,7 @@ def test_the_network_that_could_not_be_seen_is_in_its_report(
     # messages that say so, of which Horovod's are more; a small model's share of these is not small
     asked = demand(PARAMETERS, 2).worker_bytes
     assert asked < data["demand"]["sent_bytes"] < 1.25 * asked
-    assert {row["from_rank"] for row in data["flows"]["rows"] if row["class"] == "training"} == {0, 1}
+    assert {row["source_rank"] for row in data["flows"]["rows"] if row["traffic_class"] == "training"} == {0, 1}
     page = (run / "report" / "report.html").read_text()
     assert "Payload between ranks" in page
     assert all(node in page for node in data["run"]["nodes"])

@@ -74,7 +74,7 @@ def test_two_ranks_over_loopback(tmp_path: Path) -> None:
     check_packets_iteration_by_iteration(run)
     # who talks to whom
     between = [flow for flow in data["flows_table"] if flow["why"] == "rank to rank"]
-    assert {(flow["from_rank"], flow["to_rank"]) for flow in between} == {(0, 1), (1, 0)}
+    assert {(flow["source_rank"], flow["destination_rank"]) for flow in between} == {(0, 1), (1, 0)}
 
 
 def check_packets_iteration_by_iteration(run: Path) -> None:
@@ -163,7 +163,7 @@ def test_ranks_given_in_code(tmp_path: Path, workers: int) -> None:
     assert data["demand"]["expected_bytes"] == gradient_bytes  # 2(N-1)/N of them, for two ranks
     assert abs(data["demand"]["difference"]) < 0.01
     between = [flow for flow in data["flows_table"] if flow["why"] == "rank to rank" and flow["payload_bytes"] > 1e6]
-    assert {(flow["from_rank"], flow["to_rank"]) for flow in between} == {(0, 1), (1, 0)}
+    assert {(flow["source_rank"], flow["destination_rank"]) for flow in between} == {(0, 1), (1, 0)}
     assert [row["cpu_cores"] > 0 for row in data["ranks_table"]] == [True, True]
 
 

@@ -17,7 +17,7 @@ from ringtap.analysis import thesis
 from ringtap.analysis.plots.job import NAMES as JOB_FIGURES
 from ringtap.analysis.report.inputs import of_sweep
 from ringtap.analysis.report.thesis_expectations import check
-from ringtap.analysis.runs.run import SweepRun, open_run
+from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
 from ringtap.models import PROFILES
 from ringtap.records import open_records
@@ -49,7 +49,7 @@ class Resources(HTMLParser):
 
 
 def series_of(path):
-    run = open_run(path)
+    run = read_run(path)
     assert isinstance(run, SweepRun)
     return of_sweep(run).series
 
@@ -402,9 +402,11 @@ def test_a_jobs_run_has_a_page_of_its_own(tmp_path, capsys):
     assert all((folder / name).is_file() for name in drawn)
     text = " ".join(parsed.text)
     assert "Slowest rank" in text
-    assert all(row["class"] in text for row in data["flows"]["rows"])
-    sent = [row for row in data["flows"]["rows"] if row["class"] == "training"]
-    assert {(row["from_rank"], row["to_rank"]) for row in sent} <= {(a, b) for a in range(9) for b in range(9)}
+    assert all(row["traffic_class"] in text for row in data["flows"]["rows"])
+    sent = [row for row in data["flows"]["rows"] if row["traffic_class"] == "training"]
+    assert {(row["source_rank"], row["destination_rank"]) for row in sent} <= {
+        (a, b) for a in range(9) for b in range(9)
+    }
 
 
 def test_the_page_of_a_job_has_tables(tmp_path):
@@ -422,7 +424,7 @@ def test_the_page_of_a_job_has_tables(tmp_path):
     assert tables["Ranks"].count('<th scope="row">') == 2
     assert '<td class="n">130.00</td>' in tables["Ranks"]
     slowest = data["links"]["rows"][data["links"]["slowest"]]
-    assert (slowest["from"], slowest["to"], data["links"]["stands_out"]) == ("n1", "n0", True)
+    assert (slowest["source"], slowest["destination"], data["links"]["stands_out"]) == ("n1", "n0", True)
     assert '<tr class="chosen"><th scope="row">n1</th><td>n0</td>' in tables["Links"]
     assert "<td>57.5%</td>".replace("<td>", '<td class="n">') in tables["Time"]
     assert "&lt;script&gt;alert(1)" in tables["Not collected"]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import ringtap
-from ringtap.analysis.runs.run import JobRun, SweepRun, open_run, read_records
+from ringtap.analysis.runs.run import JobRun, read_records, read_run
 from ringtap.analysis.sweeps.points import measure
+from ringtap.analysis.sweeps.sweep import Sweep
 from ringtap.errors import UsageError
 from ringtap.records import RecordWriter
 from ringtap.rundir import RunDirectory
@@ -30,7 +31,7 @@ def add_steps(job, name, steps, optimizer=0, node="S0", offset_ns=0):
 
 def test_iterations_end_with_the_slowest_rank(tmp_path):
     write_job(tmp_path / "job", [0.2, 0.3, 0.4], [(2.0, 0.0, 1e6)])
-    run = open_run(tmp_path / "job")
+    run = read_run(tmp_path / "job")
     assert isinstance(run, JobRun)
     assert run.iterations["iteration_s"].to_numpy() == pytest.approx([0.2, 0.3, 0.4])
     assert run.iterations["step"].tolist() == [1, 2, 3]
@@ -44,7 +45,7 @@ def test_steps_that_not_every_rank_ended_are_left_out(tmp_path):
     job = RunDirectory.create(tmp_path / "job", "job", [], 1)
     add_steps(job, "rank0-10.rec", [0, 1, 2, 3])
     add_steps(job, "rank1-11.rec", [0, 1, 2], node="S1", offset_ns=1000)
-    table = open_run(tmp_path / "job").iterations
+    table = read_run(tmp_path / "job").iterations
     assert table["step"].tolist() == [1, 2]
     assert table["end_ns"].tolist() == [START_NS + 10**9 + 1000, START_NS + 2 * 10**9 + 1000]
 
@@ -53,7 +54,7 @@ def test_a_restarted_rank_begins_a_new_generation(tmp_path):
     job = RunDirectory.create(tmp_path / "job", "job", [], 1)
     add_steps(job, "rank0-10.rec", [0, 1])
     add_steps(job, "rank0-99.rec", [0, 1, 2], offset_ns=10**12)
-    table = open_run(tmp_path / "job").iterations
+    table = read_run(tmp_path / "job").iterations
     assert table["generation"].tolist() == [0, 1, 1]
     assert table["iteration_s"].to_numpy() == pytest.approx([1, 1, 1])
 
@@ -67,14 +68,14 @@ def test_of_several_optimizers_the_one_that_steps_first_counts(tmp_path):
             writer.append(step // 2, 0, end - 9, end - 8, end - 9 - START_NS, end - 8 - START_NS)
         writer.append(step, 1, end - 5, end, end - 5 - START_NS, end - START_NS)
     writer.close()
-    table = open_run(tmp_path / "job").iterations
+    table = read_run(tmp_path / "job").iterations
     assert table["step"].tolist() == [1, 2]
     assert table["iteration_s"].tolist() == [2, 2]
 
 
 def test_a_job_without_steps_has_empty_typed_tables(tmp_path):
     RunDirectory.create(tmp_path / "job", "job", [], 1)
-    run = open_run(tmp_path / "job")
+    run = read_run(tmp_path / "job")
     assert list(run.iterations.columns) == ["generation", "step", "start_ns", "end_ns", "iteration_s"]
     assert run.iterations.empty
     assert run.steps.empty
@@ -86,7 +87,7 @@ def test_torn_records_are_dropped_and_counted(tmp_path):
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 3)
     (tmp_path / "job" / "nodes" / "S3" / "steps" / "rank2-777.rec").write_bytes(b"")
-    run = open_run(tmp_path / "job")
+    run = read_run(tmp_path / "job")
     assert run.iterations["iteration_s"].to_numpy() == pytest.approx([0.2, 0.3])
     assert run.torn == {"nodes/S1/steps/rank1-101.rec": 1, "nodes/S3/steps/rank2-777.rec": 1}
 
@@ -109,7 +110,7 @@ def test_record_files_that_contradict_themselves_are_refused(tmp_path):
 def test_points_measure_times_and_traffic_of_the_window(sweep):
     path, truth = sweep
     run = ringtap.open_run(path)
-    assert isinstance(run, SweepRun)
+    assert isinstance(run, ringtap.Sweep)
     table = run.points
     assert table["series"].tolist() == [name for name, _, _ in truth]
     assert table["mean_s"].to_numpy(dtype=float) == pytest.approx([mean for _, _, mean in truth], rel=1e-6)
@@ -133,7 +134,7 @@ def test_points_measure_times_and_traffic_of_the_window(sweep):
 def test_missing_counters_give_a_reason_and_never_a_zero(tmp_path, bottleneck, says):
     write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
     edit_info(tmp_path / "sweep", bottleneck=bottleneck)
-    for point in measure(open_run(tmp_path / "sweep")):
+    for point in measure(read_run(tmp_path / "sweep")):
         assert point.cross_bps is None
         assert point.training_bps is None
         assert any(says in reason for reason in point.reasons)
@@ -144,7 +145,7 @@ def test_counters_that_stop_or_run_backwards_give_a_reason(tmp_path):
     path = tmp_path / "sweep" / "series" / "vgg16-consistent-1" / "nodes" / "S0" / "nic" / "nic.rec"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) * 2 // 3])
-    first, second = measure(open_run(tmp_path / "sweep"))
+    first, second = measure(read_run(tmp_path / "sweep"))
     assert first.cross_bps is not None
     assert second.cross_bps is None
     assert "does not cover the window" in second.reasons[0]
@@ -153,20 +154,20 @@ def test_counters_that_stop_or_run_backwards_give_a_reason(tmp_path):
     for tenth in range(200):
         writer.append(START_NS + tenth * 10**8, 0, *[1000 * (tenth % 7)] * 8)
     writer.close()
-    assert "was reset" in measure(open_run(tmp_path / "sweep"))[0].reasons[0]
+    assert "was reset" in measure(read_run(tmp_path / "sweep"))[0].reasons[0]
     path.unlink()
     writer = RecordWriter(path, counter_fields(["cross0"]), {})
     for second_ in (0, 1000):
         writer.append(START_NS + second_ * 10**9, 0, *[1000 * second_] * 8)
     writer.close()
-    assert "gap at an edge" in measure(open_run(tmp_path / "sweep"))[0].reasons[0]
+    assert "gap at an edge" in measure(read_run(tmp_path / "sweep"))[0].reasons[0]
 
 
 def test_a_window_without_iterations_says_so(tmp_path):
     write_sweep(tmp_path / "sweep", [("vgg16", "consistent")], loads_gbps=(0.0, 10.0), iterations=5)
     for path in (tmp_path / "sweep").glob("series/*/nodes/*/steps/*.rec"):
         path.unlink()
-    point = measure(open_run(tmp_path / "sweep"))[0]
+    point = measure(read_run(tmp_path / "sweep"))[0]
     assert (point.iterations, point.mean_s) == (0, None)
     assert any("no iteration" in reason for reason in point.reasons)
 
@@ -178,9 +179,9 @@ def test_attempts_of_a_series_are_one_series(tmp_path):
     (path / "series" / "vgg16-consistent-1").rename(path / "series" / "vgg16-consistent-2")
     again = [line.replace("consistent-1", "consistent-2") for line in lines]
     (path / "points.jsonl").write_text("\n".join(again) + "\n" + lines[0][:40])
-    run = open_run(path)
+    run = read_run(path)
     assert run.series == ["vgg16-consistent"]
-    assert len(run.points) == 2
+    assert len(Sweep(run).points) == 2
     assert run.torn == {"points.jsonl": 1}
 
 
@@ -202,28 +203,28 @@ def test_bad_lines_of_points_name_the_line(tmp_path, line, says):
     path = tmp_path / "sweep" / "points.jsonl"
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(UsageError, match=says) as caught:
-        open_run(tmp_path / "sweep")
+        read_run(tmp_path / "sweep")
     assert "line 3" in str(caught.value)
 
 
 def test_a_directory_outside_the_sweep_is_refused(sweep):
     with pytest.raises(UsageError, match="outside"):
-        open_run(sweep[0]).job("../other")
+        read_run(sweep[0]).job("../other")
 
 
 def test_newer_schemas_and_other_folders_are_refused(tmp_path, sweep):
     with pytest.raises(UsageError, match="not a run directory"):
-        open_run(tmp_path)
+        read_run(tmp_path)
     RunDirectory.create(tmp_path / "new", "sweep", [], 1)
     edit_info(tmp_path / "new", schema=99)
     with pytest.raises(UsageError, match="upgrade ringtap"):
-        open_run(tmp_path / "new")
+        read_run(tmp_path / "new")
     edit_info(tmp_path / "new", schema=1, kind="parade")
     with pytest.raises(UsageError, match="parade"):
-        open_run(tmp_path / "new")
+        read_run(tmp_path / "new")
     edit_info(tmp_path / "new", kind="sweep")
     with pytest.raises(UsageError, match="no plan"):
-        _ = open_run(tmp_path / "new").plan
+        _ = read_run(tmp_path / "new").plan
 
 
 def test_addresses_of_a_socket_log_can_be_printed(tmp_path):

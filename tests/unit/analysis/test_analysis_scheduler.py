@@ -30,7 +30,7 @@ from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.pcap import cache, read_captures
 from ringtap.analysis.report.inputs import of_sweep
 from ringtap.analysis.runs import derived
-from ringtap.analysis.runs.run import SweepRun, open_run
+from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
 from ringtap.errors import MeasurementError, UsageError
 from tests.gold.analysis_sweep import write_sweep
@@ -145,7 +145,7 @@ def test_a_sweep_is_measured_to_the_same_numbers(
     monkeypatch.chdir(tmp_path)  # a relative path is another one where a worker stands
     said = []
     for together in (False, True):
-        sweep = open_run("sweep")
+        sweep = read_run("sweep")
         assert isinstance(sweep, SweepRun)
         measured = of_sweep(sweep, executor) if together else of_sweep(sweep)
         said.append([*(one.to_json() for one in measured.series), measured.torn])

@@ -13,7 +13,7 @@ import pytest
 from ringtap.analysis.job import open_job
 from ringtap.analysis.job.summary import summarize
 from ringtap.analysis.job.text import describe
-from ringtap.analysis.runs.run import open_run
+from ringtap.analysis.runs.run import read_run
 from ringtap.rundir import read_json, write_json
 from tests.unit.agent_processes import ROOT, ended, python, wrapped
 
@@ -96,7 +96,7 @@ def test_iterations_and_bytes_are_the_same_when_the_clock_is_set(tmp_path: Path)
 
 def check_steps_alone(path: Path) -> None:
     """Without any account of the clock its iterations go by the other clock, and the text says so."""
-    steps, job = open_run(path).steps, open_job(path)
+    steps, job = read_run(path).steps, open_job(path)
     true_s = [(end - start) / 1e9 for start, end in pairwise(steps["end_mono_ns"].tolist())]
     assert job.iterations["iteration_s"].tolist() == pytest.approx(true_s, abs=1e-6)
     text = "\n".join(describe(summarize(job)))
@@ -104,11 +104,11 @@ def check_steps_alone(path: Path) -> None:
 
 
 def check(path: Path, by_s: int, port: int) -> None:
-    steps = open_run(path).steps
+    steps = read_run(path).steps
     jumps = np.diff(steps["end_ns"] - steps["end_mono_ns"])
     assert np.abs(jumps).max() == pytest.approx(abs(by_s) * 1e9, rel=0.2)  # the records are of a clock that was set
     true_s = [(end - start) / 1e9 for start, end in pairwise(steps["end_mono_ns"].tolist())]
-    assert open_run(path).iterations["iteration_s"].tolist() == pytest.approx(true_s, abs=1e-6)
+    assert read_run(path).iterations["iteration_s"].tolist() == pytest.approx(true_s, abs=1e-6)
     job = open_job(path)
     # but for what came between the two readings of the clocks
     assert job.iterations["iteration_s"].tolist() == pytest.approx(true_s, abs=0.3)
@@ -116,7 +116,7 @@ def check(path: Path, by_s: int, port: int) -> None:
     assert (job.iterations["iteration_s"] > 0).all()
     # each iteration sends as much; the samples at both ends may miss some
     assert job.iterations["other_bytes"].notna().mean() > 0.9
-    (flow,) = job.flows[job.flows["to_port"] == port].to_dict("records")
+    (flow,) = job.flows[job.flows["destination_port"] == port].to_dict("records")
     assert flow["bytes_per_iteration"] == pytest.approx(BYTES, rel=0.15)
     data = summarize(job)
     assert data["nodes"][0]["clock_steps"] == 1

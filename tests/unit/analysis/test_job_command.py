@@ -64,10 +64,10 @@ def test_the_slowest_link_is_named_where_it_stands_out(tmp_path, capsys, slow_ms
     _, rank, link = answer_of(tmp_path / "job", capsys)
     assert rank.startswith("Rank 2 (node n2) is the slowest: ")
     found = summarize(open_job(tmp_path / "job"))["links"]
-    rates = {(row["from"], row["to"]): row["rate_bps"] for row in found["rows"]}
+    rates = {(row["source"], row["destination"]): row["rate_bps"] for row in found["rows"]}
     for start, end, busy_ms in (("n0", "n1", 20.0), ("n1", "n2", slow_ms), ("n2", "n0", 20.0)):
         assert rates[start, end] == pytest.approx(8 * truth.rank_bytes / (busy_ms / 1000), rel=0.01)
-    assert found["rows"][found["slowest"]]["from"] == "n1"
+    assert found["rows"][found["slowest"]]["source"] == "n1"
     assert found["stands_out"] is (slow_ms == 40.0)
     assert link.startswith(
         "The slowest link is n1 → n2: " if slow_ms == 40.0 else "No link stands out: the slowest is n1 → n2"

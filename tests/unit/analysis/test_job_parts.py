@@ -202,8 +202,10 @@ def test_captures_are_held_against_sockets_and_classes(tmp_path):
     assert job.iterations["packet_training_bytes"].tolist() == pytest.approx([4_040_000] * 6)
     assert job.iterations["packet_cross_bytes"].tolist() == pytest.approx([1_000_000] * 6)
     data = summarize(job)
-    wire = next(wire for wire in data["wires"] if wire["node"] == "n0" and wire["direction"] == "tx")
-    assert wire["packets_difference"] == pytest.approx(0.007, abs=0.001)
+    account = next(
+        account for account in data["byte_accounts"] if account["node"] == "n0" and account["direction"] == "tx"
+    )
+    assert account["packets_difference"] == pytest.approx(0.007, abs=0.001)
     said = " ".join(data["warnings"])
     assert "the capture on n0 dropped 12 packets" in said
 
@@ -243,7 +245,7 @@ def test_interfaces_that_stand_on_others_count_once(tmp_path):
     for stacked, expected in ((True, ["eth0"]), (False, ["eth0,cross0"])):
         links = {"lo": {"below": []}, "eth0": {"below": []}, "cross0": {"below": ["eth0"] if stacked else []}}
         write_json(folder / "node.json", {"before": {"cpus": 4, "links": links}})
-        found = open_job(tmp_path / "job").wires
+        found = open_job(tmp_path / "job").byte_accounts
         assert found[found["node"] == "n0"]["interfaces"].unique().tolist() == expected
     assert truth.iterations == 6
 

@@ -59,12 +59,16 @@ def test_flows_know_both_ends(job):
     found, truth = job
     table = found.flows
     ring = table[table["why"] == "rank to rank"]
-    assert sorted(zip(ring["from_rank"], ring["to_rank"], strict=True)) == [(0, 1), (0, 1), (1, 0), (1, 0)]
+    assert sorted(zip(ring["source_rank"], ring["destination_rank"], strict=True)) == [(0, 1), (0, 1), (1, 0), (1, 0)]
     busy = ring[ring["payload_bytes"] > 0]
     assert busy["bytes_per_iteration"].to_numpy(float) == pytest.approx(truth.rank_bytes, rel=1e-3)
     assert not table["local"].any()
-    cross = table[table["class"] == "cross"].iloc[0]
-    assert (cross["from_node"], cross["to_node"], cross["why"]) == ("n0", "n1", "port of a traffic generator")
+    cross = table[table["traffic_class"] == "cross"].iloc[0]
+    assert (cross["source_node"], cross["destination_node"], cross["why"]) == (
+        "n0",
+        "n1",
+        "port of a traffic generator",
+    )
 
 
 def test_the_slowest_rank_is_found_and_explained(job):
@@ -84,10 +88,10 @@ def test_demand_is_held_against_equation_3_1(job):
 
 
 def test_sides_agree_and_name_the_overhead(job):
-    wires = {(wire["node"], wire["direction"]): wire for wire in summarize(job[0])["wires"]}
-    assert set(wires) == {("n0", "tx"), ("n0", "rx"), ("n1", "tx"), ("n1", "rx")}
-    assert all(abs(wire["nic_difference"]) < 1e-3 for wire in wires.values())
-    assert wires["n0", "tx"]["overhead_share"] == pytest.approx(66 / 1448, rel=0.01)
+    byte_accounts = {(account["node"], account["direction"]): account for account in summarize(job[0])["byte_accounts"]}
+    assert set(byte_accounts) == {("n0", "tx"), ("n0", "rx"), ("n1", "tx"), ("n1", "rx")}
+    assert all(abs(account["nic_difference"]) < 1e-3 for account in byte_accounts.values())
+    assert byte_accounts["n0", "tx"]["overhead_share"] == pytest.approx(66 / 1448, rel=0.01)
 
 
 @pytest.mark.parametrize("error_ns", [40_000_000, None])
@@ -384,8 +388,10 @@ def test_a_job_too_short_for_bytes_has_none_by_iteration(tmp_path):
     assert job.rank_iterations[["sent_bytes", "retransmissions"]].isna().all(axis=None)
     assert job.flows["bytes_per_iteration"].isna().all()
     assert job.flows["payload_bytes"].sum() > 0
-    assert {wire["node"] for wire in data["wires"]} == {"n0", "n1"}
-    assert {wire[name] for wire in data["wires"] for name in ("nic_bytes", "socket_bytes", "nic_difference")} == {None}
+    assert {account["node"] for account in data["byte_accounts"]} == {"n0", "n1"}
+    assert {
+        account[name] for account in data["byte_accounts"] for name in ("nic_bytes", "socket_bytes", "nic_difference")
+    } == {None}
     congestion = data["congestion"]
     assert (congestion["per"], congestion["retransmissions"], congestion["nic_drops"]) == ("run", 16.0, None)
     assert data["slow_iterations"] is None
@@ -449,7 +455,7 @@ def test_a_run_without_steps_is_one_recording(tmp_path):
     assert data["bytes"]["per"] == "run"
     assert data["bytes"]["classes"]["training"]["sockets"] == pytest.approx(10 * 8_000_000, rel=1e-3)
     assert "of the whole recording" in "\n".join(describe(data))
-    assert len(found.wires) == 4
+    assert len(found.byte_accounts) == 4
     json.dumps(data, allow_nan=False)
 
 
@@ -492,7 +498,7 @@ def test_a_series_of_a_sweep_is_read_and_a_sweep_is_refused(tmp_path):
     data = summarize(found)
     assert data["iterations"]["count"] > 100
     assert data["bytes"]["classes"]["training"]["sockets"] is None
-    assert {wire["node"] for wire in data["wires"]} == {"S0", "switch"}
+    assert {account["node"] for account in data["byte_accounts"]} == {"S0", "switch"}
     assert "sockets" in " ".join(describe(data))
 
 
@@ -522,7 +528,7 @@ def test_columns_have_types_that_can_be_missing(job):
     kinds = found.iterations.dtypes
     assert kinds["training_bytes"] == pd.Float64Dtype()
     assert kinds["slowest_rank"] == pd.Int64Dtype()
-    assert found.flows.dtypes["from_rank"] == pd.Int64Dtype()
+    assert found.flows.dtypes["source_rank"] == pd.Int64Dtype()
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -174,7 +174,10 @@ def test_both_ends_on_one_node_are_a_local_pair(tmp_path):
     table = found.flows
     assert table["local"].all()
     assert table["measured_at"].tolist() == ["sender", "sender"]
-    assert table[["from_rank", "to_rank", "payload_bytes"]].to_numpy().tolist() == [[0, 1, 100.0], [1, 0, 30.0]]
+    assert table[["source_rank", "destination_rank", "payload_bytes"]].to_numpy().tolist() == [
+        [0, 1, 100.0],
+        [1, 0, 30.0],
+    ]
     assert found.total("payload_bytes").tolist() == [130.0]
 
 
@@ -184,7 +187,7 @@ def test_loopback_addresses_of_two_nodes_are_not_a_pair(tmp_path):
         new_node(tmp_path, name).sockets([socket.record(START_NS)], 0.01, {1: 0})
     table = measure(tmp_path, ["n0", "n1"], [0, 10]).flows
     assert len(table) == 4
-    assert table["to_rank"].isna().sum() == 2
+    assert table["destination_rank"].isna().sum() == 2
 
 
 def test_what_only_the_receiver_saw_is_measured_there(tmp_path):
@@ -196,7 +199,7 @@ def test_what_only_the_receiver_saw_is_measured_there(tmp_path):
     table = measure(tmp_path, ["n0"], [0, 10]).flows.set_index("measured_at")
     assert table.loc["sender", "payload_bytes"] == 10
     assert table.loc["receiver", "payload_bytes"] == 900
-    assert table.loc["receiver", "from_port"] == 443
+    assert table.loc["receiver", "source_port"] == 443
     assert pd.isna(table.loc["receiver", "retransmissions"])
 
 
@@ -225,13 +228,13 @@ def test_classes_add_up_to_everything(ends, tmp_path_factory):
         end.append(socket.record(START_NS + 10 * MS))
     node.sockets(begin + end, 0.01, {number: one[0] for number, one in enumerate(ends, start=1)})
     found = measure(tmp_path, ["n0"], [0, 3, 7, 10])
-    assert set(found.flows["class"]) <= set(flows.CLASSES)
-    parts = [found.total("payload_bytes", (found.groups["class"] == kind).to_numpy()) for kind in flows.CLASSES]
+    assert set(found.flows["traffic_class"]) <= set(flows.CLASSES)
+    parts = [found.total("payload_bytes", (found.groups["traffic_class"] == kind).to_numpy()) for kind in flows.CLASSES]
     expected = sum(one[3] + one[4] for one in ends)
     assert np.sum(parts) == pytest.approx(expected)
     assert found.total("payload_bytes").sum() == pytest.approx(expected)
-    ranked = found.flows["from_rank"].notna() | found.flows["to_rank"].notna()
-    assert (found.flows["class"] == "training").tolist() == ranked.tolist()
+    ranked = found.flows["source_rank"].notna() | found.flows["destination_rank"].notna()
+    assert (found.flows["traffic_class"] == "training").tolist() == ranked.tolist()
 
 
 def test_many_flows_are_kept_by_kind_with_the_same_sums(tmp_path, monkeypatch):
@@ -262,7 +265,7 @@ def test_cross_traffic_is_known_by_its_logs_and_by_who_sends_it(tmp_path):
     with (node.path / "sockets" / "owners.jsonl").open("a") as file:
         file.write('{"t_ns": 1, "inode": 1004, "pid": 7, "rank": null, "command": "iperf3 --client 10.0.0.6"}\n')
     table = measure(tmp_path, ["n0"], [0, 10]).flows
-    by_port = table[table["measured_at"] == "sender"].set_index("to_port")["class"]
+    by_port = table[table["measured_at"] == "sender"].set_index("destination_port")["traffic_class"]
     assert by_port.to_dict() == {7777: "cross", 8888: "cross", 6000: "cross", 9: "cross", 10: "other"}
 
 

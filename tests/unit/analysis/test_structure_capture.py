@@ -204,7 +204,7 @@ def test_json_is_alone_on_stdout_and_whole(capsys: pytest.CaptureFixture[str]) -
     assert data["shape"]["hosts"] == [S0, S2, S1]
     assert data["period"]["verdict"] == "sure"
     assert len(data["boundaries_ns"]) == data["period"]["iterations"] + 1 == 30
-    assert {row["class"] for row in data["streams"]} >= {"training", "cross"}
+    assert {row["traffic_class"] for row in data["streams"]} >= {"training", "cross"}
     assert data["steps"] is None
     assert sum(data["classes"].values()) == sum(row["payload_bytes"] for row in data["streams"])
 

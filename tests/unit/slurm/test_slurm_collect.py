@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringtap.analysis.runs.run import SweepRun, open_run
+from ringtap.analysis.runs.run import SweepRun, read_run
 from ringtap.cli import main
 from ringtap.records import read_json_lines
 from ringtap.rundir import RunDirectory, write_json
@@ -63,7 +63,7 @@ def test_parts_become_one_sweep(run: RunDirectory) -> None:
     before = digest(run.path / "parts")
     found, problems = collect(run)
     assert (found.status, problems) == ("complete", [])
-    merged = open_run(run.path)
+    merged = read_run(run.path)
     assert isinstance(merged, SweepRun)
     assert [(one["series"], one["step"]) for one in merged.windows] == [
         ("a-iperf", 0),

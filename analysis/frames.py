@@ -1,0 +1,134 @@
+"""Tables that ringtap returns: units and documented columns in ``attrs``, copies, and times as UTC."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from ringtap.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Owner = TypeVar("Owner")
+Arguments = ParamSpec("Arguments")
+
+SINCE_EPOCH = "ns since 1970-01-01 UTC"
+_TIMES = frozenset(f"{what}_ns" for what in ("t", "start", "end", "begin", "step_start", "ready", "first", "last"))
+# the longest suffix counts
+_UNITS = {
+    "_gbps": "Gbit/s",
+    "_bps": "bit/s",
+    "_pps": "packets/s",
+    "bytes": "bytes",
+    "payload": "bytes",
+    "_mb": "MB",
+    "_s": "s",
+    "_us": "µs",
+    "_ns": "ns",
+    "_pct": "%",
+    "_cores": "processors",
+    "packets": "packets",
+    "segments": "segments",
+    "_drops": "packets",
+    "retransmissions": "segments",
+    "segments_retransmitted": "segments",
+    "ce_marked": "packets",
+    "ecn_marks": "packets",
+    "pause_frames": "frames",
+}
+_DIRECTION = re.compile("_(ab|ba)$")
+_ITEM = re.compile(r"^\s*(?:- (``.*?``)|(\w+)): (.*)$")
+_NAME = re.compile(r"\w+")
+
+
+def unit_of(column: str) -> str:
+    """Return the unit of a column by its name; empty for names, numbers of things, and shares."""
+    if column in _TIMES:
+        return SINCE_EPOCH
+    column = _DIRECTION.sub("", column)
+    found = [suffix for suffix in _UNITS if column.endswith(suffix)]
+    return _UNITS[max(found, key=len)] if found else ""
+
+
+def described(table: pd.DataFrame, text: str | None) -> pd.DataFrame:
+    """Set ``attrs["units"]`` and ``attrs["columns"]`` of a table, by name of the column, and return it.
+
+    Args:
+        table: the table; descriptions in its ``attrs["columns"]`` stay.
+        text: the docstring that describes its columns (`descriptions`).
+    """
+    names = [str(name) for name in table]
+    known = {**descriptions(text), **table.attrs.get("columns", {})}
+    table.attrs["units"] = {name: unit for name in names if (unit := unit_of(name))}
+    table.attrs["columns"] = {name: known[name] for name in names if name in known}
+    return table
+
+
+@functools.lru_cache(maxsize=64)
+def descriptions(text: str | None) -> dict[str, str]:
+    """Return the descriptions of columns in a docstring, from lines ``- ``name``: text`` or ``name: text``."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in (text or "").splitlines():
+        item = _ITEM.match(line)
+        if item is not None:
+            names = _NAME.findall(item[1] or item[2])
+            found |= dict.fromkeys(names, item[3].strip())
+        elif names and line.strip():
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return found
+
+
+def table(build: Callable[[Owner], pd.DataFrame]) -> Callable[[Owner], pd.DataFrame]:
+    """Make a table once and return a copy of it on each access, with its units and its columns in ``attrs``."""
+    name = f"_table_{build.__name__}"
+
+    @functools.wraps(build)
+    def made(owner: Owner) -> pd.DataFrame:
+        kept: pd.DataFrame | None = owner.__dict__.get(name)
+        if kept is None:
+            kept = owner.__dict__[name] = described(build(owner), build.__doc__)
+        return kept.copy()
+
+    return made
+
+
+def documented(make: Callable[Arguments, pd.DataFrame]) -> Callable[Arguments, pd.DataFrame]:
+    """Add the units and the columns in the docstring of a function to the table that it returns."""
+
+    @functools.wraps(make)
+    def made(*args: Arguments.args, **options: Arguments.kwargs) -> pd.DataFrame:
+        return described(make(*args, **options), make.__doc__)
+
+    return made
+
+
+def utc(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a copy of a table with its times as UTC.
+
+    Each column of nanoseconds since 1970 becomes one of type ``datetime64[ns, UTC]`` at the same place: ``start_ns``
+    becomes ``start_utc``. Durations stay as they are.
+
+    Raises:
+        UsageError: the table has no column of times.
+    """
+    import pandas as pd
+
+    times = [name for name in table if name in _TIMES]
+    if not times:
+        raise UsageError(f"the table has no column of times to convert: it has {', '.join(map(str, table))}")
+    result = table.copy()
+    for name in times:
+        result[name] = pd.to_datetime(result[name].astype("Int64"), unit="ns", utc=True)
+    names = {name: f"{str(name).removesuffix('_ns')}_utc" for name in times}
+    result = result.rename(columns=names)
+    units = dict(table.attrs.get("units", {}))
+    result.attrs["units"] = {name: unit for name, unit in units.items() if name not in times}
+    columns = table.attrs.get("columns", {})
+    result.attrs["columns"] = {names.get(name, name): text for name, text in columns.items()}
+    return result

@@ -1,0 +1,380 @@
+"""Figures on your own axes: iteration times, distributions, fits, traffic matrices, rates, timelines.
+
+Each function takes what it draws, then Matplotlib axes, then properties of its lines, and returns what it drew.
+Without axes it makes a figure 3.3 inches wide, a column of a paper, in ringtap's style; `style` gives that style to a
+figure of your own. The colours can be told apart with any colour vision. The reports use the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.plots.style import BLUE, COLOURS, FAINT, GREEN, INK, LIGHT, PURPLE, RC, VERMILION, plain
+from ringtap.analysis.statistics.arrays import Array, Values, sample
+from ringtap.errors import UsageError
+
+if TYPE_CHECKING:
+    from ringtap.analysis.model.fit_result import BandKind, FitResult
+    from ringtap.analysis.pcap.traffic import Traffic
+
+Transform = Callable[[Any], Any]
+
+PAPER_WIDTH_IN, PAPER_HEIGHT_IN = 3.3, 2.3
+_PAPER = {
+    "font.size": 8.0,
+    "axes.titlesize": 8.0,
+    "legend.fontsize": 7.0,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.0,
+    "text.parse_math": True,
+    "pdf.fonttype": 42,  # text stays text in a PDF, which some publishers require
+    "savefig.bbox": "tight",
+}
+# more iterations are drawn as the medians and the longest of this many groups
+_MAX_GROUPS = 600
+MAX_RANKS = 40
+# column -> text, colour
+PARTS = {"iteration_s": ("iteration", INK), "compute_s": ("compute", BLUE)}
+PARTS |= {"exposed_s": ("exposed communication", VERMILION)}
+_RATE_UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw the figures made inside ``with`` in ringtap's style, readable at a width of 3.3 inches."""
+    with mpl.rc_context(cast(Any, {**RC, **_PAPER})):
+        yield
+
+
+def _on(ax: Axes | None) -> Axes:
+    """Return the axes, or those of a new figure."""
+    if ax is not None:
+        if not isinstance(ax, Axes):
+            raise UsageError(f"ax must be Matplotlib axes, as plt.subplots() returns them, not {type(ax).__name__}")
+        return ax
+    import matplotlib.pyplot as plt
+
+    with style():
+        _, axes = plt.subplots(figsize=(PAPER_WIDTH_IN, PAPER_HEIGHT_IN), layout="constrained")
+    return axes
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit of an axis that reaches up to a time, and the number of these units in a second."""
+    return ("s", 1.0) if seconds >= 1 else ("ms", 1e3)
+
+
+def iteration_times(job: Job, ax: Axes | None = None, **line: Any) -> list[Artist]:
+    """Draw the time of each iteration and its parts; of many iterations, the medians and the longest of groups.
+
+    Args:
+        job: the run.
+        ax: the axes; None for a new figure.
+        **line: properties of the line of the iterations, such as ``color`` or ``label``.
+
+    Raises:
+        UsageError: the run has no iterations.
+    """
+    axes, table = _on(ax), job.iterations
+    _some(table, job)
+    grouped = grouped_iterations(table, list(PARTS))
+    unit, factor = time_unit(float(grouped["longest_s"].max()))
+    drawn: list[Artist] = []
+    for name, (text, colour) in PARTS.items():
+        if grouped[name].notna().any():
+            own = line if name == "iteration_s" else {}
+            drawn += axes.plot(
+                grouped["iteration"],
+                grouped[name] * factor,
+                **{"color": colour, "label": text, "linewidth": 1.1, **own},
+            )
+    if len(grouped) < len(table):
+        between = grouped["iteration_s"] * factor, grouped["longest_s"] * factor
+        drawn.append(axes.fill_between(grouped["iteration"], *between, color=INK, alpha=0.15, linewidth=0))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(unit)
+    axes.set_xlabel("iteration")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    if ax is None:
+        axes.legend()
+    return drawn
+
+
+def _some(table: pd.DataFrame, job: Job) -> None:
+    if not len(table):
+        raise UsageError(f"{job.path} has no iterations to draw")
+
+
+def group_size(count: int) -> int:
+    """Return the number of iterations in a group that a figure draws as one."""
+    return max(1, -(-count // _MAX_GROUPS))
+
+
+def grouped_iterations(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Medians of columns, and the longest iteration, over groups of iterations."""
+    size = group_size(len(table))
+    numbers = table[list(columns)].astype("Float64").astype(float)
+    group = np.arange(len(table)) // size
+    result = numbers.groupby(group).median()
+    result.insert(0, "iteration", np.arange(len(result)) * size)
+    result["longest_s"] = numbers["iteration_s"].groupby(group).max()
+    return result
+
+
+def cdf(times_s: Job | Values, ax: Axes | None = None, **line: Any) -> list[Artist]:
+    """Draw the distribution of iteration times: the share of iterations that take at most so long.
+
+    Args:
+        times_s: times in seconds, or a run, whose iterations after warm-up are drawn.
+        ax: the axes; None for a new figure. Several calls on the same axes compare distributions.
+        **line: properties of the line, such as ``color`` or ``label``.
+
+    Raises:
+        UsageError: there are no times, or not all are numbers.
+    """
+    axes = _on(ax)
+    if isinstance(times_s, Job):
+        times_s = times_s.iterations["iteration_s"].iloc[times_s.measured]
+    seconds = np.sort(sample(times_s))
+    share = np.arange(1, len(seconds) + 1) / len(seconds)
+    drawn = axes.step(seconds, share * 100, where="post", **line)
+    axes.set_xlabel("iteration time in s")
+    axes.set_ylabel("share of iterations in %")
+    axes.set_ylim(0, 103)
+    if "label" in line:
+        axes.legend()
+    return list(drawn)
+
+
+def curve(fit: FitResult, axes: Axes, transform: Transform | None = None, **line: Any) -> list[Artist]:
+    """Draw the curve of a fit, from no load to just past its heaviest point."""
+    load = _grid(fit)
+    return list(axes.plot(transform(load) if transform else load, fit.predict(load), **{"linewidth": 1.3, **line}))
+
+
+def _grid(fit: FitResult) -> Array:
+    heaviest = float(fit.bandwidth_gbps[-1])
+    grid: Array = np.linspace(0, min(heaviest * 1.02 + 0.05, 0.995 * fit.C_gbps), 120)
+    return grid
+
+
+def fit(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", **line: Any) -> list[Artist]:
+    """Draw the points of a fit, its curve and the 95 % band of the curve or of a newly measured point.
+
+    Args:
+        fit: the fit.
+        ax: the axes; None for a new figure.
+        kind: ``curve`` or ``point``, as in `FitResult.band`.
+        **line: properties of the curve; the points and the band get its colour.
+    """
+    axes = _on(ax)
+    drawn = _points_and_curve(fit, axes, kind, None, line)
+    axes.set_xlabel("cross traffic in Gbit/s")
+    axes.set_xlim(-0.02 * fit.C_gbps, fit.C_gbps)
+    return drawn
+
+
+def rescaled(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", **line: Any) -> list[Artist]:
+    """Draw a fit against C/(C−BW), where the curve with n = 1 is a straight line on logarithmic times (equation 3.2).
+
+    Args:
+        fit: the fit.
+        ax: the axes; None for a new figure.
+        kind: ``curve`` or ``point``, as in `FitResult.band`.
+        **line: properties of the curve; the points and the band get its colour.
+    """
+    axes = _on(ax)
+    drawn = _points_and_curve(fit, axes, kind, lambda load: fit.C_gbps / (fit.C_gbps - load), line)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"C / (C − BW), C = {fit.C_gbps:g} Gbit/s")
+    return drawn
+
+
+def _points_and_curve(
+    fit: FitResult, axes: Axes, kind: BandKind, transform: Transform | None, line: dict[str, Any]
+) -> list[Artist]:
+    load = _grid(fit)
+    band = fit.band(load, kind)
+    colour = line.setdefault("color", BLUE)
+    x = transform or (lambda load: load)
+    drawn: list[Artist] = []
+    if band["low_s"].notna().all():
+        ends = band["low_s"].to_numpy(float), band["high_s"].to_numpy(float)
+        drawn.append(axes.fill_between(x(load), *ends, color=colour, alpha=0.18, linewidth=0))
+    drawn += curve(fit, axes, transform, **line)
+    drawn += axes.plot(x(fit.bandwidth_gbps), fit.iteration_s, linestyle="none", marker="o", color=colour, zorder=3)
+    axes.set_ylabel("iteration time in s")
+    if "label" in line:
+        axes.legend()
+    return drawn
+
+
+def matrix(amounts: Traffic | Job | pd.DataFrame, ax: Axes | None = None, **image: Any) -> list[Artist]:
+    """Draw a traffic matrix: from each row to each column.
+
+    Args:
+        amounts: captures (payload between hosts), a run (payload of training between ranks), or a square table.
+        ax: the axes; None for a new figure.
+        **image: properties of the image, such as ``cmap``.
+
+    Raises:
+        UsageError: there is no traffic to draw.
+    """
+    table, side = _square(amounts)
+    if not table.size:
+        raise UsageError("there is no traffic for a matrix")
+    axes = _on(ax)
+    drawn = axes.imshow(table.to_numpy(dtype=np.float64) / 1e6, **{"cmap": "Blues", "vmin": 0, **image})
+    cast(Any, axes.figure).colorbar(drawn, ax=axes, label="MB")
+    step = max(1, len(table) // 16)
+    ticks = list(range(0, len(table), step))
+    names = [plain(str(name)) for name in table.index[::step]]
+    long = max(map(len, names)) > 3
+    axes.set_xticks(ticks, names, rotation=90 if long else 0)
+    axes.set_yticks(ticks, names)
+    axes.grid(False)
+    axes.set_xlabel(f"to {side}")
+    axes.set_ylabel(f"from {side}")
+    return [drawn]
+
+
+def _square(amounts: Traffic | Job | pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return a square table, and what its rows are."""
+    if not isinstance(amounts, pd.DataFrame):
+        amounts = rank_matrix(amounts) if isinstance(amounts, Job) else amounts.matrix()
+    name = str(amounts.index.name or "host")
+    return amounts, "host" if name == "source" else name.removeprefix("source_")
+
+
+def rank_matrix(job: Job) -> pd.DataFrame:
+    """Return the payload in bytes from each rank (row) to each rank (column); empty without flows between ranks."""
+    flows = job.flows
+    between = flows[
+        (flows["traffic_class"] == "training") & flows[["source_rank", "destination_rank"]].notna().all(axis=1)
+    ]
+    amounts = between.groupby(["source_rank", "destination_rank"])["payload_bytes"].sum().astype(float)
+    ranks = sorted({int(rank) for index in amounts.index for rank in index})
+    square = amounts.unstack().reindex(index=ranks, columns=ranks).fillna(0.0)
+    return square.rename_axis(index="source_rank", columns="destination_rank")
+
+
+def rates(table: pd.DataFrame, ax: Axes | None = None, most: int = 8, **line: Any) -> list[Artist]:
+    """Draw rates over time, one line for each conversation, flow or pair of hosts.
+
+    Args:
+        table: as from `Traffic.rates` with ``fill=True``.
+        ax: the axes; None for a new figure.
+        most: draw this many with the largest rates by themselves; the others are one line.
+        **line: properties of all lines.
+
+    Raises:
+        UsageError: not such a table, or an empty one.
+    """
+    value = next((name for name in ("rate_bps", "rate_pps") if name in table), None)
+    if value is None or "t_ns" not in table or not len(table):
+        raise UsageError(
+            "rates are drawn from the table that Traffic.rates returns, with t_ns and rate_bps or rate_pps"
+        )
+    axes = _on(ax)
+    keys = [name for name in ("conversation", "flow", "source", "destination", "a", "b") if name in table]
+    keys = keys[:1] if keys[:1] in (["conversation"], ["flow"]) else keys
+    wide = table.pivot_table(index="t_ns", columns=keys, values=value, aggfunc="sum") if keys else None
+    wide = table.set_index("t_ns")[[value]] if wide is None else wide
+    order = wide.sum().sort_values(ascending=False, kind="stable").index
+    unit, size = ("packets/s", 1.0)
+    if value == "rate_bps":
+        unit, size = next(one for one in _RATE_UNITS if float(wide.max().max()) >= one[1] or one[1] == 1)
+    at_s = (wide.index.to_numpy(np.int64) - int(wide.index[0])) / 1e9
+    drawn: list[Artist] = []
+    for number, key in enumerate(order[:most]):
+        own = {"color": COLOURS[number % len(COLOURS)], "label": _rate_name(table, keys, key), "linewidth": 1.0, **line}
+        drawn += axes.plot(at_s, wide[key].to_numpy(np.float64) / size, **own)
+    if len(order) > most:
+        rest = wide[order[most:]].sum(axis=1).to_numpy(np.float64) / size
+        drawn += axes.plot(
+            at_s, rest, **{"color": FAINT, "label": f"{len(order) - most} others", "linewidth": 1.0, **line}
+        )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("time in s")
+    axes.set_ylabel(unit)
+    if len(order) > 1:
+        axes.legend()
+    return drawn
+
+
+def _rate_name(table: pd.DataFrame, keys: list[str], key: Any) -> str:
+    """Return the name of a line: its endpoints."""
+    if not keys:
+        return "all"
+    if keys in (["conversation"], ["flow"]):
+        row = table[table[keys[0]] == key].iloc[0]
+        sides = ("a", "b") if "a" in table else ("source", "destination")
+        ends = [f"{row[side]}:{row[f'{side}_port']}" if row.get(f"{side}_port") else str(row[side]) for side in sides]
+        return (" – " if "a" in table else " → ").join(ends)
+    return " → ".join(map(str, key))
+
+
+def timeline(job: Job, iteration: int, ax: Axes | None = None) -> list[Artist]:
+    """Draw an iteration of each rank from its begin to its end: compute, exposed communication, optimizer.
+
+    Compute ends when the last gradient is ready, and communication that it hides is drawn inside it. Of many ranks,
+    only those with the longest compute are drawn.
+
+    Args:
+        job: the run, recorded with DDP's times (``--collect ddp``).
+        iteration: number of the iteration.
+        ax: the axes; None for a new figure.
+
+    Raises:
+        UsageError: there is no such iteration, or its phases were not recorded.
+    """
+    table = job.rank_iterations
+    rows = table[table["iteration"] == iteration]
+    if not len(rows):
+        last = int(table["iteration"].max()) if len(table) else -1
+        known = f"the iterations are 0 to {last}" if last >= 0 else "the run has none"
+        raise UsageError(f"{job.path} has no iteration {iteration}: {known}")
+    rows = rows[rows["ready_ns"].notna()]
+    if not len(rows):
+        raise UsageError(
+            f"the phases of iteration {iteration} are not known: {job.work.why or 'no rank recorded them'}"
+        )
+    rows = rows.sort_values("compute_s", ascending=False).head(MAX_RANKS).sort_values("rank")
+    axes = _on(ax)
+    begin_ns = int(job.iterations["start_ns"].iloc[iteration])
+    at = {
+        name: (rows[name] - begin_ns).to_numpy(np.float64) / 1e6 for name in ("begin_ns", "ready_ns", "step_start_ns")
+    }
+    lasts = ("iteration_s", "compute_s", "overlap_s", "exposed_s", "optimizer_s")
+    long = {name: rows[name].fillna(0).to_numpy(np.float64) * 1e3 for name in lasts}
+    hidden = np.minimum(long["overlap_s"], long["compute_s"])
+    bars = [
+        ("", LIGHT, 0.7, at["begin_ns"], long["iteration_s"]),
+        ("compute", BLUE, 0.7, at["ready_ns"] - long["compute_s"], long["compute_s"]),
+        ("compute that hides communication", GREEN, 0.3, at["ready_ns"] - hidden, hidden),
+        ("exposed communication", VERMILION, 0.7, at["ready_ns"], long["exposed_s"]),
+        ("optimizer step", PURPLE, 0.7, at["step_start_ns"], long["optimizer_s"]),
+    ]
+    places = np.arange(len(rows))
+    drawn: list[Artist] = []
+    for text, colour, height, left, length in bars:
+        bar = axes.barh(places, length, left=left, color=colour, height=height, label=text or "_nolegend_")
+        drawn += list(bar.patches)
+    axes.set_yticks(places, [f"rank {rank}" for rank in rows["rank"]])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"ms since iteration {iteration} began")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2)
+    return drawn

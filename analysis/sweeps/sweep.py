@@ -1,0 +1,169 @@
+"""A sweep as tables and series, and the opening of run directories."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ringtap.analysis.frames import table
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
+from ringtap.analysis.sweeps import points
+from ringtap.analysis.sweeps.series_results import Series, analyse
+from ringtap.errors import UsageError, did_you_mean
+from ringtap.units import counted
+
+
+class Sweep:
+    """A sweep's run: its points, the iterations behind them, and the analysis of each series.
+
+    Iterating over a sweep gives its series. Values that were not measured are missing (``pandas.NA``), never 0.
+
+    Attributes:
+        path: the run directory.
+        run: the run directory as `ringtap.analysis.runs.run.SweepRun`.
+    """
+
+    def __init__(self, run: SweepRun, workers: Executor | None = None) -> None:
+        self.run = run
+        self.path = run.path
+        self._workers = workers
+
+    def __repr__(self) -> str:
+        shown = f"{counted(len(self.names), 'series', 'series')}, {counted(len(self.run.windows), 'point')}"
+        return f"<Sweep {self.path}: {self.run.info.get('status', 'status unknown')}, {shown}>"
+
+    def _repr_html_(self) -> str:
+        rows = [_row(series) for series in self]
+        shown = pd.DataFrame(rows).to_html(index=False, na_rep="–", float_format="{:.4g}".format, border=0)
+        return f"<p>{html.escape(repr(self)[1:-1])}</p>{shown}"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the series, in the order of their first points."""
+        return self.run.series
+
+    @property
+    def capacity_gbps(self) -> float:
+        """Full-size capacity of the bottleneck."""
+        return float(self.run.plan["capacity_bps"]) * float(self.run.plan["scale"]) / 1e9
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[Series]:
+        return iter(self._analysed.values())
+
+    def __getitem__(self, name: str) -> Series:
+        """Return the analysis of a series by its name.
+
+        Raises:
+            UsageError: there is no such series.
+        """
+        return self._analysed[self._known(name)]
+
+    @cached_property
+    def _analysed(self) -> dict[str, Series]:
+        return {series.name: series for series in analyse(self.run, self._measured)}
+
+    @cached_property
+    def _measured(self) -> list[points.Point]:
+        return points.measure(self.run, self._workers)
+
+    def _known(self, name: str) -> str:
+        if name not in self.names:
+            raise UsageError(
+                f"{self.path} has no series {name!r}: {did_you_mean(name, self.names)}its series are "
+                f"{', '.join(self.names) or 'none yet'}"
+            )
+        return name
+
+    @property
+    @table
+    def points(self) -> pd.DataFrame:
+        """Points measured from the raw logs, one row per window, by series and load.
+
+        Columns:
+            - ``point``: number of the point, from 0
+
+        The others are those of `ringtap.analysis.sweeps.points.Point`, with their meaning.
+        """
+        found = points.table(self._measured)
+        found.insert(0, "point", np.arange(len(found)))
+        found.attrs["columns"] = points.COLUMNS
+        return found
+
+    @property
+    @table
+    def iterations(self) -> pd.DataFrame:
+        """Iterations within the windows of the points, in order of time for each point.
+
+        Columns:
+            - ``point``: number of the point, as in `points`
+            - ``series``: name of its series
+            - ``cross_gbps``: cross traffic measured in its window, full size
+            - ``place``: number of the iteration in the window, from 0
+            - ``iteration_s``: iteration time
+        """
+        measured = self._measured
+        counts = [len(point.iteration_s) for point in measured]
+        columns = {
+            "point": np.repeat(np.arange(len(measured)), counts),
+            "series": np.repeat(np.array([point.series for point in measured], object), counts),
+            "cross_gbps": np.repeat(np.array([point.cross_gbps for point in measured], np.float64), counts),
+            "place": np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)]),
+            "iteration_s": np.concatenate([np.empty(0), *(point.iteration_s for point in measured)]),
+        }
+        return pd.DataFrame(columns).astype({"cross_gbps": "Float64"})
+
+    def job(self, series: str) -> Job:
+        """Return the job of a series; of several attempts, the last one.
+
+        Raises:
+            UsageError: there is no such series.
+        """
+        directories = [window["directory"] for window in self.run.windows if window["series"] == self._known(series)]
+        return Job(self.run.job(directories[-1]), self._workers)
+
+
+def _row(series: Series) -> dict[str, object]:
+    """Return the row of a series in a notebook."""
+    begins = None if series.segments.point is None else series.segments.point.bandwidth_gbps
+    return {
+        "series": series.name,
+        "points": len(series.points),
+        "no load, s": series.no_load_s,
+        "congestion begins, Gbit/s": None if begins is None else begins.value,
+        "95 % interval": "" if begins is None else f"{begins.low:.3g} to {begins.high:.3g}",
+        "fit": series.fit_reason if series.fit is None else series.fit.name,
+        "R²": None if series.fit is None else series.fit.r2,
+    }
+
+
+def open_sweep(path: str | os.PathLike[str], workers: Executor | None = None) -> Sweep:
+    """Open the run directory of a sweep; ``workers`` read its jobs.
+
+    Raises:
+        UsageError: not a run directory, or that of a job.
+    """
+    run = read_run(path)
+    if isinstance(run, JobRun):
+        raise UsageError(f"{run.path} is a job: open it with open_job")
+    return Sweep(run, workers)
+
+
+def open_run(path: str | os.PathLike[str], workers: Executor | None = None) -> Job | Sweep:
+    """Open the run directory of a job or of a sweep; ``workers`` read its nodes or its jobs.
+
+    Raises:
+        UsageError: not a run directory, one of a newer schema, or of a kind that this version does not know.
+    """
+    run = read_run(Path(path))
+    return Job(run, workers) if isinstance(run, JobRun) else Sweep(run, workers)

@@ -108,6 +108,25 @@ def documented(make: Callable[Arguments, pd.DataFrame]) -> Callable[Arguments, p
     return made
 
 
+def as_time_ns(time: object) -> int:
+    """Return a time as nanoseconds since 1970: a whole number of them, a ``datetime``, a ``Timestamp`` or text in UTC.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    import pandas as pd
+
+    if hasattr(time, "__index__"):
+        return int(time.__index__())
+    try:
+        stamp = pd.Timestamp(time)  # type: ignore[arg-type]
+        return int((stamp.tz_localize("UTC") if stamp.tz is None else stamp).value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{time!r} is not a time: give nanoseconds since 1970, a datetime, or text such as 2026-11-23 10:00:00.25"
+        ) from error
+
+
 def utc(table: pd.DataFrame) -> pd.DataFrame:
     """Return a copy of a table with its times as UTC.
 

@@ -19,11 +19,11 @@ import numpy as np
 from ringtap.analysis.pcap import cache as caches
 from ringtap.analysis.pcap.kernels import compile
 from ringtap.analysis.pcap.scan import Scan, Scanned
-from ringtap.analysis.pcap.scan_dtypes import CELL
+from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
 from ringtap.analysis.pcap.sources import CaptureStream, expand
 from ringtap.analysis.pcap.traffic import Traffic
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.units import counted
+from ringtap.units import counted, duration_s
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes read and the total; None if the total is not known."""
@@ -37,8 +37,9 @@ _Path = str | os.PathLike[str]
 
 def read_captures(
     paths: _Path | Sequence[_Path],
+    filter: str | None = None,
     *,
-    bin_s: float = 0.001,
+    bin_s: float | str = 0.001,
     offsets_ns: Sequence[int] | None = None,
     progress: Progress | None = None,
     cache: bool = True,
@@ -51,7 +52,8 @@ def read_captures(
 
     Args:
         paths: files or pipes, ``-`` for standard input, globs, or directories with captures.
-        bin_s: width of the bins of rates, in seconds.
+        filter: keep only the flows that this filter in tcpdump's language accepts (`Traffic.select`).
+        bin_s: width of the bins of rates, in seconds or as text such as ``100ms``.
         offsets_ns: lead of each file's clock, subtracted from its times; one for each path, which then must be a
             single file.
         progress: called in the calling thread, ten times a second, or with ``workers`` after each file.
@@ -63,10 +65,14 @@ def read_captures(
         MeasurementError: the results could not be written, usually because the disk is full.
     """
     words = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = expand(words)
-    bin_ns = round(bin_s * 1e9)
+    if not words:
+        raise UsageError("no capture was named: give a file, several, a directory or '-' for standard input")
+    if filter is not None:
+        check_filter(filter)
+    bin_ns = round(duration_s(bin_s, "a width of bins") * 1e9)
     if not 1_000 <= bin_ns <= 3_600_000_000_000:
-        raise UsageError(f"bins of {bin_s:g} s are not possible: 1 µs to 1 h")
+        raise UsageError(f"bins of {bin_ns / 1e9:g} s are not possible: 1 µs to 1 h")
+    files = expand(words)
     if offsets_ns is not None and len(offsets_ns) != len(files):
         raise UsageError(
             f"{counted(len(offsets_ns), 'clock offset')} for {counted(len(files), 'capture')}: give one for each"
@@ -84,7 +90,19 @@ def read_captures(
     if not whole.counts["packets"]:
         held = f"{names[0]} holds" if len(names) == 1 else f"the {len(names)} captures hold"
         raise UsageError(f"{held} no packets{_why_none(whole.counts)}")
-    return Traffic(whole, [names[number] for number in order])
+    traffic = Traffic(whole, [names[number] for number in order], leads_ns=[leads_ns[number] for number in order])
+    return traffic if filter is None else traffic.select(filter)
+
+
+def check_filter(words: str) -> None:
+    """Check a filter before the captures are read.
+
+    Raises:
+        UsageError: the filter is wrong.
+    """
+    from ringtap.analysis.pcap.filter import matches
+
+    matches(words, np.zeros(0, CONVERSATION))
 
 
 def _why_none(counts: dict[str, int]) -> str:

@@ -66,6 +66,8 @@ def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
 
 
 def _expand(word: str) -> list[Path]:
+    if not word:
+        raise UsageError("an empty text names no capture: give a file, a directory or '-' for standard input")
     path = Path(word)
     try:
         if path.is_dir():

@@ -5,19 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ringtap.analysis.frames import as_time_ns, documented
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import is_ip
-from ringtap.errors import UsageError
-from ringtap.units import counted, format_duration
+from ringtap.errors import UsageError, did_you_mean
+from ringtap.units import counted, duration_s, format_duration
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ringtap.analysis.pcap.packets import Packets
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -26,7 +30,7 @@ Cells = npt.NDArray[Any]
 AMOUNTS = ("bytes", "payload", "data_bytes", "packets", "data_packets")
 """Amounts counted by flow and bin: frame bytes on the wire, transport payload, frame bytes of packets with payload,
 packets, packets with payload."""
-GROUPS = ("flow", "hosts", "total")
+GROUPS = ("conversation", "flow", "hosts", "total")
 
 _CHUNK = 1 << 20  # cells processed together
 _TOGETHER = 1 << 18  # approximate number of cells whose rates are computed together
@@ -34,6 +38,7 @@ _MAX_BINS = 1 << 27
 MAX_TRAINING_BINS = 1 << 24
 """Maximum number of bins in which training is searched for: 4.6 hours in bins of 1 ms."""
 _MAX_HOSTS = 4096
+_MAX_FILLED = 20_000_000  # rows of a table of rates with all bins
 _MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_bytes")
 
 
@@ -48,6 +53,7 @@ class Traffic:
     Attributes:
         scanned: the unfiltered tables of the scan.
         files: names of the captures.
+        leads_ns: lead of each capture's clock, which was subtracted from its times.
         start_ns: beginning of bin 0 since the epoch, by the capturing host's clock; a multiple of ``bin_ns``.
         bin_ns: width of a bin.
         bins: number of bins from the first packet's to the last packet's; 0 if no packet has a time.
@@ -57,10 +63,15 @@ class Traffic:
     """
 
     def __init__(
-        self, scanned: Scanned, files: Sequence[str] = (), selected: npt.NDArray[np.bool_] | None = None
+        self,
+        scanned: Scanned,
+        files: Sequence[str] = (),
+        selected: npt.NDArray[np.bool_] | None = None,
+        leads_ns: Sequence[int] = (),
     ) -> None:
         self.scanned = scanned
         self.files = tuple(files)
+        self.leads_ns = tuple(leads_ns) or (0,) * len(files)
         self.start_ns, self.bin_ns = scanned.start_ns, scanned.bin_ns
         self._is_timed = scanned.last_ns >= scanned.first_ns >= 0
         self.bins = (scanned.last_ns - scanned.start_ns) // scanned.bin_ns + 1 if self._is_timed else 0
@@ -87,25 +98,40 @@ class Traffic:
         outer = mine & (layer == 0)
         return np.flatnonzero(outer if outer.any() else mine)
 
+    @documented
     def conversations(self) -> pd.DataFrame:
         """Conversations, in the order of their first packets.
 
         Returns:
-            One row per conversation; the index is the row of ``scanned.conversations``. Columns: ``protocol`` (tcp,
-            udp, roce, icmp, icmp6, ip-<number>), ``a``, ``a_port``, ``b``, ``b_port``; for each direction (``_ab``,
-            ``_ba``) ``packets``, ``bytes`` (frames on the wire), ``payload``, ``data_packets`` and
-            ``data_bytes`` (of packets with payload), ``segments`` (on the wire), ``retransmitted_bytes``,
-            ``out_of_order_bytes``, ``zero_windows``, ``resets``, ``rtt_count``, ``rtt_mean_ns`` and ``rtt_min_ns``
-            (from data of that direction to its acknowledgement, at the capture point; NA if none was measured);
-            ``first_ns``, ``last_ns`` of the whole conversation, ``handshake_ns`` (NA if not captured), ``inner``.
-            Directions that a filter left out count 0.
+            One row per conversation. Directions that a filter left out count 0.
+
+            - ``conversation``: number of the conversation, also the index
+            - ``protocol``: tcp, udp, roce, icmp, icmp6, or ip-<number>
+            - ``a``, ``a_port``: the endpoint that sent the first packet
+            - ``b``, ``b_port``: the other endpoint
+            - ``packets_ab``, ``packets_ba``: packets of this direction
+            - ``bytes_ab``, ``bytes_ba``: frame bytes on the wire
+            - ``payload_ab``, ``payload_ba``: transport payload
+            - ``first_ns``, ``last_ns``: times of the first and the last packet
+            - ``data_packets_ab``, ``data_packets_ba``: packets with payload
+            - ``data_bytes_ab``, ``data_bytes_ba``: frame bytes of packets with payload
+            - ``segments_ab``, ``segments_ba``: segments on the wire
+            - ``retransmitted_bytes_ab``, ``retransmitted_bytes_ba``: payload that was sent again
+            - ``out_of_order_bytes_ab``, ``out_of_order_bytes_ba``: payload that came late
+            - ``zero_windows_ab``, ``zero_windows_ba``: packets that announced a window of 0
+            - ``resets_ab``, ``resets_ba``: packets with RST
+            - ``rtt_count_ab``, ``rtt_count_ba``: round-trip times measured
+            - ``rtt_mean_ns_ab``, ``rtt_mean_ns_ba``, ``rtt_min_ns_ab``, ``rtt_min_ns_ba``: from data of that direction
+              to its acknowledgement, at the capture point; NA if none was measured
+            - ``handshake_ns``: length of the handshake; NA if it was not captured
+            - ``inner``: True inside a tunnel
         """
         rows = self.rows
         return _frame(self._conversation_columns(rows), rows)
 
     def _conversation_columns(self, rows: Integers) -> tables.Columns:
         selected = self.selected.reshape(-1, 2)[rows].reshape(-1)
-        return tables.conversation_columns(self.scanned.conversations[rows], selected)
+        return {"conversation": rows} | tables.conversation_columns(self.scanned.conversations[rows], selected)
 
     def conversation_batches(self, size: int = 50_000) -> Iterator[tables.Columns]:
         """Yield the columns of `conversations`, some rows at a time, without pandas."""
@@ -113,17 +139,26 @@ class Traffic:
         for at in range(0, len(rows), size):
             yield self._conversation_columns(rows[at : at + size])
 
+    @documented
     def flows(self) -> pd.DataFrame:
         """Flows that count and have packets.
 
         Returns:
-            One row per direction of a conversation; the index is the flow's number. Columns: ``protocol``, ``source``,
-            ``source_port``, ``destination``, ``destination_port``, then as in `conversations`; ``first_ns`` and
-            ``last_ns`` are those of the conversation.
+            One row per direction of a conversation.
+
+            - ``flow``: number of the flow, also the index
+            - ``conversation``: number of its conversation
+            - ``protocol``: as in `conversations`
+            - ``source``, ``source_port``, ``destination``, ``destination_port``: endpoints
+
+            The others are those of one direction in `conversations`; ``first_ns`` and ``last_ns`` are those of the
+            conversation.
         """
         numbers = np.flatnonzero(self.selected & (self.scanned.conversations["packets"].reshape(-1) > 0))
-        return _frame(tables.flow_columns(self.scanned.conversations, numbers), numbers)
+        keys = {"flow": numbers, "conversation": numbers // 2}
+        return _frame(keys | tables.flow_columns(self.scanned.conversations, numbers), numbers)
 
+    @documented
     def queue_pairs(self) -> pd.DataFrame:
         """RoCE queue pairs by source, destination and the destination's number; over all packets, filtered or not."""
         return _frame(tables.queue_pair_columns(self.scanned.queue_pairs), None)
@@ -145,7 +180,7 @@ class Traffic:
         found = filter.matches(words, self.scanned.conversations)
         if self._is_filtered:
             found &= self.selected
-        chosen = Traffic(self.scanned, self.files, found)
+        chosen = Traffic(self.scanned, self.files, found, self.leads_ns)
         if not len(chosen.flow_numbers):
             raise UsageError(f"no packet matches {words!r}: {self._largest()}")
         return chosen
@@ -210,37 +245,100 @@ class Traffic:
                 part["bin"] = np.minimum(part["bin"], bins - 1)
             yield part
 
-    def rates(self, by: str = "flow", what: str = "bytes", bin_s: float | None = None) -> pd.DataFrame:
+    @documented
+    def rates(
+        self, by: str = "flow", what: str = "bytes", bin_s: float | str | None = None, *, fill: bool = False
+    ) -> pd.DataFrame:
         """Rates over time.
 
         Args:
-            by: ``flow``, ``hosts`` (source and destination address) or ``total``.
+            by: ``conversation`` (both directions), ``flow``, ``hosts`` (source and destination address) or ``total``.
             what: one of `AMOUNTS`.
-            bin_s: width of the bins; a multiple of the scan's, which is the default.
+            bin_s: width of the bins in seconds or as text such as ``100ms``; a multiple of the scan's, the default.
+            fill: True for a row of every bin, with 0 where nothing was sent; else only bins with traffic have rows.
 
         Returns:
-            One row per bin and flow (or pair of hosts) with a nonzero amount, in order of time: ``t_ns``,
-            beginning of the bin; by flow ``flow``, ``protocol``, ``source``, ``source_port``, ``destination``,
-            ``destination_port``; by hosts ``source``, ``destination``; ``rate_bps``, bits of the bin over its width
-            (packets: ``rate_pps``).
+            One row per bin and conversation (flow, pair of hosts), in order of time.
+
+            - ``t_ns``: beginning of the bin
+            - ``conversation``, ``flow``: number, as in `conversations` and `flows`
+            - ``protocol``: as in `conversations`
+            - ``a``, ``a_port``, ``b``, ``b_port``: endpoints of a conversation
+            - ``source``, ``source_port``, ``destination``, ``destination_port``: endpoints of a flow
+            - ``rate_bps``: bits of the bin over its width
+            - ``rate_pps``: packets of the bin over its width
 
         Raises:
-            UsageError: no such amount or grouping, bins that do not fit the scan's, or packets without times.
+            UsageError: no such amount or grouping, bins that do not fit the scan's, packets without times, or too many
+                rows.
         """
         import pandas as pd
 
         parts = [_frame(columns, None) for columns in self.rate_batches(by, what, bin_s)]
-        return pd.concat(parts, ignore_index=True)
+        table = pd.concat(parts, ignore_index=True)
+        return self._filled(table, by, bin_s) if fill else table
+
+    def _filled(self, table: pd.DataFrame, by: str, bin_s: float | str | None) -> pd.DataFrame:
+        """Add the bins without traffic to a table of rates."""
+        import pandas as pd
+
+        bins = self._wider(bin_s)
+        keys = pd.DataFrame(self._groups(by).keys)
+        count = (self.bins + bins.skipped - 1) // bins.factor + 1 if self.bins else 0
+        if count * max(len(keys), 1) > _MAX_FILLED:
+            raise UsageError(
+                f"{count:,} bins of {counted(max(len(keys), 1), by)} are more than {_MAX_FILLED:,} rows: choose wider "
+                "bins, select some of the traffic, or leave fill out"
+            )
+        every = pd.DataFrame({"t_ns": bins.start_ns + np.arange(count) * bins.width_ns})
+        every = every.merge(keys, how="cross") if len(keys.columns) else every
+        value = str(table.columns[-1])
+        filled = every.merge(table, how="left", on=[str(name) for name in every])
+        return filled.fillna({value: 0.0})
+
+    def packets(self, conversation: int, around: object, within: float | str = 0.01) -> Packets:
+        """Read the packets of a conversation around a time; the captures are read again.
+
+        Args:
+            conversation: number of the conversation, as in `conversations`.
+            around: the time: nanoseconds since 1970, a ``datetime``, a pandas ``Timestamp``, or text such as
+                ``2026-11-23 10:00:00.25``; without a time zone it is UTC.
+            within: packets up to so long before and after it, in seconds or as text such as ``10ms``.
+
+        Returns:
+            The packets, with ``to_frame()``, ``to_dpkt()`` and ``to_scapy()``.
+
+        Raises:
+            UsageError: no such conversation, no packet of it in this time, or captures that cannot be read again.
+        """
+        from ringtap.analysis.pcap.packets import read_packets
+
+        rows, reach_ns = self.scanned.conversations, round(duration_s(within, "a time span") * 1e9)
+        if not (hasattr(conversation, "__index__") and 0 <= conversation < len(rows)):
+            raise UsageError(f"there is no conversation {conversation!r}: they are numbered 0 to {len(rows) - 1}")
+        if "standard input" in self.files or not self.files:
+            raise UsageError("the packets of standard input cannot be read again: write them to a file first")
+        row, at_ns = rows[conversation], as_time_ns(around)
+        files = [(Path(name), lead) for name, lead in zip(self.files, self.leads_ns, strict=True)]
+        found = read_packets(files, row, at_ns - reach_ns, at_ns + reach_ns)
+        if not len(found):
+            first, last = (format_duration(abs(int(row[name]) - at_ns) / 1e9) for name in ("first_ns", "last_ns"))
+            sides = ["before" if int(row[name]) < at_ns else "after" for name in ("first_ns", "last_ns")]
+            raise UsageError(
+                f"conversation {conversation} has no packet within {format_duration(reach_ns / 1e9)} of this time: its "
+                f"first is {first} {sides[0]} it, its last {last} {sides[1]} it"
+            )
+        return found
 
     def rate_batches(
-        self, by: str = "flow", what: str = "bytes", bin_s: float | None = None
+        self, by: str = "flow", what: str = "bytes", bin_s: float | str | None = None
     ) -> Iterator[tables.Columns]:
         """Yield the columns of `rates`, some bins at a time, without pandas; at least one batch, maybe without rows."""
         _check_amount(what, AMOUNTS)
         return _rate_batches(self._cells, self._wider(bin_s), self._groups(by), what)
 
-    def _wider(self, bin_s: float | None) -> _Bins:
-        width_ns = self.bin_ns if bin_s is None else round(bin_s * 1e9)
+    def _wider(self, bin_s: float | str | None) -> _Bins:
+        width_ns = self.bin_ns if bin_s is None else round(duration_s(bin_s, "a width of bins") * 1e9)
         if width_ns < self.bin_ns or width_ns % self.bin_ns:
             asked, mine = (format_duration(max(width, 0) / 1e9) for width in (width_ns, self.bin_ns))
             raise UsageError(
@@ -258,11 +356,17 @@ class Traffic:
 
     def _groups(self, by: str) -> _Groups:
         if by not in GROUPS:
-            raise UsageError(f"rates by {by!r} are not known: by {', '.join(GROUPS)}")
+            raise UsageError(f"rates by {by!r} are not known: {did_you_mean(by, GROUPS)}by {', '.join(GROUPS)}")
         numbers = self.flow_numbers
         group = self._group_of(numbers)
         if by == "total":
             return _Groups({}, group)
+        if by == "conversation":
+            rows = np.unique(numbers // 2)
+            group[numbers] = np.searchsorted(rows, numbers // 2)
+            found = tables.conversation_columns(self.scanned.conversations[rows])
+            names = ("protocol", "a", "a_port", "b", "b_port")
+            return _Groups({"conversation": rows} | {name: np.asarray(found[name]) for name in names}, group)
         table = tables.flow_columns(self.scanned.conversations, numbers)
         if by == "flow":
             group[numbers] = np.arange(len(numbers))
@@ -363,7 +467,7 @@ def endpoint(address: str, port: int) -> str:
 
 def _check_amount(what: str, known: Sequence[str]) -> None:
     if what not in known:
-        raise UsageError(f"{what!r} is not counted: there are {', '.join(known)}")
+        raise UsageError(f"{what!r} is not counted: {did_you_mean(what, known)}there are {', '.join(known)}")
 
 
 def _frame(columns: tables.Columns, index: Integers | None) -> pd.DataFrame:

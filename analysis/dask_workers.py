@@ -172,7 +172,7 @@ def _slurm(count: int, stack: contextlib.ExitStack) -> Client:
         raise MeasurementError(f"Slurm takes no job of Dask: {errors[0] if errors else 'it gives no reason'}")
     cluster.scale(jobs=count)
     client = stack.enter_context(Client(cluster))
-    print("ringtap: waiting for a worker in a job of Slurm (squeue --me)", file=sys.stderr, flush=True)
+    logging.getLogger("ringtap").info("waiting for a worker in a job of Slurm (squeue --me)")
     client.wait_for_workers(1)
     return client
 

@@ -22,14 +22,15 @@ Mark iterations:
 
     step  mark the end of an iteration in a program whose steps ringtap cannot detect
 
-Wrong arguments and bad files raise UsageError, failed measurements MeasurementError; both are a RingtapError.
+Wrong arguments and bad files raise UsageError, failed measurements MeasurementError; both are a RingtapError. A run
+or a capture that can be read only in part gives a RingtapWarning. Longer work logs to the logger "ringtap".
 """
 
 from __future__ import annotations
 
 import sys as _sys
 
-from ringtap.errors import MeasurementError, RingtapError, UsageError
+from ringtap.errors import MeasurementError, RingtapError, RingtapWarning, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ __all__ = [
     "Job",
     "MeasurementError",
     "RingtapError",
+    "RingtapWarning",
     "Sweep",
     "Traffic",
     "UsageError",

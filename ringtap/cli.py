@@ -10,11 +10,12 @@ import argparse
 import errno
 import importlib
 import sys
+import warnings
 from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringtap
-from ringtap.errors import RingtapError, UsageError
+from ringtap.errors import RingtapError, RingtapWarning, UsageError
 from ringtap.terminal import discard_output, fill_standard_descriptors, guarded, one_line
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ def _run(argv: Sequence[str] | None) -> int:
     words = [argument for argument in arguments if not argument.startswith("-")]
     verb, sub_verb = (*words[:2], None, None)[:2]
     options = None
+    warnings.simplefilter("ignore", RingtapWarning)  # the commands print what these say, where it belongs
     try:
         options = build_parser(verb, sub_verb).parse_args(arguments)
         code = int(options.handler(options))

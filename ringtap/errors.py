@@ -27,12 +27,17 @@ class MeasurementError(RingtapError):
     exit_code = 1
 
 
+class RingtapWarning(UserWarning):
+    """A measurement that could be read only in part, or that its numbers describe badly."""
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """Return the question for the known name that is most like a wrong one, with a blank after it; empty if none is."""
     import difflib  # takes 5 ms, which a program without mistakes need not spend
 
-    near = difflib.get_close_matches(str(name).lower(), [str(one) for one in known], 1)
-    return f"did you mean {near[0]!r}? " if near else ""
+    spelled = {str(one).lower(): str(one) for one in known}
+    near = difflib.get_close_matches(str(name).lower(), spelled, 1)
+    return f"did you mean {spelled[near[0]]!r}? " if near else ""
 
 
 def system_message(number: int) -> str:

@@ -20,6 +20,7 @@ EXTRAS = {
     **dict.fromkeys(("rich", "textual"), "tui"),
     **dict.fromkeys(("cryptography", "dask", "dask_jobqueue", "distributed"), "dask"),
     **dict.fromkeys(("psutil", "pyroute2", "tomli"), ""),
+    **dict.fromkeys(("dpkt", "scapy"), "packets"),
     "pynvml": "gpu",
     "shtab": "completion",
 }

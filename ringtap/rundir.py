@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ringtap
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import NewerFormatError, Shape, ShapeError, check, load_json
 from ringtap.records import RecordFile, open_records, read_json_lines
 from ringtap.schema import NODE, POINT, RUN, RUN_JSON, SCHEMA, columns_of
@@ -264,6 +264,9 @@ class RunDirectory:
             UsageError: there is no run.json, its schema is newer, or another user owns it and does not share it.
         """
         try:
+            if not path.exists():
+                near = [str(path.parent / one.name) for one in path.parent.glob("*") if (one / RUN_JSON).is_file()]
+                raise UsageError(f"there is no {path}: {did_you_mean(path, near)}give a run directory")
             if not (path / RUN_JSON).is_file():
                 raise UsageError(f"{path} is not a run directory: it has no run.json")
             info = read_json(path / RUN_JSON)

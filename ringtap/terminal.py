@@ -37,6 +37,20 @@ def fill_standard_descriptors() -> None:
             setattr(sys, name, stream)
 
 
+def show_log() -> None:
+    """Print to standard error what the library logs from now on, one line each."""
+    import logging
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print(f"ringtap: {one_line(record.getMessage())}", file=sys.stderr, flush=True)
+
+    log = logging.getLogger("ringtap")
+    if not log.handlers:
+        log.addHandler(Lines())
+        log.setLevel(logging.INFO)
+
+
 def discard_output() -> None:
     """Redirect standard output to the null device, once a write to it has failed."""
     null = os.open(os.devnull, os.O_WRONLY)

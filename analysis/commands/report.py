@@ -11,7 +11,7 @@ from ringtap.analysis.dask_workers import add_option, workers
 from ringtap.errors import UsageError
 from ringtap.options import add_json
 from ringtap.schema import RUN_JSON
-from ringtap.terminal import shell_word
+from ringtap.terminal import shell_word, show_log
 from ringtap.units import counted, parse_rate_bps
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 def report(options: argparse.Namespace) -> int:
     """Write the report and print the paths of its files."""
+    show_log()
     source = Path(options.source)
     if source.is_dir() and (options.capacity or options.workers is not None):
         option = "--capacity" if options.capacity else "--workers"

@@ -11,7 +11,7 @@ from typing import Any
 from ringtap.errors import UsageError
 from ringtap.installation import shipped_example
 from ringtap.options import add_force, add_json
-from ringtap.terminal import shell_word
+from ringtap.terminal import shell_word, show_log
 from ringtap.units import parse_duration_s
 
 
@@ -45,6 +45,7 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 
 def _structure(options: argparse.Namespace) -> int:
+    show_log()
     bin_s = parse_duration_s(options.bin)
     if not 1e-5 <= bin_s <= 1:
         raise UsageError(f"--bin {options.bin} is outside of 10us to 1s")

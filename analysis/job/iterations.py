@@ -193,7 +193,7 @@ def _horovod(marks: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> Phases | Non
             try:
                 timeline = read_timeline(logs.path / name)
             except (RingtapError, OSError, ValueError) as error:
-                logs.problems.append(f"{logs.name}/{name} cannot be used: {error}")
+                logs.report(f"{logs.name}/{name} cannot be used: {error}")
                 continue
             rows = marks[(marks["node"] == logs.name) & (marks["rank"] == marks["rank"].min())]
             if len(timeline) and len(rows):
@@ -321,7 +321,7 @@ def _aligned(steps: pd.DataFrame, nodes: Mapping[str, NodeLogs]) -> pd.DataFrame
         logs, mine = nodes[str(node)], steps.iloc[rows]
         unknown = not (logs.clock.reference or logs.clock.steps) and _was_set(mine)
         if unknown:
-            logs.problems.append(
+            logs.report(
                 f"the clock of {node} was set during the run and clock/clock.json does not say when: its steps are "
                 "timed by CLOCK_MONOTONIC, all its other times are as the clock showed them"
             )

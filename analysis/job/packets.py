@@ -105,7 +105,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
         try:
             scanned = scan_packets(logs.path / name)
         except (RingtapError, OSError) as error:
-            logs.problems.append(f"{logs.name}/{name} was not read: {error}")
+            logs.report(f"{logs.name}/{name} was not read: {error}")
             continue
         before = sum(total[2] for total in sums.total)
         sums.add(interface, scanned, logs.clock)
@@ -117,7 +117,7 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
         if counts["torn_bytes"]:
             logs.torn.append(f"{logs.name}/{name}")
         if counts["corrupt_records"]:
-            logs.problems.append(
+            logs.report(
                 f"{logs.name}/{name} is damaged: ringtap passed over {counted(counts['corrupt_bytes'], 'byte')} of it"
             )
     flows = pd.DataFrame(

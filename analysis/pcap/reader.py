@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -22,12 +23,13 @@ from ringtap.analysis.pcap.scan import Scan, Scanned
 from ringtap.analysis.pcap.scan_dtypes import CELL, CONVERSATION
 from ringtap.analysis.pcap.sources import CaptureStream, expand
 from ringtap.analysis.pcap.traffic import Traffic
-from ringtap.errors import MeasurementError, UsageError
+from ringtap.errors import MeasurementError, RingtapWarning, UsageError
 from ringtap.units import counted, duration_s
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes read and the total; None if the total is not known."""
 
+_LOG = logging.getLogger("ringtap")
 _TICK_S = 0.1
 _STOP_S = 2.0  # limit of the wait for threads to stop; one may be blocked on a pipe
 _MAX_THREADS = 8  # each holds 200 MB at worst
@@ -91,7 +93,7 @@ def read_captures(
         held = f"{names[0]} holds" if len(names) == 1 else f"the {len(names)} captures hold"
         raise UsageError(f"{held} no packets{_why_none(whole.counts)}")
     traffic = Traffic(whole, [names[number] for number in order], leads_ns=[leads_ns[number] for number in order])
-    return traffic if filter is None else traffic.select(filter)
+    return _warn(traffic if filter is None else traffic.select(filter))
 
 
 def check_filter(words: str) -> None:
@@ -119,8 +121,13 @@ def _no_progress(done_bytes: int, total_bytes: int | None) -> None:
     pass
 
 
-def _say(line: str) -> None:
-    print(f"ringtap: {line}", file=sys.stderr, flush=True)
+def _warn(traffic: Traffic) -> Traffic:
+    """Warn of captures that could be read only in part."""
+    from ringtap.analysis.pcap.text import damage
+
+    for line in damage(traffic.counts):
+        warnings.warn(f"{', '.join(traffic.files[:3])}: {line}", RingtapWarning, stacklevel=3)
+    return traffic
 
 
 def scan_file(path: Path, bin_ns: int, cache: bool) -> Scanned | None:
@@ -143,7 +150,7 @@ def scan_packets(path: Path, conversations: int | None = None) -> Scanned:
     Raises:
         UsageError: it cannot be read, or is not a capture.
     """
-    compile.entries(_say)
+    compile.entries(_LOG.info)
     stream = CaptureStream(path)
     try:
         return _feed(stream, Scan(packets=True, conversations=conversations), threading.Event())
@@ -193,7 +200,7 @@ class _Reading:
         if self._todo and self._workers is not None:
             self._by_workers(self._workers, progress)
         elif self._todo:
-            compile.entries(_say)
+            compile.entries(_LOG.info)
             self._in_threads(progress)
         if self._error is not None:
             raise self._error
@@ -205,7 +212,7 @@ class _Reading:
         sizes = [size for number in order if (size := self._sizes[number]) is not None]
         if len(sizes) < len(order):
             raise UsageError("a pipe is read by this process alone: leave --scheduler out")
-        compile.entries(_say)  # once, and not by every worker at the same time
+        compile.entries(_LOG.info)  # once, and not by every worker at the same time
         absolute = [path.absolute() for path in files]
         found = workers.map(scan_file, absolute, repeat(self._bin_ns), repeat(self._cache))
         for done, (number, path) in enumerate(zip(order, files, strict=True), start=1):

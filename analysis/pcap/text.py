@@ -66,6 +66,11 @@ _SENTENCES = {
     "unknown_blocks": ("pcapng block", "hold no packets: skipped"),
     "not_ip": ("frame", "are no IP (ARP, LLDP, spanning tree, …): in the totals, and where a filter takes them"),
 }
+# those that mean that a part of the captures is not in the numbers
+_DAMAGE = (
+    *("unpacking_cut", "unpacking_damaged", "corrupt_records", "torn_bytes", "malformed"),
+    *("packets_over_limit", "queue_pairs_over_limit", "skipped_link_types"),
+)
 _NOT_TIMED = ("times_out_of_range", "without_time")
 # "1 packet belong" becomes "1 packet belongs"
 _SINGULAR = {
@@ -78,6 +83,11 @@ _SINGULAR = {
     "were": "was",
 }
 _PLURAL = {"ends": "end", "is": "are", "continues": "continue", "was": "were", "came": "came"}
+
+
+def damage(counts: Mapping[str, int]) -> list[str]:
+    """Return a sentence about each anomaly because of which a part of the captures is not in the numbers."""
+    return [_note(counts[name], *_SENTENCES[name]) for name in _DAMAGE if counts.get(name)]
 
 
 def notes(traffic: Traffic) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers, counter_steps, growth, mean_in
 from ringtap.analysis.runs.clock import NodeClock, read_clock, steps_of
 from ringtap.analysis.runs.run import Records, map_records
-from ringtap.errors import RingtapError, UsageError
+from ringtap.errors import RingtapError, RingtapWarning, UsageError
 from ringtap.json_validation import Shape, load_json, whole
 from ringtap.records import RecordFile, each_json_line
 from ringtap.schema import (
@@ -96,8 +97,14 @@ class NodeLogs:
         except FileNotFoundError:
             return otherwise
         except (RingtapError, OSError, ValueError, KeyError, TypeError) as error:
-            self.problems.append(f"{self.name}/{relative} cannot be used: {error}")
+            self.report(f"{self.name}/{relative} cannot be used: {error}")
             return otherwise
+
+    def report(self, *problems: str) -> None:
+        """Add sentences to `problems`, and warn of them."""
+        self.problems += problems
+        for problem in problems:
+            warnings.warn(problem, RingtapWarning, stacklevel=2)
 
     def read(self, relative: str, read: Callable[[Path], T]) -> T | None:
         """Apply a function to a file; return None if the file is missing or damaged."""
@@ -125,7 +132,7 @@ class NodeLogs:
                     damaged[-1] = (
                         f"{self.name}/{relative}: {_MAX_REPORTED} or more lines are left out, up to line {line.number}"
                     )
-            self.problems += damaged
+            self.report(*damaged)
             return items
 
         return self._tolerant(relative, read, [])
@@ -263,7 +270,7 @@ def each_node(
     """
     found = (workers.map if workers else map)(partial(_read, read), [logs.path for logs in nodes.values()], *columns)
     for (name, logs), (result, problems, torn) in zip(nodes.items(), found, strict=True):
-        logs.problems += [problem for problem in problems if problem not in logs.problems]
+        logs.report(*(problem for problem in problems if problem not in logs.problems))
         logs.torn += torn
         yield name, result
 

@@ -276,7 +276,7 @@ def socket_log(logs: NodeLogs) -> SocketLog | None:
         return None
     lacking = {*COUNTERS, "cookie", "inode", "source", "destination"} - {field.name for field in found[0].fields}
     if lacking:
-        logs.problems.append(f"{logs.name}/sockets/sockets.rec lacks {', '.join(sorted(lacking))}")
+        logs.report(f"{logs.name}/sockets/sockets.rec lacks {', '.join(sorted(lacking))}")
         return None
     return SocketLog(*found, _rounds(logs, found[0]))
 

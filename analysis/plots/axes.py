@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.plots.style import BLUE, COLOURS, FAINT, GREEN, INK, LIGHT, PURPLE, RC, VERMILION, plain
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Transform = Callable[[Any], Any]
 
 PAPER_WIDTH_IN, PAPER_HEIGHT_IN = 3.3, 2.3
+_LEGEND_LINE_IN = 0.15
 _PAPER = {
     "font.size": 8.0,
     "axes.titlesize": 8.0,
@@ -38,6 +40,8 @@ _PAPER = {
     "ytick.labelsize": 7.0,
     "lines.linewidth": 1.2,
     "lines.markersize": 4.0,
+    "legend.handlelength": 1.4,
+    "axes.prop_cycle": mpl.cycler(color=COLOURS),
     "text.parse_math": True,
     "pdf.fonttype": 42,  # text stays text in a PDF, which some publishers require
     "savefig.bbox": "tight",
@@ -58,17 +62,27 @@ def style() -> Iterator[None]:
         yield
 
 
-def _on(ax: Axes | None) -> Axes:
-    """Return the axes, or those of a new figure."""
-    if ax is not None:
-        if not isinstance(ax, Axes):
-            raise UsageError(f"ax must be Matplotlib axes, as plt.subplots() returns them, not {type(ax).__name__}")
-        return ax
+def _new_axes(height_in: float = PAPER_HEIGHT_IN) -> Axes:
     import matplotlib.pyplot as plt
 
-    with style():
-        _, axes = plt.subplots(figsize=(PAPER_WIDTH_IN, PAPER_HEIGHT_IN), layout="constrained")
+    _, axes = plt.subplots(figsize=(PAPER_WIDTH_IN, height_in), layout="constrained")
     return axes
+
+
+@contextmanager
+def _on(ax: Axes | None, height_in: float = PAPER_HEIGHT_IN) -> Iterator[Axes]:
+    """Draw on the axes; without any on those of a new figure, in ringtap's style."""
+    if ax is None:
+        with style():
+            yield _new_axes(height_in)
+    elif isinstance(ax, Axes):
+        yield ax
+    else:
+        raise UsageError(f"ax must be Matplotlib axes, as plt.subplots() returns them, not {type(ax).__name__}")
+
+
+def _legend_below(axes: Axes, columns: int) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=columns)
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -87,29 +101,26 @@ def iteration_times(job: Job, ax: Axes | None = None, **line: Any) -> list[Artis
     Raises:
         UsageError: the run has no iterations.
     """
-    axes, table = _on(ax), job.iterations
+    table = job.iterations
     _some(table, job)
-    grouped = grouped_iterations(table, list(PARTS))
-    unit, factor = time_unit(float(grouped["longest_s"].max()))
-    drawn: list[Artist] = []
-    for name, (text, colour) in PARTS.items():
-        if grouped[name].notna().any():
-            own = line if name == "iteration_s" else {}
-            drawn += axes.plot(
-                grouped["iteration"],
-                grouped[name] * factor,
-                **{"color": colour, "label": text, "linewidth": 1.1, **own},
-            )
-    if len(grouped) < len(table):
-        between = grouped["iteration_s"] * factor, grouped["longest_s"] * factor
-        drawn.append(axes.fill_between(grouped["iteration"], *between, color=INK, alpha=0.15, linewidth=0))
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel(unit)
-    axes.set_xlabel("iteration")
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    if ax is None:
-        axes.legend()
-    return drawn
+    with _on(ax) as axes:
+        grouped = grouped_iterations(table, list(PARTS))
+        unit, factor = time_unit(float(grouped["longest_s"].max()))
+        drawn: list[Artist] = []
+        for name, (text, colour) in PARTS.items():
+            if grouped[name].notna().any():
+                own = {"color": colour, "label": text, "linewidth": 1.1} | (line if name == "iteration_s" else {})
+                drawn += axes.plot(grouped["iteration"], grouped[name] * factor, **own)
+        if len(grouped) < len(table):
+            between = grouped["iteration_s"] * factor, grouped["longest_s"] * factor
+            drawn.append(axes.fill_between(grouped["iteration"], *between, color=INK, alpha=0.15, linewidth=0))
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(f"time in {unit}")
+        axes.set_xlabel("iteration")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        if ax is None:
+            axes.legend()
+        return drawn
 
 
 def _some(table: pd.DataFrame, job: Job) -> None:
@@ -144,18 +155,26 @@ def cdf(times_s: Job | Values, ax: Axes | None = None, **line: Any) -> list[Arti
     Raises:
         UsageError: there are no times, or not all are numbers.
     """
-    axes = _on(ax)
-    if isinstance(times_s, Job):
-        times_s = times_s.iterations["iteration_s"].iloc[times_s.measured]
-    seconds = np.sort(sample(times_s))
-    share = np.arange(1, len(seconds) + 1) / len(seconds)
-    drawn = axes.step(seconds, share * 100, where="post", **line)
-    axes.set_xlabel("iteration time in s")
-    axes.set_ylabel("share of iterations in %")
-    axes.set_ylim(0, 103)
-    if "label" in line:
-        axes.legend()
-    return list(drawn)
+    with _on(ax) as axes:
+        if isinstance(times_s, Job):
+            times_s = times_s.iterations["iteration_s"].iloc[times_s.measured]
+        seconds = np.sort(sample(times_s))
+        share = np.arange(1, len(seconds) + 1) / len(seconds)
+        drawn = axes.step(seconds, share * 100, where="post", **line)
+        axes.set_xlabel("iteration time in s")
+        axes.set_ylabel("share of iterations in %")
+        axes.set_ylim(0, 103)
+        if "label" in line:
+            axes.legend()
+        return list(drawn)
+
+
+def plain_ticks(axis: Axis, low: float, high: float) -> None:
+    """Set the ticks of a logarithmic axis as plain numbers."""
+    subs = (1.0, 2.0, 5.0) if high / low > 4 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def curve(fit: FitResult, axes: Axes, transform: Transform | None = None, **line: Any) -> list[Artist]:
@@ -179,11 +198,11 @@ def fit(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", **line
         kind: ``curve`` or ``point``, as in `FitResult.band`.
         **line: properties of the curve; the points and the band get its colour.
     """
-    axes = _on(ax)
-    drawn = _points_and_curve(fit, axes, kind, None, line)
-    axes.set_xlabel("cross traffic in Gbit/s")
-    axes.set_xlim(-0.02 * fit.C_gbps, fit.C_gbps)
-    return drawn
+    with _on(ax) as axes:
+        drawn = _points_and_curve(fit, axes, kind, None, line)
+        axes.set_xlabel("cross traffic in Gbit/s")
+        axes.set_xlim(-0.02 * fit.C_gbps, fit.C_gbps)
+        return drawn
 
 
 def rescaled(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", **line: Any) -> list[Artist]:
@@ -195,11 +214,12 @@ def rescaled(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", *
         kind: ``curve`` or ``point``, as in `FitResult.band`.
         **line: properties of the curve; the points and the band get its colour.
     """
-    axes = _on(ax)
-    drawn = _points_and_curve(fit, axes, kind, lambda load: fit.C_gbps / (fit.C_gbps - load), line)
-    axes.set_yscale("log")
-    axes.set_xlabel(f"C / (C − BW), C = {fit.C_gbps:g} Gbit/s")
-    return drawn
+    with _on(ax) as axes:
+        drawn = _points_and_curve(fit, axes, kind, lambda load: fit.C_gbps / (fit.C_gbps - load), line)
+        axes.set_yscale("log")
+        plain_ticks(axes.yaxis, *axes.get_ylim())
+        axes.set_xlabel(f"C / (C − BW), C = {fit.C_gbps:g} Gbit/s")
+        return drawn
 
 
 def _points_and_curve(
@@ -235,19 +255,19 @@ def matrix(amounts: Traffic | Job | pd.DataFrame, ax: Axes | None = None, **imag
     table, side = _square(amounts)
     if not table.size:
         raise UsageError("there is no traffic for a matrix")
-    axes = _on(ax)
-    drawn = axes.imshow(table.to_numpy(dtype=np.float64) / 1e6, **{"cmap": "Blues", "vmin": 0, **image})
-    cast(Any, axes.figure).colorbar(drawn, ax=axes, label="MB")
-    step = max(1, len(table) // 16)
-    ticks = list(range(0, len(table), step))
-    names = [plain(str(name)) for name in table.index[::step]]
-    long = max(map(len, names)) > 3
-    axes.set_xticks(ticks, names, rotation=90 if long else 0)
-    axes.set_yticks(ticks, names)
-    axes.grid(False)
-    axes.set_xlabel(f"to {side}")
-    axes.set_ylabel(f"from {side}")
-    return [drawn]
+    with _on(ax) as axes:
+        drawn = axes.imshow(table.to_numpy(dtype=np.float64) / 1e6, **{"cmap": "Blues", "vmin": 0, **image})
+        cast(Any, axes.figure).colorbar(drawn, ax=axes, label="MB")
+        step = max(1, len(table) // 16)
+        ticks = list(range(0, len(table), step))
+        names = [plain(str(name)) for name in table.index[::step]]
+        long = max(map(len, names)) > 3
+        axes.set_xticks(ticks, names, rotation=90 if long else 0)
+        axes.set_yticks(ticks, names)
+        axes.grid(False)
+        axes.set_xlabel(f"to {side}")
+        axes.set_ylabel(f"from {side}")
+        return [drawn]
 
 
 def _square(amounts: Traffic | Job | pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -270,7 +290,7 @@ def rank_matrix(job: Job) -> pd.DataFrame:
     return square.rename_axis(index="source_rank", columns="destination_rank")
 
 
-def rates(table: pd.DataFrame, ax: Axes | None = None, most: int = 8, **line: Any) -> list[Artist]:
+def rates(table: pd.DataFrame, ax: Axes | None = None, most: int = 5, **line: Any) -> list[Artist]:
     """Draw rates over time, one line for each conversation, flow or pair of hosts.
 
     Args:
@@ -284,34 +304,35 @@ def rates(table: pd.DataFrame, ax: Axes | None = None, most: int = 8, **line: An
     """
     value = next((name for name in ("rate_bps", "rate_pps") if name in table), None)
     if value is None or "t_ns" not in table or not len(table):
-        raise UsageError(
-            "rates are drawn from the table that Traffic.rates returns, with t_ns and rate_bps or rate_pps"
-        )
-    axes = _on(ax)
-    keys = [name for name in ("conversation", "flow", "source", "destination", "a", "b") if name in table]
-    keys = keys[:1] if keys[:1] in (["conversation"], ["flow"]) else keys
-    wide = table.pivot_table(index="t_ns", columns=keys, values=value, aggfunc="sum") if keys else None
-    wide = table.set_index("t_ns")[[value]] if wide is None else wide
-    order = wide.sum().sort_values(ascending=False, kind="stable").index
-    unit, size = ("packets/s", 1.0)
-    if value == "rate_bps":
-        unit, size = next(one for one in _RATE_UNITS if float(wide.max().max()) >= one[1] or one[1] == 1)
-    at_s = (wide.index.to_numpy(np.int64) - int(wide.index[0])) / 1e9
-    drawn: list[Artist] = []
-    for number, key in enumerate(order[:most]):
-        own = {"color": COLOURS[number % len(COLOURS)], "label": _rate_name(table, keys, key), "linewidth": 1.0, **line}
-        drawn += axes.plot(at_s, wide[key].to_numpy(np.float64) / size, **own)
-    if len(order) > most:
-        rest = wide[order[most:]].sum(axis=1).to_numpy(np.float64) / size
-        drawn += axes.plot(
-            at_s, rest, **{"color": FAINT, "label": f"{len(order) - most} others", "linewidth": 1.0, **line}
-        )
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("time in s")
-    axes.set_ylabel(unit)
-    if len(order) > 1:
-        axes.legend()
-    return drawn
+        raise UsageError("rates are drawn from a table of Traffic.rates, with rows, t_ns and rate_bps or rate_pps")
+    with _on(ax, PAPER_HEIGHT_IN + _LEGEND_LINE_IN * (most + 1)) as axes:
+        keys = [name for name in ("conversation", "flow", "source", "destination", "a", "b") if name in table]
+        keys = keys[:1] if keys[:1] in (["conversation"], ["flow"]) else keys
+        wide = table.pivot_table(index="t_ns", columns=keys, values=value, aggfunc="sum").fillna(0.0) if keys else None
+        wide = table.set_index("t_ns")[[value]] if wide is None else wide
+        order = wide.sum().sort_values(ascending=False, kind="stable").index
+        unit, size = ("packets/s", 1.0)
+        if value == "rate_bps":
+            unit, size = next(one for one in _RATE_UNITS if float(wide.max().max()) >= one[1] or one[1] == 1)
+        at_s = (wide.index.to_numpy(np.int64) - int(wide.index[0])) / 1e9
+        drawn: list[Artist] = []
+        for number, key in enumerate(order[:most]):
+            own: dict[str, Any] = {
+                "color": COLOURS[number % len(COLOURS)],
+                "label": _rate_name(table, keys, key),
+                "linewidth": 1.0,
+            }
+            drawn += axes.plot(at_s, wide[key].to_numpy(np.float64) / size, **own | line)
+        if len(order) > most:
+            rest = wide[order[most:]].sum(axis=1).to_numpy(np.float64) / size
+            own = {"color": FAINT, "label": f"{len(order) - most} others", "linewidth": 1.0}
+            drawn += axes.plot(at_s, rest, **own | line)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("time in s")
+        axes.set_ylabel(unit)
+        if len(order) > 1:
+            _legend_below(axes, 1)
+        return drawn
 
 
 def _rate_name(table: pd.DataFrame, keys: list[str], key: Any) -> str:
@@ -352,29 +373,30 @@ def timeline(job: Job, iteration: int, ax: Axes | None = None) -> list[Artist]:
             f"the phases of iteration {iteration} are not known: {job.work.why or 'no rank recorded them'}"
         )
     rows = rows.sort_values("compute_s", ascending=False).head(MAX_RANKS).sort_values("rank")
-    axes = _on(ax)
     begin_ns = int(job.iterations["start_ns"].iloc[iteration])
-    at = {
-        name: (rows[name] - begin_ns).to_numpy(np.float64) / 1e6 for name in ("begin_ns", "ready_ns", "step_start_ns")
-    }
-    lasts = ("iteration_s", "compute_s", "overlap_s", "exposed_s", "optimizer_s")
-    long = {name: rows[name].fillna(0).to_numpy(np.float64) * 1e3 for name in lasts}
-    hidden = np.minimum(long["overlap_s"], long["compute_s"])
+    begin, ready, optimizer = (
+        (rows[f"{name}_ns"] - begin_ns).to_numpy(np.float64) / 1e6 for name in ("begin", "ready", "step_start")
+    )
+    whole, compute, overlap, exposed, step = (
+        rows[f"{name}_s"].fillna(0).to_numpy(np.float64) * 1e3
+        for name in ("iteration", "compute", "overlap", "exposed", "optimizer")
+    )
+    hidden = np.minimum(overlap, compute)
     bars = [
-        ("", LIGHT, 0.7, at["begin_ns"], long["iteration_s"]),
-        ("compute", BLUE, 0.7, at["ready_ns"] - long["compute_s"], long["compute_s"]),
-        ("compute that hides communication", GREEN, 0.3, at["ready_ns"] - hidden, hidden),
-        ("exposed communication", VERMILION, 0.7, at["ready_ns"], long["exposed_s"]),
-        ("optimizer step", PURPLE, 0.7, at["step_start_ns"], long["optimizer_s"]),
+        ("_other", LIGHT, 0.7, begin, whole),
+        ("compute", BLUE, 0.7, ready - compute, compute),
+        ("hides communication", GREEN, 0.3, ready - hidden, hidden),
+        ("exposed communication", VERMILION, 0.7, ready, exposed),
+        ("optimizer step", PURPLE, 0.7, optimizer, step),
     ]
     places = np.arange(len(rows))
     drawn: list[Artist] = []
-    for text, colour, height, left, length in bars:
-        bar = axes.barh(places, length, left=left, color=colour, height=height, label=text or "_nolegend_")
-        drawn += list(bar.patches)
-    axes.set_yticks(places, [f"rank {rank}" for rank in rows["rank"]])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"ms since iteration {iteration} began")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2)
+    with _on(ax, 1.0 + 0.2 * len(rows)) as axes:
+        for text, colour, height, left, length in bars:
+            drawn += axes.barh(places, length, left=left, color=colour, height=height, label=text).patches
+        axes.set_yticks(places, [f"rank {rank}" for rank in rows["rank"]])
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(f"ms since iteration {iteration} began")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return drawn

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ringtap.analysis.plots.axes import Transform
+from ringtap.analysis.plots.axes import Transform, plain_ticks
 from ringtap.analysis.plots.figure import Sheet, finite, line_handle
 from ringtap.analysis.plots.style import Look, title_of
 from ringtap.analysis.sweeps.points import Point
@@ -55,14 +53,6 @@ def log_times(axes: Axes, low: float, high: float) -> None:
     axes.set_ylim(low / 1.25, high * 1.3)
     plain_ticks(axes.yaxis, low, high)
     axes.set_ylabel("iteration time in s")
-
-
-def plain_ticks(axis: Axis, low: float, high: float) -> None:
-    """Set the ticks of a logarithmic axis as plain numbers."""
-    subs = (1.0, 2.0, 5.0) if high / low > 4 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
 
 
 def load_axis(axes: Axes, setting: Setting) -> None:

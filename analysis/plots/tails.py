@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ringtap.analysis import thesis
+from ringtap.analysis.plots.axes import plain_ticks
 from ringtap.analysis.plots.figure import Drawn, Sheet, label, line_handle, sheet
 from ringtap.analysis.plots.style import FAINT, INK, Look, looks, title_of
-from ringtap.analysis.plots.sweep_axes import Setting, name_of, plain_ticks, tooltip
+from ringtap.analysis.plots.sweep_axes import Setting, name_of, tooltip
 from ringtap.analysis.report.loads import HEAVY_SHARE, LIGHT_SHARE, Tails, nearest_point
 from ringtap.analysis.sweeps.points import Point
 from ringtap.analysis.sweeps.series_results import Series

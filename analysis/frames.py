@@ -61,7 +61,7 @@ def described(table: pd.DataFrame, text: str | None) -> pd.DataFrame:
         text: the docstring that describes its columns (`descriptions`).
     """
     names = [str(name) for name in table]
-    known = {**descriptions(text), **table.attrs.get("columns", {})}
+    known = {**table.attrs.get("columns", {}), **descriptions(text)}
     table.attrs["units"] = {name: unit for name in names if (unit := unit_of(name))}
     table.attrs["columns"] = {name: known[name] for name in names if name in known}
     return table

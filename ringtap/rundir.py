@@ -265,8 +265,8 @@ class RunDirectory:
         """
         try:
             if not path.exists():
-                near = [str(path.parent / one.name) for one in path.parent.glob("*") if (one / RUN_JSON).is_file()]
-                raise UsageError(f"there is no {path}: {did_you_mean(path, near)}give a run directory")
+                beside = [one.name for one in path.parent.glob("*") if (one / RUN_JSON).is_file()]
+                raise UsageError(f"there is no {path}: {did_you_mean(path.name, beside)}give a run directory")
             if not (path / RUN_JSON).is_file():
                 raise UsageError(f"{path} is not a run directory: it has no run.json")
             info = read_json(path / RUN_JSON)

@@ -44,7 +44,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     add_json(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="TABLE", help="conversations to TABLE.parquet or .csv")
     parser.add_argument("--rates", type=Path, metavar="TABLE", help="rates over time to TABLE.parquet or .csv")
-    parser.add_argument("--by", choices=("flow", "hosts", "total"), default="flow", help="grouping of the rates (flow)")
+    parser.add_argument(
+        "--by", choices=("conversation", "flow", "hosts", "total"), default="flow", help="grouping of the rates (flow)"
+    )
     parser.add_argument("--of", choices=_AMOUNTS, help="amount of the rates (bytes)")
     parser.add_argument("--bin", default="1ms", metavar="TIME", help="width of the rates' bins (1ms)")
     parser.add_argument("--matrix", action="store_true", help="payload from each host to each host")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringtap.analysis.frames import as_time_ns, documented
+from ringtap.analysis.frames import as_time_ns, descriptions, documented
 from ringtap.analysis.pcap import tables
 from ringtap.analysis.pcap.scan import Scanned
 from ringtap.analysis.pcap.scan_dtypes import is_ip
@@ -156,11 +156,26 @@ class Traffic:
         """
         numbers = np.flatnonzero(self.selected & (self.scanned.conversations["packets"].reshape(-1) > 0))
         keys = {"flow": numbers, "conversation": numbers // 2}
-        return _frame(keys | tables.flow_columns(self.scanned.conversations, numbers), numbers)
+        table = _frame(keys | tables.flow_columns(self.scanned.conversations, numbers), numbers)
+        of_conversations = descriptions(Traffic.conversations.__doc__)
+        table.attrs["columns"] = {name.removesuffix("_ab"): text for name, text in of_conversations.items()}
+        return table
 
     @documented
     def queue_pairs(self) -> pd.DataFrame:
-        """RoCE queue pairs by source, destination and the destination's number; over all packets, filtered or not."""
+        """RoCE queue pairs; over all packets, filtered or not.
+
+        Returns:
+            One row per source, destination and queue pair of the destination.
+
+            - ``source``, ``destination``: addresses
+            - ``queue_pair``: number of the destination's queue pair
+            - ``packets``, ``bytes``, ``payload``: packets, frame bytes on the wire, payload
+            - ``acknowledgements``, ``naks``, ``cnps``: packets that acknowledge, that refuse, and congestion
+              notifications
+            - ``psn_gaps``, ``psn_repeats``: packet numbers that were left out or came again
+            - ``first_ns``, ``last_ns``: times of the first and the last packet
+        """
         return _frame(tables.queue_pair_columns(self.scanned.queue_pairs), None)
 
     def select(self, words: str) -> Traffic:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -41,7 +42,7 @@ _PAPER = {
     "lines.linewidth": 1.2,
     "lines.markersize": 4.0,
     "legend.handlelength": 1.4,
-    "axes.prop_cycle": mpl.cycler(color=COLOURS),
+    "axes.prop_cycle": cycler(color=COLOURS),
     "text.parse_math": True,
     "pdf.fonttype": 42,  # text stays text in a PDF, which some publishers require
     "savefig.bbox": "tight",
@@ -109,8 +110,10 @@ def iteration_times(job: Job, ax: Axes | None = None, **line: Any) -> list[Artis
         drawn: list[Artist] = []
         for name, (text, colour) in PARTS.items():
             if grouped[name].notna().any():
-                own = {"color": colour, "label": text, "linewidth": 1.1} | (line if name == "iteration_s" else {})
-                drawn += axes.plot(grouped["iteration"], grouped[name] * factor, **own)
+                own: dict[str, Any] = {"color": colour, "label": text, "linewidth": 1.1}
+                drawn += axes.plot(
+                    grouped["iteration"], grouped[name] * factor, **own | (line if name == "iteration_s" else {})
+                )
         if len(grouped) < len(table):
             between = grouped["iteration_s"] * factor, grouped["longest_s"] * factor
             drawn.append(axes.fill_between(grouped["iteration"], *between, color=INK, alpha=0.15, linewidth=0))

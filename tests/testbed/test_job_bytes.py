@@ -47,9 +47,9 @@ def check_demand(data: dict[str, Any], workers: int) -> None:
 
 def check_sides(data: dict[str, Any], nodes: set[str], path: str) -> None:
     """Packets and interface counters within 2 % of the sockets."""
-    wires = [wire for wire in data["wires"] if wire["path"] == path and wire["node"] in nodes]
-    assert {wire["node"] for wire in wires} == nodes
-    for wire in wires:
+    accounts = [one for one in data["byte_accounts"] if one["path"] == path and one["node"] in nodes]
+    assert {one["node"] for one in accounts} == nodes
+    for wire in accounts:
         assert abs(wire["nic_difference"]) < 0.02, wire
         assert abs(wire["packets_difference"]) < 0.02, wire
         assert 0 < wire["overhead_share"] < 0.1, wire

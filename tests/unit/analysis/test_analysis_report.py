@@ -504,7 +504,8 @@ def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, capsys):
     write_sweep(tmp_path / "new", PAIRS[:1], loads_gbps=(0.0, 8.0), iterations=3)
     edit_info(tmp_path / "new", schema=2)
     for path, says in (
-        (tmp_path / "none", "run.json"),
+        (tmp_path / "none", "there is no"),
+        (tmp_path, "run.json"),
         (tmp_path / "new", "upgrade"),
     ):
         assert main(["report", str(path)]) == 2

@@ -133,7 +133,7 @@ def test_a_job_is_joined_to_the_same_bits(tmp_path: Path, job: Path, executor: E
     for name in derived.TABLES:
         first, second = ((tmp_path / who / f"{name}.parquet").read_bytes() for who in ("alone", "together"))
         assert first == second, name
-    assert len(pd.read_parquet(tmp_path / "together" / "wires.parquet"))
+    assert len(pd.read_parquet(tmp_path / "together" / "byte_accounts.parquet"))
 
 
 def test_a_sweep_is_measured_to_the_same_numbers(

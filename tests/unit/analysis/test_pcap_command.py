@@ -38,7 +38,7 @@ from tests.unit.capture_makers import (
 
 LOOPBACK = Path(__file__).parents[2] / "gold" / "loopback.pcap"
 FIRST = (
-    *("protocol", "a", "a_port", "b", "b_port", "packets_ab", "bytes_ab", "packets_ba", "bytes_ba"),
+    *("conversation", "protocol", "a", "a_port", "b", "b_port", "packets_ab", "bytes_ab", "packets_ba", "bytes_ba"),
     *("payload_ab", "payload_ba", "first_ns", "last_ns"),
 )
 
@@ -196,7 +196,7 @@ def test_other_refusals_are_sentences_too(capture, tmp_path, capsys):
         ),
         ([capture, "--filter", "len > 5"], "tcpdump -r FILE -w PART"),
         ([capture, "--bin", "1"], "number and a unit"),
-        ([capture, "--bin", "0s"], "bins of 0 s are not possible"),
+        ([capture, "--bin", "0s"], "a width of bins of 0 s is not a positive time"),
         ([capture, "--bin", "1ns"], "1 µs to 1 h"),
         ([capture, "-o", tmp_path / "table.txt"], "must end in .parquet or .csv"),
         ([capture, "-o", tmp_path / "no" / "table.csv"], "is not a directory"),

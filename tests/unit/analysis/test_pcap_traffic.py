@@ -140,9 +140,9 @@ def test_outbound_with_payload_is_what_the_thesis_counts(traffic, truth):
 
 def test_wrong_questions_are_answered_in_a_sentence(traffic, monkeypatch):
     for ask, says in (
-        (lambda: traffic.binned(what="bits"), "'bits' is not counted: there are bytes, payload"),
+        (lambda: traffic.binned(what="bits"), "'bits' is not counted: did you mean 'bytes'"),
         (lambda: traffic.binned([10**6]), "there is no flow 1000000: the flows are 0 to 7"),
-        (lambda: traffic.rates("host"), "rates by 'host' are not known: by flow, hosts, total"),
+        (lambda: traffic.rates("host"), "rates by 'host' are not known: did you mean 'hosts'"),
         (lambda: traffic.rates(bin_s=0.0001), "cannot be made of bins of 1 ms: read the captures with bins of 100 µs"),
         (lambda: traffic.rates(bin_s=0.0015), "bins of 1.5 ms cannot be made"),
         (lambda: traffic.injection_rate(window=0), "moving average over 0 bins"),

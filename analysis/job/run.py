@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -317,10 +318,12 @@ class Job:
             - ``samples``: number of these samples
 
         Raises:
-            UsageError: flows times iterations exceed 4 million rows.
+            UsageError: no sockets were recorded, or flows times iterations exceed 4 million rows.
         """
         from ringtap.analysis.job import socket_iterations
 
+        if not self.traffic.nodes:
+            raise UsageError(f"{self.path} has no socket log: record a job with --collect sockets")
         rank = np.empty(len(self.flow_order), np.int64)
         rank[self.flow_order] = np.arange(len(rank))
         found = socket_iterations.measure(self.nodes, self.borders_at, self.traffic.flows, rank)
@@ -465,6 +468,21 @@ class Job:
         from ringtap.analysis.job.text import describe
 
         return "\n".join(describe(self.summary()))
+
+    def to_parquet(self, folder: str | os.PathLike[str] | None = None) -> Path:
+        """Write the tables and the summary, as ``ringtap analyze`` does; return their folder.
+
+        Args:
+            folder: the folder, which is made if it is missing; None for ``derived`` in the run directory.
+
+        Raises:
+            UsageError: the folder cannot be written, or pyarrow is missing.
+        """
+        from ringtap.analysis.runs import derived
+
+        target = self.path / "derived" if folder is None else Path(folder)
+        derived.write(self, self.summary(), target, derived.fingerprint(self.path))
+        return target
 
 
 def _sum_of(tables: Mapping[str, pd.DataFrame], name: str) -> Numbers | None:

@@ -57,7 +57,7 @@ class RawPacket(NamedTuple):
     data: bytes
 
 
-class Packets(Sequence[RawPacket]):
+class ConversationPackets(Sequence[RawPacket]):
     """Packets of one conversation, in the order of their captures."""
 
     def __init__(self, packets: list[RawPacket], rows: npt.NDArray[Any], flows: npt.NDArray[Any]) -> None:
@@ -65,7 +65,7 @@ class Packets(Sequence[RawPacket]):
         self._rows, self._flows = rows, flows
 
     def __repr__(self) -> str:
-        return f"<Packets: {counted(len(self), 'packet')}>"
+        return f"<ConversationPackets: {counted(len(self), 'packet')}>"
 
     def __len__(self) -> int:
         return len(self._packets)
@@ -140,7 +140,7 @@ def _needs(package: str, made: Callable[[RawPacket], Any], packet: RawPacket) ->
 
 def read_packets(
     files: Sequence[tuple[Path, int]], conversation: npt.NDArray[Any], begin_ns: int, end_ns: int
-) -> Packets:
+) -> ConversationPackets:
     """Read the packets of a conversation in a span of time.
 
     Args:
@@ -170,7 +170,7 @@ def read_packets(
         flows.append(scanned)
     order = np.argsort(np.array(kept, np.int64), kind="stable")
     joined = np.concatenate(rows)[order] if rows else np.zeros(0, [("flow", "u4"), ("payload", "u4")])
-    return Packets([found[kept[number]] for number in order], joined, np.concatenate(flows))
+    return ConversationPackets([found[kept[number]] for number in order], joined, np.concatenate(flows))
 
 
 def _of_conversation(

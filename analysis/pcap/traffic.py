@@ -21,7 +21,7 @@ from ringtap.units import counted, duration_s, format_duration
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ringtap.analysis.pcap.packets import Packets
+    from ringtap.analysis.pcap.packets import ConversationPackets
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -311,7 +311,7 @@ class Traffic:
         filled = every.merge(table, how="left", on=[str(name) for name in every])
         return filled.fillna({value: 0.0})
 
-    def packets(self, conversation: int, around: object, within: float | str = 0.01) -> Packets:
+    def packets(self, conversation: int, around: object, within: float | str = 0.01) -> ConversationPackets:
         """Read the packets of a conversation around a time; the captures are read again.
 
         Args:

@@ -1,0 +1,144 @@
+"""Each recipe of docs/reference/recipes.md is run, and has at most five lines; each picture of the gallery is drawn."""
+
+import importlib.util
+import re
+import shutil
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import duckdb
+import matplotlib as mpl
+import matplotlib.image
+import numpy as np
+import polars
+import pytest
+
+import ringtap
+from tests.gold.analysis_sweep import write_sweep
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "reference" / "recipes.md"
+GALLERY = ROOT / "docs" / "reference" / "gallery.md"
+LOADS_GBPS = (0.0, 6.0, 10.0, 14.0, 16.0, 18.0, 20.0, 22.0)
+MAX_LINES = 5
+
+
+def recipes() -> list[object]:
+    parts = re.split("^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    return [
+        pytest.param(block, id=f"{part.splitlines()[0]}-{number}")
+        for part in parts
+        for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", part, re.MULTILINE | re.DOTALL))
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a recorded job, a sweep and the examples."""
+    path = tmp_path_factory.mktemp("recipes")
+    with tarfile.open(ROOT / "tests" / "gold" / "v0.1" / "runs.tar.xz") as archive:
+        archive.extractall(path, filter="data")
+    (path / "runs").mkdir()
+    (path / "job").rename(path / "runs" / "job")
+    pairs = [("vgg16", "consistent"), ("vgg16", "burst")]
+    write_sweep(path / "runs" / "sweep", pairs, loads_gbps=LOADS_GBPS)
+    (path / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "ring.pcap.gz", path / "examples")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def figures():
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("block", recipes())
+def test_a_recipe_works_in_five_lines(block, folder, monkeypatch, capsys):
+    import matplotlib.pyplot as plt
+
+    monkeypatch.chdir(folder)
+    assert len(block.strip().splitlines()) <= MAX_LINES
+    lines = block.strip().splitlines()
+    last = lines.pop() if not re.match(r"\s|\w+(, \w+)* = |for |print\(", lines[-1]) else "None"
+    names = {"ringtap": ringtap, "polars": polars, "duckdb": duckdb}
+    if "ax=ax" in block:
+        names["ax"] = plt.subplots()[1]
+    exec("\n".join(lines), names)
+    shown = eval(last, names)
+    for value in (shown, *(names[name] for name in names if name in block)):
+        assert value is None or not hasattr(value, "__len__") or len(value), "an empty answer"
+    if "savefig" in block:
+        assert (folder / "fit.pdf").read_bytes().startswith(b"%PDF")
+        assert names["line"].figure.get_size_inches()[0] == 3.3
+
+
+def test_the_parts_of_the_recipes_are_right(folder):
+    job = ringtap.open_job(folder / "runs" / "job")
+    table = polars.read_parquet(job.to_parquet(folder / "parquet") / "iterations.parquet")
+    assert table["iteration_s"].to_list() == job.iterations["iteration_s"].tolist()
+    demand = ringtap.demand(round(job.summary()["demand"]["gradient_bytes"] / 4), len(job.ranks))
+    shares = job.ranks["sent_bytes"] / demand.worker_bytes
+    assert shares.to_numpy(float) == pytest.approx(1, abs=0.05), "samples of 200 ms of a job of 2 s"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> dict[str, Path]:
+    found = importlib.util.spec_from_file_location("draw_gallery", ROOT / "scripts" / "draw_gallery.py")
+    assert found is not None
+    module: ModuleType = importlib.util.module_from_spec(found)
+    assert found.loader is not None
+    found.loader.exec_module(module)
+    return {path.name: path for path in module.draw(tmp_path_factory.mktemp("gallery"))}
+
+
+def test_the_gallery_shows_every_function_of_plot(drawn):
+    shown = re.findall(r"\(\.\./images/(gallery-\w+\.png)\)", GALLERY.read_text())
+    assert sorted(shown) == sorted(drawn)
+    names = {name for name in vars(ringtap.plot) if callable(getattr(ringtap.plot, name)) and not name.startswith("_")}
+    own = {name for name in names if getattr(getattr(ringtap.plot, name), "__module__", "") == ringtap.plot.__name__}
+    makers = {name for name in own if "Artist" in str(getattr(ringtap.plot, name).__annotations__.get("return"))}
+    assert {f"gallery-{name}.png" for name in makers - {"curve"}} == set(drawn)
+
+
+def test_the_pictures_of_the_gallery_are_those_that_are_drawn_now(drawn):
+    for name, path in drawn.items():
+        now, then = (matplotlib.image.imread(one)[..., :3] for one in (path, ROOT / "docs" / "images" / name))
+        # another version of Matplotlib may set text a pixel aside, which changes its edges
+        assert abs(now.shape[0] - then.shape[0]) <= 4
+        assert abs(now.shape[1] - then.shape[1]) <= 4
+        rows, columns = (min(now.shape[at], then.shape[at]) for at in (0, 1))
+        assert np.abs(now[:rows, :columns] - then[:rows, :columns]).mean() < 0.05
+
+
+def test_figures_on_own_axes_are_vectors_of_any_backend(folder, tmp_path):
+    import matplotlib.pyplot as plt
+
+    job = ringtap.open_job(folder / "runs" / "job")
+    with ringtap.plot.style():
+        figure, axes = plt.subplots(1, 2, figsize=(3.3, 1.8))
+        first = ringtap.plot.iteration_times(job, axes[0], color="tab:red")
+        second = ringtap.plot.cdf(job.iterations["iteration_s"], ax=axes[1])
+    assert first[0].axes is axes[0]
+    assert first[0].get_color() == "tab:red"
+    assert second[0].axes is axes[1]
+    figure.savefig(tmp_path / "both.svg")
+    assert "<image" not in (tmp_path / "both.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda job: ringtap.plot.cdf([]), "at least 1 values"),
+        (lambda job: ringtap.plot.cdf(job, ax="axes"), "ax must be Matplotlib axes"),
+        (lambda job: ringtap.plot.rates(job.iterations), "from a table of Traffic.rates"),
+        (lambda job: ringtap.plot.timeline(job, 10**6), "has no iteration 1000000: the iterations are 0 to"),
+    ],
+)
+def test_wrong_figures_are_answered_in_a_sentence(call, says, folder):
+    with pytest.raises(ringtap.UsageError, match=says):
+        call(ringtap.open_job(folder / "runs" / "job"))

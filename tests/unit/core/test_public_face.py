@@ -1,0 +1,88 @@
+"""The names of ``import ringtap``: what they are, what importing them costs, and what a type checker sees."""
+
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ringtap
+
+ROOT = Path(__file__).resolve().parents[3]
+USER = """
+import pandas as pd
+import ringtap
+
+job = ringtap.open_job("runs/job")
+table: pd.DataFrame = ringtap.utc(job.rank_iterations)
+slow: pd.DataFrame = job.slow(factor=1.5)
+fit = ringtap.CongestionModel("25gbit").fit(table["iteration_s"], [1.0, 2.0])
+band: pd.DataFrame = fit.band(table["iteration_s"], kind="point")
+load: float = fit.load_for(1.5).load_gbps
+differs: bool = fit.compare(ringtap.FitResult.from_json("fit.json")).differs
+ringtap.plot.cdf(job, label="job")
+ringtap.plot.fit(fit)
+found = ringtap.find_break([1, 2], [3, 4], 25)
+if found.point is not None:
+    low: float = found.point.bandwidth_gbps.low
+for series in ringtap.open_sweep("runs/sweep"):
+    name: str = series.name
+run = ringtap.open_run("runs/sweep")
+if isinstance(run, ringtap.Sweep):
+    points: pd.DataFrame = run.points
+packets = ringtap.read_captures("x.pcap", "tcp").packets(0, "2026-01-01")
+frame: pd.DataFrame = packets.to_frame()
+needed: float = ringtap.demand(10, 2).required_bps("370ms")
+median: float = ringtap.compare([1.0], [2.0]).median_ratio.value
+ringtap.step()
+"""
+
+
+def test_dir_lists_the_public_names_alone():
+    assert dir(ringtap) == sorted(ringtap.__all__)
+    for name in ringtap.__all__:
+        assert getattr(ringtap, name) is getattr(ringtap, name)
+
+
+def test_help_names_and_describes_everything_public():
+    text = pydoc.plain(pydoc.render_doc(ringtap))
+    assert all(name in text for name in ringtap.__all__ if name != "__version__")
+    overview = ringtap.__doc__ or ""
+    assert all(name in overview for name in ringtap.__all__ if not name.startswith("__") and name[0].islower())
+    for name in ringtap.__all__:
+        found = getattr(ringtap, name)
+        assert isinstance(found, str) or found.__doc__
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("open_jobb", "open_job"), ("congestionmodel", "CongestionModel")])
+def test_a_wrong_name_is_answered_with_the_nearest_one(wrong, right):
+    with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
+        getattr(ringtap, wrong)
+
+
+def test_an_import_takes_less_than_10_ms_and_no_package():
+    code = "import sys, ringtap; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "pandas", "psutil", "pyroute2", "asyncio", "logging"} & set(loaded)
+    fastest_us = min(_import_us() for _ in range(5))
+    assert fastest_us < 10_000
+
+
+def _import_us() -> int:
+    """Return the time that Python says the import took with all that it imports; the rest is bare Python's."""
+    command = [sys.executable, "-X", "importtime", "-c", "import ringtap"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    (line,) = [line for line in lines if line.split("|")[-1].strip() == "ringtap"]
+    return int(line.split("|")[1])
+
+
+def test_code_of_a_user_is_clean_under_mypy_strict(tmp_path):
+    (tmp_path / "user.py").write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "user.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    (tmp_path / "user.py").write_text(USER.replace("differs: bool", "differs: str"))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, "the names are typed, and not Any"
+    assert "user.py:11" in done.stdout

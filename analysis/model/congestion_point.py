@@ -5,18 +5,21 @@ docs/method/method.md describes the steps and the reasons for each choice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
 from ringtap.analysis.statistics.arrays import Array, Values, as_array
+from ringtap.analysis.statistics.autocorrelation import block_means
 from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE, MIN_CONGESTION_LOADS, MIN_RISE
 from ringtap.units import counted, rate_gbps
 
 CURVED_SHARE = 2 / 3  # the curved region begins at this share of the way from the lightest loads' elasticity to 1
+LEVEL = 0.95
 MIN_ELASTICITY = 0.5  # at the heaviest loads; below it, congestion was not reached
 
 
@@ -55,6 +58,9 @@ class CongestionPoint:
         chosen: index of the chosen point.
         loads_gbps: loads after averaging replicates, ascending, shape (points,).
         times_s: times after averaging, shape (points,).
+        interval_gbps: 95 % interval of BW* over resampled sets in which the construction finds a point; its ends are
+            measured loads. None if it was not asked for.
+        found_share: share of the resampled sets in which it finds one; None if not asked for.
     """
 
     bandwidth_gbps: float
@@ -68,6 +74,8 @@ class CongestionPoint:
     chosen: int
     loads_gbps: tuple[float, ...]
     times_s: tuple[float, ...]
+    interval_gbps: tuple[float, float] | None = None
+    found_share: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The point and its construction as plain values."""
@@ -95,13 +103,25 @@ class CongestionResult:
     reason: str = ""
 
 
-def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_gbps: float | str) -> CongestionResult:
+def find_congestion_point(
+    bandwidth_gbps: Values,
+    iteration_s: Values,
+    capacity_gbps: float | str,
+    iterations_s: Sequence[Values] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+) -> CongestionResult:
     """Find the load at which congestion begins (thesis, section 3.2 and appendix A.2).
 
     Args:
         bandwidth_gbps: loads in Gbit/s, shape (points,), in any order; replicates are averaged.
         iteration_s: mean iteration times in seconds, shape (points,).
         capacity_gbps: capacity of the bottleneck, in Gbit/s or as text such as ``25gbit``.
+        iterations_s: the iteration times behind each mean, in order of time, if they are known. They are resampled
+            within each point, in blocks as long as they are correlated. Without them, the residuals of ln t around the
+            curve of `elasticities` are resampled.
+        samples: number of resampled sets for the interval; 0 for no interval.
+        seed: seed of the resampling.
 
     Raises:
         UsageError: the arrays differ in length or hold invalid values.
@@ -115,7 +135,48 @@ def find_congestion_point(bandwidth_gbps: Values, iteration_s: Values, capacity_
         raise UsageError(f"loads and times must be two lists of one length, not {load.shape} and {time.shape}")
     if not (np.all(np.isfinite(time)) and np.all(time > 0) and np.all((load >= 0) & (load < capacity_gbps))):
         raise UsageError("loads must be from 0 to below the capacity and times positive")
+    if iterations_s is not None and len(iterations_s) != len(load):
+        raise UsageError(
+            f"{len(iterations_s)} lists of iterations for {counted(len(load), 'point')}: give one for each"
+        )
+    order = np.lexsort((time, load))
+    every_load, every_time = load[order], time[order]
     load, time = merge_replicates(load, time, capacity_gbps)
+    found = _find(load, time, capacity_gbps)
+    if found.point is None or not samples:
+        return found
+    draw = np.random.default_rng(seed)
+    if iterations_s is None:
+        sets = _around_curve(load, time, capacity_gbps, samples, draw)
+    else:
+        means = [block_means(iterations_s[number], samples, draw) for number in order]
+        # centred on the given means, however they were obtained
+        scattered = every_time * np.column_stack([mean / mean.mean() for mean in means])
+        sets = np.stack([merge_replicates(every_load, one, capacity_gbps)[1] for one in scattered])
+    chosen = [point.bandwidth_gbps for one in sets if (point := _find(load, one, capacity_gbps).point) is not None]
+    if not chosen:
+        return CongestionResult(replace(found.point, found_share=0.0))
+    low, high = np.quantile(chosen, [(1 - LEVEL) / 2, 1 - (1 - LEVEL) / 2], method="inverted_cdf").tolist()
+    share = len(chosen) / samples
+    return CongestionResult(replace(found.point, interval_gbps=(low, high), found_share=share))
+
+
+def _around_curve(load: Array, time: Array, capacity_gbps: float, samples: int, draw: np.random.Generator) -> Array:
+    """Return sets of times with the residuals of ln t around the convex curve resampled, widened for its slopes."""
+    u = -np.log1p(-load / capacity_gbps)
+    slopes = elasticities(load, time, capacity_gbps)
+    log_time = np.log(time)
+    curve = np.concatenate(([0.0], np.cumsum(slopes * np.diff(u))))
+    residual = log_time - curve - (log_time - curve).mean()
+    parameters = 1 + len(np.unique(slopes.round(9)))
+    residual *= np.sqrt(len(load) / max(len(load) - parameters, 1))
+    fitted = log_time.mean() - curve.mean() + curve
+    result: Array = np.exp(fitted + draw.choice(residual, size=(samples, len(load))))
+    return result
+
+
+def _find(load: Array, time: Array, capacity_gbps: float) -> CongestionResult:
+    """Find the point of times at distinct loads, ascending."""
     if len(load) < MIN_CONGESTION_LOADS:
         return CongestionResult(
             None, f"{counted(len(load), 'load')} of the {MIN_CONGESTION_LOADS} that the construction needs: too few"

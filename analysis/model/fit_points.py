@@ -77,7 +77,9 @@ def fit_points(model: CongestionModel, points: Points, robust: bool, samples: in
     """Fit the points and look for both kinds of congestion point."""
     loads, times, capacity = points.bandwidth_gbps, points.iteration_s, model.capacity_gbps
     found = model.fit(loads, times, spread_s=points.error_s, robust=robust, bootstrap=samples)
-    return PointsFit(found, find_congestion_point(loads, times, capacity), find_break(loads, times, capacity))
+    return PointsFit(
+        found, find_congestion_point(loads, times, capacity, samples=0), find_break(loads, times, capacity)
+    )
 
 
 def _with_interval(number: BreakCandidate, unit: str) -> str:

@@ -215,7 +215,7 @@ def series_of(points: Sequence[Point], subject: Subject) -> Series:
         [point.training_gbps * point.mean_s * 125 for point in alone if point.training_gbps and point.mean_s]
     )
     fit, fit_reason = _fit(loads, times, capacity)
-    congestion = find_congestion_point(loads, times, capacity)
+    congestion = find_congestion_point(loads, times, capacity, samples=0)
     difference, saturated = None, 0
     if congestion.point is not None:
         # the congestion point is an average of replicates, some of which are a little lighter

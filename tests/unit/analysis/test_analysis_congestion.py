@@ -97,3 +97,41 @@ def test_where_there_is_no_point_the_reason_is_given(loads, times, says):
 def test_impossible_points_are_refused(loads, times):
     with pytest.raises(UsageError):
         find_congestion_point(loads, times, 25)
+
+
+KNEE_LOADS = np.array([0, 3, 6, 9, 12, 14, 16, 17.5, 19, 20.5, 21.5, 22.5])
+KNEE_TIMES = np.maximum(0.4 * (1 + 0.002 * KNEE_LOADS), 4.2 / (25 - KNEE_LOADS))
+
+
+@pytest.mark.parametrize("with_iterations", [False, True])
+def test_the_interval_holds_the_point_of_the_times_without_scatter(with_iterations):
+    truth = find_congestion_point(KNEE_LOADS, KNEE_TIMES, 25).point
+    assert truth.interval_gbps == (truth.bandwidth_gbps, truth.bandwidth_gbps), "nothing scatters"
+    held = widths = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        iterations = [mean * np.exp(rng.normal(0, 0.15, 40)) for mean in KNEE_TIMES]
+        means = [one.mean() for one in iterations]
+        found = find_congestion_point(
+            KNEE_LOADS, means, 25, iterations if with_iterations else None, samples=200, seed=seed
+        ).point
+        low, high = found.interval_gbps
+        assert low <= found.bandwidth_gbps <= high
+        assert {low, high} <= set(KNEE_LOADS)
+        assert 0.5 < found.found_share <= 1
+        held += low <= truth.bandwidth_gbps <= high
+        widths += high - low
+    # at 95 %, 20 intervals miss more than 4 times with a probability below 0.3 %
+    assert held >= 16
+    assert 0 < widths / 20 < 6, "intervals tell something: the loads span 22.5 Gbit/s"
+
+
+def test_an_interval_is_of_the_seed_and_of_the_points_not_of_their_order():
+    rng = np.random.default_rng(1)
+    times = KNEE_TIMES * np.exp(rng.normal(0, 0.03, len(KNEE_TIMES)))
+    order = rng.permutation(len(times))
+    first = find_congestion_point(KNEE_LOADS, times, 25)
+    assert find_congestion_point(KNEE_LOADS[order], times[order], 25) == first
+    assert find_congestion_point(KNEE_LOADS, times, 25, samples=0).point.interval_gbps is None
+    with pytest.raises(UsageError, match="1 lists of iterations for 12 points"):
+        find_congestion_point(KNEE_LOADS, times, 25, [[1.0]])

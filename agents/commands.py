@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import UsageError
 from ringtap.options import add_json, add_verbose
 from ringtap.rundir import add_access
-from ringtap.terminal import shell_word
-from ringtap.units import counted
+from ringtap.terminal import progress_bar, shell_word, visible
+from ringtap.units import counted, format_duration
 
 if TYPE_CHECKING:
     from ringtap.agents.job.run_location import RunLocation
     from ringtap.agents.node.settings import RunSettings
+    from ringtap.agents.sweep.conductor import SweepProgress
     from ringtap.plan import SweepPlan
 
 
@@ -184,10 +188,12 @@ def _clean(plan: SweepPlan, as_json: bool) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     import json
 
+    from ringtap.agents.job.signals import termination_as_interrupt
     from ringtap.agents.sweep.conductor import check_series, run_sweep
     from ringtap.agents.sweep.estimate import doubts, estimate, print_estimate
     from ringtap.plan import load_plan
-    from ringtap.rundir import new_name
+    from ringtap.rundir import read_points
+    from ringtap.schema import POINTS_JSONL
 
     plan = load_plan(options.plan)
     if options.clean:
@@ -203,12 +209,49 @@ def _sweep(options: argparse.Namespace) -> int:
         return 0
     if options.resume and not options.output:
         raise UsageError("--resume needs the sweep's folder: -o DIR")
-    path = options.output or Path("runs") / new_name(plan.name)
-    summary = run_sweep(
-        plan, path, resume=options.resume, force=options.force, only=options.series, access=options.access
-    )
+    begin_s = time.monotonic()
+    with termination_as_interrupt(), closing(_SweepDisplay()) as display:
+        path = run_sweep(
+            plan,
+            options.output,
+            progress=display.show,
+            resume=options.resume,
+            force=options.force,
+            series=options.series,
+            access=options.access,
+        )
+    count = len(read_points(path / POINTS_JSONL)[0])
     if options.json:
-        print(json.dumps(summary))
+        duration_s = round(time.monotonic() - begin_s, 1)
+        print(json.dumps({"path": str(path), "status": "complete", "points": count, "duration_s": duration_s}))
     else:
-        print(f"Wrote {path}: {counted(summary['points'], 'point')}. Next: ringtap report {shell_word(path)}")
+        print(f"Wrote {path}: {counted(count, 'point')}. Next: ringtap report {shell_word(path)}")
     return 0
+
+
+class _SweepDisplay:
+    """Progress of a sweep on standard error: a bar on a terminal, and a line for each message."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+
+    def show(self, progress: SweepProgress) -> None:
+        """Show a report of the sweep."""
+        if self._bar is None and progress.total_s:
+            columns = ("{task.description}", "BarColumn", "{task.percentage:>3.0f} %", "TimeRemainingColumn")
+            self._bar = progress_bar(*columns) or False
+            self._task = self._bar and self._bar.add_task("sweep", total=progress.total_s)
+        if self._bar:
+            label = visible(progress.doing or "sweep")
+            self._bar.update(self._task, description=label, completed=progress.done_s)
+            if progress.message:
+                self._bar.console.print(visible(progress.message), highlight=False, markup=False)
+        elif progress.message:
+            left = "" if progress.point is None else f"  (about {format_duration(progress.left_s)} left)"
+            print(f"{progress.message}{left}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar:
+            self._bar.stop()

@@ -1,12 +1,14 @@
-"""Tables that ringtap returns: units and documented columns in ``attrs``, copies, and times as UTC."""
+"""Results for notebooks: tables with units and documented columns in ``attrs``, times as UTC, texts as HTML."""
 
 from __future__ import annotations
 
 import functools
+import html
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from ringtap.arguments import instance_of
 from ringtap.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def descriptions(text: str | None) -> dict[str, str]:
     return found
 
 
-def table(build: Callable[[Owner], pd.DataFrame]) -> Callable[[Owner], pd.DataFrame]:
+def described_table(build: Callable[[Owner], pd.DataFrame]) -> Callable[[Owner], pd.DataFrame]:
     """Make a table once and return a copy of it on each access, with its units and its columns in ``attrs``."""
     name = f"_table_{build.__name__}"
 
@@ -138,7 +140,7 @@ def utc(table: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    times = [name for name in table if name in _TIMES]
+    times = [name for name in instance_of(table, pd.DataFrame, "the table") if name in _TIMES]
     if not times:
         raise UsageError(f"the table has no column of times to convert: it has {', '.join(map(str, table))}")
     result = table.copy()
@@ -151,3 +153,8 @@ def utc(table: pd.DataFrame) -> pd.DataFrame:
     columns = table.attrs.get("columns", {})
     result.attrs["columns"] = {names.get(name, name): text for name, text in columns.items()}
     return result
+
+
+def html_of_text(text: str) -> str:
+    """Return a text as HTML that keeps its lines and columns."""
+    return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(text)}</pre>'

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
+
+from ringtap.records import Field, RecordWriter
+from ringtap.schema import TIME_FIELDS
 
 State = Literal["ok", "degraded", "unavailable"]
 
@@ -75,3 +80,87 @@ class Collector(Protocol):
     def stop(self) -> dict[str, Any]:
         """Take the last sample and close the logs; return facts for node.json (losses, counts), numbers as numbers."""
         ...
+
+
+class SampledCollector:
+    """A collector that reads some numbers in each period; a subclass gives their columns and ``read``.
+
+    Its log is ``NAME/NAME.rec`` in the node's folder, and ``job.table(NAME)`` reads it.
+
+    Attributes:
+        name: its name for ``--collect``: small letters, digits, - and _.
+        columns: name of each column, with its unit as a suffix (``_us``, ``_bytes``), and its meaning over time:
+            ``counter`` for a number that grows, ``gauge`` for a state.
+        every_s: its period.
+    """
+
+    name: ClassVar[str]
+    columns: ClassVar[Mapping[str, Literal["counter", "gauge"]]]
+    slow: ClassVar[bool] = True
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.every_s = context.every_s
+
+    def read(self) -> Sequence[float]:
+        """Return a number for each column, in their order; whole numbers for a column are whole in every sample.
+
+        Raises:
+            OSError: the source cannot be read; the collector then ends with this reason, and the job goes on.
+        """
+        raise NotImplementedError
+
+    def check(self) -> Check:
+        """Read once; the collector is unavailable if that fails."""
+        try:
+            self._values()
+        except Exception as error:
+            return Check("unavailable", f"it cannot be read: {error or type(error).__name__}")
+        text = (type(self).__doc__ or "").strip().partition("\n")[0]
+        return Check("ok", text.rstrip(".") or f"{len(self.columns)} columns")
+
+    def start(self) -> None:
+        """Open the log and take the first sample."""
+        values = self._values()
+        fields = [_field(name, kind, value) for (name, kind), value in zip(self.columns.items(), values, strict=True)]
+        self._whole = [item.type != "<f8" for item in fields]
+        about = {"collector": self.name, "source": f"{type(self).__module__}.{type(self).__qualname__}"}
+        path = self.context.folder / self.name / f"{self.name}.rec"
+        self._log = RecordWriter(path, [*TIME_FIELDS, *fields], about | {"every_s": self.every_s})
+        self._append(values)
+
+    def sample(self) -> None:
+        """Take one sample."""
+        self._append(self._values())
+
+    def stop(self) -> dict[str, Any]:
+        """Take the last sample and close the log."""
+        try:
+            self.sample()
+        finally:
+            self._log.close()
+        return {}
+
+    def _append(self, values: Sequence[float]) -> None:
+        for name, value, whole in zip(self.columns, values, self._whole, strict=True):
+            if whole and not isinstance(value, int):
+                raise ValueError(f"{name} was a whole number in the first sample and is {value!r} now")
+        self._log.append(time.time_ns(), time.monotonic_ns(), *values)
+
+    def _values(self) -> Sequence[float]:
+        values = list(self.read())
+        if len(values) != len(self.columns):
+            raise ValueError(f"read() returned {len(values)} numbers for {len(self.columns)} columns")
+        for name, value in zip(self.columns, values, strict=True):
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"read() returned {value!r} for {name}, not a number")
+        return values
+
+
+def _field(name: str, kind: Literal["counter", "gauge"], value: float) -> Field:
+    unit = name.rpartition("_")[2] if "_" in name else ""
+    if kind not in ("counter", "gauge"):
+        raise ValueError(f"the column {name} is a {kind!r}: it must be a counter or a gauge")
+    if isinstance(value, int):
+        return Field(name, "<u8" if kind == "counter" else "<i8", unit, kind, 64 if kind == "counter" else 0)
+    return Field(name, "<f8", unit, kind)

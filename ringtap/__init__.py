@@ -17,6 +17,15 @@ Analyse measurements:
     compare                compare two samples of iteration times
     demand                 calculate the bytes that an iteration sends
     plot                   draw all of these on your own axes
+    write_report           write the report of a run, or of a table of iteration times, into a folder
+
+Send traffic and measure:
+
+    Plan       describe cross traffic: which flow starts when, where to and how large
+    receiver   receive flows within a block
+    send       send the flows of a plan
+    run_sweep  measure a sweep: iteration times under each load of cross traffic
+    testbed    build a virtual testbed of hosts and links within a block
 
 Mark iterations:
 
@@ -34,6 +43,8 @@ from ringtap.errors import MeasurementError, RingtapError, RingtapWarning, Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringtap.agents.sweep.conductor import run_sweep
+    from ringtap.agents.testbed.up import testbed
     from ringtap.analysis.frames import utc
     from ringtap.analysis.job.run import Job, open_job
     from ringtap.analysis.model.breakpoint import find_break
@@ -43,9 +54,11 @@ if TYPE_CHECKING:
     from ringtap.analysis.pcap.reader import read_captures
     from ringtap.analysis.pcap.traffic import Traffic
     from ringtap.analysis.plots import axes as plot
+    from ringtap.analysis.report.write import write_report
     from ringtap.analysis.statistics.two_sample import compare
     from ringtap.analysis.structure.captures import read_structure
     from ringtap.analysis.sweeps.sweep import Sweep, open_run, open_sweep
+    from ringtap.traffic import Plan, receiver, send
 
 __version__ = "0.2.0"
 __all__ = [
@@ -53,6 +66,7 @@ __all__ = [
     "FitResult",
     "Job",
     "MeasurementError",
+    "Plan",
     "RingtapError",
     "RingtapWarning",
     "Sweep",
@@ -69,8 +83,13 @@ __all__ = [
     "plot",
     "read_captures",
     "read_structure",
+    "receiver",
+    "run_sweep",
+    "send",
     "step",
+    "testbed",
     "utc",
+    "write_report",
 ]
 
 # public name -> its module, imported on first use: agents run without NumPy
@@ -78,6 +97,7 @@ _MODULES = {
     "CongestionModel": "ringtap.analysis.model.fit",
     "FitResult": "ringtap.analysis.model.fit_result",
     "Job": "ringtap.analysis.job.run",
+    "Plan": "ringtap.traffic",
     "Sweep": "ringtap.analysis.sweeps.sweep",
     "Traffic": "ringtap.analysis.pcap.traffic",
     "compare": "ringtap.analysis.statistics.two_sample",
@@ -90,7 +110,12 @@ _MODULES = {
     "plot": "ringtap.analysis.plots.axes",
     "read_captures": "ringtap.analysis.pcap.reader",
     "read_structure": "ringtap.analysis.structure.captures",
+    "receiver": "ringtap.traffic",
+    "run_sweep": "ringtap.agents.sweep.conductor",
+    "send": "ringtap.traffic",
+    "testbed": "ringtap.agents.testbed.up",
     "utc": "ringtap.analysis.frames",
+    "write_report": "ringtap.analysis.report.write",
 }
 
 

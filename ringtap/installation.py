@@ -6,6 +6,7 @@ No package index offers ringtap, so pip needs more than its name.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -64,7 +65,7 @@ def install_command(extra: str = "") -> str:
     return f"{pip()} install {shlex.join(source or _packages(requirements, extra))}"
 
 
-def shipped_example(path: str | Path) -> Path | None:
+def shipped_example(path: str | os.PathLike[str]) -> Path | None:
     """Return the example that ships with ringtap under the name ``examples/NAME``, unless that file exists here."""
     shipped = Path(__file__).parent / path
     is_shipped = Path(path).parent == Path("examples") and not Path(path).exists() and shipped.is_file()

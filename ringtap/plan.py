@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +153,42 @@ class SweepPlan:
         return asdict(self) | {"topology": self.topology.to_json()}
 
 
-def load_plan(path: Path) -> SweepPlan:
-    """Read and check a plan file; examples/NAME is the example that ships with ringtap, unless there is one here.
+_SINGLE, _REPEATED = {"sweep", "testbed", "cluster", "window", "burst"}, {"models", "hosts"}
+
+
+def plan_from_keys(keys: Mapping[str, Any]) -> SweepPlan:
+    """Check a plan from keyword arguments, with the defaults of a file.
+
+    Args:
+        keys: keys of [sweep], such as ``loads``, and other tables by name: ``models`` is a list of names and dicts,
+            ``hosts`` a list of dicts, ``testbed``, ``cluster``, ``window`` and ``burst`` are dicts.
+
+    Raises:
+        UsageError: a key or value is wrong.
+    """
+    tables = {name: value for name, value in keys.items() if name in _SINGLE | _REPEATED}
+    models = keys.get("models")
+    if isinstance(models, (list, tuple)):
+        tables["models"] = [{"name": model} if isinstance(model, str) else model for model in models]
+    rest = {name: value for name, value in keys.items() if name not in tables}
+    return load_plan(tables | {"sweep": rest} if rest else tables)
+
+
+def load_plan(source: str | PathLike[str] | Mapping[str, Any]) -> SweepPlan:
+    """Read and check a plan; examples/NAME is the example that ships with ringtap, unless there is one here.
+
+    Args:
+        source: a plan file, or a dict of its tables, in which rates, sizes and times may be numbers of bit/s, bytes
+            and seconds.
 
     Raises:
         UsageError: the file cannot be read, is not TOML, or has a wrong key or value (the message names its line).
     """
-    path = shipped_example(path) or path
-    file = PlanTables(path, {"sweep", "testbed", "cluster", "window", "burst"}, {"models", "hosts"})
+    if not isinstance(source, (str, PathLike, Mapping)):
+        raise UsageError(f"{source!r} is not a plan: give the path of a file, or a dict of its tables")
+    if not isinstance(source, Mapping):
+        source = shipped_example(source) or Path(source)
+    file = PlanTables(source, _SINGLE, _REPEATED)
     sweep, is_real = file.one("sweep", needed=True), file.has("cluster")
     if is_real and file.has("testbed"):
         raise UsageError(f"{file.one('testbed').where()}: a plan has a [testbed] or a [cluster]: take one of them out")
@@ -167,7 +196,7 @@ def load_plan(path: Path) -> SweepPlan:
         raise UsageError(f"{file.each('hosts')[0].where()}: [[hosts]] needs a [cluster], which says who does what")
     models = tuple(_model(one) for one in file.each("models", needed=True))
     if len({model.name for model in models}) != len(models):
-        raise UsageError(f"{path}: two models have the same name")
+        raise UsageError(f"{file.name}: two models have the same name")
     burst = _burst(file.one("burst"))
     loads, traffic = _loads(sweep), _traffic(sweep)
     scale = sweep.number("scale", 1.0 if is_real else 100.0, 1, 100_000)
@@ -197,7 +226,7 @@ def load_plan(path: Path) -> SweepPlan:
     real = plan.topology if isinstance(plan.topology, Cluster) else None
     uneven = real and len({real.host(name).ranks for name in real.workers}) > 1
     if uneven and any(model.framework == "horovod" for model in models):
-        raise UsageError(f'{path}: framework = "horovod" needs the same number of ranks on every worker')
+        raise UsageError(f'{file.name}: framework = "horovod" needs the same number of ranks on every worker')
     return plan
 
 

@@ -1,11 +1,13 @@
-"""Tables of a plan file, read key by key; errors name the line (docs/reference/plan.md)."""
+"""Tables of a plan, from a file or a dict, read key by key; errors name the line of a file (docs/reference/plan.md)."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,9 +20,9 @@ else:
 
 
 class TomlTable:
-    """One table of the plan file, read key by key; errors name the line of the key."""
+    """One table of a plan, read key by key; errors name the line of the key, if the plan is a file."""
 
-    def __init__(self, path: Path, name: str, items: dict[str, Any], first_line: int, lines: list[str]) -> None:
+    def __init__(self, path: Path | None, name: str, items: dict[str, Any], first_line: int, lines: list[str]) -> None:
         self._path, self._name, self._items, self._first_line, self._lines = path, name, items, first_line, lines
         self._known: list[str] = []
 
@@ -35,7 +37,7 @@ class TomlTable:
 
     def where(self) -> str:
         """Return the file and the line of the table's heading."""
-        return f"{self._path} line {self._first_line}"
+        return _place(self._path, self._first_line)
 
     def has(self, key: str) -> bool:
         """Return True if the plan has a key."""
@@ -43,7 +45,7 @@ class TomlTable:
 
     def fail(self, key: str, reason: str) -> NoReturn:
         """Refuse a key's value."""
-        raise UsageError(f"{self._path} line {self._line(key)}: {self._name}.{key} {reason}")
+        raise UsageError(f"{_place(self._path, self._line(key))}: {self._name}.{key} {reason}")
 
     def take(
         self, key: str, kind: type | tuple[type, ...], default: Any, check: Callable[[Any], bool], rule: str
@@ -100,7 +102,11 @@ class TomlTable:
         return {name: str(value) for name, value in items.items()}
 
     def quantity(self, key: str, default: Any, parse: Callable[[str], float]) -> float:
-        """Return a rate, size or duration in its base unit."""
+        """Return a rate, size or duration in its base unit: bit/s, bytes or s, in which a dict may have numbers."""
+        number = self._items.get(key)
+        if self._path is None and isinstance(number, (int, float)) and not isinstance(number, bool):
+            rule = "a number of 0 or more"
+            return float(self.take(key, (int, float), default, lambda value: math.isfinite(value) and value >= 0, rule))
         text = self.text(key, default)
         try:
             return parse(text)
@@ -116,38 +122,70 @@ class TomlTable:
                 self.fail(key, f"is not a key of this table; {hint}")
 
 
+def _place(path: Path | None, line: int) -> str:
+    return "the plan" if path is None else f"{path} line {line}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a TOML file would give it: dicts, lists and texts in place of what is like them."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if hasattr(value, "tolist"):  # an array, a series, or a number of NumPy
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return fspath(value) if isinstance(value, PathLike) else value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}") from error
+
+
 class PlanTables:
-    """The tables of a plan file.
+    """The tables of a plan.
 
     Args:
-        path: the file.
+        source: the plan's file, or a dict of its tables.
         single: names of tables that occur at most once.
         repeated: names of tables that may be repeated, each under ``[[name]]``.
 
     Raises:
-        UsageError: the file cannot be read, is not TOML, or has an unknown table.
+        UsageError: the file cannot be read, is not TOML, or the plan has an unknown table.
     """
 
-    def __init__(self, path: Path, single: set[str], repeated: set[str]) -> None:
-        self._path = path
+    def __init__(self, source: Path | Mapping[str, Any], single: set[str], repeated: set[str]) -> None:
+        self._path = source if isinstance(source, Path) else None
+        text = _text(source) if isinstance(source, Path) else ""
         try:
-            text = path.read_text()
-            self._root = tomllib.loads(text)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} is not TOML: {error}") from error
+            self._root: dict[str, Any] = tomllib.loads(text) if isinstance(source, Path) else _plain(source)
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"{source} is not TOML: {error}") from error
         self._lines = text.splitlines() or [""]
         known = sorted(single | repeated)
         for key, value in self._root.items():
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"did you mean [{near[0]}]?" if near else f"known: {', '.join(known)}"
-                raise UsageError(f"{path} line {self._line(key)}: [{key}] is not a table of a plan; {hint}")
+                raise UsageError(f"{self._at(key)}: [{key}] is not a table of a plan; {hint}")
             if key in single and not isinstance(value, dict):
-                raise UsageError(f"{path} line {self._line(key)}: {key} must be a table: write [{key}] before its keys")
+                how = f"write [{key}] before its keys" if self._path else "give a dict"
+                raise UsageError(f"{self._at(key)}: {key} must be a table: {how}")
             if key in repeated and not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
-                raise UsageError(f"{path} line {self._line(key)}: {key} must be tables: write [[{key}]] before each")
+                how = f"write [[{key}]] before each" if self._path else "give a list of dicts"
+                raise UsageError(f"{self._at(key)}: {key} must be tables: {how}")
+
+    @property
+    def name(self) -> str:
+        """The plan's file, for messages."""
+        return str(self._path or "the plan")
+
+    def _at(self, name: str) -> str:
+        return _place(self._path, self._line(name))
 
     def _line(self, name: str) -> int:
         for number, line in enumerate(self._lines, 1):
@@ -166,7 +204,7 @@ class PlanTables:
             UsageError: the table is needed but missing.
         """
         if needed and not self.has(name):
-            raise UsageError(f"{self._path}: [{name}] is missing")
+            raise UsageError(f"{self.name}: [{name}] is missing")
         return self._table(name, self._root.get(name, {}), 0)
 
     def each(self, name: str, *, needed: bool = False) -> list[TomlTable]:
@@ -176,7 +214,7 @@ class PlanTables:
             UsageError: at least one is needed, but there is none.
         """
         if needed and not self._root.get(name):
-            raise UsageError(f"{self._path}: [[{name}]] is missing")
+            raise UsageError(f"{self.name}: [[{name}]] is missing")
         return [self._table(name, items, count) for count, items in enumerate(self._root.get(name, []))]
 
     def _table(self, name: str, items: dict[str, Any], count: int) -> TomlTable:

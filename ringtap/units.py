@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
 from ringtap.errors import UsageError
@@ -85,6 +86,20 @@ def duration_s(duration: float | str, name: str = "a duration") -> float:
         shown = duration if isinstance(duration, str) else f"{duration:g} s"
         raise UsageError(f"{name} of {shown} is not a positive time")
     return seconds
+
+
+def number_or_text(value: float | str, parse: Callable[[str], int], name: str) -> int:
+    """Return a rate in bit/s or a size in bytes, given as a number of them or as text with its unit.
+
+    Raises:
+        UsageError: it is neither a finite number nor such a text; the message names it.
+    """
+    if isinstance(value, str):
+        return parse(value)
+    number = _number(value, name)
+    if not math.isfinite(number):
+        raise UsageError(f"{name} {value!r} is not a finite number")
+    return round(number)
 
 
 def _number(value: object, what: str) -> float:

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ringtap import plug_ins
 from ringtap.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -96,7 +97,7 @@ def user_folder(environment: Mapping[str, str]) -> Path:
 def site_names(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the names that ``--site`` accepts; the user's own profiles come first."""
     found = [path.stem for folder in (user_folder(environment), SHIPPED) for path in sorted(folder.glob("*.toml"))]
-    return [name for name in dict.fromkeys(found) if name not in _BASES]
+    return [name for name in dict.fromkeys((*found, *plug_ins.names(plug_ins.SITES))) if name not in _BASES]
 
 
 def load_site(name: str | None, environment: Mapping[str, str] = os.environ) -> Site:
@@ -126,7 +127,13 @@ def load_site(name: str | None, environment: Mapping[str, str] = os.environ) -> 
 
 def _find(name: str, environment: Mapping[str, str]) -> Path:
     own = user_folder(environment) / f"{name}.toml"
-    return own if own.is_file() else SHIPPED / f"{name}.toml"
+    shipped = SHIPPED / f"{name}.toml"
+    if own.is_file() or shipped.is_file() or name not in plug_ins.names(plug_ins.SITES):
+        return own if own.is_file() else shipped
+    try:
+        return Path(plug_ins.load(plug_ins.SITES, name))
+    except TypeError as error:
+        raise UsageError(f"the plug-in {name!r} is not the path of a site profile: {error}") from error
 
 
 def _read(path: Path, environment: Mapping[str, str]) -> Site:

@@ -14,17 +14,18 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Tests that compute, and start no job: make check runs these alone.
 COMPUTES = re.compile(
-    r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|structure|sweep_csv|thesis)_"
+    r"property/|unit/\w+/test_(analysis|core|docs|job|pcap|public|structure|sweep_csv|thesis)_"
     r"|unit/\w+/test_traffic_(formats|plan|sizes|verify)"
 )
 # Tests that start processes and keep no time: many may run beside them. What is left, and what is marked alone among
 # these, keeps time, and runs beside one other test at most.
 SHARES = re.compile(
     r"slurm/|frameworks/|horovod/test_(build|job|timeline)"
-    r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|pcap"
+    r"|testbed/test_(agent_|benchmark_(pcap|scale)|clock|collect|counters|docs|doctor|job_bytes|lab|live|notebooks|pcap"
     r"|ssh_(hosts|sweep)|sweep|traffic)"
     r"|unit/\w+/test_(agent_(descriptors|failures|live|ranks|run|signals)|clock_|collect_|completion|doctor|extension"
-    r"|hook_|hosts_|installed|jobs_|lab_state|live_|packaging|slurm_|suite|sweep_|traffic_)"
+    r"|hook_|hosts_|installed|jobs_|lab_state|live_|packaging|plug_ins|recipes|slurm_|suite"
+    r"|sweep_|traffic_)"
 )
 # a variable of all processes that tests start; where a test empties the environment, it sets this one again
 TESTED_BY = "TESTED_BY"
@@ -36,7 +37,7 @@ HARDWARE = ("an mlx5 NIC", "a GPU")
 # Tests of these files stay together: what they share takes seconds to set up, or is there once (a lease).
 TOGETHER = re.compile(
     r"tests/(slurm|horovod/\w+|property/test_pcap_fuzz|testbed/test_(collect_\w+|ssh_\w+|sweep)"
-    r"|unit/\w+/test_(analysis|hook_torch|installed|job|pcap|slurm_bundle|structure|traffic_(bundle|figures))\w*)"
+    r"|unit/\w+/test_(analysis|hook_torch|installed|job|pcap|plug_ins|public|recipes|slurm_bundle|structure|traffic_(bundle|figures))\w*)"
 )
 
 

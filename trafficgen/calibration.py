@@ -71,6 +71,16 @@ class Calibration:
         """Return how long before a flow the launcher starts to poll the clock, in ns; shorter on a shared processor."""
         return self.spin_ns if own_processor else min(self.spin_ns, round(self.sleep_p50_us * 1e3))
 
+    def applied_to(self, options: SendOptions) -> SendOptions:
+        """Return the options with the send method and the polling time that suit this host."""
+        spin_ns = self.spin_for(own_processor=options.launcher_cpu is not None)
+        return replace(options, spin_ns=spin_ns, method=self.method)
+
+    def doubt(self, sender: Sender) -> str:
+        """Return a sentence if a sender's plan is beyond these limits; empty if it is not."""
+        excess = self.exceeded_by(sender.load_bps, sender.flows_per_s, sender.options.connections == "new")
+        return f"{excess}, as calibrated; flows will be late" if excess else ""
+
     def exceeded_by(self, load_bps: float, flows_per_s: float, new_connections: bool) -> str:
         """Return a text about the first of these limits that a plan exceeds; empty if it exceeds none."""
         if load_bps > self.ceiling_bps:
@@ -139,19 +149,20 @@ _LATE_RATE, _LATE_BYTES = 500, 10_000
 _MIN_SPIN_NS, _MAX_SPIN_NS = 50_000, 200_000
 
 
-def calibrate(say: Callable[[str], None] = lambda _: None) -> Calibration:
+def calibrate(say: Callable[[str], None] = lambda _: None, until: Connection | None = None) -> Calibration:
     """Measure this host.
 
     Args:
         say: called with a description of each measurement.
+        until: pipe to a parent process, whose end also ends the measurement; None: only signals end it.
 
     Raises:
         MeasurementError: flows failed over loopback.
     """
-    with tempfile.TemporaryDirectory() as folder, WorkerProcesses() as processes:
+    with tempfile.TemporaryDirectory() as folder, WorkerProcesses(until) as processes:
         processes.start(_serve)
         address = str(processes.listen(_PATIENCE_S))
-        bench = _Bench(Path(folder), address, SendOptions())
+        bench = _Bench(Path(folder), address, SendOptions(), until)
         say("throughput by send method, and how late sleeps end beside it")
         processes.start(_sleep)
         methods: dict[Literal["send", "sendfile"], float] = {"send": 0.0, "sendfile": 0.0}
@@ -162,7 +173,7 @@ def calibrate(say: Callable[[str], None] = lambda _: None) -> Calibration:
         method: Literal["send", "sendfile"] = "sendfile" if methods["sendfile"] > CLEARLY * methods["send"] else "send"
         sleeps: LogHistogram = processes.listen(_PATIENCE_S)
         spin_ns = int(min(_MAX_SPIN_NS, max(_MIN_SPIN_NS, sleeps.quantile(0.99) or 0)))
-        bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns))
+        bench = _Bench(Path(folder), address, SendOptions(spin_ns=spin_ns), until)
         say("flows a second")
         kept = bench.flows_per_s("kept", _KEPT_OFFERED)
         new = bench.flows_per_s("new", _NEW_OFFERED)
@@ -189,8 +200,8 @@ def calibrate(say: Callable[[str], None] = lambda _: None) -> Calibration:
 class _Bench:
     """Measurements that send plans to a receiver on this host."""
 
-    def __init__(self, folder: Path, address: str, options: SendOptions) -> None:
-        self._folder, self._address, self._options = folder, address, options
+    def __init__(self, folder: Path, address: str, options: SendOptions, until: Connection | None) -> None:
+        self._folder, self._address, self._options, self._until = folder, address, options, until
 
     def stream_bps(self, method: Literal["send", "sendfile"]) -> float:
         """Return the goodput with one long flow per loop."""
@@ -227,9 +238,8 @@ class _Bench:
         write_plan(make_plan(kind, given | {"to": [self._address]}), path, force=True)
         return path
 
-    @staticmethod
-    def _send(plan: Path, options: SendOptions) -> dict[str, Any]:
-        sender = Sender(PlanFile(plan), options)
+    def _send(self, plan: Path, options: SendOptions) -> dict[str, Any]:
+        sender = Sender(PlanFile(plan), options, self._until)
         summary = sender.run()
         if summary["stopped_by"] != "plan":
             raise KeyboardInterrupt
@@ -259,8 +269,14 @@ def _sleep(control: Connection) -> None:
     control.send(lateness_ns)
 
 
-def calibrated(say: Callable[[str], None] = lambda _: None) -> Calibration:
+def calibrated(
+    say: Callable[[str], None] = lambda _: None, measure: Callable[[], Calibration] = calibrate
+) -> Calibration:
     """Return this host's calibration; if there is none, make one, which takes 10 s.
+
+    Args:
+        say: called with a sentence before the measurement.
+        measure: measures this host.
 
     Raises:
         MeasurementError: flows failed over loopback.
@@ -268,7 +284,7 @@ def calibrated(say: Callable[[str], None] = lambda _: None) -> Calibration:
     calibration = load()
     if calibration is None:
         say("Calibrating this host's traffic generator, once; takes 10 s")
-        calibration = calibrate()
+        calibration = measure()
         with suppress(UsageError):  # if the home directory is not writable, the next run calibrates again
             save(calibration, usual_path())
     return calibration

@@ -74,6 +74,7 @@ class WorkerProcesses:
         context = multiprocessing.get_context("fork")
         parent_end, child_end = context.Pipe()
         to_close = [*foreign, *self._pipes, parent_end, self._wake_receiver, self._wake_sender]
+        to_close += [] if self._until is None else [self._until]
 
         def child() -> None:
             for number in _SIGNALS:  # a terminal's Ctrl-C reaches the whole group; only the parent acts on it
@@ -123,7 +124,7 @@ class WorkerProcesses:
             process.join(0.5 if process.exitcode is None else 0)
             if process.exitcode:
                 raise MeasurementError(
-                    f"one of its processes (pid {process.pid}) ended unexpectedly with {_exit_words(process.exitcode)}"
+                    f"one of its processes (pid {process.pid}) ended unexpectedly with {exit_words(process.exitcode)}"
                 )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -132,7 +133,8 @@ class WorkerProcesses:
             self._wake_sender.send(b"!")
 
 
-def _exit_words(code: int) -> str:
+def exit_words(code: int) -> str:
+    """Return a text about an exit code, as Python gives it: that of a signal is negative."""
     if code < 0:
         return signal.Signals(-code).name
     return f"exit code {code}"

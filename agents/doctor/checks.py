@@ -177,16 +177,20 @@ class Question:
     Attributes:
         runs: folder in which run directories would be made.
         python: the job's interpreter; empty: the one on the PATH.
+        collectors: plug-ins to check, by name or as ``module:Class``.
     """
 
     runs: Path = Path("runs")
     python: str = ""
+    collectors: tuple[str, ...] = ()
 
 
 def tasks(question: Question) -> list[Task]:
     """Return all tasks, in the order of the result."""
     probe = Task("collectors", doctor_job.NAMES, lambda: doctor_job.check(question.python))
-    collectors = [Task("collectors", (name,), _collector_check(name, question.runs)) for name in ORDER]
+    collectors = [
+        Task("collectors", (name,), _collector_check(name, question.runs)) for name in (*ORDER, *question.collectors)
+    ]
     node = [Task(group, (name,), _single(name, work, question.runs)) for group, name, work in doctor_node.CHECKS]
     software = [Task("software", (name,), _single(name, work, question.runs)) for name, work in CHECKS]
     return [probe, *collectors, *node, *software]

@@ -23,6 +23,7 @@ from ringtap.agents.sweep.lock import lease_problem
 from ringtap.agents.sweep.preflight import Answer, ask_hosts, cluster_roles, needs_iperf3
 from ringtap.agents.sweep.tcp_reachability import check_reachability
 from ringtap.agents.testbed.up import RunningTestbed
+from ringtap.collectors.registry import plug_in_names
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.json_validation import check, parse_json
 from ringtap.options import add_json
@@ -150,6 +151,9 @@ def register(subparsers: Any, name: str, summary: str) -> None:
     parser.add_argument("--plan", type=Path, metavar="PLAN.toml", help="ask on every host of a plan")
     parser.add_argument("--python", default="", metavar="PROGRAM", help="the job's interpreter (default: the PATH's)")
     parser.add_argument(
+        "--collector", action="append", default=[], metavar="MODULE:CLASS", help="ask a collector of your own, too"
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, default=Path("runs"), metavar="DIR", help="where runs would be (default: runs)"
     )
     add_json(parser)
@@ -158,7 +162,8 @@ def register(subparsers: Any, name: str, summary: str) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     try:
-        question = Question(options.output.absolute(), options.python)
+        added = tuple(dict.fromkeys((*plug_in_names(), *options.collector)))
+        question = Question(options.output.absolute(), options.python, added)
     except OSError as error:
         raise UsageError(f"the working directory is gone: {error.strerror}; change to another") from error
     if options.plan:

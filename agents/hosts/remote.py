@@ -486,6 +486,8 @@ class Hosts:
         self.lost()
         self._closed.set()
         self.leave()
+        if self._beats is not None:
+            self._beats.join()
 
     def leave(self) -> None:
         """Disconnect from the host workers; the next command on a host starts another one."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringtap.agents.node.settings import RunSettings
 from ringtap.collectors.base import Collector, Context
-from ringtap.collectors.registry import collector_class
+from ringtap.collectors.registry import ORDER, collector_class
 from ringtap.errors import error_message
 from ringtap.rundir import RunDirectory
 from ringtap.units import parse_duration_s
@@ -43,7 +43,7 @@ class Entry:
             if check.state == "unavailable":
                 return
             self._collector.start()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail("could not be started", error)
             return
         self.every_s = float(self._collector.every_s)
@@ -54,9 +54,9 @@ class Entry:
         """Take the sample that is due; returns False if the collector failed and takes no more."""
         try:
             self._collector.sample()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail("stopped early", error)
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 self.facts |= self._collector.stop()
             return False
         self._samples += 1
@@ -74,14 +74,15 @@ class Entry:
             return
         try:
             self.facts |= self._collector.stop()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail("could not be ended in order", error)
         self.facts |= {"samples": self._samples, "missed_samples": self._missed}
         self.running = False
 
-    def _fail(self, what: str, error: Exception) -> None:
+    def _fail(self, what: str, error: Exception | SystemExit) -> None:
         self.running = False
         text = error_message(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+        text = f"it ended with exit code {error}" if isinstance(error, SystemExit) else text
         self.facts |= {"state": "failed", "reason": f"{what}: {text}", "failed_ns": time.time_ns()}
         if not isinstance(error, OSError):
             text = "".join(traceback.format_exception(error)).rstrip()
@@ -165,8 +166,10 @@ class Recorders:
     ) -> None:
         self._run, self._node, self._settings, self._pids, self._say = run, node, settings, pids, say
         self._entries: list[Entry] = []
+        self._added: list[Entry] = []  # of plug-ins
         self._missing: dict[str, dict[str, Any]] = {}
         self._threads: list[Sampler] = []
+        self._added_threads: list[Sampler] = []
         self._clock: Any = None
         self._clock_facts: dict[str, Any] = {}
 
@@ -178,18 +181,21 @@ class Recorders:
             try:
                 every_s = parse_duration_s(options["every"]) if "every" in options else self._settings.every_s
                 collector = collector_class(name)(Context(folder, every_s, self._pids, options))
-                self._entries.append(Entry(name, collector, self._say))
+                (self._entries if name in ORDER else self._added).append(Entry(collector.name, collector, self._say))
             except ImportError as error:
                 reason = f"a package is missing: {error.name or error}"
                 self._missing[name] = {"state": "unavailable", "reason": reason, "remedy": f"install {error.name}"}
-            except Exception as error:
-                self._missing[name] = {"state": "failed", "reason": error_message(error), "remedy": ""}
+            except (Exception, SystemExit) as error:
+                reason = error_message(error) if isinstance(error, Exception) else f"it ended with exit code {error}"
+                self._missing[name] = {"state": "failed", "reason": reason, "remedy": ""}
                 self._say(f"the {name} collector could not be made: {traceback.format_exc()}")
         for label, slow in (("fast", False), ("slow", True)):
             entries = [entry for entry in self._entries if entry.slow is slow]
             if entries:
                 self._threads.append(Sampler(label, entries))
-        for thread in self._threads:
+        # a plug-in that blocks delays neither ringtap's collectors nor another plug-in
+        self._added_threads = [Sampler(entry.name, [entry]) for entry in self._added]
+        for thread in (*self._threads, *self._added_threads):
             thread.start()
         # the hosts of a testbed share one clock, and pings would use its links
         if self._settings.collectors and not self._run.info.get("one_clock"):
@@ -206,26 +212,27 @@ class Recorders:
             self._note_clock_failure(f"not compared: {error_message(error)}")
 
     def are_ready(self) -> bool:
-        """True if every collector has taken its first sample or has failed to."""
+        """True if every collector of ringtap's own has taken its first sample or has failed to."""
         return all(thread.ready.is_set() for thread in self._threads)
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """The collectors' entries for node.json."""
-        found = self._missing | {entry.name: dict(entry.facts) for entry in self._entries}
-        entries = {name: found[name] for name in self._settings.collectors if name in found}
+        found = self._missing | {entry.name: dict(entry.facts) for entry in (*self._entries, *self._added)}
+        order = [name for name in self._settings.collectors if name in found]
+        entries = {name: found[name] for name in dict.fromkeys((*order, *found))}
         return entries | ({"clock": self._clock_facts} if self._clock_facts else {})
 
     def stop(self) -> None:
         """Take the last samples and close the logs, within 10 s."""
-        for sampler in self._threads:
+        for sampler in (*self._threads, *self._added_threads):
             sampler.stop()
         stopper = threading.Thread(target=self._stop_clock, daemon=True)
         stopper.start()
         deadline = time.monotonic() + _STOP_S
-        threads: list[threading.Thread] = [*self._threads, stopper]
+        threads: list[threading.Thread] = [*self._threads, stopper, *self._added_threads]
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for entry in self._entries:
+        for entry in (*self._entries, *self._added):
             if entry.running:
                 entry.facts |= {"state": "failed", "reason": f"did not end within {_STOP_S:g} s"}
 

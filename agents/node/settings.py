@@ -19,7 +19,7 @@ class RunSettings(NamedTuple):  # no dataclass: its module takes 10 ms to import
     """Settings of a recording: its sources and their periods.
 
     Attributes:
-        collectors: names of collectors, in the registry's order.
+        collectors: names of collectors, in the registry's order; then plug-ins, by name or as ``module:Class``.
         recorders: names of job-side recorders.
         every_s: period of the collectors without their own.
         options: options of the command line by collector; ``every`` is the collector's own period.
@@ -67,18 +67,37 @@ def parse_collect(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises:
         UsageError: a name is unknown; the message suggests the nearest one.
     """
-    from ringtap.collectors.registry import DEFAULT, ORDER, unknown_collector
+    from ringtap.collectors.registry import DEFAULT, ORDER, plug_in_names, unknown_collector
 
     groups = {"default": (*DEFAULT, *JOB_SIDE_DEFAULT), "all": (*ORDER, *JOB_SIDE), "none": ()}
     wanted: set[str] = set()
-    for word in (word.strip().lower() for word in text.split(",")):
+    added: list[str] = []
+    for given in (word.strip() for word in text.split(",")):
+        word = given.lower()
         if word in groups:
             wanted.update(groups[word])
         elif word in (*ORDER, *JOB_SIDE):
             wanted.add(word)
+        elif ":" in given:
+            added.append(_module_class(given))
+        elif word in plug_in_names():
+            added.append(word)
         elif word:
             raise unknown_collector(word, (*ORDER, *JOB_SIDE, *groups))
-    return tuple(name for name in ORDER if name in wanted), tuple(name for name in JOB_SIDE if name in wanted)
+    collectors = (*(name for name in ORDER if name in wanted), *dict.fromkeys(added))
+    return collectors, tuple(name for name in JOB_SIDE if name in wanted)
+
+
+def _module_class(text: str) -> str:
+    """Check ``module:Class`` without importing the module, which is the agent's to do.
+
+    Raises:
+        UsageError: it is not of this form.
+    """
+    module, _, name = text.partition(":")
+    if not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
+        raise UsageError(f"--collect {text}: a collector of your own is named MODULE:CLASS, for example mine:Pressure")
+    return text
 
 
 def parse_settings(collect: str, every: str, packets: Mapping[str, str | None]) -> RunSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import random
 import shutil
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple
 
 from ringtap.agents.hosts import Hosts, TestbedHosts
 from ringtap.agents.hosts.ssh import SshHosts
-from ringtap.agents.job.signals import termination_as_interrupt
 from ringtap.agents.sweep.cluster_hosts import LostHostError, check_lost, losses_named, reached
 from ringtap.agents.sweep.cross_traffic import CrossTraffic
 from ringtap.agents.sweep.estimate import estimate, layout, resolved, room_bytes, series_names
@@ -28,62 +28,76 @@ from ringtap.agents.sweep.precheck import check_generator, check_host, look_at_i
 from ringtap.agents.sweep.preflight import ask_hosts, cluster_roles, needs_iperf3
 from ringtap.agents.sweep.roles import SweepRoles, testbed_roles
 from ringtap.agents.sweep.tcp_reachability import check_reachability
-from ringtap.agents.testbed.up import RunningTestbed, rate_warnings
-from ringtap.errors import MeasurementError, RingtapError, UsageError
+from ringtap.agents.testbed.up import RunningTestbed, own_name, rate_warnings
+from ringtap.arguments import instance_of, path_of
+from ringtap.errors import MeasurementError, UsageError, did_you_mean
 from ringtap.json_validation import NAME, Number, Shape, ShapeError, check
-from ringtap.plan import Model, SweepPlan
+from ringtap.plan import Model, SweepPlan, load_plan, plan_from_keys
 from ringtap.plan_cluster import Cluster
 from ringtap.records import JsonLinesWriter
-from ringtap.rundir import RunDirectory, read_points
+from ringtap.rundir import ACCESS, RunDirectory, new_name, read_points
 from ringtap.schema import POINTS_JSONL, REJECTED_JSONL, RUN_JSON
-from ringtap.terminal import progress_bar, shell_word, visible
+from ringtap.terminal import shell_word
 from ringtap.trafficgen import iperf3
-from ringtap.units import counted, format_duration, format_rate
+from ringtap.units import counted, format_rate
 
 
-class Progress:
-    """Progress display of a sweep.
+class SweepProgress(NamedTuple):
+    """State of a sweep that runs.
 
-    Args:
-        total_s: expected duration of the sweep in seconds.
+    Attributes:
+        doing: present step, such as the series that is measured; empty during the set-up.
+        done_s: expected duration in seconds of what has been done.
+        total_s: expected duration of all in seconds; 0 during the set-up.
+        left_s: time in seconds that is left, by the speed so far.
+        message: sentence about what has just happened; empty if only time has passed.
+        point: the point that has just been measured, as in points.jsonl; None if none was.
     """
 
-    def __init__(self, total_s: float) -> None:
-        self._total_s, self._done_s, self._begin_s = total_s, 0.0, time.monotonic()
-        columns = ("{task.description}", "BarColumn", "{task.percentage:>3.0f} %", "TimeRemainingColumn")
-        self._bar = progress_bar(*columns)
-        if self._bar:
-            self._task = self._bar.add_task("sweep", total=total_s)
+    doing: str
+    done_s: float
+    total_s: float
+    left_s: float
+    message: str
+    point: Mapping[str, Any] | None
 
-    def tick(self, label: str, step_s: float) -> None:
-        """Show the present step and the seconds that it has run."""
-        if self._bar:
-            self._bar.update(
-                self._task, description=visible(label), completed=min(self._done_s + step_s, self._total_s)
-            )
 
-    def done(self, line: str, expected_s: float) -> None:
-        """Print the line of a completed step and count its expected duration as done."""
+class _Reporter:
+    """Reports of a sweep to the caller, whose messages also go to the log of the library.
+
+    Args:
+        report: receives each report; None: nobody does.
+    """
+
+    def __init__(self, report: Callable[[SweepProgress], None] | None) -> None:
+        self._report = report
+        self._doing, self._total_s, self._done_s, self._begin_s = "", 0.0, 0.0, time.monotonic()
+
+    def begin(self, total_s: float) -> None:
+        """Set the expected duration of what is to be measured, in seconds, and its start."""
+        self._total_s, self._begin_s = total_s, time.monotonic()
+
+    def tick(self, doing: str, step_s: float) -> None:
+        """Report the present step and the seconds that it has run."""
+        self._doing = doing
+        self._send(min(self._done_s + step_s, self._total_s))
+
+    def done(self, message: str, expected_s: float, point: Mapping[str, Any]) -> None:
+        """Report a point, and count its expected duration as done."""
         self._done_s += expected_s
+        self._send(self._done_s, message, point)
+
+    def say(self, message: str) -> None:
+        """Report a message."""
+        self._send(self._done_s, message)
+
+    def _send(self, done_s: float, message: str = "", point: Mapping[str, Any] | None = None) -> None:
+        if message:
+            logging.getLogger("ringtap").info(message)
         spent_s = time.monotonic() - self._begin_s
-        left_s = max(0.0, self._total_s - self._done_s) * (spent_s / self._done_s if self._done_s else 1.0)
-        if self._bar:
-            self._bar.update(self._task, completed=self._done_s)
-            self._bar.console.print(visible(line), highlight=False, markup=False)
-        else:
-            print(f"{line}  (about {format_duration(left_s)} left)", file=sys.stderr, flush=True)
-
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        if self._bar:
-            self._bar.console.print(visible(line), highlight=False, markup=False)
-        else:
-            print(line, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar:
-            self._bar.stop()
+        left_s = max(0.0, self._total_s - done_s) * (spent_s / done_s if done_s else 1.0)
+        if self._report is not None:
+            self._report(SweepProgress(self._doing, done_s, self._total_s, left_s, message, point))
 
 
 PRECHECK_TRIES = 3  # the machine may be busy for a moment
@@ -128,14 +142,23 @@ class Conductor:
         plan: the sweep.
         run: the sweep's run directory.
         setup: the hosts and roles of the plan's cluster; None: build the plan's testbed.
+        reporter: receives what happens.
         only: the only series to measure; empty: all.
         force: measure even if other traffic uses the links.
     """
 
     def __init__(
-        self, plan: SweepPlan, run: RunDirectory, setup: SweepSetup | None, only: str = "", *, force: bool = False
+        self,
+        plan: SweepPlan,
+        run: RunDirectory,
+        setup: SweepSetup | None,
+        reporter: _Reporter,
+        only: str = "",
+        *,
+        force: bool = False,
     ) -> None:
         self._plan, self._run, self._setup, self._only, self._force = plan, run, setup, only, force
+        self._reporter = reporter
         self._points = run.path / POINTS_JSONL
 
     def _pending(self) -> list[PendingSeries]:
@@ -163,39 +186,34 @@ class Conductor:
         if not pending:
             return
         expected_s = {(point["series"], point["load"]): point["duration_s"] for point in estimate(self._plan)}
-        progress = Progress(sum(expected_s[series.name, step.load] for series in pending for step in series.steps))
-        context: AbstractContextManager[SweepSetup] = (
-            nullcontext(self._setup) if self._setup else self._testbed(progress)
-        )
-        try:
-            with context as setup, losses_named(setup.hosts):
-                self._run.info["bottleneck"] = setup.network.bottleneck
-                self._run.save()
-                if self._setup:
-                    self._check_idle_links(setup, progress)
-                if max(self._plan.loads) > 0:
-                    for kind in dict.fromkeys(series.kind for series in pending):
-                        self._precheck(setup, kind, progress)
-                for series in pending:
-                    self._measure(setup, series, expected_s, progress)
-        finally:
-            progress.close()
+        self._reporter.begin(sum(expected_s[series.name, step.load] for series in pending for step in series.steps))
+        context: AbstractContextManager[SweepSetup] = nullcontext(self._setup) if self._setup else self._testbed()
+        with context as setup, losses_named(setup.hosts):
+            self._run.info["bottleneck"] = setup.network.bottleneck
+            self._run.save()
+            if self._setup:
+                self._check_idle_links(setup)
+            if max(self._plan.loads) > 0:
+                for kind in dict.fromkeys(series.kind for series in pending):
+                    self._precheck(setup, kind)
+            for series in pending:
+                self._measure(setup, series, expected_s)
 
     @contextmanager
-    def _testbed(self, progress: Progress) -> Iterator[SweepSetup]:
+    def _testbed(self) -> Iterator[SweepSetup]:
         spec, roles = layout(self._plan)
-        spec = replace(spec, name=f"sw{os.getpid() % 10**8:08d}")
+        spec = replace(spec, name=own_name("sw"))
         with RunningTestbed(spec) as testbed:
             links = testbed.state.links
             self._run.info["lab"] = {"spec": spec.to_json(), "links": links}
             least, most = (pick(link["measured_bps"] for link in links) / 1e6 for pick in (min, max))
-            progress.say(f"Testbed up: {counted(len(links), 'link direction')}: {least:.1f} to {most:.1f} Mbit/s")
+            self._reporter.say(f"Testbed up: {counted(len(links), 'link direction')}: {least:.1f} to {most:.1f} Mbit/s")
             for warning in rate_warnings(links):
-                progress.say(f"warning: {warning} (is this machine busy?)")
+                self._reporter.say(f"warning: {warning} (is this machine busy?)")
             with closing(TestbedHosts(spec)) as hosts:
                 yield SweepSetup(hosts, testbed_roles(spec, roles, shutil.which("iperf3") or ""))
 
-    def _check_idle_links(self, setup: SweepSetup, progress: Progress) -> None:
+    def _check_idle_links(self, setup: SweepSetup) -> None:
         """Check that no other traffic uses the links, and keep the result in run.json.
 
         Raises:
@@ -212,9 +230,9 @@ class Conductor:
                 f"others use the links while the sweep does not yet: {text}: measure when they are idle, or all the "
                 "same with --force"
             )
-        progress.say(f"warning: others use the links: {text}")
+        self._reporter.say(f"warning: others use the links: {text}")
 
-    def _precheck(self, setup: SweepSetup, kind: str, progress: Progress) -> None:
+    def _precheck(self, setup: SweepSetup, kind: str) -> None:
         """Check that a generator alone can load the bottleneck, and keep the result in run.json."""
         for _ in range(PRECHECK_TRIES):
             result = check_generator(self._plan, kind, setup.hosts, setup.network, self._attempt("precheck", kind))
@@ -225,7 +243,7 @@ class Conductor:
         self._run.save()
         traffic = "; ".join(result["others"])
         beside = f", and beside it {traffic}" if traffic else ""
-        progress.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck{beside}")
+        self._reporter.say(f"Generator alone, {kind}: {result['share_of_capacity']:.1%} of the bottleneck{beside}")
         if not result["ok"]:
             raise MeasurementError(
                 f"{kind} traffic alone reaches {result['share_of_capacity']:.1%} of the bottleneck, "
@@ -243,10 +261,8 @@ class Conductor:
             number += 1
         return path
 
-    def _measure(
-        self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float], progress: Progress
-    ) -> None:
-        name, (hosts, network) = pending.name, setup
+    def _measure(self, setup: SweepSetup, pending: PendingSeries, expected_s: dict[tuple[str, float], float]) -> None:
+        name, (hosts, network), progress = pending.name, setup, self._reporter
         path = self._attempt(pending.model.name, pending.kind)
         run = RunDirectory.create(path, "job", sys.argv, self._plan.seed, series=name, **network.clock())
         hosts.publish(path)
@@ -259,7 +275,9 @@ class Conductor:
                 for point, keep in series.measure(pending.steps, lambda seconds: progress.tick(name, seconds)):
                     (points if keep else rejected).append(point | {"directory": str(path.relative_to(self._run.path))})
                     if keep:
-                        progress.done(_line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]])
+                        progress.done(
+                            _line(self._plan, point), expected_s[name, self._plan.loads[point["step"]]], point
+                        )
                         for problem in (*point["cut"], *point["others"]):
                             progress.say(f"warning: {name}: {problem}")
                     else:
@@ -305,7 +323,7 @@ def _open(plan: SweepPlan, path: Path, resume: bool, access: str, say: Callable[
 
 
 @contextmanager
-def _kept(run: RunDirectory) -> Iterator[None]:
+def _kept(run: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
     """Record in run.json how the measurement within the block ends."""
     advice = (
         f"Kept what was measured in {run.path}. To resume: ringtap sweep PLAN.toml -o {shell_word(run.path)} --resume"
@@ -314,13 +332,15 @@ def _kept(run: RunDirectory) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         run.finish("partial", "interrupted")
-        print(advice, file=sys.stderr)
+        say(advice)
         raise
-    except RingtapError as error:
+    except Exception as error:
         has_points = bool(read_points(run.path / POINTS_JSONL)[0])
-        run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", str(error))
+        why = str(error) or type(error).__name__
+        run.finish("partial" if has_points or isinstance(error, LostHostError) else "failed", why)
         if has_points:
-            print(advice, file=sys.stderr)
+            with suppress(Exception):  # the caller's function may be what failed
+                say(advice)
         raise
     run.finish("complete")
 
@@ -380,35 +400,48 @@ def check_series(plan: SweepPlan, only: str) -> None:
 
 
 def run_sweep(
-    plan: SweepPlan, path: Path, resume: bool = False, force: bool = False, only: str = "", access: str = "private"
-) -> dict[str, Any]:
-    """Measure a sweep into a run directory.
+    plan: SweepPlan | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    progress: Callable[[SweepProgress], None] | None = None,
+    resume: bool = False,
+    force: bool = False,
+    series: str = "",
+    access: str = "private",
+    **keys: Any,
+) -> Path:
+    """Measure a sweep into a run directory, as ``ringtap sweep`` does, and return the directory's path.
+
+    It may run in any thread. It sets no signal handlers: KeyboardInterrupt ends it in the main thread, an exception of
+    ``progress`` in any. What was measured is kept, and the testbed and all processes end with the call.
 
     Args:
-        plan: the sweep.
-        path: the run directory to create or to resume.
+        plan: the path of a plan file, or a dict of its tables, in which rates, sizes and times may be numbers of bit/s,
+            bytes and seconds; None: the keys are the plan.
+        output: the run directory to create or to resume (default: runs/<UTC>-<name>-<hex>).
+        progress: called in this thread with a `SweepProgress` for each message and point, and several times a second.
         resume: keep the existing points and measure the missing ones; if there is no run yet, measure all.
         force: measure loads beyond the calibration of the sender's traffic generator, and on links with other traffic.
-        only: the only series to measure; empty: all.
-        access: access rights of a new run directory.
-
-    Returns:
-        ``{path, status, points, duration_s}``.
+        series: the only series to measure; empty: all.
+        access: access rights of a new run directory: ``private``, ``group`` or ``all``.
+        keys: the plan in keyword arguments: the keys of [sweep], such as ``loads`` and ``traffic``, ``models`` as a
+            list of names and dicts, and the other tables as dicts, such as ``window={"min_time": 20}``.
 
     Raises:
-        UsageError: a program is missing, the folder is in use or cannot be written, it has points of another plan, or
-            another sweep measures into it or on the same hosts.
+        UsageError: the plan is wrong, a program is missing, the folder is in use or cannot be written, it has points of
+            another plan, or another sweep measures into it or on the same hosts.
         MeasurementError: the measurement failed; the points measured so far are kept, and the sweep can be resumed.
     """
-    check_series(plan, only)
+    if access not in ACCESS:
+        raise UsageError(f"access {access!r} is unknown: {did_you_mean(access, ACCESS)}it is {', '.join(ACCESS)}")
+    plan = _plan(plan, keys)
+    check_series(plan, instance_of(series, str, "the series"))
+    path = path_of(output, "the output") if output is not None else Path("runs") / new_name(plan.name)
     _check_space(plan, path)
-    begin_s, setup, missing = time.monotonic(), None, _NOT_COLLECTED
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    with termination_as_interrupt(), ExitStack() as stack:
-        me = holder(path, sum(point["duration_s"] for point in estimate(plan, only)))
+    setup, missing, reporter = None, _NOT_COLLECTED, _Reporter(progress)
+    say = reporter.say
+    with ExitStack() as stack:
+        me = holder(path, sum(point["duration_s"] for point in estimate(plan, series)))
         resumes = resume and (path / RUN_JSON).exists()
         if resumes:
             stack.enter_context(locked(path, me, say))
@@ -430,15 +463,19 @@ def run_sweep(
         run.info["calibration"] = calibration
         scale = f"links of {format_rate(plan.capacity_bps)}, 1:{plan.scale:g}"
         say(f"{plan.name}: {scale}, seed {plan.seed}, into {path}")
-        with _kept(run):
-            Conductor(plan, run, setup, only, force=force).run()
-    count = len(read_points(path / POINTS_JSONL)[0])
-    return {
-        "path": str(path),
-        "status": "complete",
-        "points": count,
-        "duration_s": round(time.monotonic() - begin_s, 1),
-    }
+        with _kept(run, say):
+            Conductor(plan, run, setup, reporter, series, force=force).run()
+    return path
+
+
+def _plan(plan: object, keys: Mapping[str, Any]) -> SweepPlan:
+    if plan is None:
+        if not keys:
+            raise UsageError("there is no plan: give the path of a file, a dict, or keys such as loads= and models=")
+        return plan_from_keys(keys)
+    if keys:
+        raise UsageError(f"{', '.join(f'{key}=' for key in keys)} cannot change a whole plan: put it into the plan")
+    return plan if isinstance(plan, SweepPlan) else load_plan(plan)  # type: ignore[arg-type]
 
 
 # required keys of a plan in run.json, which may have been edited by other programs or people

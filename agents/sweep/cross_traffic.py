@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import zlib
 from pathlib import Path
+from typing import Any
 
 from ringtap.agents.hosts import HostProcess, Hosts, understood
 from ringtap.agents.sweep.roles import SweepRoles
@@ -12,8 +13,8 @@ from ringtap.errors import MeasurementError, UsageError
 from ringtap.plan import SweepPlan
 from ringtap.trafficgen import iperf3
 from ringtap.trafficgen.commands.common import TOKEN_VARIABLE
-from ringtap.trafficgen.plans.plan_file import write_plan
-from ringtap.trafficgen.plans.web_search import FlowPlan, PlanSpec
+from ringtap.trafficgen.plans.plan_file import FlowSource, write_plan
+from ringtap.trafficgen.plans.registry import make_plan
 
 # iperf3 paces whole blocks: its default of 128 kB would give bursts of 4 ms at 250 Mbit/s
 IPERF_BLOCK_BYTES = 131_072
@@ -116,23 +117,16 @@ class CrossTraffic:
         source = self._network.cross[self._from]
         return [*self._hosts.ringtap(self._from), "traffic", "send", plan, "--source", source, *record]
 
-    def _flow_plan(self, load_bps: float, name: str, duration_s: float, destination: str) -> FlowPlan:
+    def _flow_plan(self, load_bps: float, name: str, duration_s: float, destination: str) -> FlowSource:
         if self.kind not in ("consistent", "burst"):
             raise UsageError(f"{self.kind} is not a kind of flow plan")
         burst = self._plan.burst
-        return FlowPlan(
-            PlanSpec(
-                kind=self.kind,  # type: ignore[arg-type]
-                load_bps=load_bps,
-                duration_ns=round(duration_s * _NS),
-                destinations=[destination],
-                seed=zlib.crc32(f"{self._plan.seed} {self.kind} {name}".encode()),
-                scale=self._plan.scale,
-                burst_height=burst.height,
-                burst_length_ns=round(burst.length_s * _NS),
-                burst_period_ns=round(burst.period_s * _NS),
-            )
-        )
+        given: dict[str, Any] = {"load": load_bps, "duration": round(duration_s * _NS), "to": [destination]}
+        given |= {"seed": zlib.crc32(f"{self._plan.seed} {self.kind} {name}".encode()), "scale": self._plan.scale}
+        if self.kind == "burst":
+            given |= {"burst_height": burst.height, "burst_length": round(burst.length_s * _NS)}
+            given |= {"burst_period": round(burst.period_s * _NS)}
+        return make_plan(self.kind, given)
 
     def check(self) -> None:
         """Check that the sender still runs.

@@ -23,6 +23,7 @@ from ringtap.plan import SweepPlan
 from ringtap.plan_cluster import Cluster
 from ringtap.rundir import RunDirectory
 from ringtap.schema import NIC_REC, REQUIRED_SHARE
+from ringtap.trafficgen import helper
 from ringtap.trafficgen.calibration import Calibration, calibrated
 from ringtap.trafficgen.plans.sizes import WEB_SEARCH
 from ringtap.units import format_rate
@@ -53,7 +54,9 @@ def check_host(plan: SweepPlan, force: bool, say: Callable[[str], None], hosts: 
     """
     if not set(plan.traffic) & {"consistent", "burst"} or not max(plan.loads):
         return None
-    calibration = calibrated(say) if hosts is None else _calibration_of(hosts, plan.topology.cross_from, say)
+    calibration = (
+        calibrated(say, helper.calibrate) if hosts is None else _calibration_of(hosts, plan.topology.cross_from, say)
+    )
     most_bps = max(plan.loads) * plan.capacity_bps
     beyond = calibration.exceeded_by(most_bps, most_bps / 8 / (WEB_SEARCH.mean_bytes / plan.scale), False)
     if beyond and not force:

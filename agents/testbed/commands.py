@@ -53,36 +53,31 @@ def _register_up(verbs: Any) -> None:
 
 
 def _up(options: argparse.Namespace) -> int:
-    from ringtap.agents.testbed.topology import TestbedSpec
-    from ringtap.agents.testbed.up import RunningTestbed, rate_warnings
-    from ringtap.units import parse_rate_bps, parse_size_bytes
+    from ringtap.agents.testbed.up import rate_warnings, testbed
 
-    count = int(options.hosts) if options.hosts.isdigit() else 0
-    hosts = tuple(f"S{number}" for number in range(count)) if count else tuple(options.hosts.split(","))
-    spec = TestbedSpec(
-        options.name,
-        hosts,
-        parse_rate_bps(options.rate),
-        parse_size_bytes(options.queue),
-        parse_size_bytes(options.burst),
+    built = testbed(
+        options.hosts,
+        options.rate,
+        name=options.name,
+        queue=options.queue,
+        burst=options.burst,
         mtu=options.mtu,
         congestion_control=options.congestion_control,
         offload_segments=options.offload_segments,
     )
+    built.stay()
+    spec, warnings = built.state.spec, rate_warnings(built.state.links)
     if options.verbose:
         print(" ".join(f"{key}={value}" for key, value in spec.to_json().items()), file=sys.stderr)
-    testbed = RunningTestbed(spec)
-    testbed.stay()
-    warnings = rate_warnings(testbed.state.links)
     if options.json:
-        print(json.dumps(_describe(testbed.state) | {"warnings": warnings}))
+        print(json.dumps(_describe(built.state) | {"warnings": warnings}))
     else:
-        for link in testbed.state.links:
+        for link in built.state.links:
             rate = f"{link['measured_bps'] / 1e6:9.1f} Mbit/s"
             print(f"{link['host']:>10} {link['direction']:<4} {rate}, {link['congestion_control']}")
         for warning in warnings:
             print(f"warning: {warning}")
-        print(f"Testbed {spec.name} is up. Next: ringtap testbed exec {hosts[0]} -- ping -c 1 {hosts[1]}")
+        print(f"Testbed {spec.name} is up. Next: ringtap testbed exec {spec.hosts[0]} -- ping -c 1 {spec.hosts[1]}")
     if warnings:
         raise MeasurementError(
             f"testbed {spec.name} is up, but the rate of {counted(len(warnings), 'link direction')} is off by over 5 %"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ringtap.agents.testbed import registry
-from ringtap.agents.testbed.topology import TestbedSpec
-from ringtap.errors import MeasurementError, RingtapError, UsageError
+from ringtap.agents.testbed.topology import MAX_HOSTS, TestbedSpec
+from ringtap.errors import MeasurementError, RingtapError, UsageError, did_you_mean
+from ringtap.units import format_rate, number_or_text, parse_rate_bps, parse_size_bytes
 
 RATE_TOLERANCE = 0.05
+_SUFFIX_BYTES = 4  # a name has at most 10 characters
 VERIFY_TRIES = 4
 
 
@@ -21,6 +25,9 @@ class RunningTestbed:
     """Running testbed that this process has built; as a context manager, it ends with the block.
 
     Unless `stay` is called, the testbed also ends with this process: its init process sees its standard input closed.
+
+    Attributes:
+        state: its specification, its init process and the measured rates of its links.
     """
 
     def __init__(self, spec: TestbedSpec, *, verify: bool = True) -> None:
@@ -89,6 +96,40 @@ class RunningTestbed:
             raise RingtapError(f"the testbed's init process sent {item} instead of {key}")
         return item
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of its hosts."""
+        return self.state.spec.hosts
+
+    def address(self, host: str) -> str:
+        """Return the IP address of a host.
+
+        Raises:
+            UsageError: there is no such host.
+        """
+        self._check_host(host)
+        return self.state.spec.training_ip(host)
+
+    def command(self, host: str, *command: str) -> list[str]:
+        """Return a command that runs a command on a host, for `subprocess`, as ``ringtap testbed exec`` does.
+
+        Raises:
+            UsageError: there is no such host, or no command.
+        """
+        self._check_host(host)
+        if not command:
+            raise UsageError("there is no command to run on the host: add its words")
+        return [sys.executable, "-m", "ringtap.agents.testbed.enter", self.state.spec.name, host, *command]
+
+    def _check_host(self, host: str) -> None:
+        if host not in self.hosts:
+            hint = did_you_mean(host, self.hosts)
+            raise UsageError(f"the testbed has no host {host!r}: {hint}it has {', '.join(self.hosts)}")
+
+    def __repr__(self) -> str:
+        spec = self.state.spec
+        return f"<Testbed {spec.name}: {', '.join(spec.hosts)} with links of {format_rate(spec.rate_bps)}>"
+
     def stay(self) -> None:
         """Make the testbed outlive this process."""
         self._send("stay")
@@ -113,6 +154,62 @@ class RunningTestbed:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def own_name(prefix: str) -> str:
+    """Return a name for a testbed that no other one has."""
+    return prefix + secrets.token_hex(_SUFFIX_BYTES)
+
+
+def testbed(
+    hosts: int | str | Sequence[str] = 4,
+    rate: float | str = "250mbit",
+    *,
+    name: str = "",
+    queue: float | str = "400kB",
+    burst: float | str = "64KiB",
+    mtu: int = 1500,
+    congestion_control: str = "cubic",
+    offload_segments: int = 4,
+) -> RunningTestbed:
+    """Build a virtual testbed and measure its links, as ``ringtap testbed up`` does.
+
+    It ends with the ``with`` block, and with this process.
+
+    Args:
+        hosts: number of hosts, or their names in a list or with commas.
+        rate: limit of every link in each direction, in bit/s or as text.
+        name: name of the testbed (default: one that no other testbed has).
+        queue: queue before each limit, in bytes or as text.
+        burst: bucket size of each limit, in bytes or as text.
+        mtu: bytes of an IP packet.
+        congestion_control: congestion control of every TCP connection.
+        offload_segments: packets that TCP may pass to a link in one piece.
+
+    Raises:
+        UsageError: an argument is wrong, or this user or this kernel cannot build a testbed.
+        MeasurementError: the testbed failed while it was built.
+    """
+    if isinstance(hosts, str):
+        hosts = int(hosts) if hosts.isdigit() else hosts.split(",")
+    if isinstance(hosts, int):
+        hosts = [f"S{number}" for number in range(min(hosts, MAX_HOSTS + 1))]
+    if not isinstance(hosts, Iterable):
+        raise UsageError(f"hosts {hosts!r} are not usable: give a number of hosts, or their names in a list")
+    for key, value in (("mtu", mtu), ("offload_segments", offload_segments)):
+        if not isinstance(value, int):
+            raise UsageError(f"{key} {value!r} is not a whole number: give one")
+    spec = TestbedSpec(
+        name or own_name("tb"),
+        tuple(map(str, hosts)),
+        number_or_text(rate, parse_rate_bps, "rate"),
+        number_or_text(queue, parse_size_bytes, "queue"),
+        number_or_text(burst, parse_size_bytes, "burst"),
+        mtu=mtu,
+        congestion_control=congestion_control,
+        offload_segments=offload_segments,
+    )
+    return RunningTestbed(spec)
 
 
 def rate_warnings(links: list[dict[str, Any]]) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.analysis.dask_workers import add_option, workers
-from ringtap.installation import shipped_example
 from ringtap.options import add_force, add_json
 from ringtap.terminal import shell_word, show_log
 from ringtap.units import format_duration, parse_duration_s
@@ -67,7 +66,7 @@ def _flows(options: argparse.Namespace) -> int:
         if path is not None:
             tables.check_table(path, options.force)
     expression = _filter(options)
-    files = [shipped_example(file) or file for file in options.files]
+    files = options.files
     # bins that are multiples of the usual width are summed later, so that one cache serves all of them
     scan_ns = bin_ns if not bin_ns or bin_ns % _SCAN_NS else _SCAN_NS
     with workers(options.scheduler) as executor, Bar() as bar:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ringtap.errors import UsageError
-from ringtap.installation import shipped_example
 from ringtap.options import add_force, add_json
 from ringtap.terminal import shell_word, show_log
 from ringtap.units import parse_duration_s
@@ -60,10 +59,9 @@ def _structure(options: argparse.Namespace) -> int:
 
     if options.output is not None:
         from ringtap.analysis.structure.plots import write
-    captures = [shipped_example(path) or path for path in options.paths]
     with Bar() as bar:
         found = read_structure(
-            *captures, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache, progress=bar
+            *options.paths, bin_s=bin_s, hosts=hosts, words=options.filter, cache=not options.no_cache, progress=bar
         )
     paths = write(found, options.output, options.average) if options.output is not None else []
     if options.json:
@@ -76,7 +74,7 @@ def _structure(options: argparse.Namespace) -> int:
     for path in paths:
         print(f"Wrote {path}")
     if not paths:
-        named = " ".join(map(shell_word, captures))
+        named = " ".join(map(shell_word, options.paths))
         print(f"Next, for figures and tables: ringtap structure {named} -o FOLDER")
     return 0
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.frames import described, table
+from ringtap.analysis.frames import described, described_table, html_of_text
 from ringtap.analysis.job import byte_accounting, flows, iterations, node_counters
 from ringtap.analysis.runs.apportioning import Borders, Integers, Numbers
 from ringtap.analysis.runs.node_logs import NodeLogs, each_node
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
-from ringtap.errors import UsageError
+from ringtap.arguments import path_of
+from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import whole
 from ringtap.units import counted
 
@@ -53,7 +53,7 @@ class Job:
         return f"<Job {self.path}: {status}, {counted(len(self.nodes), 'node')}, {processes}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.report())}</pre>"
+        return html_of_text(self.report())
 
     @cached_property
     def work(self) -> iterations.Work:
@@ -137,7 +137,7 @@ class Job:
         return np.full(found.shape, np.nan) if sampled and self.is_too_short else found
 
     @property
-    @table
+    @described_table
     def iterations(self) -> pd.DataFrame:
         """Iterations, one row each, in order of time.
 
@@ -205,7 +205,7 @@ class Job:
         return pd.Series(values).astype("Float64")
 
     @property
-    @table
+    @described_table
     def rank_iterations(self) -> pd.DataFrame:
         """Times and traffic of each rank in each iteration.
 
@@ -257,7 +257,7 @@ class Job:
         return table
 
     @property
-    @table
+    @described_table
     def flows(self) -> pd.DataFrame:
         """Flows: one direction of a TCP connection, one row each, largest payload first.
 
@@ -298,7 +298,7 @@ class Job:
         return np.argsort(-self.traffic.flows["payload_bytes"].to_numpy(np.float64), kind="stable").astype(np.int64)
 
     @property
-    @table
+    @described_table
     def socket_iterations(self) -> pd.DataFrame:
         """Flows in each iteration during which they were open, by iteration and flow.
 
@@ -339,7 +339,7 @@ class Job:
         return chosen if len(chosen) else np.arange(len(table))
 
     @property
-    @table
+    @described_table
     def byte_accounts(self) -> pd.DataFrame:
         """Byte accounting of each node, one row per iteration, node, path and direction.
 
@@ -375,7 +375,7 @@ class Job:
         return pd.DataFrame(columns).astype(dict.fromkeys(byte_accounting.COLUMNS, "Float64"))
 
     @property
-    @table
+    @described_table
     def node_iterations(self) -> pd.DataFrame:
         """Counters of each node in each iteration.
 
@@ -399,7 +399,7 @@ class Job:
         return table
 
     @property
-    @table
+    @described_table
     def ranks(self) -> pd.DataFrame:
         """Ranks, one row each, means over the iterations after warm-up.
 
@@ -422,7 +422,7 @@ class Job:
         return summarize(self)
 
     @property
-    @table
+    @described_table
     def collectors(self) -> pd.DataFrame:
         """State of each collector on each node.
 
@@ -436,6 +436,28 @@ class Job:
         from ringtap.analysis.job.collection_status import states
 
         return states(self.nodes)
+
+    def table(self, name: str, by: Literal["sample", "iteration"] = "sample") -> pd.DataFrame:
+        """Return the log of any collector as a table, also of one that is not ringtap's own.
+
+        Args:
+            name: name of the collector, such as ``host``, or of one of its logs, such as ``gpu/gpu0``.
+            by: ``sample`` for a row per sample as recorded: ``node``, ``t_ns`` and the log's columns; ``iteration`` for
+                a row per iteration and node: growth of each counter and mean of each gauge, NA where it is not known.
+
+        Raises:
+            UsageError: no node has such a log, or it has several records per sample and cannot be joined by itself.
+        """
+        from ringtap.analysis.job import collector_tables
+
+        if by == "sample":
+            return collector_tables.samples(self.nodes, name)
+        if by != "iteration":
+            raise UsageError(
+                f"a table by {by!r} is not known: {did_you_mean(by, ('sample', 'iteration'))}by sample or by iteration"
+            )
+        found = collector_tables.by_iteration(self.nodes, name, self.borders_at)
+        return found if len(self.work.iterations) else found.assign(iteration=-1)
 
     def slow(self, factor: float = 1.5) -> pd.DataFrame:
         """Slow iterations, with what the network did in each, the slowest first.
@@ -480,7 +502,7 @@ class Job:
         """
         from ringtap.analysis.runs import derived
 
-        target = self.path / "derived" if folder is None else Path(folder)
+        target = self.path / "derived" if folder is None else path_of(folder, "the folder")
         derived.write(self, self.summary(), target, derived.fingerprint(self.path))
         return target
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.apportioning import plain
+from ringtap.arguments import number
 from ringtap.errors import UsageError
 from ringtap.units import counted
 
@@ -218,6 +219,7 @@ def slower_than(job: Job, factor: float) -> pd.DataFrame:
     Raises:
         UsageError: the factor is not a positive number, or the run has no iterations.
     """
+    factor = number(factor, "the factor")
     if not (np.isfinite(factor) and factor > 0):
         raise UsageError(f"a factor of {factor:g} is not a positive number: 1.5 is 50 % longer than the median")
     table = job.iterations.iloc[job.measured]

@@ -90,7 +90,7 @@ class BreakPoint:
         return item | {"resampled": self.resampled, "samples": self.samples, "warnings": list(self.warnings)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BreakResult:
     """Either a break or the reason why there is none.
 
@@ -101,6 +101,12 @@ class BreakResult:
 
     point: BreakPoint | None
     reason: str = ""
+
+    def __repr__(self) -> str:
+        if self.point is None:
+            return f"<BreakResult: {self.reason}>"
+        load = self.point.bandwidth_gbps
+        return f"<BreakResult: {load.value:.4g} Gbit/s ({load.low:.4g} to {load.high:.4g})>"
 
 
 def find_break(

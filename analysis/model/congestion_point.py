@@ -90,7 +90,7 @@ class CongestionPoint:
         return point | {"construction": construction}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CongestionResult:
     """Either a congestion point or the reason why there is none.
 
@@ -101,6 +101,13 @@ class CongestionResult:
 
     point: CongestionPoint | None
     reason: str = ""
+
+    def __repr__(self) -> str:
+        if self.point is None:
+            return f"<CongestionResult: {self.reason}>"
+        ends = self.point.interval_gbps
+        interval = f" ({ends[0]:.4g} to {ends[1]:.4g})" if ends else ""
+        return f"<CongestionResult: {self.point.bandwidth_gbps:.4g} Gbit/s{interval}>"
 
 
 def find_congestion_point(

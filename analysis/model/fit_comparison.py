@@ -23,7 +23,7 @@ _LOADS = 201  # loads at which the curves are compared
 ALPHA = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitComparison:
     """The times of a second curve over those of a first one.
 
@@ -58,6 +58,9 @@ class FitComparison:
             - ``differs``: True if the interval leaves out 1
         """
         return self.table.copy()
+
+    def __repr__(self) -> str:
+        return f"<FitComparison: {self}>"
 
     def __str__(self) -> str:
         at = f"at {self.largest_gbps:.3g} Gbit/s the second curve takes {self.ratio:.3g} times as long"

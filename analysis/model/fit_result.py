@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ringtap.analysis.frames import described
+from ringtap.analysis.frames import described, html_of_text
 from ringtap.analysis.model.bootstrap import Interval
 from ringtap.analysis.statistics.arrays import Array, Values, as_array
+from ringtap.arguments import instance_of, path_of
 from ringtap.errors import UsageError, did_you_mean
 from ringtap.json_validation import ShapeError, load_json
+from ringtap.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,7 @@ class Terms:
     scatter: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitResult:
     """One fit of equation 3.7, or the best of several.
 
@@ -104,6 +105,13 @@ class FitResult:
     def name(self) -> str:
         """Name of the model in reports, such as ``n = 1/2``, ``n = 2`` or ``n free``."""
         return "n free" if self.free else f"n = {'1/2' if self.n == 0.5 else f'{self.n:g}'}"
+
+    def __repr__(self) -> str:
+        curve = f"t = {self.A:.4g}·exp({self.B:.4g}/({self.C_gbps:g}−BW)^{self.n:.3g})"
+        return f"<FitResult {curve}: {counted(len(self.iteration_s), 'point')}, R² {self.r2:.4f}>"
+
+    def _repr_html_(self) -> str:
+        return html_of_text(self.report())
 
     def predict(self, bandwidth_gbps: Values) -> Array:
         """Return the iteration times in seconds at loads in Gbit/s; same shape as the argument.
@@ -171,7 +179,7 @@ class FitResult:
         """
         from ringtap.analysis.model.fit_comparison import compare_fits
 
-        return compare_fits(self, other)
+        return compare_fits(self, instance_of(other, FitResult, "the other fit"))
 
     def plot(self, ax: Axes | None = None, **style: Any) -> list[Artist]:
         """Draw the points, the curve and its 95 % band (`ringtap.plot.fit`); return what was drawn."""
@@ -236,9 +244,10 @@ class FitResult:
         if isinstance(source, Mapping):
             name, item = "the fit", source
         else:
-            name = os.fspath(source)
+            path = path_of(source, "the fit")
+            name = str(path)
             try:
-                item = load_json(Path(name))
+                item = load_json(path)
             except OSError as error:
                 raise UsageError(f"{name} cannot be read: {error.strerror}") from error
             except ShapeError as error:

@@ -13,6 +13,7 @@ from scipy import optimize, stats
 
 from ringtap.analysis.model.fit_result import LEVEL, BandKind, FitResult
 from ringtap.analysis.model.regression import Array, Solution, jacobian, log_predict
+from ringtap.arguments import number
 from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, load_json
 
@@ -183,6 +184,7 @@ class Predictor:
         Raises:
             UsageError: the slowdown is below 1, or the fitted time does not grow with the load.
         """
+        slowdown = number(slowdown, "the slowdown")
         if not (math.isfinite(slowdown) and slowdown >= 1):
             raise UsageError(
                 f"a slowdown of {slowdown:g} makes no sense: 1 is the time without cross traffic, 1.5 is 50 % more"

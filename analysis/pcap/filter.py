@@ -32,6 +32,7 @@ from ringtap.analysis.pcap.scan_dtypes import (
     TARGET_PORT_CUT,
     is_ip,
 )
+from ringtap.arguments import instance_of
 from ringtap.errors import UsageError
 
 Mask = npt.NDArray[np.bool_]
@@ -214,7 +215,7 @@ def matches(words: str, conversations: npt.NDArray[Any]) -> Mask:
         UsageError: the filter is wrong, or needs single packets.
     """
     primitives = _Primitives(words, Flows.of(conversations))
-    if not words.strip():
+    if not instance_of(words, str, "the filter").strip():
         primitives.wrong("is empty")
     most = sys.getrecursionlimit()
     sys.setrecursionlimit(most + _FRAMES)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ringtap.errors import UsageError
-from ringtap.installation import install_command
+from ringtap.installation import install_command, shipped_example
 
 BLOCK_BYTES = 1 << 18
 """Size that fits the second-level cache of common processors, so that a block is read from memory once."""
@@ -37,7 +37,7 @@ Troubles = dict[str, int]
 
 
 def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
-    """Return the files named on a command line.
+    """Return the files named on a command line; examples/NAME is one that ships with ringtap, unless there is one here.
 
     Args:
         words: names of files or pipes, ``-`` for standard input, shell globs that the shell did not expand, or
@@ -68,7 +68,7 @@ def expand(words: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
 def _expand(word: str) -> list[Path]:
     if not word:
         raise UsageError("an empty text names no capture: give a file, a directory or '-' for standard input")
-    path = Path(word)
+    path = shipped_example(word) or Path(word)
     try:
         if path.is_dir():
             return _in_directory(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _MAX_BINS = 1 << 27
 MAX_TRAINING_BINS = 1 << 24
 """Maximum number of bins in which training is searched for: 4.6 hours in bins of 1 ms."""
 _MAX_HOSTS = 4096
+_SHOWN = 5  # conversations in a notebook
 _MAX_FILLED = 20_000_000  # rows of a table of rates with all bins
 _MATRIX_AMOUNTS = (*AMOUNTS, "segments", "retransmitted_bytes", "out_of_order_bytes")
 
@@ -83,6 +85,13 @@ class Traffic:
     def __repr__(self) -> str:
         shown = f"{counted(len(self.rows), 'conversation')} of {', '.join(self.files[:3]) or 'no file'}"
         return f"<Traffic: {shown}, {format_duration(self.duration_s)}>"
+
+    def _repr_html_(self) -> str:
+        table = self.conversations()
+        largest = table.assign(payload=table["payload_ab"] + table["payload_ba"]).nlargest(_SHOWN, "payload")
+        columns = ["conversation", "protocol", "a", "a_port", "b", "b_port", "packets_ab", "packets_ba", "payload"]
+        shown = largest[columns].to_html(index=False, na_rep="–", border=0)
+        return f"<p>{html.escape(repr(self)[1:-1])}; with most payload:</p>{shown}"
 
     @property
     def rows(self) -> Integers:
@@ -237,7 +246,10 @@ class Traffic:
 
     def _group_of(self, flows: Sequence[int] | Integers) -> Integers:
         """Return, for each flow of the scan, 0 if it is among these, else -1."""
-        numbers = np.asarray(flows, np.int64).reshape(-1)
+        try:
+            numbers = np.asarray(flows, np.int64).reshape(-1)
+        except (TypeError, ValueError):
+            raise UsageError(f"{flows!r} are not numbers of flows: take those of Traffic.flows()") from None
         count = 2 * len(self.scanned.conversations)
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= count):
             raise UsageError(f"there is no flow {int(numbers.max())}: the flows are 0 to {count - 1}")

@@ -18,11 +18,13 @@ from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.plots.style import BLUE, COLOURS, FAINT, GREEN, INK, LIGHT, PURPLE, RC, VERMILION, plain
 from ringtap.analysis.statistics.arrays import Array, Values, sample
+from ringtap.arguments import instance_of
 from ringtap.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,8 +61,14 @@ _RATE_UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0)
 @contextmanager
 def style() -> Iterator[None]:
     """Draw the figures made inside ``with`` in ringtap's style, readable at a width of 3.3 inches."""
-    with mpl.rc_context(cast(Any, {**RC, **_PAPER})):
-        yield
+    try:
+        with mpl.rc_context(cast(Any, {**RC, **_PAPER})):
+            try:
+                yield
+            finally:
+                interactive = mpl.is_interactive()
+    finally:
+        mpl.interactive(interactive)  # the first figure of a notebook turns it on, for those that follow
 
 
 def _new_axes(height_in: float = PAPER_HEIGHT_IN) -> Axes:
@@ -102,6 +110,7 @@ def iteration_times(job: Job, ax: Axes | None = None, **line: Any) -> list[Artis
     Raises:
         UsageError: the run has no iterations.
     """
+    instance_of(job, Job, "the job", "the result of open_job")
     table = job.iterations
     _some(table, job)
     with _on(ax) as axes:
@@ -180,7 +189,7 @@ def plain_ticks(axis: Axis, low: float, high: float) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def curve(fit: FitResult, axes: Axes, transform: Transform | None = None, **line: Any) -> list[Artist]:
+def curve(fit: FitResult, axes: Axes, transform: Transform | None = None, **line: Any) -> list[Line2D]:
     """Draw the curve of a fit, from no load to just past its heaviest point."""
     load = _grid(fit)
     return list(axes.plot(transform(load) if transform else load, fit.predict(load), **{"linewidth": 1.3, **line}))
@@ -199,7 +208,8 @@ def fit(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", **line
         fit: the fit.
         ax: the axes; None for a new figure.
         kind: ``curve`` or ``point``, as in `FitResult.band`.
-        **line: properties of the curve; the points and the band get its colour.
+        **line: properties of the curve; the points and the band get its colour. Several calls on the same axes compare
+            fits.
     """
     with _on(ax) as axes:
         drawn = _points_and_curve(fit, axes, kind, None, line)
@@ -228,15 +238,17 @@ def rescaled(fit: FitResult, ax: Axes | None = None, kind: BandKind = "curve", *
 def _points_and_curve(
     fit: FitResult, axes: Axes, kind: BandKind, transform: Transform | None, line: dict[str, Any]
 ) -> list[Artist]:
+    from ringtap.analysis.model.fit_result import FitResult
+
+    instance_of(fit, FitResult, "the fit", "the result of CongestionModel.fit")
     load = _grid(fit)
     band = fit.band(load, kind)
-    colour = line.setdefault("color", BLUE)
     x = transform or (lambda load: load)
-    drawn: list[Artist] = []
+    drawn: list[Artist] = [*(lines := curve(fit, axes, transform, **line))]
+    colour = lines[0].get_color()  # the next one of the axes, if none is given
     if band["low_s"].notna().all():
         ends = band["low_s"].to_numpy(float), band["high_s"].to_numpy(float)
         drawn.append(axes.fill_between(x(load), *ends, color=colour, alpha=0.18, linewidth=0))
-    drawn += curve(fit, axes, transform, **line)
     drawn += axes.plot(x(fit.bandwidth_gbps), fit.iteration_s, linestyle="none", marker="o", color=colour, zorder=3)
     axes.set_ylabel("iteration time in s")
     if "label" in line:
@@ -275,7 +287,11 @@ def matrix(amounts: Traffic | Job | pd.DataFrame, ax: Axes | None = None, **imag
 
 def _square(amounts: Traffic | Job | pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return a square table, and what its rows are."""
+    from ringtap.analysis.pcap.traffic import Traffic
+
     if not isinstance(amounts, pd.DataFrame):
+        if not isinstance(amounts, Job):
+            instance_of(amounts, Traffic, "the traffic", "the result of read_captures or of open_job")
         amounts = rank_matrix(amounts) if isinstance(amounts, Job) else amounts.matrix()
     name = str(amounts.index.name or "host")
     return amounts, "host" if name == "source" else name.removeprefix("source_")
@@ -305,6 +321,7 @@ def rates(table: pd.DataFrame, ax: Axes | None = None, most: int = 5, **line: An
     Raises:
         UsageError: not such a table, or an empty one.
     """
+    instance_of(table, pd.DataFrame, "the table", "one of Traffic.rates")
     value = next((name for name in ("rate_bps", "rate_pps") if name in table), None)
     if value is None or "t_ns" not in table or not len(table):
         raise UsageError("rates are drawn from a table of Traffic.rates, with rows, t_ns and rate_bps or rate_pps")
@@ -364,6 +381,7 @@ def timeline(job: Job, iteration: int, ax: Axes | None = None) -> list[Artist]:
     Raises:
         UsageError: there is no such iteration, or its phases were not recorded.
     """
+    instance_of(job, Job, "the job", "the result of open_job")
     table = job.rank_iterations
     rows = table[table["iteration"] == iteration]
     if not len(rows):

@@ -119,7 +119,7 @@ def _with_titles(body: str, marks: dict[str, list[str]]) -> str:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Written:
     """Summary and files of a written report.
 
@@ -132,6 +132,9 @@ class Written:
     summary: str
     paths: list[Path]
     json_path: Path
+
+    def __repr__(self) -> str:
+        return f"<Report {self.json_path.parent}: {self.summary.splitlines()[0]}>"
 
 
 def render(template: str, data: Mapping[str, Any], drawn: Sequence[Drawn], folder: Path, table: str) -> str:

@@ -211,7 +211,7 @@ def draw(series: Sequence[Series], found: Sequence[Tails], setting: Setting, fol
     return drawn
 
 
-def write_report(measured: ReportInputs, folder: Path | None = None) -> Written:
+def write_sweep_report(measured: ReportInputs, folder: Path | None = None) -> Written:
     """Write the report of a sweep or of a table into a folder; an older report there is replaced file by file.
 
     Args:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ringtap.arguments import path_of
 from ringtap.errors import UsageError
 from ringtap.json_validation import ShapeError, check, open_regular, whole
 from ringtap.records import RecordFile
@@ -357,7 +358,7 @@ def read_run(path: str | os.PathLike[str]) -> JobRun | SweepRun:
     Raises:
         UsageError: not a run directory, one of a newer schema, or of a kind that this version does not know.
     """
-    run = RunDirectory.open(Path(path))
+    run = RunDirectory.open(path_of(path, "the run"))
     kind = run.info.get("kind")
     if kind == "job":
         return JobRun(run.path, run.info)

@@ -60,7 +60,7 @@ class Test:
     p_holm: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Differences of sample b from sample a.
 
@@ -92,6 +92,9 @@ class Comparison:
     def cliffs_delta(self) -> float:
         """Cliff's delta: 1 if every iteration of b is longer than any of a, -1 if every one is shorter."""
         return 2 * self.superiority.value - 1
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.sentence}>"
 
     @property
     def sentence(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 
 from ringtap.analysis.job.run import Job, open_job
@@ -18,6 +19,7 @@ from ringtap.analysis.structure.periodicity import Integers
 from ringtap.analysis.structure.streams import Vantage, streams_of
 from ringtap.analysis.structure.structure import Structure, find_structure
 from ringtap.analysis.structure.validation import check_against_steps
+from ringtap.arguments import instance_of, path_of
 from ringtap.errors import UsageError
 from ringtap.schema import PACKETS, PACKETS_JSON
 
@@ -38,7 +40,7 @@ class _CapturePoint:
 def read_structure(
     *paths: str | Path,
     bin_s: float = 0.001,
-    hosts: Mapping[str, Sequence[str]] | None = None,
+    hosts: Mapping[str, str | Sequence[str]] | None = None,
     words: str | None = None,
     cache: bool = True,
     progress: Progress | None = None,
@@ -58,9 +60,10 @@ def read_structure(
         UsageError: a path is not a capture or a run directory, or there is no payload in the captures.
         MeasurementError: there is no training in the captures; the message describes the traffic instead.
     """
-    named = [Path(path) for path in paths]
+    named = [path_of(path, "a capture") for path in paths]
     if not named:
         raise UsageError("name at least one capture file or a run directory")
+    given = _checked_hosts(instance_of(hosts or {}, dict, "hosts", "addresses by name"))
     folders = [path for path in named if path.is_dir()]
     if folders and len(named) > 1:
         raise UsageError(f"{folders[0]} is a run directory: name it alone, or capture files without it")
@@ -88,9 +91,25 @@ def read_structure(
         vantages.append(Vantage(point.name, chosen, point.to_reference, point.addresses))
     if not vantages:
         raise errors[0]
-    names = {address: name for name, addresses in (hosts or {}).items() for address in addresses}
+    names = {address: name for name, addresses in given.items() for address in addresses}
     found = replace(find_structure(streams_of(vantages, names)), warnings=tuple(warnings), notes=tuple(notes))
     return found if job is None else replace(found, steps=check_against_steps(job, found.boundaries_ns))
+
+
+def _checked_hosts(hosts: Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:
+    """Return the addresses of each host, of which one may be given as text.
+
+    Raises:
+        UsageError: a text is not an IP address.
+    """
+    found = {name: [one] if isinstance(one, str) else list(one) for name, one in dict(hosts).items()}
+    for name, addresses in found.items():
+        for address in addresses:
+            try:
+                ip_address(address)
+            except ValueError:
+                raise UsageError(f"host {name}: {address!r} is not an IP address") from None
+    return found
 
 
 def _timed(traffic: Traffic) -> Traffic:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ringtap.analysis.frames import html_of_text
 from ringtap.analysis.model.demand import GRADIENT_BYTES, demand
 from ringtap.analysis.structure import topology as shapes
 from ringtap.analysis.structure.detection import CROSS, OTHER, TRAINING, Sorted, Training, sort_out
@@ -20,9 +21,10 @@ from ringtap.analysis.structure.streams import Streams
 from ringtap.analysis.structure.topology import STAR, Topology, shape_of
 from ringtap.analysis.structure.validation import StepCheck
 from ringtap.errors import MeasurementError
+from ringtap.units import counted
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Structure:
     """Structure of a training job, inferred from its packets.
 
@@ -57,6 +59,15 @@ class Structure:
     steps: StepCheck | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        mean = f"{counted(self.period.iterations, 'iteration')} of {self.period.mean_s * 1e3:.1f} ms on average"
+        return f"<Structure: {self.shape.name} of {' > '.join(self.shape.hosts)}, {mean} ({self.period.verdict})>"
+
+    def _repr_html_(self) -> str:
+        from ringtap.analysis.structure.text import describe
+
+        return html_of_text("\n".join(describe(self)))
 
     @cached_property
     def boundaries_ns(self) -> Integers:

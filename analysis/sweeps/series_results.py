@@ -18,6 +18,7 @@ from ringtap.analysis.runs.run import SweepRun
 from ringtap.analysis.sweeps.points import Point
 from ringtap.errors import UsageError
 from ringtap.schema import MERGE_SHARE, POINTS_JSONL
+from ringtap.units import counted
 
 # Table 3.8 leaves out "very heavy" points; those of its series are at 24.7 of 25 Gbit/s
 HEAVIEST_SHARE = 0.95
@@ -45,7 +46,7 @@ class Spare:
     difference_share: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Series:
     """A model under one kind of cross traffic.
 
@@ -94,6 +95,10 @@ class Series:
     mean_difference_gbps: float | None
     mean_difference_reason: str
     saturated: int
+
+    def __repr__(self) -> str:
+        found = self.fit_reason if self.fit is None else f"R² {self.fit.r2:.4f} with {self.fit.name}"
+        return f"<Series {self.name}: {counted(len(self.points), 'point')}; {found}>"
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ringtap.analysis.frames import table
+from ringtap.analysis.frames import described_table
 from ringtap.analysis.job.run import Job
 from ringtap.analysis.runs.run import JobRun, SweepRun, read_run
 from ringtap.analysis.sweeps import points
@@ -29,12 +29,13 @@ class Sweep:
     Attributes:
         path: the run directory.
         run: the run directory as `ringtap.analysis.runs.run.SweepRun`.
+        workers: they read its jobs; None: this process does.
     """
 
     def __init__(self, run: SweepRun, workers: Executor | None = None) -> None:
         self.run = run
         self.path = run.path
-        self._workers = workers
+        self.workers = workers
 
     def __repr__(self) -> str:
         shown = f"{counted(len(self.names), 'series', 'series')}, {counted(len(self.run.windows), 'point')}"
@@ -75,7 +76,7 @@ class Sweep:
 
     @cached_property
     def _measured(self) -> list[points.Point]:
-        return points.measure(self.run, self._workers)
+        return points.measure(self.run, self.workers)
 
     def _known(self, name: str) -> str:
         if name not in self.names:
@@ -86,7 +87,7 @@ class Sweep:
         return name
 
     @property
-    @table
+    @described_table
     def points(self) -> pd.DataFrame:
         """Points measured from the raw logs, one row per window, by series and load.
 
@@ -101,7 +102,7 @@ class Sweep:
         return found
 
     @property
-    @table
+    @described_table
     def iterations(self) -> pd.DataFrame:
         """Iterations within the windows of the points, in order of time for each point.
 
@@ -130,7 +131,7 @@ class Sweep:
             UsageError: there is no such series.
         """
         directories = [window["directory"] for window in self.run.windows if window["series"] == self._known(series)]
-        return Job(self.run.job(directories[-1]), self._workers)
+        return Job(self.run.job(directories[-1]), self.workers)
 
 
 def _row(series: Series) -> dict[str, object]:

@@ -148,7 +148,7 @@ def killed(plan: Path, out: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     time.sleep(2)  # the kernel ends what the keeper held
-    (lab,) = [lab for lab in registry.all_testbeds() if lab.spec.name == f"sw{process.pid % 10**8:08d}"]
+    (lab,) = [lab for lab in registry.all_testbeds() if lab.owner_pid == process.pid]
     assert not registry.remove(lab), "it was gone, and its record is cleared"
     for log in out.rglob("*.rec"):  # the sender had only just begun: its log may hold no flow yet, but must read
         assert open_records(log).count > 0 or log.parent.name in ("sent", "received")

@@ -29,6 +29,7 @@ _CORE_MODULES = (
     "records",
     "json_validation",
     "terminal",
+    "plug_ins",
 )
 _MAIN = """\
 import sys

@@ -12,15 +12,13 @@ from ringtap.errors import UsageError
 from ringtap.options import add_force, add_json, add_verbose
 from ringtap.terminal import shell_word
 from ringtap.trafficgen.commands.common import print_settings
-from ringtap.trafficgen.plans.kind import SEED, SHARED, TO, TRANSPORT, TrafficKind
+from ringtap.trafficgen.plans.kind import SHARED, TO, TRANSPORT, TrafficKind
 from ringtap.trafficgen.plans.registry import make_plan, size_points, traffic_kinds
 from ringtap.trafficgen.protocol import LOCAL
 from ringtap.units import counted, format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
-    from ringtap.trafficgen.plans.plan_file import Plan
-
-_OF_EVERY_KIND = (SEED, *TRANSPORT)
+    from ringtap.trafficgen.plans.plan_file import FlowSource
 
 
 def register(verbs: Any, name: str, summary: str) -> None:
@@ -77,19 +75,13 @@ def _given_options(options: argparse.Namespace, kind: TrafficKind) -> dict[str, 
     Raises:
         UsageError: an option is missing, or does not belong to the kind.
     """
-    known = {option.key: option for each in traffic_kinds().values() for option in (*each.needs, *each.takes)}
-    known |= {option.key: option for option in _OF_EVERY_KIND}
-    given = {key: getattr(options, key) for key in known if getattr(options, key) is not None}
-    for key in sorted(given):
-        if known[key] not in (*kind.needs, *kind.takes, *_OF_EVERY_KIND):
-            raise UsageError(f"--kind {kind.name} does not take --{known[key].name}")
-    for option in kind.needs:
-        if option.key not in given:
-            raise UsageError(f"--kind {kind.name} needs --{option.name}")
+    keys = dict.fromkeys(key for each in traffic_kinds().values() for key in each.options)
+    given = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
+    kind.check(given)
     return given
 
 
-def _export(plan: Plan, given: dict[str, Any], options: argparse.Namespace, stream: Any) -> None:
+def _export(plan: FlowSource, given: dict[str, Any], options: argparse.Namespace, stream: Any) -> None:
     if options.export_cdf is not None:
         from ringtap.trafficgen.plans.sizes import write_cdf
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringtap.errors import MeasurementError, UsageError
 from ringtap.options import add_json, add_verbose
+from ringtap.terminal import unguarded
 from ringtap.trafficgen.commands.common import (
     add_token,
     add_worker_options,
@@ -69,15 +69,12 @@ def _send(options: argparse.Namespace) -> int:
 
     settings, calibration = _send_options(options), load()
     if calibration is not None:
-        spin_ns = calibration.spin_for(own_processor=settings.launcher_cpu is not None)
-        settings = replace(settings, spin_ns=spin_ns, method=calibration.method)
+        settings = calibration.applied_to(settings)
     if options.verbose:
         print_settings({"plan": options.plan, **_printed_settings(settings)})
-    sender = Sender(PlanFile(options.plan), settings)
-    if calibration is not None:
-        excess = calibration.exceeded_by(sender.load_bps, sender.flows_per_s, settings.connections == "new")
-        if excess:
-            print(f"warning: {excess}, as calibrated; flows will be late", file=sys.stderr)
+    sender = Sender(PlanFile(options.plan), settings, warn=_warn, progress=_show_progress)
+    if calibration is not None and (doubt := calibration.doubt(sender)):
+        _warn(doubt)
     baseline = None if options.baseline is None else congestion_impact(options.baseline)
     summary = sender.run()
     summary |= {"congestion_impact": None if baseline is None else baseline.of(summary)}
@@ -90,6 +87,15 @@ def _send(options: argparse.Namespace) -> int:
             f"{summary['failed']} of {counted(summary['flows'], 'flow')} failed; the first: {sender.first_failure}"
         )
     return 0
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)
+
+
+def _show_progress(passed_s: float, all_s: float) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{passed_s:.0f} of {all_s:.0f} s ", end="", file=unguarded(sys.stderr), flush=True)
 
 
 def _printed_settings(settings: SendOptions) -> dict[str, Any]:

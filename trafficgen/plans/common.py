@@ -43,6 +43,8 @@ class OfferedLoad:
         Raises:
             UsageError: the load is not usable.
         """
+        if not isinstance(self.bps, (int, float)):
+            raise UsageError(f"load {self.bps!r} is not a number of bit/s: write it as one")
         if not 0 < self.bps < 1e15:
             raise UsageError(f"load {self.bps} bit/s is not usable: it must be above 0 and below 1 Pbit/s")
         if not _MIN_MTU <= self.mtu <= _MAX_MTU:
@@ -101,6 +103,8 @@ class Frame:
         Raises:
             UsageError: a value is not usable.
         """
+        if not isinstance(self.duration_ns, int):
+            raise UsageError(f"duration {self.duration_ns!r} is not a whole number of nanoseconds: write it as one")
         if not 0 < self.duration_ns <= MAX_INT64 // 4:
             raise UsageError(f"duration {self.duration_ns} ns is not usable: it must be above 0 and below 70 years")
         if self.seed < 0:
@@ -131,12 +135,24 @@ class Frame:
         return all(":" in parse_address(destination)[0] for destination in self.destinations)
 
 
+def check_lists(**names: Sequence[str]) -> None:
+    """Refuse a text where a list of them belongs.
+
+    Raises:
+        UsageError: a value is a text.
+    """
+    for what, value in names.items():
+        if isinstance(value, str):
+            raise UsageError(f"{what} {value!r} is one text: give a list, [{value!r}]")
+
+
 def check_names(destinations: Sequence[str], sources: Sequence[str]) -> None:
     """Check that plans can name these destinations and sources.
 
     Raises:
         UsageError: a name is not an address or is given twice.
     """
+    check_lists(destinations=destinations, sources=sources)
     for destination in destinations:
         if parse_address(destination)[1] == 0:
             raise UsageError(f"destination {destination!r} has port 0: name the port that the receiver listens on")

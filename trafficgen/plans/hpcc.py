@@ -13,7 +13,7 @@ from ringtap.errors import UsageError
 from ringtap.flow_plan import MAX_INT64, Flow
 from ringtap.trafficgen.plans.common import NS, Frame
 from ringtap.trafficgen.plans.kind import DURATION, NODE, Option, TrafficKind
-from ringtap.trafficgen.plans.plan_file import Plan
+from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.protocol import parse_address
 from ringtap.units import counted
 
@@ -114,7 +114,7 @@ class FlowListPlan:
         return UsageError(f"{self._path} line {number + 1}: {why}")
 
 
-def write_list(plan: Plan, path: Path, force: bool = False) -> dict[str, int]:
+def write_list(plan: FlowSource, path: Path, force: bool = False) -> dict[str, int]:
     """Write a plan's flows as an HPCC list, with starts to the nanosecond; return the node number of each address.
 
     A plan that lists nodes keeps their order. Otherwise sources come first (one number for all unbound ones), then

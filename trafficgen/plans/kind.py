@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, did_you_mean
 from ringtap.trafficgen.plans.common import Frame, OfferedLoad
 from ringtap.units import parse_duration_s, parse_rate_bps, parse_size_bytes
 
 if TYPE_CHECKING:
-    from ringtap.trafficgen.plans.plan_file import Plan
+    from ringtap.trafficgen.plans.plan_file import FlowSource
 
 
 def duration_ns(text: str) -> int:
@@ -21,6 +23,14 @@ def duration_ns(text: str) -> int:
         UsageError: the text is not a time.
     """
     return round(parse_duration_s(text) * 1e9)
+
+
+# how a number is read where a text needs a unit
+_FROM_NUMBER: dict[Callable[[str], Any], Callable[[Any], Any]] = {
+    parse_rate_bps: round,
+    parse_size_bytes: round,
+    duration_ns: lambda seconds: round(seconds * 1e9),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,32 @@ class Option:
         """Its name among the options passed to ``make``."""
         return self.name.replace("-", "_")
 
+    def convert(self, value: object) -> Any:
+        """Return one value in the unit of the options passed to ``make``.
+
+        Args:
+            value: text as on the command line, or a number: of bit/s, bytes or seconds for a quantity.
+
+        Raises:
+            UsageError: the value is not usable.
+        """
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number and not isinstance(value, (str, PathLike)):
+            raise UsageError(f"--{self.name} {value!r} is not usable: give {'a number or ' * (not self.choices)}text")
+        try:
+            found = _FROM_NUMBER.get(self.read, self._from_text)(value) if is_number else self._from_text(value)
+        except UsageError as error:
+            raise UsageError(f"--{self.name}: {error}") from error
+        except (ValueError, OverflowError) as error:
+            raise UsageError(f"--{self.name} {value!r} is not usable: {self.help}") from error
+        if self.choices and found not in self.choices:
+            hint = did_you_mean(found, self.choices)
+            raise UsageError(f"--{self.name} {value!r} is unknown: {hint}it is one of {', '.join(self.choices)}")
+        return found
+
+    def _from_text(self, value: Any) -> Any:
+        return self.read(str(value))
+
 
 @dataclass(frozen=True)
 class TrafficKind:
@@ -62,10 +98,34 @@ class TrafficKind:
     """
 
     name: str
-    make: Callable[[dict[str, Any], Frame], Plan]
+    make: Callable[[dict[str, Any], Frame], FlowSource]
     needs: tuple[Option, ...] = ()
     takes: tuple[Option, ...] = ()
     finds_receivers: bool = False
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """Every option that it takes, by key."""
+        return {option.key: option for option in (*self.needs, *self.takes, SEED, *TRANSPORT)}
+
+    def check(self, given: Iterable[str]) -> None:
+        """Check that no option that it needs is missing, and that it takes every other one.
+
+        Args:
+            given: the keys of the options that are given.
+
+        Raises:
+            UsageError: an option is missing, or does not belong to the kind.
+        """
+        given, known = sorted(given), self.options
+        for key in given:
+            if key not in known:
+                hint = did_you_mean(key, known)
+                wrong = f"--kind {self.name} does not take --{key.replace('_', '-')}"
+                raise UsageError(f"{wrong}: {hint.strip()}" if hint else wrong)
+        for option in self.needs:
+            if option.key not in given:
+                raise UsageError(f"--kind {self.name} needs --{option.name}")
 
 
 # Options of several kinds; those of a single kind are in its module

@@ -242,8 +242,8 @@ class PlanLines:
         return self.wrong(number, f"{'source' if not named.get('source', '-') else 'destination'} is empty")
 
 
-class Plan(Protocol):
-    """A plan that can be written to a file: a header with the flow count, and flows that can be iterated repeatedly."""
+class FlowSource(Protocol):
+    """The content of a plan file: a header with the flow count, and flows that can be iterated repeatedly."""
 
     @property
     def header(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class Plan(Protocol):
         """Yield the flows in order of their starts."""
 
 
-def write_plan(plan: Plan, path: Path, force: bool = False) -> None:
+def write_plan(plan: FlowSource, path: Path, force: bool = False) -> None:
     """Write a plan's file, under a temporary name until it is complete.
 
     Raises:

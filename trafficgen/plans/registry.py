@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from ringtap import plug_ins
+from ringtap.errors import RingtapWarning, UsageError
 from ringtap.trafficgen.plans.common import Frame
 from ringtap.trafficgen.plans.kind import TRANSPORT, TrafficKind
-from ringtap.trafficgen.plans.plan_file import Plan
+from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.plans.replay import ReadSegments
 from ringtap.trafficgen.plans.sizes import SizeDistribution, empirical_points
 from ringtap.trafficgen.plans.web_search import FlowPlan
@@ -32,10 +35,24 @@ _KINDS = (
 def traffic_kinds() -> dict[str, TrafficKind]:
     """Return every kind of traffic by name."""
     kinds: list[TrafficKind] = [getattr(importlib.import_module(module), name) for module, name in _KINDS]
-    return {kind.name: kind for kind in kinds}
+    found = {kind.name: kind for kind in kinds}
+    return found | {name: kind for name in plug_ins.names(plug_ins.TRAFFIC) if (kind := _plug_in(name, found))}
 
 
-def make_plan(kind: str, given: dict[str, Any], read_segments: ReadSegments | None = None) -> Plan:
+def _plug_in(name: str, known: dict[str, TrafficKind]) -> TrafficKind | None:
+    """Return the kind of a plug-in; None, with a warning, if it is none."""
+    try:
+        kind = plug_ins.load(plug_ins.TRAFFIC, name)
+    except UsageError as error:
+        warnings.warn(str(error), RingtapWarning, stacklevel=2)
+        return None
+    if not isinstance(kind, TrafficKind) or kind.name != name or name in known:
+        warnings.warn(f"the plug-in {name!r} is not a TrafficKind of this name", RingtapWarning, stacklevel=2)
+        return None
+    return kind
+
+
+def make_plan(kind: str, given: dict[str, Any], read_segments: ReadSegments | None = None) -> FlowSource:
     """Make the requested plan.
 
     Args:
@@ -54,7 +71,7 @@ def make_plan(kind: str, given: dict[str, Any], read_segments: ReadSegments | No
     return traffic_kinds()[kind].make(given | {"read_segments": read_segments}, frame)
 
 
-def size_points(plan: Plan, given: dict[str, Any]) -> Sequence[tuple[float, float]]:
+def size_points(plan: FlowSource, given: dict[str, Any]) -> Sequence[tuple[float, float]]:
     """Return points of the CDF of a plan's sizes: of their distribution if they have one, else of themselves."""
     if isinstance(plan, FlowPlan):
         sizes = plan.spec.sizes.scaled(1 / given.get("scale", 1.0))

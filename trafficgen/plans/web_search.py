@@ -14,9 +14,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Literal
 
-from ringtap.errors import UsageError
+from ringtap.errors import UsageError, did_you_mean
 from ringtap.flow_plan import Flow
-from ringtap.trafficgen.plans.common import MAX_FLOWS, Frame, OfferedLoad
+from ringtap.trafficgen.plans.common import MAX_FLOWS, Frame, OfferedLoad, check_lists
 from ringtap.trafficgen.plans.kind import (
     DURATION,
     FROM,
@@ -62,9 +62,9 @@ class PlanSpec:
     """
 
     kind: Literal["consistent", "burst"]
-    load_bps: float
-    duration_ns: int
-    destinations: Sequence[str]
+    load_bps: float = 0.0
+    duration_ns: int = 0
+    destinations: Sequence[str] = ()
     seed: int = 1
     scale: float = 1.0
     burst_height: float = 3.0
@@ -75,6 +75,12 @@ class PlanSpec:
     load_counts: Literal["payload", "wire"] = "payload"
     mtu: int = 1500
     transport: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            hint = did_you_mean(self.kind, KINDS)
+            raise UsageError(f"plan kind {self.kind!r} is unknown: {hint}choose one of {', '.join(KINDS)}")
+        check_lists(destinations=self.destinations, sources=self.sources)
 
 
 @dataclass(frozen=True)
@@ -183,8 +189,6 @@ class FlowPlan:
 
 
 def _check(spec: PlanSpec, frame: Frame, load: OfferedLoad) -> None:
-    if spec.kind not in KINDS:
-        raise UsageError(f"plan kind {spec.kind!r} is unknown: choose one of {', '.join(KINDS)}")
     load.check()
     frame.check()
     if not 0 < spec.scale <= 1e6:

@@ -7,10 +7,9 @@ import gc
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtap.errors import MeasurementError, UsageError
-from ringtap.terminal import unguarded
 from ringtap.trafficgen import protocol
 from ringtap.trafficgen.flow_log import SENT_FIELDS, FlowLog
 from ringtap.trafficgen.plans.plan_file import PlanFile
@@ -50,7 +48,15 @@ class WorkerLink(NamedTuple):
 class Sender:
     """The sender of one plan, used once: ``Sender(plan, options).run()``.
 
+    Args:
+        plan: the plan.
+        options: how to send it.
+        until: pipe to a parent process, whose message or end stops the sender; None: only signals stop it.
+        warn: called with a sentence for each destination that no receiver answers for.
+        progress: called about once a second with the seconds since the launch and those of the whole plan.
+
     Attributes:
+        options: how it sends the plan.
         first_failure: reason of the first failed flow, empty if none failed.
         load_bps: payload rate of the plan, mean over its length.
         flows_per_s: flows that the plan starts per second, mean over its length.
@@ -59,14 +65,22 @@ class Sender:
         UsageError: the plan is wrong or this host cannot send it; nothing has been sent.
     """
 
-    def __init__(self, plan: PlanFile, options: SendOptions) -> None:
+    def __init__(
+        self,
+        plan: PlanFile,
+        options: SendOptions,
+        until: Connection | None = None,
+        warn: Callable[[str], None] = lambda _: None,
+        progress: Callable[[float, float], None] = lambda _passed_s, _all_s: None,
+    ) -> None:
         self.first_failure = ""
-        self._plan, self._options = plan, options
+        self._warn, self._progress = warn, progress
+        self._plan, self.options = plan, options
         self._setup = SendPlan(plan, options)
         length_s = plan.duration_ns / 1e9
         self.load_bps = self._setup.needs.bytes * 8 / length_s if length_s else 0.0
         self.flows_per_s = self._setup.needs.flows / length_s if length_s else 0.0
-        self._processes = WorkerProcesses()
+        self._processes = WorkerProcesses(until)
         self._arrivals: Listener | None = None
         self._launcher: Connection | None = None
         self._in_force: dict[str, object] = {}
@@ -80,8 +94,8 @@ class Sender:
             UsageError: the log cannot be created, or ``start_at_ns`` has passed.
             MeasurementError: no receiver answered, a process of the sender died, or the log could not be written.
         """
-        if self._options.arrivals is not None:
-            self._arrivals = Listener(self._options.arrivals)
+        if self.options.arrivals is not None:
+            self._arrivals = Listener(self.options.arrivals)
         try:
             with self._processes:
                 self._setup.probe()
@@ -97,7 +111,7 @@ class Sender:
         return self._summarize(go, done, outcome)
 
     def _fork(self) -> None:
-        options, setup = self._options, self._setup
+        options, setup = self.options, self._setup
         links = [
             WorkerLink(*ipc.pair(), SharedSlots(setup.most_per_worker))
             for _ in range(options.workers * options.threads)
@@ -121,7 +135,7 @@ class Sender:
             return None
         self._in_force = ready.in_force
         self._check_unreachable(self._setup.unreachable | ready.unreachable)
-        start_at_ns = self._options.start_at_ns
+        start_at_ns = self.options.start_at_ns
         if start_at_ns is not None:
             while (left_ns := start_at_ns - time.time_ns()) > _START_AHEAD_NS:
                 self._next_message(min(1.0, (left_ns - _START_AHEAD_NS) / 1e9))
@@ -132,7 +146,7 @@ class Sender:
         now_ns, real_ns = _clocks()
         lead_ns = _LEAD_NS if start_at_ns is None else start_at_ns - real_ns
         go = Go(now_ns + lead_ns, real_ns + lead_ns, now_ns + lead_ns + self._setup.duration_ns)
-        FlowLog(self._options.log_path, SENT_FIELDS, self._about(go)).close()
+        FlowLog(self.options.log_path, SENT_FIELDS, self._about(go)).close()
         self._send_command(go)
         return go
 
@@ -143,7 +157,7 @@ class Sender:
                 f"no receiver answers at {', '.join(texts)}: start 'ringtap traffic serve --bind HOST:PORT' there first"
             )
         for text in texts:
-            print(f"warning: no receiver answers at {text}; its flows will fail", file=sys.stderr)
+            self._warn(f"no receiver answers at {text}; its flows will fail")
 
     def _about(self, go: Go) -> dict[str, Any]:
         plan = self._plan
@@ -154,7 +168,7 @@ class Sender:
     def _await_end(self, go: Go | None) -> tuple[Done, FlowStatistics]:
         done: Done | None = None
         reports: list[Report] = []
-        workers = self._options.workers * self._options.threads
+        workers = self.options.workers * self.options.threads
         silent_s = 0.0
         while done is None or len(reports) < workers:
             message = self._next_message(_PROGRESS_S)
@@ -169,7 +183,8 @@ class Sender:
             elif (self._stopped or done is not None) and silent_s > _END_PATIENCE_S:
                 raise MeasurementError("the sender's processes do not end; its log may lack the last flows")
             elif go is not None and done is None:
-                self._show_progress(go)
+                passed_s = max(0.0, (time.monotonic_ns() - go.origin_ns) / 1e9)
+                self._progress(passed_s, self._setup.duration_ns / 1e9)
         outcome = done.outcome
         for report in reports:
             outcome.merge(report.outcome)
@@ -194,16 +209,6 @@ class Sender:
         except OSError:
             self._error = self._error or "the launcher is gone; its log may lack the last flows"
 
-    def _show_progress(self, go: Go) -> None:
-        if sys.stderr.isatty():
-            passed_s = max(0.0, (time.monotonic_ns() - go.origin_ns) / 1e9)
-            print(
-                f"\r{passed_s:.0f} of {self._setup.duration_ns / 1e9:.0f} s ",
-                end="",
-                file=unguarded(sys.stderr),
-                flush=True,
-            )
-
     def _summarize(self, go: Go | None, done: Done, outcome: FlowStatistics) -> dict[str, Any]:
         self.first_failure = outcome.first_failure
         origin_ns = 0 if go is None else go.origin_ns
@@ -214,7 +219,7 @@ class Sender:
         stopped_by = self._processes.signalled or (
             "duration" if self._setup.duration_ns < self._plan.duration_ns else "plan"
         )
-        options = self._options
+        options = self.options
         summary = outcome.summary(origin_ns, launched_s) | {"stopped_by": stopped_by, "clock_step_s": step_ns / 1e9}
         summary |= {"workers": options.workers, "threads": options.threads, "method": options.method}
         return summary | {

@@ -174,7 +174,7 @@ def test_a_run_says_what_it_is(job, sweep):
     assert repr(sweep).startswith(f"<Sweep {sweep.path}: ")
     assert "2 series, 10 points>" in repr(sweep)
     assert "vgg16-burst" in sweep._repr_html_()
-    assert "<pre>" in job._repr_html_()
+    assert "<pre" in job._repr_html_()
     assert job.report().splitlines()[0] == job.report().split("\n")[0] != ""
     assert job.summary()["iterations"]["count"] == len(job.iterations)
 

@@ -1,9 +1,14 @@
 """Each recipe of docs/reference/recipes.md is run, and has at most five lines; each picture of the gallery is drawn."""
 
+import asyncio
 import importlib.util
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +27,8 @@ PAGE = ROOT / "docs" / "reference" / "recipes.md"
 GALLERY = ROOT / "docs" / "reference" / "gallery.md"
 LOADS_GBPS = (0.0, 6.0, 10.0, 14.0, 16.0, 18.0, 20.0, 22.0)
 MAX_LINES = 5
+ELSEWHERE = "A sweep, measured"  # tests/testbed/test_sweep_python.py runs it, on a testbed
+STEPS = "import ringtap, time\nfor _ in range(20): time.sleep(0.02); ringtap.step()"
 
 
 def recipes() -> list[object]:
@@ -30,7 +37,16 @@ def recipes() -> list[object]:
         pytest.param(block, id=f"{part.splitlines()[0]}-{number}")
         for part in parts
         for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", part, re.MULTILINE | re.DOTALL))
+        if not part.startswith(ELSEWHERE)
     ]
+
+
+def block(title: str, number: int = 0) -> str:
+    (found,) = [one.values[0] for one in recipes() if one.id == f"{title}-{number}"]
+    return found
+
+
+TRAFFIC = block("A traffic plan as a table, sent and received")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +61,10 @@ def folder(tmp_path_factory):
     write_sweep(path / "runs" / "sweep", pairs, loads_gbps=LOADS_GBPS)
     (path / "examples").mkdir()
     shutil.copy(ROOT / "examples" / "ring.pcap.gz", path / "examples")
+    (path / "load.py").write_text(block("A collector of your own"))
+    command = [sys.executable, "-m", "ringtap.cli", "run", "--collect", "default,load:Load", "-o", "runs/load"]
+    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, "--", sys.executable, "-c", STEPS], cwd=path, env=environment, check=True, timeout=60)
     return path
 
 
@@ -62,10 +82,13 @@ def test_a_recipe_works_in_five_lines(block, folder, monkeypatch, capsys):
     import matplotlib.pyplot as plt
 
     monkeypatch.chdir(folder)
-    assert len(block.strip().splitlines()) <= MAX_LINES
-    lines = block.strip().splitlines()
+    lines = [line for line in block.splitlines() if line]
+    assert len(lines) <= MAX_LINES
     last = lines.pop() if not re.match(r"\s|\w+(, \w+)* = |for |print\(", lines[-1]) else "None"
-    names = {"ringtap": ringtap, "polars": polars, "duckdb": duckdb}
+    names = {"ringtap": ringtap, "polars": polars, "duckdb": duckdb, "asyncio": asyncio, "pytest": pytest}
+    names |= {"ThreadPoolExecutor": ThreadPoolExecutor}
+    if "plan," in block:
+        exec(TRAFFIC.splitlines()[0], names)
     if "ax=ax" in block:
         names["ax"] = plt.subplots()[1]
     exec("\n".join(lines), names)
@@ -75,6 +98,32 @@ def test_a_recipe_works_in_five_lines(block, folder, monkeypatch, capsys):
     if "savefig" in block:
         assert (folder / "fit.pdf").read_bytes().startswith(b"%PDF")
         assert names["line"].figure.get_size_inches()[0] == 3.3
+
+
+def test_the_samples_of_the_own_collector_are_joined_to_the_iterations(folder):
+    job = ringtap.open_job(folder / "runs" / "load")
+    joined = job.table("load", by="iteration").merge(job.iterations, on="iteration")
+    assert len(joined) == len(job.iterations) == 19
+    assert job.table("load")["load_average"].between(0, 10_000).all()
+
+
+def test_the_recipe_of_pytest_is_a_fixture(tmp_path):
+    fixture = block("In threads, asyncio, pytest and Jupyter", 2)
+    test = f"""
+import pytest, ringtap
+{fixture}
+def test_flows_arrive(receiver):
+    {TRAFFIC.splitlines()[0]}
+    assert ringtap.send(plan, to=receiver.address).finished == plan.flows
+"""
+    (tmp_path / "test_own.py").write_text(test)
+    command = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_own.py"]
+    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
 
 
 def test_the_parts_of_the_recipes_are_right(folder):
@@ -113,6 +162,21 @@ def test_the_pictures_of_the_gallery_are_those_that_are_drawn_now(drawn):
         assert abs(now.shape[1] - then.shape[1]) <= 4
         rows, columns = (min(now.shape[at], then.shape[at]) for at in (0, 1))
         assert np.abs(now[:rows, :columns] - then[:rows, :columns]).mean() < 0.05
+
+
+def test_fits_on_the_same_axes_have_colours_of_their_own(folder):
+    import matplotlib.pyplot as plt
+
+    fits = [series.fit for series in ringtap.open_sweep(folder / "runs" / "sweep")]
+    ax = plt.subplots()[1]
+    drawn = [fit.plot(ax=ax) for fit in fits]
+    colours = [
+        {mpl.colors.to_hex(artist.get_color()) for artist in one if hasattr(artist, "get_color")} for one in drawn
+    ]
+    assert [len(one) for one in colours] == [1, 1]
+    assert colours[0] != colours[1]
+    given = fits[0].plot(ax=ax, color="tab:red")
+    assert given[0].get_color() == "tab:red"
 
 
 def test_figures_on_own_axes_are_vectors_of_any_backend(folder, tmp_path):

@@ -3,10 +3,7 @@
 import dataclasses
 import gzip
 import json
-import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -297,16 +294,3 @@ def shifted(capture: bytes, address: str, ahead_s: int) -> bytes:
             parts += [struct.pack("<IIII", seconds + ahead_s, fraction, kept, length), frame]
         at += 16 + kept
     return b"".join(parts)
-
-
-def test_the_worked_notebook_runs_and_finds_the_ring() -> None:
-    script = ROOT / "examples" / "notebook_flows.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    shown = re.search(r"15,177 packets over (\S+ s)", done.stdout)
-    assert shown is not None
-    assert f"holds {shown[1]} of data-parallel training" in script.read_text()
-    assert f"ring of {S1} > S0 > {S2}" in done.stdout
-    assert "29,823 to 30,432 parameters" in done.stdout
-    assert "160.0 kB by equation 3.1: +1.4%" in done.stdout
-    assert "t = A*exp(B/(C-BW)^n), C = 25 Gbit/s, 6 points" in done.stdout

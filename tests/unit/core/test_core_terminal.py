@@ -92,7 +92,7 @@ _PAST_THE_GUARD = {
     ("slurm/script.py", "print_script"): "to a file or a pipe; a terminal gets guarded text",
     ("analysis/pcap/kernels/compile.py", ""): "machine code to the process that asked for it",
     ("agents/doctor/command.py", "_doctor"): "a table with colours; texts are made visible",
-    ("trafficgen/sender/sender.py", "_show_progress"): "two numbers",
+    ("trafficgen/commands/send.py", "_show_progress"): "two numbers",
 }
 
 _LIKELY = re.compile(r"os\.write\([12]|unguarded\(|\.buffer\b|sys\.__std|sys\.exit\(f?['\"]")

@@ -12,7 +12,7 @@ from scipy import stats
 from ringtap.errors import UsageError
 from ringtap.flow_plan import Flow
 from ringtap.trafficgen.plans.common import OfferedLoad
-from ringtap.trafficgen.plans.plan_file import Plan
+from ringtap.trafficgen.plans.plan_file import FlowSource
 from ringtap.trafficgen.plans.registry import make_plan
 
 MS = 1_000_000
@@ -21,7 +21,7 @@ HOSTS = [node.split(":")[0] for node in NODES]
 LOAD = {"load": 1_000_000_007, "duration": 1_003 * MS, "to": ["a:1"]}
 
 
-def flows_of(plan: Plan) -> list[Flow]:
+def flows_of(plan: FlowSource) -> list[Flow]:
     """A plan's flows, after the sums in its header are seen to be right."""
     flows = list(plan.flows())
     assert plan.header["flows"] == len(flows)

@@ -1,0 +1,58 @@
+"""Report of a sweep, of a job, or of a table of iteration times, written into a folder."""
+
+from __future__ import annotations
+
+import os
+
+from ringtap.analysis.job.run import Job
+from ringtap.analysis.report.inputs import of_sweep, of_table
+from ringtap.analysis.report.job_page import write_job_report
+from ringtap.analysis.report.page import Written
+from ringtap.analysis.report.sweep_page import write_sweep_report
+from ringtap.analysis.sweeps.sweep import Sweep, open_run
+from ringtap.arguments import path_of
+from ringtap.errors import UsageError
+from ringtap.schema import RUN_JSON
+from ringtap.units import rate_gbps
+
+CAPACITY = "25gbit"
+
+
+def write_report(
+    source: Sweep | Job | str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    capacity: float | str | None = None,
+    workers: int | None = None,
+    force: bool = False,
+) -> Written:
+    """Write the report that ``ringtap report`` writes: a page, its data, a table and the figures.
+
+    Args:
+        source: a sweep or a job, its run directory, or a CSV file of iteration times.
+        output: folder of the report, which is made if it is missing (default: ``report`` in the run directory, whose
+            files are replaced; ``<table>-report`` here for a table).
+        capacity: for a table: capacity of the bottleneck in Gbit/s or as text (default: 25gbit).
+        workers: for a table without such a column: number of workers.
+        force: write into the folder ``output`` even if it is not empty.
+
+    Raises:
+        UsageError: the source cannot be read, an argument is not for it, or the folder is in use or cannot be written.
+    """
+    path = source.path if isinstance(source, (Sweep, Job)) else path_of(source, "the source of a report")
+    is_table = path.is_file() and path.name != RUN_JSON
+    if not is_table and (capacity is not None or workers is not None):
+        name = "workers" if capacity is None else "capacity"
+        raise UsageError(f"{name} is for a table: the run {path} has its own")
+    gbps = rate_gbps(CAPACITY if capacity is None else capacity)
+    if workers is not None and workers < 2:
+        raise UsageError(f"{workers} workers are too few: a ring has two at least")
+    folder = None if output is None else path_of(output, "the folder")
+    if folder is not None and not force and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty: choose another folder, or add --force (force=True)")
+    if is_table:
+        return write_sweep_report(of_table(path, gbps, workers), folder)
+    run = source if isinstance(source, (Sweep, Job)) else open_run(source)
+    if isinstance(run, Sweep):
+        return write_sweep_report(of_sweep(run.run, run.workers), folder)
+    return write_job_report(run, run.summary(), folder)

@@ -65,7 +65,7 @@ def package(tmp_path_factory) -> Path:
     modules = '[tool.setuptools]\npy-modules = ["mine"]\n'
     (other / "pyproject.toml").write_text(f'[project]\nname = "mine"\nversion = "1.0"\n{points}{modules}')
     for path in (folder, other):
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
         command += ["--target", str(folder / "site"), str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -103,7 +103,8 @@ def test_an_installed_collector_is_shown_recorded_tabulated_and_joined(package, 
     state = job.collectors.set_index("collector").loc["pressure"]
     assert (state["state"], state["reason"]) == ("ok", check["reason"])
     samples = job.table("pressure")
-    assert 20 <= len(samples) <= 200, "a second in samples of 20 ms, and the start and the end of a busy machine"
+    periods = (samples["t_ns"].iloc[-1] - samples["t_ns"].iloc[0]) / 20e6
+    assert 10 <= len(samples) <= periods + 3, "a busy machine misses samples; the first and the last come beside these"
     assert list(samples) == ["node", "t_ns", "cpu_stalled_us", "io_stalled_us", "memory_stalled_us"]
     assert samples.attrs["units"]["cpu_stalled_us"] == "us"
     assert samples["t_ns"].is_monotonic_increasing
@@ -112,10 +113,12 @@ def test_an_installed_collector_is_shown_recorded_tabulated_and_joined(package, 
     assert len(joined) == len(job.iterations) == 19
     assert set(by_iteration.attrs["columns"]) == set(by_iteration.columns)
     grown = samples["cpu_stalled_us"].iloc[-1] - samples["cpu_stalled_us"].iloc[0]
-    assert 0 <= by_iteration["cpu_stalled_us"].sum() <= grown
-    nic = job.table("nic", by="iteration")
-    known = nic["lo.rx_bytes"].notna()
-    assert known.iloc[2:].all(), "only an iteration before the first sample is unknown"
+    assert 0 <= by_iteration["cpu_stalled_us"].sum() <= grown + 0.5, "the parts are floating-point numbers"
+    nic = job.table("nic", by="iteration").merge(job.iterations, on="iteration")
+    first_ns, last_ns = job.table("nic")["t_ns"].iloc[[0, -1]]
+    covered = (nic["start_ns"] >= first_ns) & (nic["end_ns"] <= last_ns)
+    assert (nic["lo.rx_bytes"].notna() == covered).all(), "an iteration is known where samples cover it"
+    assert covered.sum() >= 10
     with pytest.raises(ringtap.UsageError, match="did you mean 'pressure'"):
         job.table("presure")
     with pytest.raises(ringtap.UsageError, match="did you mean 'iteration'"):

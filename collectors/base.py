@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -82,7 +83,7 @@ class Collector(Protocol):
         ...
 
 
-class SampledCollector:
+class SampledCollector(ABC):
     """A collector that reads some numbers in each period; a subclass gives their columns and ``read``.
 
     Its log is ``NAME/NAME.rec`` in the node's folder, and ``job.table(NAME)`` reads it.
@@ -102,27 +103,27 @@ class SampledCollector:
         self.context = context
         self.every_s = context.every_s
 
+    @abstractmethod
     def read(self) -> Sequence[float]:
         """Return a number for each column, in their order; whole numbers for a column are whole in every sample.
 
         Raises:
             OSError: the source cannot be read; the collector then ends with this reason, and the job goes on.
         """
-        raise NotImplementedError
 
     def check(self) -> Check:
         """Read once; the collector is unavailable if that fails."""
         try:
-            self._values()
+            self._fields(self._values())
         except Exception as error:
-            return Check("unavailable", f"it cannot be read: {error or type(error).__name__}")
+            return Check("unavailable", f"it cannot be read: {str(error) or type(error).__name__}")
         text = (type(self).__doc__ or "").strip().partition("\n")[0]
         return Check("ok", text.rstrip(".") or f"{len(self.columns)} columns")
 
     def start(self) -> None:
         """Open the log and take the first sample."""
         values = self._values()
-        fields = [_field(name, kind, value) for (name, kind), value in zip(self.columns.items(), values, strict=True)]
+        fields = self._fields(values)
         self._whole = [item.type != "<f8" for item in fields]
         about = {"collector": self.name, "source": f"{type(self).__module__}.{type(self).__qualname__}"}
         path = self.context.folder / self.name / f"{self.name}.rec"
@@ -148,13 +149,22 @@ class SampledCollector:
         self._log.append(time.time_ns(), time.monotonic_ns(), *values)
 
     def _values(self) -> Sequence[float]:
-        values = list(self.read())
+        columns: object = getattr(self, "columns", None)
+        if not isinstance(columns, Mapping) or not columns:
+            raise ValueError(f"columns is {columns!r}: give each column's name and kind, as in {{'load': 'gauge'}}")
+        read: object = self.read()
+        if not isinstance(read, Iterable):
+            raise ValueError(f"read() returned {read!r}, not a list of numbers")
+        values = list(read)
         if len(values) != len(self.columns):
             raise ValueError(f"read() returned {len(values)} numbers for {len(self.columns)} columns")
         for name, value in zip(self.columns, values, strict=True):
             if not isinstance(value, int | float) or not math.isfinite(value):
                 raise ValueError(f"read() returned {value!r} for {name}, not a number")
         return values
+
+    def _fields(self, values: Sequence[float]) -> list[Field]:
+        return [_field(name, kind, value) for (name, kind), value in zip(self.columns.items(), values, strict=True)]
 
 
 def _field(name: str, kind: Literal["counter", "gauge"], value: float) -> Field:

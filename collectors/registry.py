@@ -73,6 +73,7 @@ def _checked(found: Any, name: str) -> type[Collector]:
         UsageError: it lacks a method, or its name is another collector's or cannot be a folder's.
     """
     lacking = [method for method in ("check", "start", "sample", "stop") if not callable(getattr(found, method, None))]
+    lacking += sorted(getattr(found, "__abstractmethods__", ()))
     if not isinstance(found, type) or lacking:
         raise UsageError(f"{name} is not a collector: it has no {' and no '.join(lacking) or 'class'}")
     own = getattr(found, "name", None)

@@ -46,7 +46,10 @@ def system_message(number: int) -> str:
 
 
 def error_message(error: Exception) -> str:
-    """Return a clause for an unforeseen error: the system's message for a system error, else its type and text."""
+    """Return a clause for an error: ringtap's own text, the system's message for a system error, else type and text."""
+    if isinstance(error, RingtapError):
+        return str(error)
     if isinstance(error, OSError) and error.errno and error.strerror:
         return system_message(error.errno)
-    return f"{type(error).__name__}: {error}"
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

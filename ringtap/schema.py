@@ -125,6 +125,7 @@ _COLLECTOR = {
 NODE: Shape = {
     "status?": str,
     "why?": _WORDS,
+    "agent?": ({"began_ns?": NS, "ended_ns?": (NS, None)}, None),
     "jobs?": [_JOB],
     "collectors?": ({str: _COLLECTOR}, None),
     "before?": (_FACTS, None),

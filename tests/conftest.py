@@ -96,12 +96,24 @@ def closed_files() -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
-    if report.skipped and os.environ.get("CI") == "true":  # type: ignore[attr-defined]
-        reason = str(report.longrepr)  # type: ignore[attr-defined]
-        if not any(word in reason for word in HARDWARE):
-            report.outcome = "failed"  # type: ignore[attr-defined]
-            report.longrepr = f"skipped with CI=true: {reason}"  # type: ignore[attr-defined]
+    fail_if_skipped(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """A module that skips all its tests is not run, so its skip reaches no test's report."""
+    report = yield
+    fail_if_skipped(report)
+    return report
+
+
+def fail_if_skipped(report: Any) -> None:
+    if report.skipped and os.environ.get("CI") == "true":
+        reason = str(report.longrepr)
+        if not any(word in reason for word in HARDWARE):
+            report.outcome = "failed"
+            report.longrepr = f"skipped with CI=true: {reason}"
 
 
 def machine() -> dict[str, object]:

@@ -124,7 +124,7 @@ def measure(
             if any(amount is not None and np.nansum(amount) > 0 for amount in amounts.values()):
                 interfaces = counters.interfaces[path] if counters is not None else ()
                 directions.append(ByteAccount(name, path, direction, interfaces, amounts))
-    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured else {}
+    by_class = _by_class(captured, traffic, CrossTraffic.of(nodes), bins) if captured and bins else {}
     return ByteAccounts(directions, by_class, dict(captured))
 
 

@@ -123,8 +123,8 @@ def read_packets(logs: NodeLogs, borders: Borders) -> Packets | None:
     flows = pd.DataFrame(
         list(sums.numbers), columns=["interface", "source", "source_port", "destination", "destination_port"]
     )
-    totals = np.array(sums.total).reshape(-1, len(_SUMS))
-    binned = np.array(sums.binned).reshape(-1, len(_SUMS), borders.bins)
+    totals = np.array(sums.total).reshape(len(flows), len(_SUMS))
+    binned = np.array(sums.binned).reshape(len(flows), len(_SUMS), borders.bins)
     for column, what in enumerate(_SUMS):
         flows[what] = totals[:, column]
     amounts = {what: binned[:, column] for column, what in enumerate(_SUMS)}

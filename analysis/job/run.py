@@ -69,8 +69,13 @@ class Job:
         return self._recorded_ns()
 
     def _recorded_ns(self) -> tuple[int, int]:
-        """Return the time span covered by the samples of all recorded nodes, on the reference clock."""
-        known = [(node.clock, node.recorded_ns) for node in self.nodes.values() if node.recorded_ns[1]]
+        """Return the time span covered by the samples of all recorded nodes, on the reference clock.
+
+        Without any sample (a job recorded with packets alone), that of their agents; (0, 0) if none is known.
+        """
+        nodes = self.nodes.values()
+        known = [(node.clock, node.recorded_ns) for node in nodes if node.recorded_ns[1]]
+        known = known or [(node.clock, node.agent_ns) for node in nodes if node.agent_ns[1]]
         spans = [clock.to_reference(np.array(span, np.int64)).tolist() for clock, span in known]
         begin, end = max((span[0] for span in spans), default=0), min((span[1] for span in spans), default=0)
         return (begin, end) if end > begin else (0, 0)

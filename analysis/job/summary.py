@@ -81,7 +81,7 @@ def _run(job: Job) -> dict[str, Any]:
         "ranks": int(found["rank"].nunique()),
         "steps": int(found.loc[found["counts"]].groupby("generation")["steps"].max().sum()),
         "processes": [] if found["alone"].all() else _processes(found),
-        "seconds": (end - begin) / 1e9,
+        "seconds": (end - begin) / 1e9 if end > begin else None,
     }
 
 
@@ -152,7 +152,7 @@ def _class_means(job: Job, kind: str, has_iterations: bool) -> tuple[float | Non
     by_sockets = None
     if kind in flows.CLASSES and job.traffic.nodes:
         by_sockets = float(flow_table.loc[flow_table["traffic_class"] == kind, "payload_bytes"].sum())
-    # captured packets are counted only within the iterations
+    # of a job whose iterations are too few, captured packets are counted only within the iterations
     of_all = by_packets is not None and not len(job.work.iterations)
     return by_sockets, float(by_packets.sum()) if by_packets is not None and of_all else None
 

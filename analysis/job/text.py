@@ -125,7 +125,8 @@ def _run(data: dict[str, Any]) -> list[str]:
     where = f"{who} on {counted(nodes, 'node')}" if who else counted(nodes, "node")
     what = f"{counted(iterations['count'], 'iteration')} in" if iterations["count"] else "no iterations,"
     why = f": {run['why']}" if run["why"] else ""
-    lines = [f"{run['directory']}: {where}, {what} {format_duration(run['seconds'])}; {run['status']}{why}"]
+    seconds = "a time that is not known" if run["seconds"] is None else format_duration(run["seconds"])
+    lines = [f"{run['directory']}: {where}, {what} {seconds}; {run['status']}{why}"]
     if not run["steps"]:
         lines.append("No optimizer step was recorded, so bytes are those of the whole recording.")
     elif not iterations["count"]:

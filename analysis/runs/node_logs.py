@@ -190,6 +190,13 @@ class NodeLogs:
                 times += [int(found[1]["t_ns"][0]), int(found[1]["t_ns"][-1])]
         return (min(times), max(times)) if times else (0, 0)
 
+    @property
+    def agent_ns(self) -> tuple[int, int]:
+        """Times of the agent's start and end, by the node's clock; (0, 0) if one of them is not known."""
+        agent = self.info.get("agent") or {}
+        begin, end = agent.get("began_ns"), agent.get("ended_ns")
+        return (begin, end) if begin and end else (0, 0)
+
     @cached_property
     def rank_of_pid(self) -> dict[int, int | None]:
         """Known ranks of the job's processes, by process id.

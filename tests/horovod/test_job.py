@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 
 from ringtap.analysis.job.horovod_timeline import load_timeline
 from ringtap.records import open_records
+from tests.horovod.conftest import needs_horovod
 
-if find_spec("horovod") is None:
-    pytest.skip("Horovod is not installed: python -m ringtap.examples.build_horovod --install", allow_module_level=True)
+pytestmark = needs_horovod
 
 JOB = Path(__file__).with_name("job.py")
 ROOT = JOB.parents[2]

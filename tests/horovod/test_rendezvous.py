@@ -7,12 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from ringtap.agents.hook.ringtap_hook.horovod_rendezvous import agree
+from tests.horovod.conftest import needs_horovod
 
-http_server = pytest.importorskip("horovod.runner.http.http_server")
+pytestmark = needs_horovod
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from horovod.runner.http import http_server
+
     found = http_server.RendezvousServer()
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(found.start()))

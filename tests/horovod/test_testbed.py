@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 
 from ringtap.analysis.model.demand import demand
 from ringtap.records import open_records
+from tests.horovod.conftest import needs_horovod
 
-if find_spec("horovod") is None:
-    pytest.skip("Horovod is not installed: python -m ringtap.examples.build_horovod --install", allow_module_level=True)
+pytestmark = needs_horovod
 
 PARAMETERS = 276_715
 PLAN = f"""\

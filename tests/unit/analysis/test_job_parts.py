@@ -1,5 +1,7 @@
 """Parts of the join that a DDP run over Ethernet does not show: other counters, Horovod, NCCL, captures."""
 
+import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -217,6 +219,30 @@ def test_without_sockets_captures_are_not_called_training(tmp_path):
     table = open_job(tmp_path / "job").iterations
     assert table["packet_training_bytes"].isna().all()
     assert table["packet_unclassified_bytes"].sum() == 300
+
+
+@pytest.mark.parametrize("agent_ended", [True, False])
+@pytest.mark.parametrize("packets", [0, 3])
+def test_a_job_recorded_with_packets_alone_is_summed_over_its_time(packets, agent_ended, tmp_path):
+    path = tmp_path / "job"
+    write_ddp_job(path, Truth(iterations=6), sockets=False)
+    for node in path.glob("nodes/*"):
+        for folder in ("steps", "nic"):
+            shutil.rmtree(node / folder, ignore_errors=True)
+        item = json.loads((node / "node.json").read_text())
+        agent = {"began_ns": START_NS} | ({"ended_ns": START_NS + 2000 * MS} if agent_ended else {})
+        write_json(node / "node.json", item | {"agent": agent})
+    at = START_NS + 100 * MS
+    pcap(path / "nodes/n0/packets/eth0-0.pcap", [(at, ("10.0.0.1", 1), ("10.0.0.2", 2), 100)] * packets)
+    job = open_job(path)
+    assert len(job.iterations) == 0
+    data = summarize(job)
+    assert data["bytes"]["per"] == "run"
+    assert data["run"]["seconds"] == (pytest.approx(1.995) if agent_ended else None), "clocks are 5 ms apart"
+    found = {kind: one["packets"] for kind, one in data["bytes"]["classes"].items() if one["packets"] is not None}
+    known = {"cross": 0, "unclassified": 300} if packets else {"cross": 0}
+    assert found == (known if agent_ended else {}), "nothing is 0 where no time is known"
+    assert ("no iterations, 2 s" if agent_ended else "a time that is not known") in "\n".join(describe(data))
 
 
 def test_a_torn_capture_is_read_up_to_where_it_breaks(node):

@@ -149,6 +149,11 @@ BROKEN = {
     "ends on import": ("raise SystemExit(3)", "ended with exit code 3"),
     "needs a package": ("import no_such_package", "no_such_package"),
     "is not a collector": ("class Own: name = 'own'", "is not a collector"),
+    "has no read": (own("pass").replace("def read", "def reed"), "is not a collector: it has no read"),
+    "has no columns": (own("return [1]").replace("{'a': 'gauge'}", "['a']"), "columns is ['a']: give each column"),
+    "has a wrong kind": (own("return [1]").replace("'gauge'", "'guage'"), "must be a counter or a gauge"),
+    "returns nothing": (own("pass"), "read() returned None, not a list of numbers"),
+    "fails without a text": (own("raise OSError"), "it cannot be read: OSError"),
     "is not there": ("", "has no 'Own'"),
     "takes another's name": (own("return [1]", "nic"), "has the name 'nic', which ringtap uses itself"),
     "fails its check": (own("raise OSError(5, 'broken')"), "broken"),
@@ -173,6 +178,7 @@ def test_a_broken_collector_leaves_the_job_and_the_others_alone(name, tmp_path):
     key = "own" if "own" in states.index else "broken:Own"
     assert states.loc[key, "state"] in ("failed", "unavailable")
     assert says in states.loc[key, "reason"]
+    assert not states.loc[key, "reason"].startswith("UsageError")
     assert len(job.iterations) == 19
     assert len(job.table("nic")) > 20
 

@@ -1,10 +1,14 @@
-"""The suite itself: two processes that share its tests must agree on their names."""
+"""The suite itself: its workers agree on the names of tests, and with CI=true a skip is a failure."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,3 +28,32 @@ def test_names_of_tests_depend_on_neither_hashes_nor_the_time() -> None:
     assert (first.returncode, second.returncode) == (0, 0)
     assert len(names[0]) > 1000
     assert names[0] == names[1]
+
+
+SKIPS = {
+    "module": 'import pytest\npytest.skip("no tool", allow_module_level=True)',
+    "package": 'import pytest\npytest.importorskip("no_such_package")',
+    "mark": 'import pytest\n@pytest.mark.skipif(True, reason="no tool")\ndef test_it(): pass',
+    "fixture": 'import pytest\n@pytest.fixture\ndef tool(): pytest.skip("no tool")\ndef test_it(tool): pass',
+    "call": 'import pytest\ndef test_it(): pytest.skip("no tool")',
+    "hardware": 'import pytest\ndef test_it(): pytest.skip("needs a GPU")',
+}
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("ci", ["true", "false"])
+def test_with_ci_a_skip_is_a_failure_unless_hardware_is_missing(ci: str, workers: str, tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", tests)
+    for name, text in SKIPS.items():
+        (tests / f"test_{name}.py").write_text(text + "\n")
+    command = [sys.executable, "-m", "pytest", "-rfE", "-n", workers, "-p", "no:cacheprovider", "-c", os.devnull]
+    command += ["--rootdir", str(tmp_path), "--continue-on-collection-errors", "--tb=no", "tests"]
+    environment = dict(os.environ) | {"CI": ci}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    failed = set(re.findall(r"^(?:FAILED|ERROR) tests/test_(\w+)\.py", done.stdout, re.MULTILINE))
+    assert failed == (set(SKIPS) - {"hardware"} if ci == "true" else set()), done.stdout
+    assert bool(done.returncode) == bool(failed)
